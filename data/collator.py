@@ -1,0 +1,222 @@
+"""Groups of chunks to the tensors of a Revela step.
+
+The retriever and the language model may have different tokenizers, so each chunk is encoded twice.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Tokens: TypeAlias = NDArray[np.int64]
+
+
+class RevelaCollator:
+    r"""Makes a batch of rows of `build_groups`: chunks shuffled within their group, encoded for both models.
+
+    The order within a group comes from `(seed, epoch, group)` alone, so that it differs from epoch to epoch, and is the
+    same whichever process or worker makes the batch, and after a run is resumed. The trainer sets `epoch` before it
+    iterates; the number lies in shared memory, so that workers which live on from epoch to epoch see it too.
+
+    For the language model a chunk is its tokens and nothing else, but for the BOS token of tokenizers that put one there:
+    every token is to be predicted from the others, and an EOS says nothing. For the retriever it is `passage_prompt` and
+    the chunk, with whatever special tokens the tokenizer adds; an EOS that its post-processor adds stays when a chunk is
+    cut. Both are cut at `max_length` tokens and padded on the right.
+
+    With `similarity_span="first_half"` the retriever sees the first half of the chunk's tokens, rounded up (between the
+    prompt and special tokens, which stay): the second half cannot then be predicted by looking for itself.
+
+    A text of `""` is an absent row of a group that is not full: its attention masks are all zero, its labels all -100, its
+    document -1.
+
+    Example: a group of three rows, the last of them absent. Words are numbered `[PAD]` 0, `[EOS]` 1, passage: 2, a 3,
+    b 4, c 5, d 6; the permutation of epoch 0 is (2, 0, 1).
+
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    >>> from transformers import PreTrainedTokenizerFast
+    >>> def tokenizer(eos):
+    ...     words = ["[PAD]", "[EOS]", "passage:", "a", "b", "c", "d"]
+    ...     model = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "[PAD]"))
+    ...     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ...     if eos:
+    ...         model.post_processor = processors.TemplateProcessing("$A [EOS]", special_tokens=[("[EOS]", 1)])
+    ...     return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="[PAD]", eos_token="[EOS]")
+    >>> collator = RevelaCollator(tokenizer(eos=True), tokenizer(eos=False), max_length=5, passage_prompt="passage: ")
+    >>> batch = collator([{"group": 0, "document": ["x", "y", ""], "text": ["a b c d", "d c", ""]}])
+    >>> for name, tensor in batch.items():
+    ...     print(name, tensor.tolist())
+    input_ids [[0, 0, 0, 0], [3, 4, 5, 6], [6, 5, 0, 0]]
+    attention_mask [[0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
+    labels [[-100, -100, -100, -100], [3, 4, 5, 6], [6, 5, -100, -100]]
+    retriever_input_ids [[0, 0, 0, 0, 0], [2, 3, 4, 5, 1], [2, 6, 5, 1, 0]]
+    retriever_attention_mask [[0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
+    document [-1, 0, 1]
+
+    All are int64, of shape (rows, tokens), and `document` (rows,); rows are groups x group_size, a group's rows in
+    succession. `document` numbers the documents of the batch.
+    """
+
+    def __init__(
+        self,
+        retriever_tokenizer: "PreTrainedTokenizerBase",
+        lm_tokenizer: "PreTrainedTokenizerBase",
+        *,
+        max_length: int = 160,
+        passage_prompt: str = "Passage: ",
+        similarity_span: Literal["full", "first_half"] = "full",
+        pad_to_multiple_of: int = 1,
+        seed: int = 0,
+        epoch: int = 0,
+    ) -> None:
+        """Checks that the tokenizers can do what is asked of them.
+
+        Args:
+            retriever_tokenizer: With the special tokens the retriever is to see in its post-processor.
+            lm_tokenizer: Of the language model.
+            max_length: Tokens of a row at most, for each of the two.
+            passage_prompt: Goes before each chunk for the retriever.
+            similarity_span: How much of a chunk the retriever sees.
+            pad_to_multiple_of: Widths are rounded up to a multiple of it (8 suits tensor cores).
+            seed: For the order of the chunks.
+            epoch: For the order of the chunks.
+
+        Raises:
+            UserError: No room for a chunk beside the prompt; a tokenizer that loses its end token when it cuts; half a
+                chunk with a tokenizer that does not know where its tokens lie in the text.
+        """
+        self.retriever_tokenizer = retriever_tokenizer
+        self.lm_tokenizer = lm_tokenizer
+        self.max_length = max_length
+        self.passage_prompt = passage_prompt
+        self.similarity_span = similarity_span
+        self.pad_to_multiple_of = pad_to_multiple_of
+        self.seed = seed
+        self._epoch = torch.tensor(epoch).share_memory_()
+        empty = lm_tokenizer("")["input_ids"]
+        self._bos = [lm_tokenizer.bos_token_id] if empty[:1] == [lm_tokenizer.bos_token_id] else []
+        self._check_retriever_tokenizer()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batches belong to."""
+        return int(self._epoch)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch.fill_(epoch)
+
+    def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Makes a batch of whole groups; see the class for its tensors.
+
+        Args:
+            features: Rows of `build_groups`.
+        """
+        texts: list[str] = []
+        documents: list[str] = []
+        for row in features:
+            order = np.random.default_rng((self.seed, self.epoch, row["group"])).permutation(len(row["text"]))
+            texts += [row["text"][index] for index in order]
+            documents += [row["document"][index] for index in order]
+        present = [index for index, text in enumerate(texts) if text]
+        lm_tokens = self._lm_tokens([texts[index] for index in present])
+        retriever_tokens = self._retriever_tokens([texts[index] for index in present])
+        # A text of which a tokenizer leaves nothing is absent for both.
+        kept = [number for number, tokens in enumerate(lm_tokens) if len(tokens) > len(self._bos)]
+        rows = [present[number] for number in kept]
+        input_ids, attention_mask = self._pad(
+            [lm_tokens[number] for number in kept], rows, len(texts), self.lm_tokenizer
+        )
+        retriever_input_ids, retriever_attention_mask = self._pad(
+            [retriever_tokens[number] for number in kept], rows, len(texts), self.retriever_tokenizer
+        )
+        numbers: dict[str, int] = {}
+        document = np.full(len(texts), -1, dtype=np.int64)
+        for row_number in rows:
+            document[row_number] = numbers.setdefault(documents[row_number], len(numbers))
+        batch = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "labels": np.where(attention_mask == 1, input_ids, -100),
+            "retriever_input_ids": retriever_input_ids,
+            "retriever_attention_mask": retriever_attention_mask,
+            "document": document,
+        }
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+    def _lm_tokens(self, texts: list[str]) -> list[list[int]]:
+        if not texts:  # tokenizers take no empty list
+            return []
+        encoded = self.lm_tokenizer(
+            texts,
+            add_special_tokens=False,
+            truncation=True,
+            max_length=self.max_length - len(self._bos),
+            return_attention_mask=False,
+        )
+        return [self._bos + tokens for tokens in encoded["input_ids"]]
+
+    def _retriever_tokens(self, texts: list[str]) -> Sequence[Sequence[int] | Tokens]:
+        if not texts:
+            return []
+        halve = self.similarity_span == "first_half"
+        encoded = self.retriever_tokenizer(
+            [self.passage_prompt + text for text in texts],
+            truncation=True,
+            max_length=self.max_length,
+            return_attention_mask=False,
+            return_offsets_mapping=halve,
+            return_special_tokens_mask=halve,
+        )
+        if not halve:
+            rows: list[list[int]] = encoded["input_ids"]
+            return rows
+        columns = zip(encoded["input_ids"], encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
+        return [
+            self._first_half(np.array(ids), np.array(offsets), np.array(special)) for ids, offsets, special in columns
+        ]
+
+    def _first_half(self, ids: Tokens, offsets: Tokens, special: Tokens) -> Tokens:
+        """Leaves out the second half of the chunk's own tokens; ids (L,), offsets (L, 2), special (L,)."""
+        of_chunk = (special == 0) & (offsets[:, 1] > len(self.passage_prompt))
+        count = np.cumsum(of_chunk)
+        half = (count[-1] + 1) // 2
+        kept: Tokens = ids[~of_chunk | (count <= half)]
+        return kept
+
+    def _pad(
+        self, rows: Sequence[Sequence[int] | Tokens], where: list[int], total: int, tokenizer: "PreTrainedTokenizerBase"
+    ) -> tuple[Tokens, Tokens]:
+        """Puts `rows[i]` into row `where[i]` of `total`: ids and attention mask, both (total, width)."""
+        width = max((len(row) for row in rows), default=1)
+        width = -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        # What is masked may hold any token: decoders often have none for padding.
+        padding = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
+        ids = np.full((total, width), padding, dtype=np.int64)
+        mask = np.zeros((total, width), dtype=np.int64)
+        for number, row in zip(where, rows, strict=True):
+            ids[number, : len(row)] = row
+            mask[number, : len(row)] = 1
+        return ids, mask
+
+    def _check_retriever_tokenizer(self) -> None:
+        tokenizer = self.retriever_tokenizer
+        if self.similarity_span == "first_half" and not tokenizer.is_fast:
+            raise UserError(
+                "similarity_span=first_half needs a retriever with a fast tokenizer (tokenizer.json); take full"
+            )
+        prompt = tokenizer(self.passage_prompt)["input_ids"]
+        if len(prompt) >= self.max_length:
+            raise UserError(
+                f"max_length is {self.max_length}; the prompt alone takes {len(prompt)} tokens of the retriever"
+            )
+        long = tokenizer(self.passage_prompt * self.max_length + "a", truncation=True, max_length=self.max_length)
+        end = prompt[-1] if prompt else None
+        if end in tokenizer.all_special_ids and long["input_ids"][-1] != end:
+            raise UserError("the retriever's tokenizer loses its end token when it cuts; add it by a post-processor")

@@ -1,0 +1,159 @@
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import HfArgumentParser, TrainingArguments
+
+from revela_hub.data import RevelaDataArguments, load_groups
+from revela_hub.data.sources import parse_sources
+from revela_hub.errors import UserError
+
+RECIPES = ("wikipedia", "code", "fineweb", "mixture")
+
+
+def write(path: Path, name: str, documents: int, column: str = "text") -> str:
+    rows = [{"_id": f"{name}{n}", column: f"This is {name}{n}. It is short."} for n in range(documents)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def arguments(tmp_path: Path, data: list[Any], **options: Any) -> RevelaDataArguments:
+    return RevelaDataArguments(data=data, group_size=4, max_words=3, cache_dir=str(tmp_path / "cache"), **options)
+
+
+def test_defaults_are_the_paper_s() -> None:
+    defaults = RevelaDataArguments()
+    assert (defaults.group_size, defaults.max_words, defaults.max_length, defaults.run_length) == (16, 120, 160, None)
+
+
+def test_every_option_is_explained_and_clashes_with_none_of_the_trainer() -> None:
+    assert all(option.metadata["help"].endswith(".") for option in fields(RevelaDataArguments))
+    assert not {option.name for option in fields(RevelaDataArguments)} & {o.name for o in fields(TrainingArguments)}
+
+
+def test_command_line() -> None:
+    parser = HfArgumentParser([RevelaDataArguments])
+    line = "--data docs a.jsonl --weights 0.5 2 --run_length 4 --kind code --exclude tests *.js --max_groups 7"
+    (parsed,) = parser.parse_args_into_dataclasses(line.split())
+    assert (parsed.data, parsed.weights, parsed.exclude) == (["docs", "a.jsonl"], [0.5, 2.0], ["tests", "*.js"])
+    assert (parsed.run_length, parsed.kind, parsed.max_groups, parsed.max_documents) == (4, "code", 7, None)
+
+
+def test_options_reach_the_sources(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    write(tmp_path / "docs" / "a.jsonl", "a", 9, "body")
+    write(tmp_path / "docs" / "left-out.jsonl", "x", 9)
+    own = {"path": write(tmp_path / "b.jsonl", "b", 9, "own"), "text_column": "own", "max_documents": 1}
+
+    groups, report = load_groups(
+        arguments(
+            tmp_path,
+            [str(tmp_path / "docs"), own],
+            text_column="body",
+            exclude=["left-*"],
+            kind="code",
+            max_documents=2,
+        )
+    )
+
+    assert [text for row in groups["text"] for text in row if text] == [
+        f"This is {name}{part}" for name in ("a0", "a1", "b0") for part in (".", "It is short.")
+    ] or groups["document"][0] == ["a0", "a0", "a1", "a1"]
+    assert str(report) == "3 documents, 6 chunks, 2 groups; skipped: 1 excluded; last group is not full (2 rows absent)"
+
+
+def test_one_source_as_a_string(tmp_path: Path) -> None:
+    data: Any = write(tmp_path / "a.jsonl", "a", 4)  # as in YAML: `data: a.jsonl`
+    assert len(load_groups(arguments(tmp_path, data))[0]) == 2
+
+
+def test_mixture(tmp_path: Path) -> None:
+    data = [write(tmp_path / f"{name}.jsonl", name, 600) for name in "ab"]
+
+    groups, report = load_groups(arguments(tmp_path, data, weights=[3, 1], max_groups=200))
+
+    first = sum(row[0].startswith("a") for row in groups["document"])
+    assert len(groups) == report.groups == 200
+    assert 125 < first < 175
+    assert report.documents < 500  # no more was read than a mixture of 200 groups may need
+    again, _ = load_groups(arguments(tmp_path, data, weights=[3, 1], max_groups=200))
+    assert again[:] == groups[:]
+    other, _ = load_groups(arguments(tmp_path, data, weights=[3, 1], max_groups=200, group_seed=1))
+    assert other["document"][:] != groups["document"][:]
+
+
+def test_mixture_that_repeats_the_small_source(tmp_path: Path) -> None:
+    data = [write(tmp_path / "a.jsonl", "a", 400), write(tmp_path / "b.jsonl", "b", 4)]
+
+    short, _ = load_groups(arguments(tmp_path, data, weights=[1, 1]))
+    long, _ = load_groups(arguments(tmp_path, data, weights=[1, 1], stopping_strategy="all_exhausted"))
+
+    assert len(short) < 20
+    assert len(long) > 300
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": []}, "no data: name a folder"),
+        ({"data": ["a.jsonl"], "weights": [1.0]}, "weights are for a mixture of two or more sources"),
+        ({"data": ["a.jsonl", "a.jsonl"], "weights": [1.0]}, "one positive number for each of the 2 sources"),
+        ({"data": ["gone"]}, "no such file or folder: gone"),
+        ({"data": ["a.jsonl"], "run_length": 3}, "run_length is 3; it must divide group_size"),
+    ],
+)
+def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", "a", 3)
+    with pytest.raises(UserError, match=message):
+        load_groups(arguments(tmp_path, **options))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_is_understood(repository: Path, name: str) -> None:
+    recipe = yaml.safe_load((repository / "examples" / "revela" / f"{name}.yaml").read_text())
+
+    known = {option.name for option in fields(RevelaDataArguments)}
+    settings = RevelaDataArguments(**{key: value for key, value in recipe.items() if key in known})
+    sources = parse_sources(settings.data, text_column=settings.text_column)
+    assert all(source.is_dataset for source in sources)
+    assert settings.weights is None or len(settings.weights) == len(sources)
+    assert (settings.group_size, settings.max_words, settings.max_length) == (16, 120, 160)
+    assert (recipe["temperature"], recipe["learning_rate"]) == (1e-4, 1e-4)  # numbers: YAML reads 1e-4 as a string
+    assert (recipe["warmup_steps"], recipe["gradient_accumulation_steps"], recipe["lora_rank"]) == (100, 8, 256)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_has_no_key_that_the_command_lacks(repository: Path, name: str) -> None:
+    train = pytest.importorskip("revela_hub.commands.train_revela")
+    recipe = yaml.safe_load((repository / "examples" / "revela" / f"{name}.yaml").read_text())
+    assert set(recipe) <= {option.name for option in fields(train.Arguments)}
+
+
+def test_wikipedia_recipe_on_passages_of_its_form(repository: Path, tmp_path: Path) -> None:
+    recipe = yaml.safe_load((repository / "examples" / "revela" / "wikipedia.yaml").read_text())
+    passages = [
+        ("1", "Aaron", "Aaron Aaron is a prophet. He was the brother"),
+        ("2", "Aaron", "of Moses. He went first."),
+        ("3", "Abba", "Abba Abba is a word. It is short."),
+    ]
+    file = tmp_path / "corpus.jsonl"
+    rows = (json.dumps({"docid": docid, "title": title, "text": text}) + "\n" for docid, title, text in passages)
+    file.write_text("".join(rows))
+    (source,) = recipe["data"]
+
+    groups, _ = load_groups(
+        RevelaDataArguments(data=[source | {"data_files": str(file)}], max_words=6, cache_dir=str(tmp_path))
+    )
+
+    assert groups[0]["text"][:5] == [
+        "Aaron Aaron is a prophet.",
+        "He was the brother of Moses.",
+        "He went first.",
+        "Abba Abba is a word.",
+        "It is short.",
+    ]
+    assert groups[0]["document"][:5] == ["1", "1", "1", "3", "3"]
