@@ -1,0 +1,138 @@
+"""A retrieval task from Python sources alone: the docstring is the query, the function without it is the document.
+
+Held-out docstrings are removed from the functions and from the text that a model may be trained on, so the task measures
+whether a retriever learnt the code base and not whether it saw the answer.
+"""
+
+import ast
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from revela_hub.errors import UserError
+from revela_hub.evaluation.retrieval import RetrievalTask
+
+MIN_WORDS = 5
+MIN_LINES = 3
+
+
+@dataclass(frozen=True)
+class _Function:
+    path: str
+    name: str
+    query: str
+    code: str
+    first_line: int
+    last_line: int
+    docstring_lines: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class DocstringTask:
+    """A task, and the same sources with the task's docstrings taken out.
+
+    Attributes:
+        task: queries (first paragraphs of docstrings), corpus (functions without docstring), qrels.
+        sources: relative path -> text to train on.
+    """
+
+    task: RetrievalTask
+    sources: dict[str, str]
+
+
+def docstring_task(root: str | Path, *, queries: int = 500, seed: int = 0, name: str = "docstrings") -> DocstringTask:
+    """Builds a docstring -> function task from the Python files under a folder.
+
+    Args:
+        root: folder that is searched for `*.py`, without `site-packages`, tests and hidden folders.
+        queries: how many documented functions to hold out; at most half of them are.
+        seed: of the choice.
+        name: of the task.
+
+    Raises:
+        UserError: if there are fewer than 20 documented functions.
+    """
+    root = Path(root)
+    sources = _read_sources(root)
+    functions = [f for path, text in sources.items() for f in _documented_functions(path, text)]
+    # A docstring or a body that occurs twice has no single answer.
+    count_query = Counter(f.query for f in functions)
+    count_code = Counter(f.code for f in functions)
+    functions = [f for f in functions if count_query[f.query] == count_code[f.code] == 1]
+    if len(functions) < 20:
+        raise UserError(
+            f"{root}: only {len(functions)} functions with a docstring of their own; at least 20 are needed"
+        )
+    held_out = random.Random(seed).sample(functions, min(queries, len(functions) // 2))
+    ids = {f: f"{f.path}:{f.first_line}" for f in functions}
+    task = RetrievalTask(
+        corpus={ids[f]: f.code for f in functions},
+        queries={ids[f]: f.query for f in held_out},
+        qrels={ids[f]: {ids[f]: 1} for f in held_out},
+        name=name,
+    )
+    remove: dict[str, set[int]] = {}
+    for function in held_out:
+        first, last = function.docstring_lines
+        remove.setdefault(function.path, set()).update(range(first, last + 1))
+    kept = {
+        path: "".join(
+            line
+            for number, line in enumerate(text.splitlines(keepends=True), start=1)
+            if number not in remove.get(path, ())
+        )
+        for path, text in sources.items()
+    }
+    return DocstringTask(task, kept)
+
+
+def _read_sources(root: Path) -> dict[str, str]:
+    sources = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if any(
+            p.startswith(".") or p in ("site-packages", "dist-packages", "test", "tests", "idle_test") for p in parts
+        ):
+            continue
+        try:
+            sources["/".join(parts)] = path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError):
+            continue
+    return sources
+
+
+def _documented_functions(path: str, text: str) -> list[_Function]:
+    """Functions and methods with a real docstring on lines of its own and a body beside it."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return []
+    lines = text.splitlines(keepends=True)
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
+            continue
+        docstring = ast.get_docstring(node)
+        expression, following = node.body[0], node.body[1]
+        if docstring is None or node.end_lineno is None or expression.end_lineno is None:
+            continue
+        alone = node.body[0].lineno > node.lineno and following.lineno > expression.end_lineno
+        query = re.sub(r"\s+", " ", docstring.split("\n\n")[0]).strip()
+        if not alone or len(query.split()) < MIN_WORDS or node.end_lineno - following.lineno + 1 < MIN_LINES:
+            continue
+        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        kept = lines[first - 1 : expression.lineno - 1] + lines[expression.end_lineno : node.end_lineno]
+        found.append(
+            _Function(
+                path,
+                node.name,
+                query,
+                "".join(kept),
+                first,
+                node.end_lineno,
+                (expression.lineno, expression.end_lineno),
+            )
+        )
+    return found

@@ -1,0 +1,162 @@
+"""What a model has to offer to be evaluated and searched with, and how one is loaded from a folder or the Hub."""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+# Files of a model folder that do not change what it computes.
+_NOT_THE_MODEL = frozenset({"README.md", "LICENSE", ".gitattributes", "training_args.bin"})
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """Anything with the two methods by which sentence-transformers encodes for retrieval; SentenceTransformer is one.
+
+    Both take a list of N texts, and the keywords `batch_size` and `show_progress_bar`, and return an array (N, d).
+    """
+
+    def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> Any:
+        """Vectors (N, d) of N queries."""
+        ...
+
+    def encode_document(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> Any:
+        """Vectors (N, d) of N documents."""
+        ...
+
+
+def load_encoder(
+    name: str,
+    *,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    max_seq_length: int | None = None,
+) -> "SentenceTransformer":
+    """Loads a sentence-transformers model from a folder or, failing that, from the Hub; safetensors weights only.
+
+    Args:
+        name: A sentence-transformers folder, or a Hub id.
+        device: "cpu", "cuda", "cuda:1", "mps"; by default the fastest there is.
+        trust_remote_code: Whether code that comes with the model may run.
+        max_seq_length: Cut texts at this many tokens, instead of at the model's own limit.
+
+    Raises:
+        UserError: There is no such model, it cannot be read, or it needs code that was not allowed to run.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "modules.json").is_file():
+            raise UserError(
+                f"{name} is not a sentence-transformers folder (it has no modules.json); "
+                f"turn a training checkpoint into one with `revela-hub export`"
+            )
+    elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        raise UserError(f"{name} is not a folder; give a sentence-transformers folder, a Hub id, or bm25")
+    if max_seq_length is not None and max_seq_length < 1:
+        raise UserError(f"the maximum sequence length must be at least 1, not {max_seq_length}")
+    try:
+        model = SentenceTransformer(
+            str(path) if path.is_dir() else _hub_id(name),
+            device=device,
+            trust_remote_code=trust_remote_code,
+            model_kwargs={"use_safetensors": True},
+        )
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        reason = _one_line(error)
+        if "trust_remote_code" in reason and not trust_remote_code:
+            raise UserError(
+                f"{name} comes with code of its own: read it, then pass --trust-remote-code if you trust it"
+            ) from error
+        raise UserError(f"cannot load the model {name}: {reason}") from error
+    if max_seq_length is not None:
+        model.max_seq_length = max_seq_length
+    return model
+
+
+def model_identity(name: str, max_seq_length: int | None = None) -> str:
+    """A string that changes whenever the vectors of the model `name` may change: the key of what is cached for it.
+
+    For a folder it is a hash of its files, wherever it lies; for a Hub id the commit that is loaded. Where the texts are
+    cut is part of it.
+
+    Raises:
+        UserError: The Hub does not say which commit that is, and the Hub's cache does not either.
+    """
+    cut = "" if max_seq_length is None else f":{max_seq_length}"
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return f"folder@{_hash_folder(path)}{cut}"
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    for file in ("modules.json", "config.json"):
+        try:  # a file in the Hub's cache lies in snapshots/<commit>/
+            return f"{_hub_id(name)}@{Path(hf_hub_download(_hub_id(name), file)).parent.name}{cut}"
+        except EntryNotFoundError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot find out which version of {name} this is: {_one_line(error)}") from error
+    raise UserError(f"cannot find out which version of {name} this is: it has neither modules.json nor config.json")
+
+
+def _hub_id(name: str) -> str:
+    """Fills in the organisation as sentence-transformers does for its own models."""
+    return name if "/" in name else f"sentence-transformers/{name}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _hash_folder(folder: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        relative = file.relative_to(folder)
+        if file.name in _NOT_THE_MODEL or any(part.startswith(".") for part in relative.parts):
+            continue
+        digest.update(f"{relative.as_posix()}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def as_vectors(encoded: Any, count: int, *, normalize: bool) -> NDArray[np.float32]:
+    """What an encoder returned for `count` texts as a float32 array (count, d), of unit length if `normalize`.
+
+    Raises:
+        ValueError: The shape is not (count, d).
+        UserError: A number is NaN or infinite.
+    """
+    vectors = np.asarray(encoded, dtype=np.float32)
+    if vectors.ndim != 2 or vectors.shape[0] != count:
+        raise ValueError(f"the encoder returned an array of shape {vectors.shape} for {count} texts, not ({count}, d)")
+    if not np.isfinite(vectors).all():
+        raise UserError(
+            "the model's vectors contain NaN or infinity: its weights are damaged, or its precision too low"
+        )
+    if normalize:
+        # A zero vector stays zero, and is then similar to nothing.
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return vectors
+
+
+def similarity_of(model: "SentenceTransformer", name: str) -> str:
+    """The similarity a sentence-transformers model was made for: "cosine" or "dot".
+
+    Raises:
+        UserError: It is another one (a distance), which neither search nor evaluation here offers.
+    """
+    similarity = model.similarity_fn_name
+    if similarity not in ("cosine", "dot"):
+        raise UserError(f"{name} compares by {similarity} distance; only cosine and dot product are supported")
+    return str(similarity)

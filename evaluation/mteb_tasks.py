@@ -1,0 +1,145 @@
+"""Tasks by the names mteb gives them: those of BEIR, CoIR, BRIGHT and the rest of MTEB's retrieval tasks.
+
+mteb downloads the data from the Hub, applies each task's own rules and computes the scores; here is only the way there
+and back. Its own result cache is left alone, so that a model folder that has changed is always measured anew.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from revela_hub.errors import UserError
+from revela_hub.evaluation.retrieval import RetrievalScores
+
+if TYPE_CHECKING:
+    from mteb.abstasks import AbsTask
+    from sentence_transformers import SentenceTransformer
+
+BM25_BASELINE = "mteb/baseline-bm25s"
+"""mteb's name for its BM25; its settings (k1 = 1.5, b = 0.75, Snowball stemmer) are not those of `evaluate_bm25`."""
+
+
+def evaluate_mteb(
+    model: "SentenceTransformer | str",
+    tasks: "Sequence[str | AbsTask]",
+    *,
+    batch_size: int = 32,
+    show_progress_bar: bool = True,
+) -> list[RetrievalScores]:
+    """Evaluates a model on mteb's retrieval tasks, one record per task.
+
+    Args:
+        model: A SentenceTransformer, or "bm25" for mteb's own BM25.
+        tasks: Names of tasks ("SciFact") or of benchmarks ("BEIR", "CoIR", "BRIGHT(v1.1)"), or task objects of mteb.
+        batch_size: Texts per forward pass.
+        show_progress_bar: Whether to show progress bars on standard error.
+
+    Returns:
+        For each task the mean over its splits and subsets, as mteb takes it, and how many queries and documents these
+        have together.
+
+    Raises:
+        UserError: mteb is not installed, a name is unknown or not a retrieval task, or its data cannot be had.
+    """
+    resolved = resolve_tasks(tasks)
+    evaluated: Any = model
+    if isinstance(model, str):
+        import mteb
+
+        if model != "bm25":
+            raise ValueError(f'model must be a SentenceTransformer or "bm25", not {model!r}')
+        try:
+            evaluated = mteb.get_model(BM25_BASELINE)
+        except ImportError as error:
+            raise UserError(f"BM25 needs bm25s and PyStemmer ({error}): pip install 'revela-hub[eval]'") from error
+    return [_evaluate(evaluated, task, batch_size, show_progress_bar) for task in resolved]
+
+
+def resolve_tasks(tasks: "Sequence[str | AbsTask]") -> "list[AbsTask]":
+    """The task objects of these names of tasks and benchmarks; needs no network.
+
+    Raises:
+        UserError: mteb is not installed, or a name is unknown or not that of a retrieval task.
+    """
+    try:
+        import mteb
+        from mteb.abstasks import AbsTaskRetrieval
+        from mteb.abstasks.aggregated_task import AbsTaskAggregate
+    except ImportError as error:
+        raise UserError(f"tasks by name need mteb ({error}): pip install 'revela-hub[eval,mteb]'") from error
+
+    resolved: list[AbsTask] = []
+    for task in tasks:
+        resolved += _lookup(mteb, task) if isinstance(task, str) else [task]
+    for task in resolved:
+        parts = task.tasks if isinstance(task, AbsTaskAggregate) else [task]
+        if not all(isinstance(part, AbsTaskRetrieval) for part in parts):
+            raise UserError(
+                f"{task.metadata.name} is a {task.metadata.type} task; only retrieval can be evaluated here"
+            )
+    return resolved
+
+
+def _lookup(mteb: Any, name: str) -> "list[AbsTask]":
+    try:
+        return list(mteb.get_benchmark(name).tasks)
+    except KeyError:
+        pass
+    try:
+        return [mteb.get_task(name)]
+    except KeyError as error:
+        raise UserError(f"mteb knows no task or benchmark {name!r} ({str(error.args[0]).strip()})") from error
+
+
+def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: bool) -> RetrievalScores:
+    import mteb
+    from mteb.abstasks.aggregated_task import AbsTaskAggregate
+
+    name = task.metadata.name
+    if isinstance(task, AbsTaskAggregate):  # CQADupstack: twelve forums, their mean is the score
+        parts = [_evaluate(model, part, batch_size, show_progress_bar) for part in task.tasks]
+        size = Size(sum(part.queries for part in parts), sum(part.documents for part in parts))
+        return _mean(name, [part.to_dict() for part in parts], size)
+    was_loaded = task.data_loaded
+    try:
+        task.load_data()
+        result = mteb.evaluate(
+            model,
+            task,
+            cache=None,
+            co2_tracker=False,
+            encode_kwargs={"batch_size": batch_size, "show_progress_bar": show_progress_bar},
+            show_progress_bar=show_progress_bar,
+        )
+        size = _size(task)  # afterwards: mteb brings tasks that load their data in its older form into the new one
+    except OSError as error:
+        raise UserError(f"the data of mteb's task {name} cannot be had: {error}") from error
+    finally:
+        if not was_loaded:
+            task.unload_data()
+    return _mean(name, [subset for split in result.task_results[0].scores.values() for subset in split], size)
+
+
+class Size(NamedTuple):
+    """How many queries and documents a task has, over its splits and subsets."""
+
+    queries: int
+    documents: int
+
+
+def _size(task: Any) -> Size:
+    splits = [subset[split] for subset in task.dataset.values() for split in task.eval_splits if split in subset]
+    return Size(*(sum(len(split[part]) for split in splits) for part in ("queries", "corpus")))
+
+
+def _mean(name: str, scores: Sequence[Mapping[str, Any]], size: Size) -> RetrievalScores:
+    def mean(metric: str) -> float:
+        return float(sum(score[metric] for score in scores) / len(scores))
+
+    return RetrievalScores(
+        name=name,
+        ndcg_at_10=mean("ndcg_at_10"),
+        mrr_at_10=mean("mrr_at_10"),
+        recall_at_100=mean("recall_at_100"),
+        queries=size.queries,
+        documents=size.documents,
+    )

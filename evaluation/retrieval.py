@@ -1,0 +1,214 @@
+"""Retrieval quality of an encoder, or of BM25: nDCG@10, MRR@10 and Recall@100, computed by trec_eval (pytrec_eval).
+
+The search is exact. The corpus is encoded block by block and only the best hits of each query are kept, so that memory
+does not grow with the corpus.
+
+Letters in names: Q queries, N documents of a block, K hits kept, D the vectors' dimension.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm.auto import tqdm
+
+from revela_hub.errors import UserError
+from revela_hub.evaluation.bm25 import BM25
+from revela_hub.evaluation.encoder import Encoder, as_vectors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOP_K = 100
+"""How many hits per query the scores look at: Recall@100 needs no more."""
+
+CORPUS_BLOCK = 16_384
+"""Documents encoded at a time: 16,384 vectors of 4,096 float32 numbers are 256 MiB."""
+
+QUERY_BLOCK = 512
+"""Queries scored at a time: 512 x 16,384 float32 scores are 32 MiB."""
+
+Run = dict[str, dict[str, float]]
+"""Query id to its hits, document id to score: what trec_eval calls a run."""
+
+
+@dataclass(frozen=True)
+class RetrievalTask:
+    """A corpus, queries, and which documents answer them.
+
+    Attributes:
+        corpus: Document id to text.
+        queries: Query id to text; only queries that have judgements.
+        qrels: Query id to the judged documents, document id to grade (0 is "judged, not relevant").
+        name: What tables call it.
+    """
+
+    corpus: dict[str, str]
+    queries: dict[str, str]
+    qrels: dict[str, dict[str, int]]
+    name: str
+
+
+@dataclass(frozen=True)
+class RetrievalScores:
+    """The means over the queries of a task; each score is between 0 and 1."""
+
+    name: str
+    ndcg_at_10: float
+    mrr_at_10: float
+    recall_at_100: float
+    queries: int
+    documents: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dictionary, for JSON."""
+        return asdict(self)
+
+
+def evaluate_retrieval(
+    encoder: Encoder,
+    task: RetrievalTask,
+    batch_size: int = 32,
+    *,
+    similarity: Literal["cosine", "dot"] | str = "cosine",
+    show_progress_bar: bool = False,
+    corpus_block: int = CORPUS_BLOCK,
+) -> RetrievalScores:
+    """Encodes the task's queries and documents, searches exactly, and scores the result.
+
+    Args:
+        encoder: A SentenceTransformer, or anything like `Encoder`.
+        task: What to search, and what should be found.
+        batch_size: Texts per forward pass.
+        similarity: "cosine" (what sentence-transformers assumes of a model that does not say) or "dot".
+        show_progress_bar: Whether to show progress bars on standard error.
+        corpus_block: Documents encoded, scored and forgotten at a time.
+
+    Raises:
+        UserError: pytrec_eval is not installed, or the vectors are not numbers.
+    """
+    if similarity not in ("cosine", "dot"):
+        raise ValueError(f'similarity must be "cosine" or "dot", not {similarity!r}')
+    _require_pytrec_eval()  # before the long work, not after it
+    normalize = similarity == "cosine"
+    # In trec_eval equal scores rank by descending document id. In this order a lower position wins instead.
+    documents = sorted(task.corpus, reverse=True)
+    queries = list(task.queries.values())
+    encoded = encoder.encode_query(queries, batch_size=batch_size, show_progress_bar=show_progress_bar)
+    queries_QD = torch.from_numpy(as_vectors(encoded, len(queries), normalize=normalize))
+    best: Hits | None = None
+    for start in tqdm(
+        range(0, len(documents), corpus_block),
+        desc=f"{task.name}: corpus blocks",
+        disable=not show_progress_bar or len(documents) <= corpus_block,
+    ):
+        texts = [task.corpus[id_] for id_ in documents[start : start + corpus_block]]
+        encoded = encoder.encode_document(texts, batch_size=batch_size, show_progress_bar=show_progress_bar)
+        block_ND = torch.from_numpy(as_vectors(encoded, len(texts), normalize=normalize))
+        best = _merge(best, _search_block(queries_QD, block_ND, start))
+    assert best is not None
+    return score_run(_to_run(task, documents, best), task)
+
+
+def evaluate_bm25(task: RetrievalTask, *, show_progress_bar: bool = False) -> RetrievalScores:
+    """The scores of BM25 (settings in `revela_hub.evaluation.bm25`) on a task.
+
+    Raises:
+        UserError: bm25s, PyStemmer or pytrec_eval is not installed.
+    """
+    _require_pytrec_eval()
+    documents = sorted(task.corpus, reverse=True)
+    index = BM25([task.corpus[id_] for id_ in documents], show_progress_bar=show_progress_bar)
+    rankings = index.search(list(task.queries.values()), TOP_K)
+    run = {
+        query: {documents[row]: float(score) for row, score in zip(*ranking, strict=True)}
+        for query, ranking in zip(task.queries, rankings, strict=True)
+    }
+    return score_run(run, task)
+
+
+def score_run(run: Run, task: RetrievalTask) -> RetrievalScores:
+    """Scores hits against a task's judgements with trec_eval, a query without hits as 0.
+
+    Args:
+        run: Query id to its hits, document id to score (higher is better; equal scores rank by descending id). To
+            score Recall@100 exactly it needs the best 100 hits of each query.
+        task: Whose queries and judgements to use.
+    """
+    pytrec_eval = _require_pytrec_eval()
+    evaluator = pytrec_eval.RelevanceEvaluator(task.qrels, {"ndcg_cut.10", "recip_rank", "recall.100"})
+    # trec_eval leaves out a query without hits, which would raise the mean.
+    per_query = evaluator.evaluate({query: hits for query, hits in run.items() if hits})
+
+    def mean(values: Iterator[float]) -> float:
+        return float(sum(values) / len(task.queries))
+
+    return RetrievalScores(
+        name=task.name,
+        ndcg_at_10=mean(scores["ndcg_cut_10"] for scores in per_query.values()),
+        # trec_eval's reciprocal rank has no cut-off: below rank 10 it is 0 to us.
+        mrr_at_10=mean(rank for scores in per_query.values() if (rank := scores["recip_rank"]) > 1 / 10.5),
+        recall_at_100=mean(scores["recall_100"] for scores in per_query.values()),
+        queries=len(task.queries),
+        documents=len(task.corpus),
+    )
+
+
+class Hits(NamedTuple):
+    """The best hits of every query, best first: scores (Q, K) and positions in the corpus (Q, K)."""
+
+    scores_QK: "Tensor"
+    rows_QK: "Tensor"
+
+
+def _search_block(queries_QD: "Tensor", block_ND: "Tensor", start: int) -> Hits:
+    parts = [stable_top_k(part_QD @ block_ND.T, TOP_K) for part_QD in queries_QD.split(QUERY_BLOCK)]
+    return Hits(torch.cat([part.scores_QK for part in parts]), torch.cat([part.rows_QK for part in parts]) + start)
+
+
+def _merge(best: Hits | None, block: Hits) -> Hits:
+    if best is None:
+        return block
+    scores_QN = torch.cat([best.scores_QK, block.scores_QK], dim=1)
+    rows_QN = torch.cat([best.rows_QK, block.rows_QK], dim=1)
+    scores_QK, columns_QK = stable_top_k(scores_QN, TOP_K)
+    return Hits(scores_QK, rows_QN.gather(1, columns_QK))
+
+
+def stable_top_k(scores_QN: "Tensor", k: int) -> Hits:
+    """The `k` best columns of each row, the lower column first among equals.
+
+    `torch.topk` does not say which of several equal scores it takes. With copies of a document in the corpus, or with
+    a model that maps everything to one vector, the result would depend on chance; here it does not.
+    """
+    k = min(k, scores_QN.shape[1])
+    scores_QK, columns_QK = torch.topk(scores_QN, k, dim=1)
+    tied_Q = (scores_QN >= scores_QK[:, -1:]).sum(dim=1) > k  # more candidates for the last place than places
+    if tied_Q.any():
+        sorted_scores, sorted_columns = torch.sort(scores_QN[tied_Q], dim=1, descending=True, stable=True)
+        scores_QK[tied_Q], columns_QK[tied_Q] = sorted_scores[:, :k], sorted_columns[:, :k]
+    # Equal scores further up: by column, which a stable sort by score then keeps.
+    columns_QK, order_QK = columns_QK.sort(dim=1)
+    scores_QK, order_QK = scores_QK.gather(1, order_QK).sort(dim=1, descending=True, stable=True)
+    return Hits(scores_QK, columns_QK.gather(1, order_QK))
+
+
+def _to_run(task: RetrievalTask, documents: list[str], hits: Hits) -> Run:
+    def hits_of(scores: NDArray[np.float32], rows: NDArray[np.int64]) -> dict[str, float]:
+        return {documents[row]: score for score, row in zip(scores.tolist(), rows.tolist(), strict=True)}
+
+    scores_QK, rows_QK = hits.scores_QK.numpy(), hits.rows_QK.numpy()
+    return {
+        query: hits_of(*pair) for query, pair in zip(task.queries, zip(scores_QK, rows_QK, strict=True), strict=True)
+    }
+
+
+def _require_pytrec_eval() -> Any:
+    try:
+        import pytrec_eval
+    except ImportError as error:
+        raise UserError("the scores need pytrec_eval: pip install 'revela-hub[eval]'") from error
+    return pytrec_eval

@@ -1,0 +1,143 @@
+"""mteb: names are found without network, mistakes are named, and its scores of a local task are ours."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from revela_hub.errors import UserError
+from revela_hub.evaluation import (
+    RetrievalTask,
+    evaluate_bm25,
+    evaluate_mteb,
+    evaluate_retrieval,
+    load_encoder,
+    read_beir,
+)
+from revela_hub.evaluation.mteb_tasks import resolve_tasks
+
+if TYPE_CHECKING:
+    from mteb.abstasks import AbsTask
+
+pytest.importorskip("mteb")
+
+
+def test_names_of_tasks_and_benchmarks_are_resolved() -> None:
+    names = [task.metadata.name for task in resolve_tasks(["SciFact", "CoIR", "BRIGHT(v1.1)"])]
+    assert names[0] == "SciFact"
+    assert {"AppsRetrieval", "BrightBiologyRetrieval"} < set(names)
+    assert "CQADupstackRetrieval" in {task.metadata.name for task in resolve_tasks(["BEIR"])}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("SciFakt", "no task or benchmark 'SciFakt'"), ("STS12", "STS12 is a STS task; only retrieval")],
+)
+def test_names_that_do_not_fit_are_reported(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve_tasks(["SciFact", name])
+
+
+def test_data_that_cannot_be_had_is_reported(retriever_folder: Path) -> None:
+    model = load_encoder(str(retriever_folder), device="cpu")
+    with pytest.raises(UserError, match="the data of mteb's task SciFact cannot be had"):  # the tests have no network
+        evaluate_mteb(model, ["SciFact"])
+
+
+def test_same_scores_as_mteb(retriever_folder: Path, tmp_path: Path, texts: list[str]) -> None:
+    model = load_encoder(str(retriever_folder), device="cpu")
+    folder = write_beir(tmp_path / "beir", texts)
+    task = read_beir(folder)
+    [by_mteb] = evaluate_mteb(model, [mteb_task(task)], batch_size=4, show_progress_bar=False)
+    ours = evaluate_retrieval(model, task, batch_size=4)
+    assert by_mteb.name == "LocalBeir"
+    assert (by_mteb.queries, by_mteb.documents) == (ours.queries, ours.documents) == (20, 400)
+    for metric in ("ndcg_at_10", "mrr_at_10", "recall_at_100"):
+        assert getattr(ours, metric) == pytest.approx(getattr(by_mteb, metric), abs=1e-5), metric
+        assert 0.0 < getattr(ours, metric) < 1.0, metric  # not trivially equal
+    # The prompts matter, so this also shows that both use them.
+    model.prompts = {"query": "", "document": ""}
+    assert evaluate_retrieval(model, task) != ours
+
+
+def test_a_task_of_tasks_is_their_mean(retriever_folder: Path, tmp_path: Path, texts: list[str]) -> None:
+    from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
+    from mteb.abstasks.aggregated_task import AbsTaskAggregate
+
+    model = load_encoder(str(retriever_folder), device="cpu")
+    task = read_beir(write_beir(tmp_path / "beir", texts))
+    half = dict(list(task.queries.items())[:7])
+    first = RetrievalTask(task.corpus, half, {query: task.qrels[query] for query in half}, "first")
+    parts = [mteb_task(first, "First"), mteb_task(task, "Second")]
+
+    class Both(AbsTaskAggregate):
+        metadata = AggregateTaskMetadata(name="Both", tasks=parts, **COMMON)
+
+    [scores] = evaluate_mteb(model, [Both()], show_progress_bar=False)
+    ours = [evaluate_retrieval(model, each) for each in (first, task)]
+    assert (scores.name, scores.queries, scores.documents) == ("Both", 27, 800)
+    assert scores.ndcg_at_10 == pytest.approx((ours[0].ndcg_at_10 + ours[1].ndcg_at_10) / 2, abs=1e-5)
+
+
+def test_bm25_by_mteb(tmp_path: Path, texts: list[str]) -> None:
+    task = read_beir(write_beir(tmp_path / "beir", texts))
+    [scores] = evaluate_mteb("bm25", [mteb_task(task)], show_progress_bar=False)
+    assert scores.ndcg_at_10 == pytest.approx(evaluate_bm25(task).ndcg_at_10, abs=0.1)  # other settings
+    with pytest.raises(ValueError, match="BM52"):
+        evaluate_mteb("BM52", ["SciFact"])
+
+
+def write_beir(folder: Path, texts: list[str]) -> Path:
+    """400 documents of random words with and without a title, 20 queries, two graded judgements each."""
+    generator = np.random.default_rng(1)
+    words = " ".join(texts).split()
+    (folder / "qrels").mkdir(parents=True)
+    corpus, queries, qrels = [], [], ["query-id\tcorpus-id\tscore"]
+    for number in range(400):
+        record = {"_id": f"d{number}", "text": " ".join(generator.choice(words, 6))}
+        corpus.append(record | ({"title": " ".join(generator.choice(words, 3))} if number % 3 else {}))
+    for number in range(20):
+        near, far = generator.choice(400, 2, replace=False)
+        queries.append({"_id": f"q{number}", "text": " ".join(corpus[near]["text"].split()[:3])})
+        qrels += [f"q{number}\td{near}\t2", f"q{number}\td{far}\t1"]
+    (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, corpus)))
+    (folder / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
+    (folder / "qrels" / "test.tsv").write_text("\n".join(qrels))
+    return folder
+
+
+COMMON = {
+    "description": "A BEIR folder.",
+    "type": "Retrieval",
+    "category": "t2t",
+    "modalities": ["text"],
+    "eval_splits": ["test"],
+    "eval_langs": ["eng-Latn"],
+    "main_score": "ndcg_at_10",
+}
+
+
+def mteb_task(task: RetrievalTask, task_name: str = "LocalBeir") -> "AbsTask":
+    """The same task as an object of mteb's, its data already loaded."""
+    from datasets import Dataset
+    from mteb.abstasks import AbsTaskRetrieval
+    from mteb.abstasks.task_metadata import TaskMetadata
+
+    class LocalBeir(AbsTaskRetrieval):
+        metadata = TaskMetadata(name=task_name, dataset={"path": "local/beir", "revision": "0"}, **COMMON)
+
+    local = LocalBeir()
+    local.dataset = {
+        "default": {
+            "test": {
+                "corpus": Dataset.from_list([{"id": id_, "text": text} for id_, text in task.corpus.items()]),
+                "queries": Dataset.from_list([{"id": id_, "text": text} for id_, text in task.queries.items()]),
+                "relevant_docs": task.qrels,
+                "top_ranked": None,
+            }
+        }
+    }
+    local.data_loaded = True
+    return local

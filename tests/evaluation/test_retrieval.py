@@ -1,0 +1,160 @@
+"""Scores against sums done by hand, exact search against a plain loop, and the published number on SciFact."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from revela_hub.errors import UserError
+from revela_hub.evaluation import (
+    RetrievalTask,
+    evaluate_bm25,
+    evaluate_retrieval,
+    load_encoder,
+    read_beir,
+    score_run,
+)
+from revela_hub.evaluation.retrieval import stable_top_k
+
+
+class Table:
+    """An encoder that looks its vectors up, and remembers how it was called."""
+
+    def __init__(self, queries: dict[str, list[float]], documents: dict[str, list[float]]) -> None:
+        self.queries, self.documents = queries, documents
+        self.calls: list[tuple[int, int, bool]] = []
+
+    def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
+        return np.array([self.queries[text] for text in inputs])
+
+    def encode_document(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> torch.Tensor:
+        self.calls.append((len(inputs), batch_size, show_progress_bar))
+        return torch.tensor([self.documents[text] for text in inputs], dtype=torch.float64)
+
+
+def random_task(documents: int, queries: int, dimension: int = 8) -> tuple[Table, RetrievalTask]:
+    generator = np.random.default_rng(0)
+    corpus = {f"d{number:03d}": f"document {number}" for number in range(documents)}
+    asked = {f"q{number}": f"query {number}" for number in range(queries)}
+    qrels = {q: {str(d): 1 for d in generator.choice(list(corpus), size=3, replace=False)} for q in asked}
+    encoder = Table(
+        {text: generator.normal(size=dimension).tolist() for text in asked.values()},
+        {text: generator.normal(size=dimension).tolist() for text in corpus.values()},
+    )
+    return encoder, RetrievalTask(corpus, asked, qrels, "random")
+
+
+def test_scores_are_those_computed_by_hand() -> None:
+    corpus = {f"d{number:02d}": "" for number in range(1, 13)}
+    at_rank = {f"d{number:02d}": 1.0 - number / 100 for number in range(1, 13)}  # d01 is first, d12 last
+    qrels = {
+        "graded": {"d02": 2, "d03": 1, "d04": 0},
+        "tenth": {"d10": 1},
+        "eleventh": {"d11": 1},
+        "no hits": {"d01": 1},
+        "half": {"d01": 1, "absent": 1},
+    }
+    task = RetrievalTask(corpus, {query: query for query in qrels}, qrels, "by hand")
+    scores = score_run({query: {} if query == "no hits" else at_rank for query in qrels}, task)
+
+    graded = (2 / math.log2(3) + 1 / math.log2(4)) / (2 / math.log2(2) + 1 / math.log2(3))
+    half = 1 / (1 + 1 / math.log2(3))
+    assert scores.ndcg_at_10 == pytest.approx((graded + 1 / math.log2(11) + 0 + 0 + half) / 5)
+    assert scores.mrr_at_10 == pytest.approx((1 / 2 + 1 / 10 + 0 + 0 + 1) / 5)
+    assert scores.recall_at_100 == pytest.approx((1 + 1 + 1 + 0 + 1 / 2) / 5)
+    assert (scores.queries, scores.documents) == (5, 12)
+    assert json.loads(json.dumps(scores.to_dict()))["mrr_at_10"] == scores.mrr_at_10
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("corpus_block", [7, 1000])
+def test_search_is_exact_whatever_the_block(similarity: str, corpus_block: int) -> None:
+    encoder, task = random_task(documents=150, queries=11)
+    run: dict[str, dict[str, float]] = {}
+    for id_, query in task.queries.items():
+        a = np.array(encoder.queries[query])
+        for document, text in task.corpus.items():
+            b = np.array(encoder.documents[text])
+            norm = np.linalg.norm(a) * np.linalg.norm(b) if similarity == "cosine" else 1.0
+            run.setdefault(id_, {})[document] = float(a @ b / norm)
+    scores = evaluate_retrieval(encoder, task, 4, similarity=similarity, corpus_block=corpus_block)
+    assert scores.to_dict() == pytest.approx(score_run(run, task).to_dict())
+    assert 0.3 < scores.recall_at_100 < 1.0  # a task on which mistakes would show
+    assert encoder.calls[0] == (min(corpus_block, 150), 4, False)
+    assert sum(size for size, *_ in encoder.calls) == 150
+
+
+@pytest.mark.parametrize("corpus_block", [7, 40, 1000])
+def test_equal_scores_rank_by_descending_id_whatever_the_block(corpus_block: int) -> None:
+    corpus = {f"d{number:03d}": f"{number}" for number in range(150)}
+    encoder = Table({"q": [1.0, 2.0]}, {text: [0.5, 0.5] for text in corpus.values()})
+
+    def evaluate(relevant: str) -> tuple[float, float]:
+        task = RetrievalTask(corpus, {"q": "q"}, {"q": {relevant: 1}}, "ties")
+        scores = evaluate_retrieval(encoder, task, corpus_block=corpus_block)
+        return scores.mrr_at_10, scores.recall_at_100
+
+    assert evaluate("d149") == (1.0, 1.0)
+    assert evaluate("d148") == (0.5, 1.0)
+    assert evaluate("d050") == (0.0, 1.0)
+    assert evaluate("d049") == (0.0, 0.0)
+
+
+def test_stable_top_k_prefers_lower_columns_among_equals() -> None:
+    scores = torch.randint(0, 4, (50, 30)).float()
+    for k in (1, 5, 30, 99):
+        hits = stable_top_k(scores, k)
+        expected_scores, expected_rows = torch.sort(scores, dim=1, descending=True, stable=True)
+        assert torch.equal(hits.scores_QK, expected_scores[:, :k])
+        assert torch.equal(hits.rows_QK, expected_rows[:, :k])
+
+
+def test_vectors_that_are_no_numbers_are_reported() -> None:
+    encoder, task = random_task(documents=5, queries=2)
+    encoder.documents["document 3"] = [float("nan")] * 8
+    with pytest.raises(UserError, match="NaN or infinity"):
+        evaluate_retrieval(encoder, task)
+
+
+def test_vectors_of_the_wrong_shape_are_reported() -> None:
+    encoder, task = random_task(documents=5, queries=1)
+    encoder.queries = {"query 0": 1.0}  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"shape \(1,\) for 1 texts"):
+        evaluate_retrieval(encoder, task)
+
+
+def test_unknown_similarity_is_refused() -> None:
+    encoder, task = random_task(documents=5, queries=1)
+    with pytest.raises(ValueError, match="manhattan"):
+        evaluate_retrieval(encoder, task, similarity="manhattan")
+
+
+def test_bm25_finds_words_and_nothing_else() -> None:
+    corpus = {"a": "Rivers carry sediment", "b": "the sediments of a river carry gold", "c": "cats"}
+    queries = {"stem": "a river's sediment", "none": "zebra", "stop words": "of the and"}
+    qrels = {"stem": {"a": 1, "b": 1}, "none": {"a": 1}, "stop words": {"b": 1}}
+    scores = evaluate_bm25(RetrievalTask(corpus, queries, qrels, "words"))
+    # A query that shares no word with the corpus has no hits, although bm25s fills its list up with scores of 0.
+    assert scores.ndcg_at_10 == scores.mrr_at_10 == scores.recall_at_100 == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("text", ["", "of the and"])
+def test_bm25_on_a_corpus_without_words_finds_nothing(text: str) -> None:
+    task = RetrievalTask({"a": text, "b": text}, {"q": "gold"}, {"q": {"a": 1}}, "empty")
+    assert evaluate_bm25(task).recall_at_100 == 0.0
+
+
+def test_bm25_on_scifact_is_near_its_published_score(shared_data: Path) -> None:
+    scores = evaluate_bm25(read_beir(shared_data / "beir" / "scifact"))
+    assert (scores.queries, scores.documents) == (300, 5183)
+    assert scores.ndcg_at_10 == pytest.approx(0.6713, abs=0.0005)  # what we measured; published: 0.665 to 0.679
+
+
+@pytest.mark.slow
+def test_minilm_on_scifact_has_its_published_score(shared_data: Path, minilm_folder: Path) -> None:
+    model = load_encoder(str(minilm_folder), device="cpu")
+    scores = evaluate_retrieval(model, read_beir(shared_data / "beir" / "scifact"), batch_size=64)
+    assert scores.ndcg_at_10 == pytest.approx(0.645, abs=0.005)
