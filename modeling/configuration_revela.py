@@ -1,0 +1,86 @@
+"""Configuration of Revela: what a checkpoint needs to be rebuilt, nothing about a training run."""
+
+from typing import Any, Literal
+
+from transformers import AutoConfig, PreTrainedConfig
+
+Pooling = Literal["last", "mean", "cls"]
+SimilaritySpan = Literal["full", "first_half"]
+
+
+class RevelaConfig(PreTrainedConfig):
+    """A retriever and a language model that learn together (Revela, arXiv 2506.16552).
+
+    Args:
+        retriever: configuration of the retriever, any model that `AutoModel` builds.
+        lm: configuration of the language model, any decoder that `AutoModelForCausalLM` builds and whose attention goes
+            through transformers' attention interface.
+        group_size: number B of chunks that attend to each other.
+        temperature: of the softmax over the cosine similarities; the paper's is 1e-4.
+        v_normalization: divide each cross-document output by the softmax-weighted norms of its values
+            (the paper: on for Wikipedia, off for code).
+        v_normalization_eps: added to that divisor.
+        similarity_span: the part of a chunk that the retriever sees, `"first_half"` for natural language, `"full"`
+            for code. The collator cuts; the value is kept here because the retriever was trained for it.
+        pooling: how the retriever's token states become one vector: `"last"` token (EOS), `"mean"` or `"cls"` (first).
+        prompts: the texts put before a query and before a document, under the names `query` and `document`.
+        similarity_tolerance: pairs with `similarity / temperature` at or below this are skipped; 0 skips none.
+    """
+
+    model_type = "revela"
+    sub_configs = {"retriever": AutoConfig, "lm": AutoConfig}  # noqa: RUF012 (transformers' own convention)
+    # A declared field, because transformers takes an undeclared `temperature` for a generation parameter and refuses it.
+    temperature: float = 1e-4
+
+    def __init__(
+        self,
+        retriever: PreTrainedConfig | dict[str, Any] | None = None,
+        lm: PreTrainedConfig | dict[str, Any] | None = None,
+        group_size: int = 16,
+        temperature: float = 1e-4,
+        v_normalization: bool = False,
+        v_normalization_eps: float = 1e-6,
+        similarity_span: SimilaritySpan = "full",
+        pooling: Pooling = "last",
+        prompts: dict[str, str] | None = None,
+        similarity_tolerance: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        if group_size < 1:
+            raise ValueError(f"group_size must be at least 1, got {group_size}")
+        if temperature <= 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        if similarity_span not in ("full", "first_half"):
+            raise ValueError(f'similarity_span must be "full" or "first_half", got {similarity_span!r}')
+        if pooling not in ("last", "mean", "cls"):
+            raise ValueError(f'pooling must be "last", "mean" or "cls", got {pooling!r}')
+        if similarity_tolerance < 0:
+            raise ValueError(f"similarity_tolerance must not be negative, got {similarity_tolerance}")
+        # AutoModelForCausalLM is added when the model is saved.
+        kwargs.setdefault("auto_map", {"AutoModel": "modeling_revela.RevelaForCausalLM"})
+        attn_implementation = kwargs.get("attn_implementation")
+        # First, because it would set the attention of both sub-configurations to None.
+        super().__init__(**kwargs)
+        self.retriever = _as_config(retriever)
+        self.lm = _as_config(lm)
+        if attn_implementation is not None:
+            self._attn_implementation = attn_implementation
+        self.group_size = group_size
+        self.temperature = temperature
+        self.v_normalization = v_normalization
+        self.v_normalization_eps = v_normalization_eps
+        self.similarity_span = similarity_span
+        self.pooling = pooling
+        self.prompts = {"query": "Query: ", "document": "Passage: "} if prompts is None else dict(prompts)
+        self.similarity_tolerance = similarity_tolerance
+
+
+def _as_config(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig | None:
+    """Builds a configuration from its dictionary, as it comes out of `config.json`."""
+    if isinstance(config, dict):
+        fields = dict(config)
+        return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    return config
+
+
+RevelaConfig.register_for_auto_class()

@@ -1,0 +1,272 @@
+"""Revela (arXiv 2506.16552): a retriever learnt from raw text through in-batch attention in language modelling.
+
+A language model predicts the next tokens of a chunk while it may read the other chunks of its group. How much it reads of
+each is the retriever's similarity, so the next-token loss teaches the retriever which chunks help to predict which.
+
+    Sim[i, j] = softmax_{j != i}(cos(E_i, E_j) / temperature)      E = retriever("Passage: " + chunk)
+    loss      = next-token cross-entropy of stream h               (in_batch_attention.py has h)
+
+The cosine and its softmax are computed in float32 at least: at a temperature of 1e-4, bf16 has no resolution left.
+
+Shapes: G groups, B chunks of a group, N = G * B rows, L tokens of the LM, M tokens of the retriever, d embedding dimension,
+V vocabulary. A row whose attention mask is all zero stands for an absent chunk: it is read by no one and has no loss.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from .configuration_revela import RevelaConfig
+from .in_batch_attention import InBatch
+
+
+@dataclass
+class RevelaOutput(ModelOutput):
+    """Result of `RevelaForCausalLM.forward`.
+
+    Attributes:
+        loss: scalar, mean next-token cross-entropy of stream h in nats; None without labels.
+        logits: (N, L, V) of stream h.
+        similarity: (G, B, B), rows sum to one over j != i, zero on the diagonal.
+        embeddings: (N, d) unit vectors, at least float32; None if `similarity` was given.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    similarity: Tensor | None = None
+    embeddings: Tensor | None = None
+
+
+class RevelaForCausalLM(PreTrainedModel):
+    """A retriever (`.retriever`, which is what gets published) and a language model (`.lm`) trained together."""
+
+    config_class = RevelaConfig
+    config: RevelaConfig
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_set_attn_implementation = classmethod(lambda cls: True)
+
+    # Set while the language model learns alone; not requires_grad, which DDP wants settled before the run.
+    freeze_retriever: bool = False
+
+    def __init__(
+        self, config: RevelaConfig, retriever: PreTrainedModel | None = None, lm: PreTrainedModel | None = None
+    ) -> None:
+        """Builds both models from `config`, or takes those given, whose configurations must be the ones in `config`."""
+        super().__init__(config)
+        self.retriever = AutoModel.from_config(config.retriever) if retriever is None else retriever
+        self.lm = AutoModelForCausalLM.from_config(config.lm) if lm is None else lm
+        self._retriever_has_cache = "use_cache" in inspect.signature(self.retriever.forward).parameters
+        # Logits are wanted for stream h alone: dropping stream e here keeps what each family does after its decoder
+        # (soft caps, logit scales) and saves half of the output projection.
+        self.lm.get_decoder().register_forward_hook(_keep_stream_h, with_kwargs=True)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing of its own to initialise: both models are built, or loaded, by their own classes."""
+
+    @classmethod
+    def from_backbones(
+        cls,
+        retriever: str | PreTrainedModel,
+        lm: str | PreTrainedModel,
+        *,
+        trust_remote_code: bool = False,
+        dtype: torch.dtype | str = torch.float32,
+        attn_implementation: str | None = None,
+        **config: Any,
+    ) -> "RevelaForCausalLM":
+        """Puts two pre-trained models together.
+
+        Args:
+            retriever: Hub id, folder or loaded model (anything `AutoModel` loads).
+            lm: Hub id, folder or loaded decoder (anything `AutoModelForCausalLM` loads).
+            trust_remote_code: for models whose code lies in their repository.
+            dtype: of the loaded weights; float32 for training under autocast.
+            attn_implementation: `"sdpa"` or `"eager"`; None for transformers' choice.
+            **config: the other fields of `RevelaConfig`.
+
+        Raises:
+            ValueError: if the language model's attention does not go through transformers' attention interface, or if
+                one loaded model is given as both.
+        """
+        load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype}
+        if attn_implementation is not None:
+            load["attn_implementation"] = attn_implementation
+        if isinstance(retriever, str):
+            retriever = AutoModel.from_pretrained(retriever, **load)
+        if isinstance(lm, str):
+            lm = AutoModelForCausalLM.from_pretrained(lm, **load)
+        if retriever is lm:
+            raise ValueError("retriever and lm are the same object: load the model twice, each learns on its own")
+        if not lm._supports_attention_backend or not lm._can_set_attn_implementation():
+            raise ValueError(
+                f"{type(lm).__name__} does not use transformers' attention interface, which in-batch attention needs;"
+                " choose a decoder that does (Llama, Qwen, Mistral, Gemma, ...)"
+            )
+        model = cls(RevelaConfig(retriever=retriever.config, lm=lm.config, **config), retriever, lm)
+        model.config.dtype = lm.dtype
+        return model
+
+    def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Returns the (N, d) unit vectors, at least float32, of (N, M) retriever tokens padded on either side."""
+        # Left padding becomes right padding, so that positions start at 0 in every family of models.
+        order = attention_mask.argsort(dim=-1, descending=True, stable=True)
+        input_ids, attention_mask = input_ids.gather(-1, order), attention_mask.gather(-1, order)
+        extra = {"use_cache": False} if self._retriever_has_cache else {}
+        hidden_NMd = self.retriever(input_ids=input_ids, attention_mask=attention_mask, **extra).last_hidden_state
+        hidden_NMd = hidden_NMd.to(torch.promote_types(hidden_NMd.dtype, torch.float32))
+        return F.normalize(pool(hidden_NMd, attention_mask, self.config.pooling), dim=-1)
+
+    def similarity(self, embeddings: Tensor, present_GB: Tensor | None = None) -> Tensor:
+        """Returns (G, B, B) Sim from (N, d) embeddings; `present_GB` is False for absent chunks.
+
+        A chunk without any other chunk to read has a row of zeros.
+        """
+        size = self.config.group_size
+        with torch.autocast(embeddings.device.type, enabled=False):
+            vectors = F.normalize(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=-1)
+            vectors_GBd = vectors.view(-1, size, vectors.shape[-1])
+            cosine_GBB = vectors_GBd @ vectors_GBd.transpose(1, 2)
+            allowed_GBB = ~torch.eye(size, dtype=torch.bool, device=vectors.device)[None]
+            if present_GB is not None:
+                allowed_GBB = allowed_GBB & present_GB[:, None, :] & present_GB[:, :, None]
+            scores = (cosine_GBB / self.config.temperature).masked_fill(~allowed_GBB, torch.finfo(vectors.dtype).min)
+            # The mask once more after the softmax: a row with nothing allowed would come out uniform.
+            return scores.softmax(-1) * allowed_GBB
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor | None = None,
+        retriever_input_ids: Tensor | None = None,
+        retriever_attention_mask: Tensor | None = None,
+        embeddings: Tensor | None = None,
+        similarity: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> RevelaOutput:
+        """Next-token loss of every chunk, given the other chunks of its group.
+
+        Args:
+            input_ids: (N, L) tokens of the LM; consecutive runs of `config.group_size` rows are groups.
+            attention_mask: (N, L), zero on padding, which may be on either side; all zero for an absent chunk.
+            labels: (N, L), -100 where there is no loss; shifted inside, as in every causal LM.
+            retriever_input_ids: (N, M) tokens of the retriever.
+            retriever_attention_mask: (N, M).
+            embeddings: (N, d), replaces the retriever's.
+            similarity: (G, B, B), replaces both; its diagonal is ignored.
+            num_items_in_batch: number of labels that the sum of losses is divided by (gradient accumulation).
+            **kwargs: accepted so that the Trainer passes `num_items_in_batch`; unknown ones raise TypeError.
+
+        Raises:
+            ValueError: if N is no multiple of the group size, or nothing to compute similarities from is given.
+        """
+        if kwargs:
+            raise TypeError(f"unexpected arguments: {', '.join(sorted(kwargs))}")
+        size = self.config.group_size
+        if input_ids.shape[0] % size:
+            raise ValueError(f"{input_ids.shape[0]} rows are not a multiple of group_size={size}")
+        if similarity is None:
+            if embeddings is None:
+                if retriever_input_ids is None or retriever_attention_mask is None:
+                    raise ValueError(
+                        "give retriever_input_ids and retriever_attention_mask, or embeddings, or similarity"
+                    )
+                with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_retriever):
+                    embeddings = self.embed(retriever_input_ids, retriever_attention_mask)
+            present_N = attention_mask.any(-1)
+            similarity = self.similarity(embeddings, present_N.view(-1, size))
+        logits = self._language_model(input_ids, attention_mask, similarity)
+        loss = None
+        if labels is not None:
+            # After padding on the left comes a first token, which no token predicts.
+            first_NL = F.pad(attention_mask[:, 1:] > attention_mask[:, :-1], (1, 0))
+            labels = labels.masked_fill(first_NL, -100)
+            loss = self.lm.loss_function(
+                logits=logits, labels=labels, vocab_size=logits.shape[-1], num_items_in_batch=num_items_in_batch
+            )
+        return RevelaOutput(loss=loss, logits=logits, similarity=similarity, embeddings=embeddings)
+
+    def _language_model(self, input_ids: Tensor, attention_mask: Tensor, similarity: Tensor) -> Tensor:
+        """(N, L, V) logits of stream h; both streams go through the LM as one batch of 2N rows."""
+        implementation = self.lm.config._attn_implementation
+        if not implementation.startswith("revela_"):
+            # Gemma 2 caps its attention logits, which no SDPA kernel does.
+            capped = getattr(self.lm.config, "attn_logit_softcapping", None) is not None
+            self.lm.set_attn_implementation("revela_eager" if capped or implementation == "eager" else "revela_sdpa")
+        mask_NL = attention_mask.bool()
+        extra: dict[str, Tensor] = {}
+        padded = not bool(mask_NL.all())
+        if padded and bool((mask_NL[:, 1:] & ~mask_NL[:, :-1]).any()):
+            # Padding on the left: each chunk still counts its positions from 0.
+            positions_NL = (mask_NL.long().cumsum(-1) - 1).clamp(min=0)
+            extra = {"attention_mask": torch.cat([attention_mask] * 2), "position_ids": torch.cat([positions_NL] * 2)}
+        # With padding on the right alone, causality already hides it, and kernels without a mask are faster.
+        in_batch = InBatch(
+            similarity_GBB=similarity,
+            key_mask_NL=_with_a_key(mask_NL) if padded else None,
+            pairs_2P=self._pairs(similarity),
+            v_normalization=self.config.v_normalization,
+            eps=self.config.v_normalization_eps,
+        )
+        logits: Tensor = self.lm(
+            input_ids=torch.cat([input_ids, input_ids]), use_cache=False, in_batch=in_batch, **extra
+        ).logits
+        return logits
+
+    def _pairs(self, similarity: Tensor) -> Tensor | None:
+        """(2, P) rows i, j of the pairs that carry more than the tolerance; None if that spares less than half.
+
+        The gradient to a cosine carries a factor Sim / temperature, so the tolerance is on that and not on Sim alone.
+        """
+        if not self.config.similarity_tolerance:
+            return None
+        groups, size, _ = similarity.shape
+        off_diagonal = ~torch.eye(size, dtype=torch.bool, device=similarity.device)
+        kept = (similarity.detach() / self.config.temperature > self.config.similarity_tolerance) & off_diagonal
+        group, i, j = kept.nonzero(as_tuple=True)
+        if 2 * len(group) > groups * size * size:
+            return None
+        return torch.stack([group * size + i, group * size + j])
+
+
+def pool(hidden_NMd: Tensor, attention_mask: Tensor, pooling: Literal["last", "mean", "cls"]) -> Tensor:
+    """One vector (N, d) for each row of (N, M, d) token states, padded on either side."""
+    mask = attention_mask.bool()
+    if pooling == "mean":
+        weight_NM1 = mask[:, :, None].to(hidden_NMd.dtype)
+        return (hidden_NMd * weight_NM1).sum(1) / weight_NM1.sum(1).clamp(min=1.0)
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    if pooling == "cls":
+        index_N = mask.long().argmax(-1)
+    else:
+        index_N = (positions * mask).argmax(-1)
+    return hidden_NMd[torch.arange(len(index_N), device=mask.device), index_N]
+
+
+def _with_a_key(mask_NL: Tensor) -> Tensor:
+    """The mask with one token allowed in absent chunks: nobody reads them, but a softmax over nothing is NaN."""
+    absent_N = ~mask_NL.any(-1)
+    mask_NL = mask_NL.clone()
+    mask_NL[:, 0] |= absent_N
+    return mask_NL
+
+
+def _keep_stream_h(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any], output: ModelOutput) -> Any:  # noqa: ANN401 (the decoder's own output class)
+    """Forward hook of the decoder: drops stream e from what goes on to the output projection."""
+    if kwargs.get("in_batch") is not None:
+        output.last_hidden_state = output.last_hidden_state.chunk(2)[1]
+    return output
+
+
+RevelaForCausalLM.register_for_auto_class("AutoModelForCausalLM")

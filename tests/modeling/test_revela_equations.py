@@ -1,0 +1,119 @@
+"""Revela's forward and all its gradients against the paper's equations in plain loops and float64."""
+
+import pytest
+import torch
+from revela_reference import reference_logits, reference_loss, reference_similarity
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from revela_hub.modeling import RevelaForCausalLM
+
+GROUPS, SIZE, VOCABULARY = 2, 3, 29
+LENGTHS = (5, 3, 6, 4, 6, 2)
+
+
+def build(v_normalization: bool, attention: str, **config: object) -> RevelaForCausalLM:
+    llama = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        initializer_range=0.5,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation=attention,
+    )
+    lm = LlamaForCausalLM(llama)
+    retriever = LlamaForCausalLM(llama).model
+    settings = {"group_size": SIZE, "temperature": 0.3, "v_normalization": v_normalization} | config
+    return RevelaForCausalLM.from_backbones(retriever, lm, **settings).double().eval()
+
+
+def batch(side: str) -> tuple[list[Tensor], Tensor, Tensor]:
+    """The chunks without padding, and the same padded on one side with a mask."""
+    chunks = [torch.randint(VOCABULARY, (n,)) for n in LENGTHS]
+    ids, mask = torch.zeros(len(chunks), max(LENGTHS), dtype=torch.long), torch.zeros(len(chunks), max(LENGTHS))
+    for row, chunk in enumerate(chunks):
+        place = slice(0, len(chunk)) if side == "right" else slice(max(LENGTHS) - len(chunk), None)
+        ids[row, place], mask[row, place] = chunk, 1
+    return chunks, ids, mask.long()
+
+
+# Left padding with eager attention is left to float32 (test_revela_model): in float64 transformers' own mask overflows.
+@pytest.mark.parametrize(("side", "attention"), [("right", "sdpa"), ("right", "eager"), ("left", "sdpa")])
+@pytest.mark.parametrize("v_normalization", [False, True])
+def test_loss_logits_and_gradients_are_those_of_the_equations(v_normalization: bool, side: str, attention: str) -> None:
+    model = build(v_normalization, attention)
+    chunks, ids, mask = batch(side)
+    embeddings = torch.randn(len(chunks), 7, dtype=torch.float64, requires_grad=True)
+    output = model(ids, mask, labels=ids.masked_fill(mask == 0, -100), embeddings=embeddings)
+    output.similarity.retain_grad()
+    output.loss.backward()
+    got = {name: p.grad.clone() for name, p in model.lm.named_parameters()}
+    got |= {"embeddings": embeddings.grad.clone(), "similarity": output.similarity.grad.clone()}
+
+    model.zero_grad()
+    embeddings.grad = None
+    similarity = reference_similarity(embeddings, SIZE, temperature=0.3)
+    similarity.retain_grad()
+    logits = reference_logits(model.lm, chunks, similarity, v_normalization=v_normalization)
+    loss = reference_loss(logits, chunks)
+    loss.backward()
+    want = {name: p.grad for name, p in model.lm.named_parameters()}
+    want |= {"embeddings": embeddings.grad, "similarity": similarity.grad}
+
+    torch.testing.assert_close(output.similarity, similarity, rtol=1e-10, atol=1e-12)
+    for row, expected in enumerate(logits):
+        torch.testing.assert_close(output.logits[row][mask[row].bool()], expected, rtol=1e-4, atol=1e-5)
+    # transformers computes norms, rotary embeddings and the cross-entropy in float32, hence the tolerances.
+    torch.testing.assert_close(output.loss.double(), loss, rtol=1e-6, atol=1e-6)
+    off_diagonal = ~torch.eye(SIZE, dtype=torch.bool)
+    got["similarity"], want["similarity"] = (x["similarity"] * off_diagonal for x in (got, want))
+    assert set(got) == set(want)
+    for name, expected in want.items():
+        torch.testing.assert_close(got[name], expected, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        assert expected.abs().max() > 1e-6, f"{name}: the test would pass with a gradient of zero"
+
+
+def test_the_retriever_gets_the_gradient_of_its_embeddings() -> None:
+    model = build(True, "sdpa")
+    _, ids, mask = batch("right")
+    labels = ids.masked_fill(mask == 0, -100)
+    embeddings = model.embed(ids, mask)
+    model(ids, mask, labels=labels, embeddings=embeddings).loss.backward()
+    expected = {name: p.grad.clone() for name, p in model.retriever.named_parameters()}
+    model.zero_grad()
+    model(ids, mask, labels=labels, retriever_input_ids=ids, retriever_attention_mask=mask).loss.backward()
+    for name, parameter in model.retriever.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-6, atol=1e-10)
+    assert max(g.abs().max() for g in expected.values()) > 1e-6
+
+
+@pytest.mark.parametrize("v_normalization", [False, True])
+def test_skipping_pairs_is_exact_to_the_tolerance(v_normalization: bool) -> None:
+    """Error of a logit gradient is bounded by what was skipped; with nothing skipped the two paths agree."""
+    tolerance = 1e-3
+    model = build(v_normalization, "sdpa", temperature=0.02)
+    _, ids, mask = batch("right")
+    embeddings = torch.randn(len(ids), 4, dtype=torch.float64, requires_grad=True)
+    labels = ids.masked_fill(mask == 0, -100)
+
+    def run(value: float) -> tuple[Tensor, Tensor, int]:
+        model.config.similarity_tolerance = value
+        embeddings.grad = None
+        output = model(ids, mask, labels=labels, embeddings=embeddings)
+        output.loss.backward()
+        pairs = model._pairs(output.similarity)
+        return output.logits.detach(), embeddings.grad.clone(), GROUPS * SIZE**2 if pairs is None else pairs.shape[1]
+
+    exact_logits, exact_grad, _ = run(0.0)
+    some_logits, some_grad, pairs = run(tolerance)
+    assert 0 < pairs < GROUPS * SIZE * (SIZE - 1), "the test must skip some pairs, and not all"
+    torch.testing.assert_close(some_logits, exact_logits, rtol=0, atol=1e2 * tolerance * model.config.temperature)
+    torch.testing.assert_close(some_grad, exact_grad, rtol=0, atol=10 * tolerance)
+    none_logits, none_grad, _ = run(1e-300)
+    torch.testing.assert_close(none_logits, exact_logits, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(none_grad, exact_grad, rtol=1e-5, atol=1e-8)

@@ -1,0 +1,246 @@
+"""Revela as a user of transformers meets it: backbones, padding, checkpoints, precision, errors."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
+
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+DECODERS = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 8},
+    "Mistral": {},
+    "Gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},
+    "Gemma3Text": {"head_dim": 8, "query_pre_attn_scalar": 8},
+}
+
+
+def decoder(family: str = "Llama", **settings: object) -> transformers.PreTrainedModel:
+    config = getattr(transformers, f"{family}Config")(**(SMALL | DECODERS[family] | settings))
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def bert() -> transformers.PreTrainedModel:
+    sizes = {k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "bos_token_id", "eos_token_id")}
+    config = transformers.BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return transformers.AutoModel.from_config(config)
+
+
+def build(**config: object) -> RevelaForCausalLM:
+    settings = {"group_size": 4, "temperature": 0.1} | config
+    return RevelaForCausalLM.from_backbones(decoder().model, decoder(), **settings).eval()
+
+
+def inputs(rows: int = 8, tokens: int = 12, side: str = "right") -> dict[str, Tensor]:
+    ids = torch.randint(2, SMALL["vocab_size"], (rows, tokens))
+    mask = torch.ones_like(ids)
+    for row in range(rows):
+        padding = (3 * row) % (tokens - 2)
+        mask[row, tokens - padding :] = 0
+    if side == "left":
+        ids, mask = ids.flip(-1), mask.flip(-1)
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": ids.masked_fill(mask == 0, -100),
+        "retriever_input_ids": ids,
+        "retriever_attention_mask": mask,
+    }
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_every_decoder_family_reads_the_other_chunks(family: str) -> None:
+    """The similarity changes the loss, eager and SDPA agree, and without in_batch the LM is what it was."""
+    lm = decoder(family).eval()
+    plain = inputs()
+    before = lm(input_ids=plain["input_ids"], attention_mask=plain["attention_mask"]).logits
+    model = RevelaForCausalLM.from_backbones(bert(), lm, group_size=4, temperature=0.1, pooling="mean").eval()
+    output = model(**plain)
+    nothing = model(**plain, similarity=torch.zeros(2, 4, 4))
+    mask = plain["attention_mask"].bool()
+    torch.testing.assert_close(nothing.logits[mask], before[mask], rtol=1e-4, atol=1e-5)
+    assert (output.logits - nothing.logits)[mask].abs().max() > 1e-3
+    output.loss.backward()
+    assert model.retriever.embeddings.word_embeddings.weight.grad.abs().max() > 0
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(model(**plain).logits[mask], output.logits[mask], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        lm(input_ids=plain["input_ids"], attention_mask=plain["attention_mask"]).logits[mask], before[mask],
+        rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
+
+
+def test_the_soft_cap_of_gemma_2_holds_in_the_cross_document_part() -> None:
+    """With a tiny cap all scores are equal, so every chunk is read as the mean of its values."""
+    lm = decoder("Gemma2", attn_logit_softcapping=1e-4, num_hidden_layers=1).eval()
+    model = RevelaForCausalLM.from_backbones(bert(), lm, group_size=2, pooling="mean").eval()
+    ids = torch.randint(2, 61, (2, 5))
+    swapped = ids.clone()
+    swapped[1] = ids[1].flip(0)
+    ones = torch.ones_like(ids)
+    similarity = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])
+    first = model(ids, ones, similarity=similarity).logits[0]
+    second = model(swapped, ones, similarity=similarity).logits[0]
+    torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
+@pytest.mark.parametrize(("retriever", "attention"), [("bert", "sdpa"), ("llama", "sdpa"), ("llama", "eager")])
+def test_padding_on_either_side_gives_the_same_numbers(retriever: str, attention: str, pooling: str) -> None:
+    backbone = bert() if retriever == "bert" else decoder().model
+    model = RevelaForCausalLM.from_backbones(backbone, decoder(), group_size=4, temperature=0.1, pooling=pooling).eval()
+    model.set_attn_implementation(attention)
+    right = inputs()
+    left = {}
+    for name, fill in (("input_ids", 0), ("attention_mask", 0), ("labels", -100)):
+        rows = [row[m.bool()] for row, m in zip(right[name], right["attention_mask"], strict=True)]
+        left[name] = torch.stack([torch.cat([row.new_full((12 - len(row),), fill), row]) for row in rows])
+    left |= {f"retriever_{k}": left[k] for k in ("input_ids", "attention_mask")}
+    a, b = model(**right), model(**left)
+    torch.testing.assert_close(a.embeddings, b.embeddings, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(a.loss, b.loss, rtol=1e-5, atol=1e-5)
+    wider = {k: torch.nn.functional.pad(v, (0, 5), value=-100 if k == "labels" else 0) for k, v in right.items()}
+    torch.testing.assert_close(model(**wider).loss, a.loss, rtol=1e-5, atol=1e-5)
+
+
+def test_training_and_inference_agree_with_gradient_checkpointing() -> None:
+    model = build(v_normalization=True)
+    batch = inputs()
+    with torch.no_grad():
+        inference = model(**batch)
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.train().zero_grad()
+        output = model(**batch)
+        output.loss.backward()
+        torch.testing.assert_close(output.logits, inference.logits, rtol=1e-5, atol=1e-6)
+        gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_under_bf16_autocast_the_similarity_stays_float32() -> None:
+    """Two cosines closer than bf16 resolves must still be told apart at the paper's temperature."""
+    model = build(temperature=1e-4)
+    batch = inputs(rows=4)
+    vectors = torch.nn.functional.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.01], [1.0, 0.0101], [1.0, 0.02]]), dim=-1)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(**batch, embeddings=vectors)
+    assert output.similarity.dtype == torch.float32
+    cosine = vectors.double() @ vectors.double().T
+    expected = (cosine / 1e-4).masked_fill(torch.eye(4, dtype=torch.bool), -torch.inf).softmax(-1)
+    torch.testing.assert_close(output.similarity[0].double(), expected, rtol=0.01, atol=1e-3)
+    assert output.similarity[0, 0, 1] > 1.005 * output.similarity[0, 0, 2]
+
+
+def test_absent_chunks_are_read_by_no_one_and_a_group_of_one_is_plain_language_modelling() -> None:
+    model = build()
+    batch = inputs(rows=4)
+    for name in ("attention_mask", "retriever_attention_mask"):
+        batch[name] = batch[name].clone()
+        batch[name][1:] = 0
+    batch["labels"] = batch["labels"].clone()
+    batch["labels"][1:] = -100
+    output = model(**batch)
+    assert output.similarity.abs().max() == 0
+    alone = model.lm(
+        input_ids=batch["input_ids"][:1], attention_mask=batch["attention_mask"][:1], labels=batch["labels"][:1]
+    )
+    torch.testing.assert_close(output.loss, alone.loss)
+    output.loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_save_load_in_a_fresh_process_with_remote_code_gives_equal_outputs(tmp_path: Path) -> None:
+    """`AutoModel` and `AutoModelForCausalLM` run the files in the folder; our package cannot be imported there."""
+    model = build(v_normalization=True)
+    batch = inputs()
+    expected = model(**batch)
+    model.save_pretrained(tmp_path / "model")
+    torch.save({"batch": batch, "logits": expected.logits.detach()}, tmp_path / "expected.pt")
+    code = f"""
+import sys; sys.modules["revela_hub"] = None
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+saved = torch.load({str(tmp_path / "expected.pt")!r})
+for auto in (AutoModel, AutoModelForCausalLM):
+    model = auto.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True).eval()
+    assert type(model).__name__ == "RevelaForCausalLM" and type(model).__module__.startswith("transformers_modules")
+    torch.testing.assert_close(model(**saved["batch"]).logits, saved["logits"])
+print(AutoConfig.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True).v_normalization)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "True"
+
+
+def test_tied_embeddings_stay_tied_through_a_round_trip(tmp_path: Path) -> None:
+    lm = decoder(tie_word_embeddings=True)
+    model = RevelaForCausalLM.from_backbones(bert(), lm, group_size=4, pooling="mean").eval()
+    batch = inputs()
+    model.save_pretrained(tmp_path)
+    loaded = RevelaForCausalLM.from_pretrained(tmp_path).eval()
+    assert loaded.lm.lm_head.weight is loaded.lm.get_input_embeddings().weight
+    torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits)
+
+
+def test_from_backbones_loads_folders(llama_folder: Path, bert_folder: Path) -> None:
+    model = RevelaForCausalLM.from_backbones(str(bert_folder), str(llama_folder), group_size=2, pooling="cls")
+    assert type(model.retriever).__name__ == "BertModel"
+    assert type(model.lm).__name__ == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"group_size": 0}, "group_size must be at least 1"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"pooling": "max"}, "pooling must be"),
+        ({"similarity_span": "half"}, "similarity_span must be"),
+        ({"similarity_tolerance": -1.0}, "similarity_tolerance must not be negative"),
+    ],
+)
+def test_a_wrong_configuration_says_what_is_wrong(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RevelaConfig(**change)
+
+
+def test_wrong_input_says_what_is_wrong() -> None:
+    model = build()
+    batch = inputs(rows=6)
+    with pytest.raises(ValueError, match="6 rows are not a multiple of group_size=4"):
+        model(**batch)
+    ids = batch["input_ids"][:4]
+    with pytest.raises(ValueError, match="give retriever_input_ids"):
+        model(ids, torch.ones_like(ids))
+    with pytest.raises(TypeError, match="token_type_ids"):
+        model(ids, torch.ones_like(ids), token_type_ids=ids)
+    lm = decoder()
+    with pytest.raises(ValueError, match="same object"):
+        RevelaForCausalLM.from_backbones(lm, lm)
+
+
+def test_an_lm_without_the_attention_interface_is_refused() -> None:
+    config = transformers.XLNetConfig(vocab_size=61, d_model=32, n_layer=1, n_head=2, d_inner=32)
+    with pytest.raises(ValueError, match="attention interface"):
+        RevelaForCausalLM.from_backbones(bert(), transformers.AutoModelForCausalLM.from_config(config))
