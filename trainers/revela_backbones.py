@@ -1,0 +1,141 @@
+"""What a Revela run starts from: two pre-trained models with their tokenizers, from any form in which they come."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from revela_hub.errors import UserError
+from revela_hub.hub_cards.tokenizers import with_eos
+from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
+
+_POOLINGS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+
+
+@dataclass
+class RevelaBackbones:
+    """A model to train, and the tokenizers that go with its two parts."""
+
+    model: RevelaForCausalLM
+    retriever_tokenizer: PreTrainedTokenizerBase
+    lm_tokenizer: PreTrainedTokenizerBase
+
+
+@dataclass
+class _Retriever:
+    model: PreTrainedModel | str
+    tokenizer: PreTrainedTokenizerBase
+    settings: dict[str, Any]
+
+
+def load_backbones(retriever: str, lm: str, *, trust_remote_code: bool = False, **config: Any) -> RevelaBackbones:
+    """Loads a retriever and a language model to be trained together.
+
+    A sentence-transformers retriever keeps its own pooling and prompts, so that training goes on from what it is. Any
+    other model is taken for a decoder whose last token, EOS, is the embedding.
+
+    Args:
+        retriever: Hub id or folder.
+        lm: Hub id or folder of a decoder.
+        trust_remote_code: for models whose code lies in their repository.
+        **config: fields of `RevelaConfig`; what is given wins over what the retriever brings.
+
+    Raises:
+        UserError: if a model cannot be loaded, or does something between its tokens and its vector that Revela cannot.
+    """
+    try:
+        loaded = _load_retriever(retriever, trust_remote_code)
+        lm_tokenizer = AutoTokenizer.from_pretrained(lm, trust_remote_code=trust_remote_code)
+        model = RevelaForCausalLM.from_backbones(
+            loaded.model, lm, trust_remote_code=trust_remote_code, **(loaded.settings | config)
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise UserError(f"cannot load retriever {retriever!r} and language model {lm!r}: {first_line}") from error
+    tokenizer = with_eos(loaded.tokenizer) if model.config.pooling == "last" else loaded.tokenizer
+    return RevelaBackbones(model, tokenizer, _with_padding(lm_tokenizer))
+
+
+def _load_retriever(name: str, trust_remote_code: bool) -> _Retriever:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.util import is_sentence_transformer_model
+
+    if not is_sentence_transformer_model(name):
+        return _Retriever(name, AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code), {})
+    encoder = SentenceTransformer(name, device="cpu", trust_remote_code=trust_remote_code)
+    kinds = [type(module).__name__ for module in encoder]
+    if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Normalize"}:
+        raise UserError(
+            f"{name} is a chain of {', '.join(kinds)}: Revela trains Transformer, Pooling and Normalize only"
+        )
+    transformer, pooling = encoder[0], encoder[1]
+    modes = pooling.pooling_mode if isinstance(pooling.pooling_mode, tuple) else (pooling.pooling_mode,)
+    if len(modes) > 1 or modes[0] not in _POOLINGS:
+        raise UserError(f"{name} pools by {', '.join(modes)}: Revela knows {', '.join(_POOLINGS)}")
+    prompts = {key: encoder.prompts.get(key) or "" for key in ("query", "document")}
+    return _Retriever(
+        transformer.auto_model.float(), encoder.tokenizer, {"pooling": _POOLINGS[modes[0]], "prompts": prompts}
+    )
+
+
+def _with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Padding is masked everywhere, so any token will do."""
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> RevelaBackbones:
+    """Loads a checkpoint that `RevelaTrainer` saved, with all weights or with adapters, which are merged.
+
+    Args:
+        folder: a checkpoint folder; one with adapters needs the models it started from, too, whose names it holds.
+        trust_remote_code: for models whose code lies in their repository.
+
+    Raises:
+        UserError: if the folder is no Revela checkpoint, or is damaged.
+    """
+    folder = Path(folder)
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise UserError(f"{folder} is not a checkpoint: it holds no config.json")
+    if json.loads(config_file.read_text(encoding="utf-8")).get("model_type") != RevelaConfig.model_type:
+        raise UserError(f"{config_file} is not of a Revela checkpoint")
+    try:
+        if (folder / "adapter_model.safetensors").is_file():
+            model = _load_adapters(folder, trust_remote_code)
+        else:
+            model = RevelaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        tokenizers = [AutoTokenizer.from_pretrained(folder / part) for part in ("retriever_tokenizer", "lm_tokenizer")]
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"cannot load {folder}: {str(error).strip().splitlines()[0]}") from error
+    return RevelaBackbones(model.eval(), *tokenizers)
+
+
+def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
+    config = RevelaConfig.from_pretrained(folder)
+    names = [part._name_or_path for part in (config.retriever, config.lm)]
+    if not all(names):
+        raise UserError(f"{folder}/config.json does not name the models its adapters belong to")
+    settings = {k: v for k, v in config.to_dict().items() if k in _OWN_FIELDS}
+    backbones = load_backbones(names[0], names[1], trust_remote_code=trust_remote_code, **settings)
+    adapted = PeftModel.from_pretrained(backbones.model, folder)
+    model: RevelaForCausalLM = adapted.merge_and_unload()
+    return model
+
+
+_OWN_FIELDS = (
+    "group_size",
+    "temperature",
+    "v_normalization",
+    "v_normalization_eps",
+    "similarity_span",
+    "pooling",
+    "prompts",
+    "similarity_tolerance",
+)
