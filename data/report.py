@@ -63,7 +63,8 @@ class ReadReport:
         if self.replaced:
             parts.append(f"{counted(self.replaced, 'file')} had invalid UTF-8 (replaced)")
         if self.cut:
-            parts.append(f"{counted(self.cut, 'sentence')} or lines longer than a chunk (cut)")
+            pieces = counted(self.cut, "sentence or line") if self.cut == 1 else f"{self.cut:,} sentences or lines"
+            parts.append(f"{pieces} longer than a chunk (cut)")
         if self.absent:
             parts.append(f"last group is not full ({counted(self.absent, 'row')} absent)")
         if self.dropped:

@@ -7,6 +7,7 @@ whether a retriever learnt the code base and not whether it saw the answer.
 import ast
 import random
 import re
+import textwrap
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +130,7 @@ def _documented_functions(path: str, text: str) -> list[_Function]:
                 path,
                 node.name,
                 query,
-                "".join(kept),
+                textwrap.dedent("".join(kept)).strip(),
                 first,
                 node.end_lineno,
                 (expression.lineno, expression.end_lineno),

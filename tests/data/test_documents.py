@@ -90,6 +90,7 @@ def test_report_line_in_full() -> None:
         "1 chunk left over (dropped)"
     )
     assert ReadReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    assert str(ReadReport(documents=1, cut=1)) == "1 document; 1 sentence or line longer than a chunk (cut)"
     report.add(ReadReport(documents=1))
     assert report.documents == 1235
 

@@ -1,0 +1,169 @@
+"""Model cards: one template, filled from data. Where there is no fact, there is no line: nothing is invented."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from revela_hub import __version__
+from revela_hub.hub_cards.facts import METRIC_NAMES, PAPERS, Figure, ModelCardFacts, ModelFacts, Result, describe
+
+TEMPLATES = Path(__file__).parent
+
+
+def write_card(folder: str | Path, facts: ModelCardFacts, *, repo_id: str | None = None) -> Path:
+    """Writes README.md, the figures, and `.eval_results/` into a model folder.
+
+    Args:
+        folder: a folder that `export_retriever` wrote, or any model folder.
+        facts: what the folder does not tell.
+        repo_id: the id under which it will be on the Hub; the folder's name otherwise.
+
+    Returns:
+        The path of README.md.
+    """
+    folder = Path(folder)
+    model, name = describe(folder), repo_id or folder.name
+    figures = []
+    for figure in facts.figures:
+        target = folder / "figures" / Path(figure.path).name
+        target.parent.mkdir(exist_ok=True)
+        if Path(figure.path).resolve() != target.resolve():
+            shutil.copyfile(figure.path, target)
+        figures.append(Figure(f"figures/{target.name}", figure.caption))
+    _write_eval_results(folder, facts.results)
+    text = _template("model_card.md.j2").render(
+        metadata=_metadata(name, facts, model).to_yaml().strip(),
+        name=name,
+        title=name.rpartition("/")[2],
+        facts=facts,
+        model=model,
+        paper=PAPERS[facts.method] if facts.method else None,
+        figures=figures,
+        results=_results_table(facts.results, name.rpartition("/")[2]),
+        version=__version__,
+    )
+    card = folder / "README.md"
+    card.write_text(text, encoding="utf-8")
+    return card
+
+
+def _template(name: str) -> Any:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(name)
+
+
+def _metadata(name: str, facts: ModelCardFacts, model: ModelFacts) -> ModelCardData:
+    """The YAML block that the Hub and MTEB read."""
+    tags = ["feature-extraction", "dense", "retrieval"] if model.is_encoder else []
+    own = [result for result in facts.results if result.model is None]
+    return ModelCardData(
+        library_name="sentence-transformers" if model.is_encoder else "transformers",
+        pipeline_tag="sentence-similarity"
+        if model.is_encoder
+        else ("text-generation" if model.architecture.endswith("ForCausalLM") else None),
+        tags=[
+            *(["sentence-transformers"] if model.is_encoder else []),
+            *tags,
+            *([facts.method] if facts.method else []),
+            "revela-hub",
+        ],
+        base_model=facts.base_model or model.adapter_of,
+        base_model_relation="adapter" if model.adapter_of else ("finetune" if facts.base_model else None),
+        license=facts.license,
+        language=list(facts.languages) or None,
+        datasets=list(facts.datasets) or None,
+        model_name=name.rpartition("/")[2] if own else None,
+        eval_results=[
+            EvalResult(
+                task_type="information-retrieval",
+                task_name="Information Retrieval",
+                dataset_type=result.dataset or result.task,
+                dataset_name=result.task,
+                dataset_split=result.split,
+                dataset_revision=result.revision,
+                metric_type=metric,
+                metric_name=METRIC_NAMES.get(metric, metric),
+                metric_value=round(value, 5),
+            )
+            for result in own
+            for metric, value in result.metrics.items()
+        ]
+        or None,
+    )
+
+
+def _results_table(results: Sequence[Result], title: str) -> str:
+    if not results:
+        return ""
+    metrics = list(dict.fromkeys(metric for result in results for metric in result.metrics))
+    rows = [
+        [
+            result.task,
+            result.model or f"**{title}**",
+            *(f"{result.metrics[m]:.4f}" if m in result.metrics else "" for m in metrics),
+        ]
+        for result in results
+    ]
+    header = ["Task", "Model", *(METRIC_NAMES.get(metric, metric) for metric in metrics)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * 2 + ["---:"] * len(metrics), *rows])
+
+
+def _write_eval_results(folder: Path, results: Sequence[Result]) -> None:
+    """The newer machine-readable form, for results on data sets that are on the Hub: one file each, the main metric."""
+    shutil.rmtree(folder / ".eval_results", ignore_errors=True)
+    for result in results:
+        if result.model is not None or result.dataset is None:
+            continue
+        metric, value = next(iter(result.metrics.items()))
+        entry = EvalResultEntry(
+            dataset_id=result.dataset,
+            task_id=result.task,
+            value=round(value, 5),
+            dataset_revision=result.revision,
+            date=result.date,
+            notes=f"{METRIC_NAMES.get(metric, metric)}, {result.split} split",
+        )
+        file = folder / ".eval_results" / f"{result.dataset.replace('/', '__')}-{result.task}.yaml".replace(" ", "_")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False), encoding="utf-8")
+
+
+def collection_card(repo_ids: Sequence[str], folders: Sequence[Path], *, title: str, description: str = "") -> str:
+    """Returns the card of a family of models, smallest first: sizes, dimensions and what each one's card reports.
+
+    Args:
+        repo_ids: on the Hub.
+        folders: where each one's files, card included, are on this machine.
+        title: of the family.
+        description: a paragraph above the table.
+    """
+    family = []
+    for repo_id, folder in zip(repo_ids, folders, strict=True):
+        data = ModelCard.load(folder / "README.md").data
+        family.append(
+            (
+                repo_id,
+                describe(folder),
+                {(r.dataset_name, r.metric_name): r.metric_value for r in data.eval_results or ()},
+            )
+        )
+    family.sort(key=lambda member: member[1].parameters)
+    measured = list(dict.fromkeys(key for *_, results in family for key in results))
+    return str(
+        _template("collection_card.md.j2").render(
+            title=title, description=description, family=family, measured=measured
+        )
+    )

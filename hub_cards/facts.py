@@ -1,0 +1,270 @@
+"""What a model card is filled from.
+
+What the model is, is read off its folder (`describe`); what only people and runs know comes in `ModelCardFacts`, in code
+or from a YAML file with the same keys; what a paper is, stands in `PAPERS`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from revela_hub.errors import UserError
+from revela_hub.hub_cards.verify_files import safetensors_header
+
+METRIC_NAMES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
+# Model types that the two servers' documentation lists; a model with code of its own is never among them.
+SERVED_BY_TEI = {"bert", "camembert", "gemma3_text", "mistral", "modernbert", "mpnet", "qwen2", "qwen3", "xlm-roberta"}
+SERVED_BY_VLLM = SERVED_BY_TEI - {"camembert", "mpnet"} | {"gemma2", "llama", "roberta"}
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The facts of a paper that a card states."""
+
+    title: str
+    authors: tuple[str, ...]
+    arxiv: str
+    year: int
+    does: str  # completes "a retriever that was ..."
+
+    @property
+    def bibtex(self) -> str:
+        """The entry to cite."""
+        key = f"{self.authors[0].split()[-1].lower()}{self.year}{self.title.split(':')[0].lower().replace('-', '')}"
+        names = " and ".join(self.authors)
+        return (
+            f"@article{{{key},\n  title = {{{self.title}}},\n  author = {{{names}}},\n"
+            f"  journal = {{arXiv preprint arXiv:{self.arxiv}}},\n  year = {{{self.year}}}\n}}"
+        )
+
+
+PAPERS = {
+    "revela": Paper(
+        title="Revela: Dense Retriever Learning via Language Modeling",
+        authors=(
+            "Fengyu Cai",
+            "Tong Chen",
+            "Xinran Zhao",
+            "Sihao Chen",
+            "Hongming Zhang",
+            "Sherry Tongshuang Wu",
+            "Iryna Gurevych",
+            "Heinz Koeppl",
+        ),
+        arxiv="2506.16552",
+        year=2025,
+        does="learnt from raw text alone: a language model predicts each chunk's next tokens while it reads the other"
+        " chunks of the batch, as much of each as the retriever's similarity says",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured of one model on one task.
+
+    Attributes:
+        task: name of the task.
+        metrics: metric -> value in 0..1, the main one first, as in `{"ndcg_at_10": 0.645}`.
+        model: whose result it is; None for the model of the card, a name for what it is compared with.
+        dataset: id of the data set on the Hub, if it is there.
+        split: of that data set.
+        revision: commit of that data set.
+        date: when it was measured, as YYYY-MM-DD.
+    """
+
+    task: str
+    metrics: dict[str, float]
+    model: str | None = None
+    dataset: str | None = None
+    split: str = "test"
+    revision: str | None = None
+    date: str | None = None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Result:
+        """Builds it from its own fields, or from what `revela-hub evaluate --json` prints.
+
+        Raises:
+            ValueError: a key that is not known, or none of what is needed.
+        """
+        if "metrics" in values:
+            return cls(**_known(cls, values))
+        metrics = {name: float(values[name]) for name in METRIC_NAMES if values.get(name) is not None}
+        if not metrics or not values.get("name"):
+            raise ValueError(f"a result needs `task` and `metrics`, or `name` and one of {', '.join(METRIC_NAMES)}")
+        rest = {name: values[name] for name in ("model", "dataset", "split", "revision", "date") if name in values}
+        return cls(task=values["name"], metrics=metrics, **rest)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture of the run, shown in the card under its caption."""
+
+    path: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class ModelCardFacts:
+    """What the folder of a model does not tell. Everything may be left out.
+
+    Attributes:
+        method: key of `PAPERS`.
+        description: a paragraph on what the model is for.
+        base_model: Hub id of the model it was trained from.
+        license: identifier as the Hub knows it (`apache-2.0`).
+        languages: ISO 639 codes.
+        datasets: ids of the training data on the Hub.
+        training_data: what it was trained on, in words.
+        command: the exact command that trained it.
+        config: the configuration file of that run, as YAML text.
+        results: what was measured.
+        figures: pictures of the run.
+        limitations: what it is bad at.
+    """
+
+    method: str | None = None
+    description: str = ""
+    base_model: str | None = None
+    license: str | None = None
+    languages: Sequence[str] = ()
+    datasets: Sequence[str] = ()
+    training_data: str = ""
+    command: str = ""
+    config: str = ""
+    results: Sequence[Result] = ()
+    figures: Sequence[Figure] = ()
+    limitations: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses a method without a paper, and a number that was not measured."""
+        if self.method is not None and self.method not in PAPERS:
+            raise ValueError(f"method {self.method!r} is not known: {', '.join(PAPERS)}")
+        for result in self.results:
+            if bad := [name for name, value in result.metrics.items() if not math.isfinite(value)]:
+                raise ValueError(f"{bad[0]} of {result.task} is not a number")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> ModelCardFacts:
+        """Reads the facts from a YAML or JSON file; figures are relative to it.
+
+        Raises:
+            UserError: the file cannot be read, or has a key that is not known.
+        """
+        path = Path(path)
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            values = _known(cls, values)
+            values["results"] = tuple(map(Result.from_dict, values.get("results", ())))
+            values["figures"] = tuple(
+                Figure(str(path.parent / figure["path"]), figure["caption"]) for figure in values.get("figures", ())
+            )
+            if isinstance(values.get("config"), dict):
+                values["config"] = yaml.safe_dump(values["config"], sort_keys=False, allow_unicode=True)
+            return cls(**values)
+        except OSError as error:
+            raise UserError(f"{path}: cannot read the facts of the card: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+            raise UserError(f"{path}: {error}") from error
+
+    def to_file(self, path: str | Path) -> None:
+        """Writes the facts that are there as YAML, for `from_file`; figures as paths relative to the file."""
+        path = Path(path)
+        values = {name: value for name, value in asdict(self).items() if value}
+        for figure in values.get("figures", ()):
+            figure["path"] = os.path.relpath(figure["path"], path.parent)
+        values = json.loads(json.dumps(values))  # tuples become lists, which is all that YAML knows
+        path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _known(kind: type, values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise TypeError("expected a mapping from names to values")
+    names = [entry.name for entry in fields(kind)]
+    if unknown := [name for name in values if name not in names]:
+        raise ValueError(f"unknown key {unknown[0]!r}; there are {', '.join(names)}")
+    return dict(values)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the folder of a model tells about it."""
+
+    model_type: str
+    architecture: str
+    parameters: int
+    bytes: int
+    dtype: str
+    remote_code: bool
+    adapter_of: str | None = None
+    dimensions: int | None = None
+    max_length: int | None = None
+    pooling: str | None = None
+    similarity: str | None = None
+    prompts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it is loaded with SentenceTransformer."""
+        return self.pooling is not None
+
+    @property
+    def servers(self) -> list[str]:
+        """The servers that take the folder as it is."""
+        if not self.is_encoder or self.remote_code or self.adapter_of:
+            return []
+        known = {"text-embeddings-inference": SERVED_BY_TEI, "vLLM": SERVED_BY_VLLM}
+        return [name for name, types in known.items() if self.model_type in types]
+
+
+def describe(folder: str | Path) -> ModelFacts:
+    """Reads off a model folder what it is."""
+    folder = Path(folder)
+    config = _read(folder / "config.json")
+    files = list(folder.rglob("*.safetensors"))
+    entries = [entry for file in files for entry in safetensors_header(file).values()]
+    tensors = [
+        entry for entry in entries if entry.get("dtype", "").lstrip("B").startswith("F")
+    ]  # the others are tables
+    stored = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    return ModelFacts(
+        model_type=config.get("model_type", ""),
+        architecture=next(iter(config.get("architectures") or ()), ""),
+        parameters=sum(math.prod(tensor["shape"]) for tensor in tensors),
+        bytes=sum(file.stat().st_size for file in files),
+        dtype=stored.get(tensors[0]["dtype"], tensors[0]["dtype"]) if tensors else "",
+        remote_code=any(folder.rglob("*.py")),
+        adapter_of=_read(folder / "adapter_config.json").get("base_model_name_or_path"),
+        **_describe_encoder(folder),
+    )
+
+
+def _describe_encoder(folder: Path) -> dict[str, Any]:
+    """The facts of a sentence-transformers folder; of another one, none."""
+    paths = {entry["type"].rpartition(".")[2]: entry["path"] for entry in _read(folder / "modules.json")}
+    if not paths:
+        return {}
+    pooling = _read(folder / paths.get("Pooling", "") / "config.json")
+    modes = [key.removeprefix("pooling_mode_") for key, on in pooling.items() if key.startswith("pooling_mode_") and on]
+    mode = str(pooling.get("pooling_mode") or next(iter(modes), "")).removesuffix("_tokens").removesuffix("_token")
+    config = _read(folder / "config_sentence_transformers.json")
+    return {
+        "dimensions": pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension"),
+        "max_length": _read(folder / "sentence_bert_config.json").get("max_seq_length"),
+        "pooling": {"lasttoken": "last token (EOS)", "cls": "first token"}.get(mode, mode),
+        "similarity": config.get("similarity_fn_name") or "cosine",
+        "prompts": {name: text for name, text in (config.get("prompts") or {}).items() if text},
+    }
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

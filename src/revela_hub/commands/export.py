@@ -1,0 +1,42 @@
+"""Turns a training checkpoint into folders that need nothing of this package.
+
+OUTPUT/retriever is a plain sentence-transformers model (adapters merged, prompts, EOS, length and padding side saved);
+OUTPUT/lm, with --lm, is the co-trained language model, an ordinary AutoModelForCausalLM.
+
+Examples:
+  revela-hub export outputs/revela/checkpoint-1000 --output my-retriever
+  revela-hub export outputs/revela --output my-retriever --lm --dtype bfloat16
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+POSITIONALS = ("checkpoint",)
+
+
+@dataclass
+class Arguments:
+    """Arguments of `revela-hub export`."""
+
+    checkpoint: str = field(metadata={"help": "Folder that `revela-hub train` saved."})
+    output: str = field(metadata={"help": "Folder to write into; made if it is not there."})
+    lm: bool = field(default=False, metadata={"help": "Also write the co-trained language model."})
+    max_length: int = field(default=2048, metadata={"help": "Tokens the retriever keeps of a text, EOS included."})
+    dtype: Literal["float32", "bfloat16", "float16"] | None = field(
+        default=None, metadata={"help": "Type of the stored weights; by default the one they have."}
+    )
+
+
+def run(arguments: Arguments) -> None:
+    """Writes the folders and prints how to load them."""
+    import torch
+
+    from revela_hub.hub_cards import export_checkpoint
+
+    dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
+    output = export_checkpoint(
+        arguments.checkpoint, arguments.output, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype
+    )
+    print(f'retriever: SentenceTransformer("{output / "retriever"}")')
+    if arguments.lm:
+        print(f'language model: AutoModelForCausalLM.from_pretrained("{output / "lm"}")')

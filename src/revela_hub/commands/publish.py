@@ -1,0 +1,85 @@
+"""Assembles, verifies and uploads a model to the Hugging Face Hub, and verifies what arrived there.
+
+From a checkpoint of `revela-hub train` (adapters are merged), or a finished sentence-transformers folder. Nothing is
+uploaded unless every check of `revela-hub check` holds and the folder gives the checkpoint's own vectors. All files become
+visible in one commit; if the upload breaks off, nothing is, and the same command continues it.
+
+The card takes its facts from the checkpoint, from card.yaml in it, or from --card FILE. The token is the one of
+`hf auth login`, or HF_TOKEN.
+
+Examples:
+  revela-hub publish outputs/revela my-name/my-retriever --dry-run
+  revela-hub publish outputs/revela my-name/my-retriever --private --card facts.yaml --tag v1
+  revela-hub publish outputs/revela my-name/my-retriever --adapter-only
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+POSITIONALS = ("checkpoint", "repo_id")
+
+
+@dataclass
+class Arguments:
+    """Arguments of `revela-hub publish`."""
+
+    checkpoint: str = field(metadata={"help": "Folder that training saved, or a sentence-transformers folder."})
+    repo_id: str = field(metadata={"help": "Where to publish: namespace/name."})
+    private: bool = field(default=False, metadata={"help": "Make the repository private, if it is new."})
+    revision: str | None = field(default=None, metadata={"help": "Branch to commit to; made if it is not there."})
+    pull_request: bool = field(default=False, metadata={"help": "Open a pull request instead of committing."})
+    tag: str | None = field(default=None, metadata={"help": "Tag to set on the new commit."})
+    collection: str | None = field(default=None, metadata={"help": "Title of a collection to add the model to."})
+    update: bool = field(default=False, metadata={"help": "Replace the model that is already there."})
+    dry_run: bool = field(default=False, metadata={"help": "Assemble and verify, but upload nothing."})
+    keep: str | None = field(default=None, metadata={"help": "Folder to leave the assembled files in."})
+    part: Literal["retriever", "lm", "model"] = field(
+        default="retriever",
+        metadata={"help": "The retriever, the language model trained with it, or both with their training code."},
+    )
+    adapter_only: bool = field(
+        default=False, metadata={"help": "Publish the retriever's LoRA adapter; its base must be a model on the Hub."}
+    )
+    card: str | None = field(default=None, metadata={"help": "YAML file with the facts of the model card."})
+    max_length: int = field(default=2048, metadata={"help": "Tokens the retriever keeps of a text, EOS included."})
+    dtype: Literal["float32", "bfloat16", "float16"] | None = field(
+        default=None, metadata={"help": "Type of the stored weights; by default the one they have."}
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Run the code that a finished model folder brings with it."}
+    )
+
+
+def run(arguments: Arguments) -> None:
+    """Publishes, and prints the checks, the files and the address."""
+    import torch
+
+    from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, as_table, publish
+
+    destination = Destination(
+        arguments.repo_id,
+        private=arguments.private,
+        revision=arguments.revision,
+        pull_request=arguments.pull_request,
+        tag=arguments.tag,
+        update=arguments.update,
+        collection=arguments.collection,
+    )
+    assembly = Assembly(
+        part=arguments.part,
+        adapter_only=arguments.adapter_only,
+        max_length=arguments.max_length,
+        dtype=getattr(torch, arguments.dtype) if arguments.dtype else None,
+        facts=ModelCardFacts.from_file(arguments.card) if arguments.card else None,
+        trust_remote_code=arguments.trust_remote_code,
+    )
+    published = publish(arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.keep)
+    print(as_table(published.checks))
+    print()
+    for name, size in published.files.items():
+        print(f"{size:>14,}  {name}")
+    print(f"{sum(published.files.values()):>14,}  bytes in {len(published.files)} files")
+    if published.url is None:
+        print(f"\ndry run: {arguments.repo_id} would be published as above; nothing was uploaded")
+    else:
+        print(f"\npublished and read back: {published.url} (commit {str(published.commit)[:10]})")

@@ -1,0 +1,37 @@
+"""A virtual environment in which only what is asked for is installed: links to what is installed here, no download."""
+
+import subprocess
+import sys
+import venv
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+
+def make_environment(folder: Path, *packages: str) -> Path:
+    """Makes it, with the packages and all that they require, and returns its Python."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    show = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(subprocess.run([python, "-c", show], capture_output=True, text=True, check=True).stdout.strip())
+    wanted, seen = list(packages), set()
+    while wanted:
+        name = wanted.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError:  # of another platform
+            continue
+        for top in {file.parts[0] for file in package.files or () if file.parts[0] != ".."}:
+            if not (site / top).exists():
+                (site / top).symlink_to(package.locate_file(top))
+        needs = map(Requirement, package.requires or ())
+        wanted += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    return python
+
+
+if __name__ == "__main__":
+    print(make_environment(Path(sys.argv[1]), *sys.argv[2:]))

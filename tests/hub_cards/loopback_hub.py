@@ -1,0 +1,333 @@
+"""A small Hub on the loopback interface: as much of its HTTP interface as the client's upload and download use.
+
+Repositories live in memory. A commit maps file names to contents; large files come through the LFS batch interface first.
+What can go wrong is switched on through attributes: `cut_uploads` breaks connections off in the middle of a large file,
+`corrupt_downloads` changes what is read back.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+WRITER, READER = "hf_" + "w" * 30, "hf_" + "r" * 30  # tokens: of the user "org", and of one who may only read
+LARGE = 10_000  # bytes from which a file goes through LFS; so do all safetensors
+
+
+@dataclass
+class Repository:
+    """Commits by hash, branches and tags by name; a commit maps file names to contents."""
+
+    private: bool = False
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    refs: dict[str, str] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+
+    def commit(self, ref: str, files: dict[str, bytes], message: str) -> str:
+        oid = hashlib.sha1(f"{ref}{len(self.commits)}{message}".encode()).hexdigest()
+        self.commits[oid] = files
+        self.refs[ref] = oid
+        self.messages.append(message)
+        return oid
+
+    def files(self, revision: str) -> dict[str, bytes] | None:
+        return self.commits.get(self.refs.get(revision, revision))
+
+
+def is_lfs(path: str, size: int) -> bool:
+    return path.endswith(".safetensors") or size >= LARGE
+
+
+def blob_id(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+class LoopbackHub(ThreadingHTTPServer):
+    """Start it as a context manager; `endpoint` is what HF_ENDPOINT has to be."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.repositories: dict[str, Repository] = {}
+        self.large: dict[str, bytes] = {}
+        self.collections: dict[str, list[str]] = {}
+        self.requests: list[str] = []
+        self.cut_uploads = False
+        self.corrupt_downloads = False
+        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> "LoopbackHub":
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, *args: object) -> None:
+        """A connection that the client or a test broke off is no news."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Routes by regular expression; the name in `do` is a method of this class."""
+
+    protocol_version = "HTTP/1.1"
+    server: LoopbackHub
+
+    ROUTES = (
+        ("POST", r"/api/validate-yaml", "validate"),
+        ("GET", r"/api/whoami-v2", "who"),
+        ("POST", r"/api/repos/create", "create"),
+        ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)(/revision/(?P<revision>[^/]+))?", "info"),
+        ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)(?P<path>/.*)?", "tree"),
+        ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/preupload/(?P<revision>[^/]+)", "preupload"),
+        ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/commit/(?P<revision>[^/]+)", "commit"),
+        ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<kind>branch|tag)/(?P<revision>[^/]+)", "ref"),
+        ("POST", r"/api/collections", "collection"),
+        ("POST", r"/api/collections/(?P<slug>[^/]+/[^/]+)/items", "collect"),
+        ("POST", r"/(?P<repo>[^/]+/[^/]+)\.git/info/lfs/objects/batch", "batch"),
+        ("PUT", r"/lfs/(?P<oid>[0-9a-f]{64})", "put"),
+        ("HEAD", r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)", "resolve"),
+        ("GET", r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)", "resolve"),
+    )
+
+    def log_message(self, *args: object) -> None:
+        """Keeps quiet."""
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except (ConnectionError, ValueError):
+            self.close_connection = True
+
+    def do_GET(self) -> None:
+        self._route()
+
+    do_POST = do_PUT = do_HEAD = do_GET
+
+    def _route(self) -> None:
+        address = urlsplit(self.path)
+        self.query = {key: values[0] for key, values in parse_qs(address.query).items()}
+        self.server.requests.append(f"{self.command} {address.path}")
+        for method, pattern, name in self.ROUTES:
+            match = re.fullmatch(pattern, address.path)
+            if method == self.command and match:
+                found = {key: unquote(value) for key, value in match.groupdict().items() if value is not None}
+                if name == "put":
+                    return self.put(**found)
+                self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                return getattr(self, name)(**found)
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        return self._answer(404, {"error": f"no route for {self.command} {address.path}"})
+
+    def _answer(self, status: int, content: Any = None, **headers: str) -> None:
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", headers.get("Length", str(len(data))))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _token(self) -> str:
+        return (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+
+    def _may(self, namespace: str) -> bool:
+        """Answers for the caller and returns False if the token may not write to the namespace."""
+        if self._token() not in (WRITER, READER):
+            self._answer(401, {"error": "Invalid username or password."})
+        elif self._token() != WRITER or namespace != "org":
+            self._answer(403, {"error": "Forbidden"}, X_Error_Message="You don't have the rights to create here")
+        else:
+            return True
+        return False
+
+    def _repository(self, repo: str) -> Repository | None:
+        """Answers as the Hub does for a repository that is missing or not to be seen."""
+        repository = self.server.repositories.get(repo)
+        if self._token() not in ("", WRITER, READER):
+            self._answer(
+                401, {"error": "Invalid credentials"}, X_Error_Message="Invalid credentials in Authorization header"
+            )
+        elif repository is None or (repository.private and self._token() != WRITER):
+            self._answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
+        else:
+            return repository
+        return None
+
+    # --- the interface
+
+    def validate(self) -> None:
+        self._answer(200, {"errors": [], "warnings": []})
+
+    def who(self) -> None:
+        if self._token() in (WRITER, READER):
+            self._answer(200, {"type": "user", "name": "org", "auth": {}})
+        else:
+            self._answer(
+                401, {"error": "Invalid credentials"}, X_Error_Message="Invalid credentials in Authorization header"
+            )
+
+    def create(self) -> None:
+        wanted = json.loads(self.body)
+        repo = f"{wanted.get('organization') or 'org'}/{wanted['name']}"
+        if not self._may(repo.partition("/")[0]):
+            return
+        if repo in self.server.repositories:
+            self._answer(409, {"error": "You already created this model repo"})
+            return
+        repository = Repository(private=wanted.get("visibility") == "private" or bool(wanted.get("private")))
+        repository.commit("main", {".gitattributes": b"*.safetensors filter=lfs\n"}, "initial commit")
+        self.server.repositories[repo] = repository
+        self._answer(200, {"url": f"{self.server.endpoint}/{repo}", "id": "0", "name": repo})
+
+    def info(self, repo: str, revision: str = "main") -> None:
+        if (repository := self._repository(repo)) is None:
+            return
+        files = repository.files(revision)
+        if files is None:
+            self._answer(404, {"error": "Invalid rev id"}, X_Error_Code="RevisionNotFound")
+            return
+        sha = repository.refs.get(revision, revision)
+        siblings = [{"rfilename": name} for name in files]
+        self._answer(
+            200,
+            {"id": repo, "modelId": repo, "sha": sha, "private": repository.private, "siblings": siblings, "tags": []},
+        )
+
+    def tree(self, repo: str, revision: str, path: str = "") -> None:
+        if (repository := self._repository(repo)) is None:
+            return
+        files = repository.files(revision) or {}
+        entries = []
+        for name, content in files.items():
+            if name.startswith(path.strip("/")):
+                entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": blob_id(content)}
+                if is_lfs(name, len(content)):
+                    entry["lfs"] = {
+                        "oid": hashlib.sha256(content).hexdigest(),
+                        "size": len(content),
+                        "pointerSize": 130,
+                    }
+                entries.append(entry)
+        self._answer(200, entries)
+
+    def preupload(self, repo: str, revision: str) -> None:
+        if self._repository(repo) is None or not self._may(repo.partition("/")[0]):
+            return
+        files = [
+            {
+                "path": f["path"],
+                "uploadMode": "lfs" if is_lfs(f["path"], f["size"]) else "regular",
+                "shouldIgnore": False,
+            }
+            for f in json.loads(self.body)["files"]
+        ]
+        self._answer(200, {"files": files})
+
+    def batch(self, repo: str) -> None:
+        objects = json.loads(self.body)["objects"]
+        for item in objects:
+            if item["oid"] not in self.server.large:
+                item["actions"] = {"upload": {"href": f"{self.server.endpoint}/lfs/{item['oid']}"}}
+        self._answer(200, {"transfer": "basic", "objects": objects})
+
+    def put(self, oid: str) -> None:
+        length = int(self.headers["Content-Length"])
+        if self.server.cut_uploads:
+            self.rfile.read(min(length, 1000))
+            self.connection.close()
+            self.close_connection = True
+            return
+        content = self.rfile.read(length)
+        if hashlib.sha256(content).hexdigest() == oid:
+            self.server.large[oid] = content
+        self._answer(200, {})
+
+    def commit(self, repo: str, revision: str) -> None:
+        repository = self._repository(repo)
+        if repository is None or not self._may(repo.partition("/")[0]):
+            return
+        lines = [json.loads(line) for line in self.body.splitlines()]
+        header = lines[0]["value"]
+        if header.get("parentCommit", repository.refs[revision]) != repository.refs[revision]:
+            self._answer(412, {"error": "A commit has happened since. Please refresh and try again."})
+            return
+        files = dict(repository.commits[repository.refs[revision]])
+        for line in lines[1:]:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.server.large[value["oid"]]
+            else:
+                del files[value["path"]]
+        pull_request = "create_pr" in self.query
+        ref = (
+            f"refs/pr/{sum(name.startswith('refs/pr/') for name in repository.refs) + 1}" if pull_request else revision
+        )
+        oid = repository.commit(ref, files, header["summary"])
+        url = f"{self.server.endpoint}/{repo}"
+        answer = {"success": True, "commitOid": oid, "commitUrl": f"{url}/commit/{oid}", "hookOutput": ""}
+        if pull_request:
+            answer["pullRequestUrl"] = f"{url}/discussions/{ref.rpartition('/')[2]}"
+        self._answer(200, answer)
+
+    def ref(self, repo: str, kind: str, revision: str) -> None:
+        repository = self._repository(repo)
+        if repository is None or not self._may(repo.partition("/")[0]):
+            return
+        wanted = json.loads(self.body or b"{}")
+        name = wanted["tag"] if kind == "tag" else revision
+        start = revision if kind == "tag" else wanted.get("startingPoint", "main")
+        repository.refs[name] = repository.refs.get(start, start)
+        self._answer(200, {})
+
+    def collection(self) -> None:
+        wanted = json.loads(self.body)
+        slug = f"{wanted['namespace']}/{wanted['title'].lower().replace(' ', '-')}-{'0' * 24}"
+        self.server.collections.setdefault(slug, [])
+        self._answer(200, self._collection(slug, wanted["title"]))
+
+    def collect(self, slug: str) -> None:
+        self.server.collections[slug].append(json.loads(self.body)["item"]["id"])
+        self._answer(200, self._collection(slug, slug))
+
+    def _collection(self, slug: str, title: str) -> dict[str, Any]:
+        return {
+            "slug": slug,
+            "title": title,
+            "owner": {"name": "org"},
+            "items": [],
+            "lastUpdated": "2025-01-01T00:00:00.000Z",
+            "position": 0,
+            "private": False,
+            "theme": "blue",
+            "upvotes": 0,
+        }
+
+    def resolve(self, repo: str, revision: str, path: str) -> None:
+        if (repository := self._repository(repo)) is None:
+            return
+        files = repository.files(revision)
+        if files is None:
+            self._answer(404, {}, X_Error_Code="RevisionNotFound")
+            return
+        sha = repository.refs.get(revision, revision)
+        if path not in files:
+            self._answer(404, {}, X_Error_Code="EntryNotFound", X_Repo_Commit=sha)
+            return
+        content = files[path]
+        headers = {"X_Repo_Commit": sha, "ETag": f'"{blob_id(content)}"', "Accept_Ranges": "bytes"}
+        if is_lfs(path, len(content)):
+            headers |= {"X_Linked_Etag": f'"{hashlib.sha256(content).hexdigest()}"', "X_Linked_Size": str(len(content))}
+            if self.server.corrupt_downloads:
+                content = content[:-1] + bytes([content[-1] ^ 1])
+        self._answer(200, content, **headers)

@@ -1,0 +1,153 @@
+"""Cards: every fact that is given, none that is not, readable by people and by the Hub's own reader."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
+
+from revela_hub.errors import UserError
+from revela_hub.hub_cards import Figure, ModelCardFacts, Result, collection_card, describe, write_card
+from revela_hub.hub_cards.figures import training_curve
+
+RESULTS = (
+    Result("SciFact", {"ndcg_at_10": 0.64508, "recall_at_100": 0.9}, dataset="mteb/scifact", revision="abc"),
+    Result("SciFact", {"ndcg_at_10": 0.67}, model="BM25", dataset="mteb/scifact"),
+    Result("our code", {"ndcg_at_10": 0.5}),
+)
+
+
+@pytest.fixture
+def folder(retriever_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the retriever to write a card into."""
+    return Path(shutil.copytree(retriever_folder, tmp_path / "model"))
+
+
+def test_a_full_card(folder: Path, tmp_path: Path) -> None:
+    assert training_curve([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}], tmp_path / "curve.png")
+    facts = ModelCardFacts(
+        method="revela",
+        description="For the sources of one project.",
+        base_model="org/base",
+        license="apache-2.0",
+        languages=("en", "de"),
+        datasets=("org/data",),
+        training_data="Sources of one project.",
+        command="revela-hub train revela --config code.yaml",
+        config="temperature: 0.0001\n",
+        results=RESULTS,
+        figures=(Figure(str(tmp_path / "curve.png"), "Training loss"),),
+        limitations=("Knows one project.",),
+    )
+    text = write_card(folder, facts, repo_id="org/name").read_text()
+    card = ModelCard(text)
+    assert card.data.base_model == "org/base"
+    assert card.data.datasets == ["org/data"]
+    assert card.data.language == ["en", "de"]
+    assert card.data.license == "apache-2.0"
+    assert card.data.library_name == "sentence-transformers"
+    assert {"sentence-transformers", "feature-extraction", "revela"} <= set(card.data.tags)
+    for line in (
+        'SentenceTransformer("org/name")',
+        "For the sources of one project.",
+        "```\nrevela-hub train revela --config code.yaml\n```",
+        "```yaml\ntemperature: 0.0001\n```",
+        "| SciFact | **name** | 0.6451 | 0.9000 |",
+        "| SciFact | BM25 | 0.6700 |  |",
+        "![Training loss](figures/curve.png)",
+        "- Knows one project.",
+        "@article{cai2025revela,",
+        "https://arxiv.org/abs/2506.16552",
+        "| Pooling | last token (EOS) |",
+        "| Maximum length | 64 tokens |",
+        "`Query: ` (query)",
+        "Served as it is by vLLM",
+    ):
+        assert line in text
+    assert (folder / "figures" / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_are_readable_by_machines(folder: Path) -> None:
+    card = ModelCard(write_card(folder, ModelCardFacts(results=RESULTS), repo_id="org/name").read_text())
+    found = {(r.dataset_type, r.metric_type, r.metric_value) for r in card.data.eval_results}
+    own = {("mteb/scifact", "ndcg_at_10", 0.64508), ("mteb/scifact", "recall_at_100", 0.9)}
+    assert found == own | {("our code", "ndcg_at_10", 0.5)}, "BM25 is not this model's result"
+    (file,) = (folder / ".eval_results").iterdir()
+    (entry,) = parse_eval_result_entries(yaml.safe_load(file.read_text()))
+    assert (entry.dataset_id, entry.value, entry.dataset_revision) == ("mteb/scifact", 0.64508, "abc")
+
+
+def test_without_facts_nothing_is_said(folder: Path) -> None:
+    text = write_card(folder, ModelCardFacts()).read_text()
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## Use", "## Model"]
+    assert "None" not in text
+    assert not {"license", "base_model", "datasets", "language", "model-index"} & set(ModelCard(text).data.to_dict())
+    assert not (folder / ".eval_results").exists()
+
+
+def test_facts_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "card.yaml"
+    facts = ModelCardFacts(
+        license="mit", config="a: 1\n", results=RESULTS, figures=(Figure(str(tmp_path / "a.png"), "A"),)
+    )
+    facts.to_file(file)
+    assert "path: a.png" in file.read_text()
+    assert ModelCardFacts.from_file(file) == facts
+    file.write_text("config: {a: 1}\nresults: [{name: SciFact, ndcg_at_10: 0.5, queries: 300}]\n")
+    facts = ModelCardFacts.from_file(file)
+    assert facts.config == "a: 1\n"
+    assert facts.results == (Result("SciFact", {"ndcg_at_10": 0.5}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("licence: mit", "unknown key 'licence'"),
+        ("- a", "expected a mapping"),
+        ("a: [", "card.yaml: "),
+        ("method: magic", "method 'magic' is not known"),
+        ("results: [{task: T, metrics: {ndcg_at_10: .nan}}]", "ndcg_at_10 of T is not a number"),
+        ("results: [{name: T}]", "a result needs"),
+        ("results: [{task: T, metrics: {a: 1}, score: 2}]", "unknown key 'score'"),
+    ],
+)
+def test_mistakes_in_the_file(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "card.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        ModelCardFacts.from_file(tmp_path / "card.yaml")
+    with pytest.raises(UserError, match="cannot read the facts"):
+        ModelCardFacts.from_file(tmp_path / "absent.yaml")
+
+
+def test_describe(folder: Path, minilm_folder: Path) -> None:
+    model = describe(minilm_folder)
+    assert (model.dimensions, model.max_length, model.pooling, model.dtype) == (384, 256, "mean", "float32")
+    assert model.parameters == 22_713_216
+    assert model.servers == ["text-embeddings-inference", "vLLM"]
+    # As sentence-transformers 6 itself writes it.
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": "cls"}))
+    (folder / "modeling_x.py").write_text("")
+    model = describe(folder)
+    assert (model.dimensions, model.pooling, model.remote_code, model.servers) == (32, "first token", True, [])
+    text = write_card(folder, ModelCardFacts(), repo_id="org/name").read_text()
+    assert 'SentenceTransformer("org/name", trust_remote_code=True)' in text
+    assert "do not take it as it is" in text
+
+
+def test_collection_card(folder: Path, minilm_folder: Path, tmp_path: Path) -> None:
+    large = Path(shutil.copytree(minilm_folder, tmp_path / "large"))
+    write_card(folder, ModelCardFacts(results=RESULTS), repo_id="org/small")
+    write_card(large, ModelCardFacts(), repo_id="org/large")
+    text = collection_card(["org/large", "org/small"], [large, folder], title="A family", description="Two sizes.")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert rows[0].endswith("| SciFact nDCG@10 | SciFact Recall@100 | our code nDCG@10 |")
+    assert [row.split("]")[0] for row in rows[2:]] == ["| [org/small", "| [org/large"]
+    assert rows[2].endswith("| 32 | 64 | 0.6451 | 0.9000 | 0.5000 |")
+    assert rows[3].endswith("| 384 | 256 |  |  |  |")
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    assert not training_curve([{"step": 1, "loss": 3.0}, {"step": 2, "eval_loss": 2.0}], tmp_path / "curve.png")
+    assert not (tmp_path / "curve.png").exists()

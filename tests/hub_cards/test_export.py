@@ -1,0 +1,191 @@
+"""The exported folder: stock modules, the trainer's own vectors in a process that does not have this package."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
+from torch.nn import functional as F
+from transformers import AutoModel, AutoTokenizer, BertModel, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from revela_hub.errors import UserError
+from revela_hub.hub_cards.export import export_retriever
+from revela_hub.hub_cards.tokenizers import ends_with_eos, with_eos
+
+PROMPTS = {"query": "Query: ", "document": "Passage: "}
+QUERIES = ["What is the capital of France?", "", "東京は日本の首都です。 Москва", "river sediment " * 60, "fox"]
+MAX_LENGTH = 32
+
+# Runs where this package cannot be imported: what a reader of the Hub has.
+READER = """
+import sys
+sys.modules["revela_hub"] = None
+import json
+import numpy as np
+from sentence_transformers import SentenceTransformer
+folders, texts, out = json.loads(sys.argv[1])
+arrays = {}
+for name, folder in folders.items():
+    model = SentenceTransformer(folder, device="cpu")
+    model.eval()
+    assert model.max_seq_length == 32, model.max_seq_length
+    assert model.tokenizer.padding_side == "right"
+    assert model.similarity_fn_name == "cosine"
+    arrays[f"{name} query"] = model.encode_query(texts)
+    arrays[f"{name} document"] = model.encode_document(texts)
+    arrays[f"{name} single"] = np.concatenate([model.encode_query([text]) for text in texts])
+    model.tokenizer.padding_side = "left"
+    arrays[f"{name} left"] = model.encode_query(texts)
+np.savez(out, **arrays)
+"""
+
+
+def vectors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str], pooling: str) -> np.ndarray:
+    """What the trainer computes: the (n, d) vectors of texts cut at MAX_LENGTH, read off right-padded states."""
+    batch = tokenizer(texts, padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
+    with torch.no_grad():
+        hidden = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
+    if pooling == "last":
+        pooled = hidden[torch.arange(len(texts)), batch.attention_mask.sum(1) - 1]
+    else:
+        mask = batch.attention_mask.unsqueeze(-1)
+        pooled = (hidden * mask).sum(1) / mask.sum(1)
+    return F.normalize(pooled, dim=-1).numpy()
+
+
+def test_a_reader_without_this_package_gets_the_trainers_vectors(
+    tmp_path: Path,
+    tiny_llama: LlamaForCausalLM,
+    bpe_tokenizer: PreTrainedTokenizerBase,
+    tiny_bert: BertModel,
+    wordpiece_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    models = {"last": (tiny_llama.model, with_eos(bpe_tokenizer)), "mean": (tiny_bert, wordpiece_tokenizer)}
+    expected = {
+        f"{pooling} {kind}": vectors(model, tokenizer, [PROMPTS[kind] + text for text in QUERIES], pooling)
+        for pooling, (model, tokenizer) in models.items()
+        for kind in PROMPTS
+    }
+    for pooling, (model, tokenizer) in models.items():
+        export_retriever(model, tokenizer, tmp_path / pooling, pooling=pooling, prompts=PROMPTS, max_length=MAX_LENGTH)
+    folders = {pooling: str(tmp_path / pooling) for pooling in models}
+    out = tmp_path / "vectors.npz"
+    subprocess.run([sys.executable, "-c", READER, json.dumps([folders, QUERIES, str(out)])], check=True)
+    got = np.load(out)
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, atol=1e-5, err_msg=name)
+    for pooling in models:
+        np.testing.assert_allclose(got[f"{pooling} single"], expected[f"{pooling} query"], atol=1e-5)
+    # BERT counts its positions from the left edge, so only the decoder's vectors can be free of the padding side.
+    np.testing.assert_allclose(got["last left"], expected["last query"], atol=1e-5)
+
+
+def test_the_backbone_loads_as_itself(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    export_retriever(tiny_llama.model, bpe_tokenizer, tmp_path, pooling="last", prompts=PROMPTS)
+    model, loading = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(loading.values())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tiny_llama.model.parameters(), strict=True))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    cut = tokenizer("word " * 5000, truncation=True)["input_ids"]
+    assert len(cut) == 2048
+    assert cut[-1] == tokenizer.eos_token_id
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        "config.json",
+        "config.json",
+        "config_sentence_transformers.json",
+        "model.safetensors",
+        "modules.json",
+        "sentence_bert_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+
+
+def test_no_trace_of_where_it_came_from(llama_folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = AutoModel.from_pretrained(llama_folder), AutoTokenizer.from_pretrained(llama_folder)
+    tokenizer(["a b c", "d"], padding=True, truncation=True, max_length=2)  # what a training batch leaves behind
+    export_retriever(model, tokenizer, tmp_path / "out", pooling="last", prompts=PROMPTS)
+    for path in (tmp_path / "out").rglob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        assert str(llama_folder.parent) not in text, path
+        assert "is_local" not in text, path
+    stored = json.loads((tmp_path / "out" / "tokenizer.json").read_text(encoding="utf-8"))
+    assert stored["truncation"] is None
+    assert stored["padding"] is None
+
+
+def test_weights_in_another_type(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    before = tiny_llama.model.norm.weight.clone()
+    export_retriever(tiny_llama.model, bpe_tokenizer, tmp_path, pooling="last", prompts=PROMPTS, dtype=torch.bfloat16)
+    assert AutoModel.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert torch.equal(tiny_llama.model.norm.weight, before)
+
+
+def test_the_length_is_what_the_model_can_take(
+    tmp_path: Path, tiny_bert: BertModel, wordpiece_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    export_retriever(tiny_bert, wordpiece_tokenizer, tmp_path, pooling="cls", prompts=PROMPTS, max_length=2048)
+    assert json.loads((tmp_path / "sentence_bert_config.json").read_text())["max_seq_length"] == 128
+
+
+def test_mistakes(tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(UserError, match="'document'"):
+        export_retriever(tiny_llama.model, bpe_tokenizer, tmp_path, pooling="last", prompts={"query": "Q: "})
+    bpe_tokenizer.eos_token = None
+    with pytest.raises(UserError, match="end-of-sequence"):
+        export_retriever(tiny_llama.model, bpe_tokenizer, tmp_path, pooling="last", prompts=PROMPTS)
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(tiny_llama.model, LoraConfig(r=2, target_modules=["q_proj"])).base_model.model
+    with pytest.raises(UserError, match="merge"):
+        export_retriever(adapted, bpe_tokenizer, tmp_path, pooling="last", prompts=PROMPTS)
+    assert not list(tmp_path.iterdir())
+
+
+def processors(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
+    """Post-processors that decoders' tokenizers come with."""
+    pad = tokenizer.pad_token_id
+    bos = TemplateProcessing(single="<|pad|> $A", pair="<|pad|> $A <|pad|> $B:1", special_tokens=[("<|pad|>", pad)])
+    return {
+        "none (Qwen)": None,
+        "byte level (GPT-2)": ByteLevel(trim_offsets=False),
+        "BOS (Llama 2)": bos,
+        "byte level and BOS (Llama 3)": Sequence([ByteLevel(trim_offsets=False), bos]),
+    }
+
+
+@pytest.mark.parametrize("kind", ["none (Qwen)", "byte level (GPT-2)", "BOS (Llama 2)", "byte level and BOS (Llama 3)"])
+def test_with_eos(kind: str, tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
+    bpe_tokenizer.backend_tokenizer.post_processor = processors(bpe_tokenizer)[kind]
+    bpe_tokenizer.padding_side = "left"
+    before = {text: bpe_tokenizer(text)["input_ids"] for text in ("the fox", "", "a longer text about rivers")}
+    once = with_eos(bpe_tokenizer)
+    assert not ends_with_eos(bpe_tokenizer), "the tokenizer that was given has changed"
+    once.save_pretrained(tmp_path)
+    for tokenizer in (once, with_eos(once), AutoTokenizer.from_pretrained(tmp_path)):
+        eos = tokenizer.eos_token_id
+        assert tokenizer.padding_side == "right"
+        for text, ids in before.items():
+            assert tokenizer(text)["input_ids"] == [*ids, eos]
+        cut = tokenizer("a longer text about rivers", truncation=True, max_length=5)["input_ids"]
+        assert cut == [*before["a longer text about rivers"][:4], eos]
+        pair = tokenizer("the fox", "the fox")["input_ids"]
+        assert pair == 2 * [*before["the fox"], eos]
+        assert tokenizer("the fox", add_special_tokens=False)["input_ids"][-1] != eos
+
+
+def test_with_eos_pads_with_eos_where_there_is_no_padding_token(bpe_tokenizer: PreTrainedTokenizerBase) -> None:
+    bpe_tokenizer.pad_token = None
+    batch = with_eos(bpe_tokenizer)(["the fox jumps", "a"], padding=True)
+    assert [sum(mask) for mask in batch["attention_mask"]] == [
+        len(bpe_tokenizer(t)["input_ids"]) + 1 for t in ("the fox jumps", "a")
+    ]

@@ -1,0 +1,379 @@
+"""Publishing with the real client to a small Hub on the loopback interface."""
+
+import errno
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from clean_environment import make_environment
+from huggingface_hub import constants
+from loopback_hub import READER, WRITER, LoopbackHub, Repository
+from peft import LoraConfig, get_peft_model
+from safetensors.numpy import load_file
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from revela_hub import cli
+from revela_hub.errors import UserError
+from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardFacts, Result, publish, with_eos
+from revela_hub.hub_cards.assemble import assemble
+from revela_hub.modeling import RevelaForCausalLM
+
+# The module, which in the package stands behind the function of the same name.
+publishing = importlib.import_module("revela_hub.hub_cards.publish")
+
+FACTS = ModelCardFacts(
+    description="A tiny one.",
+    license="apache-2.0",
+    languages=("en",),
+    results=(Result("SciFact", {"ndcg_at_10": 0.5}, dataset="mteb/scifact"),),
+)
+
+# What a reader does: by id, in an environment that never had this package. The card's own code runs, too.
+READER_CODE = """
+import json, sys
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoModelForCausalLM
+texts, code, out = json.loads(sys.argv[1])
+exec(code)
+try:
+    import revela_hub
+except ImportError:
+    pass
+else:
+    raise SystemExit("the environment is not clean")
+retriever = SentenceTransformer("org/retriever", device="cpu")
+adapter = SentenceTransformer("org/adapter", device="cpu")
+model, loading = AutoModel.from_pretrained("org/both", trust_remote_code=True, output_loading_info=True)
+assert not any(loading.values()), loading
+assert type(model).__name__ == "RevelaForCausalLM" and type(model).__module__.startswith("transformers_modules")
+lm, loading = AutoModelForCausalLM.from_pretrained("org/lm", output_loading_info=True)
+assert not any(loading.values()), loading
+ids = torch.arange(2, 12)[None]
+with torch.no_grad():
+    logits = lm(input_ids=ids).logits
+    both = model.lm(input_ids=ids).logits
+np.savez(out, query=retriever.encode_query(texts), adapter=adapter.encode_query(texts), lm=logits, both=both)
+"""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
+    """The Hub, for the client in this process and in those that it starts; the token is one that may write."""
+    with LoopbackHub() as hub:
+        in_process = {
+            "ENDPOINT": hub.endpoint,
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+        }
+        for name, value in in_process.items():
+            monkeypatch.setattr(constants, name, value)
+        in_environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
+        for name, text in (in_environment | {"HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": str(tmp_path / "cache")}).items():
+            monkeypatch.setenv(name, text)
+        # What the client waits before it tries again.
+        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+        yield hub
+
+
+@pytest.fixture
+def unverified(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Takes the verification out, for tests of what comes after it; the folders that it was asked about."""
+    folders: list[Path] = []
+
+    def verify(folder: Path, **options: object) -> list[Check]:
+        folders.append(Path(folder))
+        return [Check("all", True, "not looked at")]
+
+    monkeypatch.setattr(publishing, "verify", verify)
+    return folders
+
+
+def llama(tokenizer: PreTrainedTokenizerBase, like: LlamaForCausalLM) -> PreTrainedModel:
+    return type(like)(like.config).eval()
+
+
+@pytest.fixture
+def checkpoint(
+    hub: LoopbackHub, tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
+) -> Path:
+    """A LoRA checkpoint as the trainer saves it; the two models it started from are on the Hub."""
+    names = {"retriever": "org/base-retriever", "lm": "org/base-lm"}
+    parts: dict[str, PreTrainedModel] = {"retriever": llama(bpe_tokenizer, tiny_llama).model, "lm": tiny_llama}
+    for part, name in names.items():
+        folder = tmp_path / part
+        parts[part].save_pretrained(folder)
+        bpe_tokenizer.save_pretrained(folder)
+        hub.repositories[name] = Repository()
+        hub.repositories[name].commit("main", {file.name: file.read_bytes() for file in folder.iterdir()}, "base")
+    model = RevelaForCausalLM.from_backbones(names["retriever"], names["lm"], group_size=2)
+    targets = [name for name, module in model.named_modules() if name.endswith(("q_proj", "v_proj"))]
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
+    folder = tmp_path / "checkpoint-3"
+    adapted.save_pretrained(folder)
+    model.config.save_pretrained(folder)
+    with_eos(bpe_tokenizer).save_pretrained(folder / "retriever_tokenizer")
+    bpe_tokenizer.save_pretrained(folder / "lm_tokenizer")
+    history = [{"step": step, "loss": 5.0 - step} for step in range(1, 4)]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    return folder
+
+
+@pytest.mark.slow
+def test_everything_that_can_be_published_loads_in_a_clean_environment(
+    hub: LoopbackHub, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
+) -> None:
+    retriever = publish(
+        checkpoint, Destination("org/retriever", tag="v1", collection="Tiny ones"), Assembly(facts=FACTS)
+    )
+    assert retriever.commit == hub.repositories["org/retriever"].refs["v1"]
+    assert list(hub.collections.values()) == [["org/retriever"]]
+    # What is read back is verified above; here, the clean environment below sees to it.
+    verify = publishing.verify
+    monkeypatch.setattr(
+        publishing, "verify", lambda folder, **k: [] if "read-back" in str(folder) else verify(folder, **k)
+    )
+    publish(checkpoint, Destination("org/adapter"), Assembly(adapter_only=True))
+    publish(checkpoint, Destination("org/both"), Assembly(part="model"))
+    publish(checkpoint, Destination("org/lm", private=True), Assembly(part="lm"))
+
+    card = hub.repositories["org/retriever"].files("v1")["README.md"].decode()
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
+    assert code is not None
+    python = make_environment(tmp_path / "environment", "transformers", "sentence-transformers", "peft")
+    arguments = json.dumps([texts, code.group(1), str(tmp_path / "vectors.npz")])
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_CACHE": str(tmp_path / "home" / "hub")}
+    subprocess.run([python, "-c", READER_CODE, arguments], check=True, env=environment, cwd=tmp_path)
+
+    from revela_hub.trainers import load_checkpoint
+
+    loaded = load_checkpoint(checkpoint)
+    batch = loaded.retriever_tokenizer(["Query: " + text for text in texts], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = loaded.model.embed(batch["input_ids"], batch["attention_mask"]).numpy()
+        logits = loaded.model.lm(input_ids=torch.arange(2, 12)[None]).logits.numpy()
+    got = np.load(tmp_path / "vectors.npz")
+    for name, array in {"query": expected, "adapter": expected, "lm": logits, "both": logits}.items():
+        np.testing.assert_allclose(got[name], array, atol=1e-5, err_msg=name)
+    assert WRITER not in "".join(path.read_text(errors="ignore") for path in tmp_path.rglob("*.json"))
+
+
+def test_what_is_assembled(hub: LoopbackHub, checkpoint: Path, tmp_path: Path, unverified: list[Path]) -> None:
+    published = publish(checkpoint, Destination("org/x"), Assembly(facts=FACTS), dry_run=True, keep=tmp_path / "kept")
+    assert published.url is None
+    assert "org/x" not in hub.repositories
+    folder = tmp_path / "kept" / "model"
+    assert {"README.md", "figures/training_curve.png", "model.safetensors", "modules.json"} <= published.files.keys()
+    card = (folder / "README.md").read_text()
+    assert "base_model: org/base-retriever" in card
+    assert "- revela\n" in card
+    assert len(load_file(tmp_path / "kept" / "reference.safetensors")["query"]) == 6
+    publish(checkpoint, Destination("org/x"), Assembly(adapter_only=True), dry_run=True, keep=tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "model" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "org/base-retriever"
+    assert not (tmp_path / "adapter" / "model" / "model.safetensors").exists()
+
+
+def test_no_part_keeps_a_local_path(checkpoint: Path, tmp_path: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    for part in ("retriever", "lm"):
+        config[part]["_name_or_path"] = str(tmp_path / part)
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    for part in ("retriever", "lm", "model"):
+        folder = assemble(checkpoint, tmp_path / f"out-{part}", "org/x", Assembly(part=part)).folder
+        for file in folder.rglob("*.*"):
+            assert str(tmp_path) not in file.read_text(errors="ignore"), file
+
+
+def test_an_adapter_of_a_local_model_is_refused(
+    hub: LoopbackHub, checkpoint: Path, tmp_path: Path, unverified: list[Path]
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["retriever"]["_name_or_path"] = str(tmp_path / "retriever")
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="not a Hub id"):
+        publish(checkpoint, Destination("org/x"), Assembly(adapter_only=True), dry_run=True)
+
+
+def test_a_failed_check_refuses_to_publish(
+    hub: LoopbackHub, retriever_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [Check("weights", True, ""), Check("end of text", False, "EOS is not added")]
+    monkeypatch.setattr(publishing, "verify", lambda *args, **options: rows)
+    with pytest.raises(UserError, match="not published: end of text: EOS is not added"):
+        publish(retriever_folder, Destination("org/x"))
+    assert not [request for request in hub.requests if not request.startswith("GET")]
+
+
+def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]) -> None:
+    publish(retriever_folder, Destination("org/x", private=True))
+    repository = hub.repositories["org/x"]
+    assert repository.private
+    assert repository.messages[-1].startswith("Publish with revela-hub ")
+    with pytest.raises(UserError, match="org/x is taken"):
+        publish(retriever_folder, Destination("org/x"))
+    head = dict(repository.commits[repository.refs["main"]])
+    stale = head | {"model-00002-of-00002.safetensors": b"old", "NOTES.md": b"old"}
+    repository.commit("main", stale, "an earlier version")
+    publish(retriever_folder, Destination("org/x", update=True))
+    assert repository.files("main") == head
+    publish(retriever_folder, Destination("org/x", revision="smaller"))
+    assert repository.files("smaller") == head
+    published = publish(retriever_folder, Destination("org/x", pull_request=True), Assembly(facts=FACTS))
+    assert str(published.url).endswith("/org/x/discussions/1")
+    assert repository.files("main") == head
+    assert len(unverified) == 8  # each twice: before, and what was read back
+
+
+def test_not_allowed(
+    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for token, repo_id, message in (
+        ("", "org/x", "does not know who is asking"),
+        ("hf_" + "x" * 30, "org/x", "does not know who is asking"),
+        (READER, "org/x", "you may not write to org/x"),
+        (WRITER, "other/x", "you may not write to other/x"),
+    ):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(UserError, match=message) as caught:
+            publish(retriever_folder, Destination(repo_id))
+        assert not token or token not in str(caught.value)
+    assert not hub.repositories
+
+
+def test_a_connection_that_breaks_off_leaves_nothing_visible(
+    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]
+) -> None:
+    hub.cut_uploads = True
+    with pytest.raises(UserError, match="broke off .* run the same command again"):
+        publish(retriever_folder, Destination("org/x"))
+    assert set(hub.repositories["org/x"].files("main")) == {".gitattributes"}
+    hub.cut_uploads = False
+    publish(retriever_folder, Destination("org/x"))
+    assert "model.safetensors" in hub.repositories["org/x"].files("main")
+    assert publishing.NOT_THE_MODEL | {"modules.json"} <= set(hub.repositories["org/x"].files("main"))
+
+
+def test_what_arrived_is_not_sent_again(hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]) -> None:
+    publish(retriever_folder, Destination("org/x"))
+    hub.requests.clear()
+    publish(retriever_folder, Destination("org/y"))
+    assert not [request for request in hub.requests if request.startswith("PUT")]
+
+
+def test_a_download_that_differs_is_reported(hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]) -> None:
+    hub.corrupt_downloads = True
+    with pytest.raises(UserError, match=r"not as it should be: model.safetensors is not what was uploaded"):
+        publish(retriever_folder, Destination("org/x"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("I/O error: (os error 28)"),
+        OSError([("a", "b", "[Errno 28] No space left on device")]),
+    ],
+)
+def test_disk_full(
+    error: Exception, hub: LoopbackHub, checkpoint: Path, unverified: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save_pretrained(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_pretrained)
+    with pytest.raises(UserError, match="no space left on the disk"):
+        publish(checkpoint, Destination("org/x"))
+    assert "org/x" not in hub.repositories
+
+
+def test_names_the_hub_would_refuse() -> None:
+    for repo_id, message in (
+        ("a b/c", "cannot be the id"),
+        ("name", "has no namespace"),
+        ("a/b/c", "cannot be the id"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Destination(repo_id)
+
+
+def test_command_line(
+    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = tmp_path / "facts.yaml"
+    facts.write_text("license: mit\nresults:\n  - {name: SciFact, ndcg_at_10: 0.25, queries: 3}\n")
+    assert cli.main(["publish", str(retriever_folder), "org/x", "--card", str(facts), "--dry-run"]) == 0
+    assert "nothing was uploaded" in capsys.readouterr().out
+    assert cli.main(["publish", str(retriever_folder), "org/x", "--card", str(facts)]) == 0
+    assert f"published and read back: {hub.endpoint}/org/x" in capsys.readouterr().out
+    card = hub.repositories["org/x"].files("main")["README.md"].decode()
+    assert "license: mit" in card
+    assert "| SciFact | **x** | 0.2500 |" in card
+    facts.write_text("licence: mit\n")
+    assert cli.main(["publish", str(retriever_folder), "org/x", "--card", str(facts)]) == 2
+    assert f"{facts}: unknown key 'licence'" in capsys.readouterr().err
+
+
+def test_check_of_a_model_on_the_hub(
+    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(retriever_folder, Destination("org/x"))
+    assert cli.main(["check", "org/x"]) == 0
+    assert "org/x: all 1 checks passed" in capsys.readouterr().out
+    assert (unverified[-1] / "modules.json").is_file()
+    assert cli.main(["check", "org/absent"]) == 2
+    assert "org/absent is not on the Hub" in capsys.readouterr().err
+    assert cli.main(["check", "no/such/folder"]) == 2
+    assert "neither a folder nor the id" in capsys.readouterr().err
+
+
+def test_a_failed_check_is_exit_status_1(
+    retriever_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(publishing, "verify", lambda *args, **options: [Check("values", False, "NaN")])
+    with pytest.raises(SystemExit, match="1"):
+        cli.main(["check", str(retriever_folder)])
+    assert "1 of 1 checks failed: values" in capsys.readouterr().out
+
+
+def test_a_finished_folder_keeps_its_card(
+    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "finished"
+    shutil.copytree(retriever_folder, folder)
+    (folder / "README.md").write_text("# My own words\n")
+    publish(folder, Destination("org/x"))
+    assert hub.repositories["org/x"].files("main")["README.md"] == b"# My own words\n"
+
+
+def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "exported"
+    assert cli.main(["export", str(checkpoint), "--output", str(output), "--lm", "--max_length", "99"]) == 0
+    assert f'SentenceTransformer("{output / "retriever"}")' in capsys.readouterr().out
+    assert json.loads((output / "retriever" / "sentence_bert_config.json").read_text())["max_seq_length"] == 99
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    from revela_hub.trainers import load_checkpoint
+
+    merged = load_checkpoint(checkpoint).model
+    for auto, folder, expected in (
+        (AutoModel, output / "retriever", merged.retriever),
+        (AutoModelForCausalLM, output / "lm", merged.lm),
+    ):
+        model, loading = auto.from_pretrained(folder, output_loading_info=True)
+        assert not any(loading.values())
+        for name, tensor in expected.state_dict().items():
+            assert torch.equal(model.state_dict()[name], tensor), name
+    assert cli.main(["export", str(tmp_path), "--output", str(output)]) == 2
+    assert "is not a checkpoint" in capsys.readouterr().err

@@ -1,0 +1,281 @@
+"""What the verification finds: real-world faults, planted one by one into copies of a folder without any."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from revela_hub.hub_cards.verify import as_table, verify, verify_all
+from revela_hub.hub_cards.verify_files import Check
+
+MODELING = '''
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+
+class ToyConfig(PretrainedConfig):
+    model_type = "toy"
+    hidden_size = 32
+
+
+class ToyModel(PreTrainedModel):
+    config_class = ToyConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embeddings = nn.Embedding(384, 32)
+        self.post_init()
+
+    def _init_weights(self, module):
+        """Leaves loaded weights alone."""
+
+    def forward(self, input_ids, attention_mask=None, **kwargs):
+        hidden = self.embeddings(input_ids) * attention_mask.unsqueeze(-1)
+        return BaseModelOutput(last_hidden_state=hidden.cumsum(1))
+'''
+
+INITIALISED_AGAIN = """
+    def tie_weights(self, **kwargs):
+        torch.nn.Embedding.reset_parameters(self.embeddings)
+"""
+
+
+def edit(file: Path, change: Callable[[dict], object]) -> None:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    change(content)
+    file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def remote_code(folder: Path, code: str = MODELING) -> None:
+    """Makes the model one that brings its own code."""
+    auto_map = {"AutoConfig": "modeling_toy.ToyConfig", "AutoModel": "modeling_toy.ToyModel"}
+    config = {"model_type": "toy", "architectures": ["ToyModel"], "auto_map": auto_map, "dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modeling_toy.py").write_text(code)
+    weights = load_file(folder / "model.safetensors")
+    save_file({"embeddings.weight": weights["embed_tokens.weight"]}, folder / "model.safetensors")
+
+
+def unmerged_adapter(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/base"})
+    )
+    save_file({"base_model.model.layers.0.q.lora_A.weight": torch.zeros(2, 2)}, folder / "adapter_model.safetensors")
+
+
+def nan_weight(weights: dict[str, torch.Tensor]) -> None:
+    weights["layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+
+
+def eos_added_in_python(folder: Path) -> None:
+    """EOS written behind the text before it is cut: there until a text is too long."""
+    (folder / "tokenization_toy.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\n\n\n"
+        "class ToyTokenizer(PreTrainedTokenizerFast):\n"
+        "    def __call__(self, text, **kwargs):\n"
+        "        return super().__call__([one + self.eos_token for one in text], **kwargs)\n"
+    )
+    auto_map = {"AutoTokenizer": [None, "tokenization_toy.ToyTokenizer"]}
+    edit(folder / "tokenizer_config.json", lambda t: t.update(auto_map=auto_map, tokenizer_class="ToyTokenizer"))
+    edit(folder / "tokenizer.json", lambda t: t.update(post_processor=None))
+
+
+def as_pickle(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def learned_positions(folder: Path) -> None:
+    """A model whose vectors depend on the padding side, saved with the wrong one."""
+    code = MODELING.replace("nn.Embedding(384, 32)", "nn.Embedding(384, 32)\n        self.wpe = nn.Embedding(512, 32)")
+    code = code.replace("hidden.cumsum(1)", "hidden.cumsum(1) + self.wpe.weight[: input_ids.shape[1]]")
+    remote_code(folder, code)
+    edit_weights(folder, lambda weights: weights.update({"wpe.weight": torch.randn(512, 32)}))
+    edit(folder / "tokenizer_config.json", lambda config: config.update(padding_side="left"))
+
+
+# name of the fault -> how to plant it, the check that has to find it, and what it has to say
+FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "remote file imports our package": (
+        lambda f: remote_code(f, MODELING + "\nfrom revela_hub.data import read_documents\n"),
+        "remote code",
+        "modeling_toy.py:28 imports revela_hub, which readers",
+    ),
+    "remote file imports its package relatively": (
+        lambda f: remote_code(f, MODELING + "\nfrom . import layers\n"),
+        "remote code",
+        "modeling_toy.py:28 is a relative import that the Hub does not follow",
+    ),
+    "remote file without its sibling": (
+        lambda f: remote_code(f, MODELING + "\nfrom .layers import Pool\n"),
+        "remote code",
+        "modeling_toy.py:28 imports from layers.py, which is not in the folder",
+    ),
+    "weights initialised again by remote code": (
+        lambda f: remote_code(f, MODELING + INITIALISED_AGAIN),
+        "weights",
+        "embeddings.weight has other values in memory than in the file",
+    ),
+    "remote code reads padding": (
+        lambda f: remote_code(
+            f, MODELING.replace("hidden.cumsum(1)", "hidden - self.embeddings(input_ids).mean(1, True)")
+        ),
+        "batching",
+        "alone and in a batch: query",
+    ),
+    "padding on the wrong side": (learned_positions, "padding", "left and right: query"),
+    "weight missing": (
+        lambda f: edit_weights(f, lambda w: w.pop("layers.0.self_attn.q_proj.weight")),
+        "weights",
+        "layers.0.self_attn.q_proj.weight: not in the file",
+    ),
+    "weight left over": (
+        lambda f: edit_weights(f, lambda w: w.update({"layers.2.norm.weight": torch.ones(2)})),
+        "weights",
+        "layers.2.norm.weight: in the file, but not in the model",
+    ),
+    "NaN weight": (
+        lambda f: edit_weights(f, nan_weight),
+        "values",
+        "layers.1.mlp.up_proj.weight holds NaN",
+    ),
+    "EOS missing": (
+        lambda f: edit(f / "tokenizer.json", lambda t: t.update(post_processor=None)),
+        "end of text",
+        "'What is the capital of France?' ends with",
+    ),
+    "EOS added in Python": (
+        eos_added_in_python,
+        "end of text",
+        "is lost where a text is cut to 64 tokens",
+    ),
+    "adapter beside the model": (unmerged_adapter, "adapters", "adapter_config.json is in the folder"),
+    "adapter in the weights": (
+        lambda f: edit_weights(f, lambda w: w.update({"layers.0.q_proj.lora_A.default.weight": torch.ones(2)})),
+        "adapters",
+        "model.safetensors holds layers.0.q_proj.lora_A.default.weight",
+    ),
+    "local path": (
+        lambda f: edit(f / "config.json", lambda c: c.update(_name_or_path="/home/me/runs/7/checkpoint-100")),
+        "paths",
+        "config.json: _name_or_path is '/home/me/runs/7/checkpoint-100', a path on the machine",
+    ),
+    "relative path": (
+        lambda f: edit(f / "config.json", lambda c: c.update(_name_or_path="outputs/checkpoint-100")),
+        "paths",
+        "outputs/checkpoint-100",
+    ),
+    "token": (
+        lambda f: (f / "README.md").write_text("# A model\nlog in with hf_" + "a" * 34 + "\n"),
+        "secrets",
+        "README.md:2 holds what looks like a Hub token",
+    ),
+    "home folder": (
+        lambda f: (f / "README.md").write_text(f"trained in {Path.home()}/runs\n"),
+        "secrets",
+        "README.md:1 names your home folder",
+    ),
+    "pickled weights": (as_pickle, "folder", "no weights in safetensors form"),
+    "broken JSON": (lambda f: (f / "modules.json").write_text("[{"), "folder", "modules.json is not valid JSON"),
+    "no maximum length": (
+        lambda f: (
+            [(f / "sentence_bert_config.json").write_text("{}")]
+            and edit(f / "tokenizer_config.json", lambda t: t.pop("model_max_length"))
+            or edit(f / "config.json", lambda c: c.update(max_position_embeddings=-1))
+        ),
+        "length",
+        "no maximum length is saved",
+    ),
+    "prompt lost": (
+        lambda f: edit(f / "config_sentence_transformers.json", lambda c: c.update(prompts={})),
+        "same as checkpoint",
+        "; query '",
+    ),
+    "remote code not trusted": (remote_code, "loading", "trust_remote_code"),
+}
+
+
+@pytest.fixture(scope="module")
+def verdicts(retriever_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Check]]:
+    """The checks of every faulty folder, of the folder without faults, and of one with code of its own."""
+    root = tmp_path_factory.mktemp("faults")
+    plants = {name: plant for name, (plant, _, _) in FAULTS.items()}
+    plants |= {"none": lambda folder: None, "none, remote code": remote_code}
+    reference = root / "reference.safetensors"
+    save_file(_vectors(retriever_folder), reference)
+    tasks: list[dict[str, str | bool | None]] = []
+    for number, (name, plant) in enumerate(plants.items()):
+        folder = root / f"m{number}"
+        shutil.copytree(retriever_folder, folder)
+        plant(folder)
+        task = {"folder": str(folder), "trust_remote_code": name != "remote code not trusted", "adapter_only": False}
+        tasks.append(task | {"reference": None if any(folder.glob("*.py")) else str(reference)})
+    return dict(zip(plants, verify_all(tasks), strict=True))
+
+
+def _vectors(folder: Path) -> dict[str, torch.Tensor]:
+    """What the model without faults gives, computed here, with transformers alone."""
+    from transformers import AutoModel, AutoTokenizer
+
+    from revela_hub.hub_cards.verify_model import probe_texts
+
+    model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    vectors = {}
+    for kind, prompt in (("query", "Query: "), ("document", "Passage: ")):
+        rows = []
+        for text in probe_texts(64):
+            batch = tokenizer(prompt + text, truncation=True, max_length=64, return_tensors="pt")
+            with torch.no_grad():
+                rows.append(model(**batch).last_hidden_state[0, -1])
+        vectors[kind] = torch.nn.functional.normalize(torch.stack(rows), dim=-1)
+    return vectors
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_found(fault: str, verdicts: dict[str, list[Check]]) -> None:
+    _, name, message = FAULTS[fault]
+    failed = {check.name: check.detail for check in verdicts[fault] if not check.ok}
+    assert message in failed.get(name, ""), as_table(verdicts[fault])
+
+
+@pytest.mark.parametrize("name", ["none", "none, remote code"])
+def test_no_fault_is_found_where_there_is_none(name: str, verdicts: dict[str, list[Check]]) -> None:
+    assert all(check.ok for check in verdicts[name]), as_table(verdicts[name])
+    expected = [
+        "folder",
+        "paths",
+        "secrets",
+        "adapters",
+        "remote code",
+        "loading",
+        "weights",
+        "values",
+        "prompts",
+        "length",
+    ]
+    expected += ["end of text", "vectors", *(["same as checkpoint"] if name == "none" else []), "batching", "padding"]
+    assert [check.name for check in verdicts[name]] == expected
+
+
+def test_minilm_passes(minilm_folder: Path) -> None:
+    checks = verify(minilm_folder)
+    assert all(check.ok for check in checks), as_table(checks)
+    assert len(checks) > 10
+
+
+def test_a_process_that_dies_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert [(check.name, check.ok) for check in verify(tmp_path)] == [("process", False)]
