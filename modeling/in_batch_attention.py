@@ -142,11 +142,12 @@ def _all_pairs(
     masks: list[Tensor | None] = [None] * size
     if in_batch.key_mask_NL is not None:
         masks = list(in_batch.key_mask_NL.view(groups, size, length).unbind(1))
-    output_GKTD = None
+    output_GKTD: Tensor | None = None
     for key, value, mask, weight_GB in zip(keys, values, masks, weights_GB, strict=True):
         weight = weight_GB[:, None, :, None].expand(groups, 1, size, repeats * length).reshape(groups, 1, -1, 1)
         part = _checkpointed(_weighted_read, query_GKTD, key, value, mask, weight, options)
         output_GKTD = part if output_GKTD is None else output_GKTD + part
+    assert output_GKTD is not None  # a group has at least one chunk
     output = output_GKTD.view(groups, kv_heads, size, repeats, length, dim).permute(0, 2, 1, 3, 4, 5)
     return output.reshape(groups * size, kv_heads, repeats, length, dim)
 
@@ -157,6 +158,7 @@ def _some_pairs(
     """Only the given pairs, N at a time so that memory stays that of one step of `_all_pairs`."""
     n, kv_heads, repeats, length, dim = query_NKRLD.shape
     _, size, _ = in_batch.similarity_GBB.shape
+    assert in_batch.pairs_2P is not None
     rows_i, rows_j = in_batch.pairs_2P
     weight_P = in_batch.similarity_GBB.reshape(n, size)[rows_i, rows_j % size]
     query_NKTD = query_NKRLD.reshape(n, kv_heads, repeats * length, dim)

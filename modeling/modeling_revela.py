@@ -102,9 +102,9 @@ class RevelaForCausalLM(PreTrainedModel):
         if attn_implementation is not None:
             load["attn_implementation"] = attn_implementation
         if isinstance(retriever, str):
-            retriever = AutoModel.from_pretrained(retriever, **load)
+            retriever = _loaded(AutoModel.from_pretrained(retriever, **load))
         if isinstance(lm, str):
-            lm = AutoModelForCausalLM.from_pretrained(lm, **load)
+            lm = _loaded(AutoModelForCausalLM.from_pretrained(lm, **load))
         if retriever is lm:
             raise ValueError("retriever and lm are the same object: load the model twice, each learns on its own")
         if not lm._supports_attention_backend or not lm._can_set_attn_implementation():
@@ -254,6 +254,11 @@ def pool(hidden_NMd: Tensor, attention_mask: Tensor, pooling: Literal["last", "m
     return hidden_NMd[torch.arange(len(index_N), device=mask.device), index_N]
 
 
+def _loaded(model: PreTrainedModel) -> PreTrainedModel:
+    """Tells type checkers what the auto classes return."""
+    return model
+
+
 def _with_a_key(mask_NL: Tensor) -> Tensor:
     """The mask with one token allowed in absent chunks: nobody reads them, but a softmax over nothing is NaN."""
     absent_N = ~mask_NL.any(-1)
@@ -262,7 +267,7 @@ def _with_a_key(mask_NL: Tensor) -> Tensor:
     return mask_NL
 
 
-def _keep_stream_h(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any], output: ModelOutput) -> Any:  # noqa: ANN401 (the decoder's own output class)
+def _keep_stream_h(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:  # noqa: ANN401 (the decoder's own output class)
     """Forward hook of the decoder: drops stream e from what goes on to the output projection."""
     if kwargs.get("in_batch") is not None:
         output.last_hidden_state = output.last_hidden_state.chunk(2)[1]

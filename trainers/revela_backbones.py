@@ -73,7 +73,8 @@ def _load_retriever(name: str, trust_remote_code: bool) -> _Retriever:
         raise UserError(
             f"{name} is a chain of {', '.join(kinds)}: Revela trains Transformer, Pooling and Normalize only"
         )
-    transformer, pooling = encoder[0], encoder[1]
+    transformer: Any = encoder[0]
+    pooling: Any = encoder[1]
     modes = pooling.pooling_mode if isinstance(pooling.pooling_mode, tuple) else (pooling.pooling_mode,)
     if len(modes) > 1 or modes[0] not in _POOLINGS:
         raise UserError(f"{name} pools by {', '.join(modes)}: Revela knows {', '.join(_POOLINGS)}")
@@ -119,8 +120,8 @@ def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> R
 
 def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
     config = RevelaConfig.from_pretrained(folder)
-    names = [part._name_or_path for part in (config.retriever, config.lm)]
-    if not all(names):
+    names = [part._name_or_path for part in (config.retriever, config.lm) if part is not None]
+    if len(names) < 2 or not all(names):
         raise UserError(f"{folder}/config.json does not name the models its adapters belong to")
     settings = {k: v for k, v in config.to_dict().items() if k in _OWN_FIELDS}
     backbones = load_backbones(names[0], names[1], trust_remote_code=trust_remote_code, **settings)

@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 def bf16_is_fast() -> bool:
     """Whether bf16 autocast gains anything here: a GPU with bf16, or a CPU with bf16 instructions."""
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
+        return bool(torch.cuda.is_bf16_supported())
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, probe, bool)() for probe in probes)
 
@@ -27,7 +27,7 @@ class RevelaTrainingArguments(TrainingArguments):
     )
     gradient_accumulation_steps: int = field(default=8, metadata={"help": "Batches added up before each update."})
     per_device_train_batch_size: int = field(default=1, metadata={"help": "Groups per device and forward pass."})
-    bf16: bool | None = field(
+    bf16: bool | None = field(  # type: ignore[assignment]
         default=None, metadata={"help": "Train under bf16 autocast; by default where the hardware has bf16."}
     )
     logging_steps: float = field(default=10, metadata={"help": "Log every so many updates."})

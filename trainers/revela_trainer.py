@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, Trai
 from transformers import TrainingArguments as HFTrainingArguments
 
 from revela_hub.data import RevelaCollator
+from revela_hub.errors import UserError
 from revela_hub.evaluation import RetrievalTask, evaluate_retrieval
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers.revela_config import RevelaTrainingArguments
@@ -53,6 +54,7 @@ class RevelaTrainer(Trainer):
         retrieval_task: RetrievalTask | None = None,
         **kwargs: Any,
     ) -> None:
+        self.args: RevelaTrainingArguments
         self.revela = model
         self.retriever_tokenizer, self.lm_tokenizer = retriever_tokenizer, lm_tokenizer
         self.retrieval_task = retrieval_task
@@ -63,27 +65,28 @@ class RevelaTrainer(Trainer):
                 parameter.requires_grad_(False)
         if retrieval_task is not None:
             kwargs.setdefault("eval_dataset", {})  # the Trainer wants one before it evaluates anything
+        self.collator = RevelaCollator(
+            retriever_tokenizer,
+            lm_tokenizer,
+            max_length=max_length,
+            passage_prompt=model.config.prompts["document"],
+            similarity_span=model.config.similarity_span,
+            seed=args.seed,
+        )
         super().__init__(
             model=add_adapters(model, args) if args.lora_rank else model,
             args=args,
-            data_collator=RevelaCollator(
-                retriever_tokenizer,
-                lm_tokenizer,
-                max_length=max_length,
-                passage_prompt=model.config.prompts["document"],
-                similarity_span=model.config.similarity_span,
-                seed=args.seed,
-            ),
+            data_collator=self.collator,
             **kwargs,
         )
-        self.add_callback(_Schedule(self.revela, self.data_collator, args))
+        self.add_callback(_Schedule(self.revela, self.collator, args))
 
     def compute_loss(
         self,
         model: nn.Module,
         inputs: dict[str, Tensor],
         return_outputs: bool = False,
-        num_items_in_batch: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
         """Next-token loss of stream h; keeps what the similarities look like for the next log."""
         document_N = inputs.pop("document")
@@ -103,17 +106,22 @@ class RevelaTrainer(Trainer):
             self._sums.clear()
         super().log(logs, start_time)
 
-    def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+    def evaluate(
+        self,
+        eval_dataset: Any = None,  # noqa: ANN401 (as in Trainer)
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
         """Retrieval on `retrieval_task`, then the loss on an evaluation data set if there is one."""
         metrics: dict[str, float] = {}
         if self.retrieval_task is not None:
-            encoder = _RetrieverEncoder(self.revela, self.data_collator)
+            encoder = _RetrieverEncoder(self.revela, self.collator)
             scores = evaluate_retrieval(encoder, self.retrieval_task)
             numbers = (scores.ndcg_at_10, scores.mrr_at_10, scores.recall_at_100)
             names = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
             metrics = {f"{metric_key_prefix}_{n}": v for n, v in zip(names, numbers, strict=True)}
-        if self.eval_dataset:
-            return super().evaluate(*args, metric_key_prefix=metric_key_prefix, **kwargs) | metrics
+        if eval_dataset or self.eval_dataset:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix) | metrics
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -121,7 +129,9 @@ class RevelaTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The Trainer's optimizer, with the retriever's parameters in groups of their own."""
         optimizer = super().create_optimizer(model)
-        retriever = {id(p) for n, p in (model or self.model).named_parameters() if "retriever" in n.split(".")}
+        trained = self.model if model is None else model
+        assert trained is not None  # the Trainer has one by now
+        retriever = {id(p) for n, p in trained.named_parameters() if "retriever" in n.split(".")}
         for group in list(optimizer.param_groups):
             own = [p for p in group["params"] if id(p) in retriever]
             group["params"] = [p for p in group["params"] if id(p) not in retriever]
@@ -143,10 +153,30 @@ class RevelaTrainer(Trainer):
                     group["lr"] = group["initial_lr"] * factor(0)
         return scheduler
 
+    def push_to_hub(self, *_: Any, **__: Any) -> str:
+        """Publishes the retriever under `args.hub_model_id`: assembled, verified, uploaded, read back; returns its URL.
+
+        Raises:
+            UserError: without `hub_model_id`, or if a check or the upload fails.
+        """
+        from revela_hub.hub_cards import Destination, publish
+
+        folder, repo_id = self.args.output_dir, self.args.hub_model_id
+        if not folder or not repo_id:
+            raise UserError("push_to_hub needs --hub_model_id OWNER/NAME")
+        self.save_model(folder)
+        if not self.is_world_process_zero():
+            return ""
+        destination = Destination(repo_id, private=bool(self.args.hub_private_repo), update=True)
+        return str(publish(folder, destination).url)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Nothing is uploaded during a run: a raw checkpoint is not what a reader can load."""
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """A checkpoint holds, beside the weights or adapters, the configuration and both tokenizers."""
         super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir)
+        folder = Path(output_dir or self.args.output_dir or ".")
         self.revela.config.save_pretrained(folder)
         self.retriever_tokenizer.save_pretrained(folder / RETRIEVER_TOKENIZER)
         self.lm_tokenizer.save_pretrained(folder / LM_TOKENIZER)
@@ -160,7 +190,10 @@ def add_adapters(model: RevelaForCausalLM, args: RevelaTrainingArguments) -> Pef
         if isinstance(module, nn.Linear) and not {"lm_head", "pooler"} & set(name.split("."))
     ]
     config = LoraConfig(
-        r=args.lora_rank, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, target_modules=targets
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha or args.lora_rank,
+        lora_dropout=args.lora_dropout,
+        target_modules=targets,
     )
     return get_peft_model(model, config)
 
@@ -200,7 +233,7 @@ class _Schedule(TrainerCallback):
     """Sets what depends on the step or the epoch, and so is right after a resume, too."""
 
     def __init__(self, model: RevelaForCausalLM, collator: RevelaCollator, args: RevelaTrainingArguments) -> None:
-        self.model, self.collator = model, collator
+        self.model, self.collator, self.own = model, collator, args
         self.start, self.end = args.temperature_start, model.config.temperature
 
     def on_epoch_begin(
@@ -211,7 +244,7 @@ class _Schedule(TrainerCallback):
     def on_step_begin(
         self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.model.freeze_retriever = state.global_step < args.retriever_start_step
+        self.model.freeze_retriever = state.global_step < self.own.retriever_start_step
         if self.start is not None:
             progress = min(1.0, (state.global_step + 1) / max(1, state.max_steps))
             self.model.config.temperature = self.start * (self.end / self.start) ** progress

@@ -45,6 +45,15 @@ def test_nothing_is_lost_between_paragraphs(gap: str, paragraphs: int) -> None:
         assert chunk.text.split("\n")[0].strip() in lines[chunk.start_line - 1]
 
 
+@pytest.mark.parametrize("paragraphs", [3, 3000])
+def test_paragraphs_of_long_texts(paragraphs: int) -> None:
+    sentences = ["Dr. A. Smith had bags.", "She\nleft at 3 p.m. on Friday."]
+
+    chunks = chunk_document(prose("\n\n".join([" ".join(sentences)] * paragraphs)), max_words=8)
+
+    assert [chunk.text for chunk in chunks] == sentences * paragraphs
+
+
 def test_chunks_are_filled(texts: list[str]) -> None:
     sentences = [f"Sentence number {number} has exactly eight words here." for number in range(40)]
 
@@ -116,6 +125,17 @@ def test_unclosed_quotation_mark_holds_to_the_end_of_its_line() -> None:
     assert report.cut == 0
 
 
+def test_lines_after_an_unclosed_quotation_mark_are_cut_at_their_sentences() -> None:
+    line = "She met Dr. A. Smith there. He went to see Dr. C. Brown and Mr. D. Black then."
+
+    chunks = chunk_document(
+        prose('"An unclosed one that is long enough for a chunk.\n' + "\n".join([line] * 9)), max_words=12
+    )
+
+    sentences = [sentence + "." for sentence in line.removesuffix(".").split(". He ")]
+    assert [chunk.text for chunk in chunks[1:]] == [sentences[0], "He " + sentences[1]] * 9
+
+
 def test_long_quotation_is_cut_at_its_full_stops() -> None:
     text = 'He said: "' + " ".join(f"This is part {n}." for n in range(10)) + '"'
 
@@ -163,6 +183,12 @@ def test_code_is_cut_before_functions_rather_than_inside() -> None:
     assert [chunk.text.split()[0] for chunk in chunks] == ["import", "@decorated"]
     assert [(chunk.start_line, chunk.end_line) for chunk in chunks] == [(1, 9), (10, 17)]
     assert "".join(chunk.text for chunk in chunks) == FUNCTIONS
+
+
+def test_code_is_not_cut_before_a_closing_bracket() -> None:
+    blocks = ["first = 1 2 3 4\n", "second = [\n    5 6 7 8,\n]\n", "third = 9 9 9 9\n"]
+
+    assert [chunk.text for chunk in chunk_document(code("".join(blocks)), max_words=13)] == blocks
 
 
 @pytest.mark.parametrize("max_words", [1, 2, 3, 5, 8, 13, 40, 120])

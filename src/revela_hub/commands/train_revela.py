@@ -15,10 +15,11 @@ Examples:
   accelerate launch -m revela_hub train revela --config examples/revela/code.yaml
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import yaml
 from transformers.trainer_utils import get_last_checkpoint
 
 from revela_hub.data import RevelaDataArguments
@@ -27,6 +28,7 @@ from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments, load_bac
 
 if TYPE_CHECKING:
     from revela_hub.evaluation import RetrievalTask
+    from revela_hub.hub_cards import ModelCardFacts
 
 
 @dataclass(kw_only=True)
@@ -83,7 +85,7 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
     """
     from revela_hub.data import load_groups
     from revela_hub.evaluation import read_beir
-    from revela_hub.hub_cards import export_checkpoint
+    from revela_hub.hub_cards import export_checkpoint, write_card
 
     output = Path(arguments.output_dir)
     checkpoint = _checkpoint(arguments)
@@ -112,8 +114,39 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
     trainer.save_model(str(output))
     trainer.save_state()
     if arguments.should_save:
+        facts = _facts(arguments, str(report))
+        facts.to_file(output / "card.yaml")  # what `revela-hub publish` reads
         export_checkpoint(output, output, lm=True, max_length=arguments.export_max_length)
+        write_card(output / "retriever", facts, repo_id=arguments.hub_model_id)
+    if arguments.push_to_hub:
+        trainer.push_to_hub()
     return output
+
+
+def _facts(arguments: Arguments, summary: str) -> "ModelCardFacts":
+    """What the card says of the run: settings that differ from the defaults, and no place on this machine."""
+    from revela_hub.hub_cards import ModelCardFacts
+
+    recorded = {entry.name for entry in fields(RevelaDataArguments)} | set(RevelaTrainingArguments.__annotations__)
+    recorded |= {*Arguments.__annotations__, "max_steps", "num_train_epochs", "seed", "adam_beta2", "weight_decay"}
+    recorded -= {"data", "cache_dir", "output_dir", "eval_corpus", "retriever", "lm", "trust_remote_code"}
+    settings = {
+        entry.name: value
+        for entry in fields(arguments)
+        if entry.name in recorded and (value := getattr(arguments, entry.name)) != entry.default and value != []
+    }
+    models = {name: getattr(arguments, name) for name in ("retriever", "lm")}
+    names = {name: Path(value).name if Path(value).exists() else value for name, value in models.items()}
+    sources = [str(source) for source in arguments.data]
+    datasets = [source.removeprefix("hf:").split(":")[0] for source in sources if source.startswith("hf:")]
+    return ModelCardFacts(
+        method="revela",
+        base_model=None if Path(arguments.retriever).exists() else arguments.retriever,
+        datasets=[name for name in datasets if not Path(name).exists()],
+        training_data=summary,
+        command="revela-hub train revela --config config.yaml",
+        config=yaml.safe_dump(names | settings, sort_keys=False, allow_unicode=True),
+    )
 
 
 def _model_settings(arguments: Arguments) -> dict[str, Any]:
