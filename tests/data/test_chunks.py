@@ -116,24 +116,15 @@ def test_list_without_full_stops_is_cut_at_its_lines() -> None:
 
 def test_unclosed_quotation_mark_holds_to_the_end_of_its_line() -> None:
     report = ReadReport()
-    text = '"An unclosed one. It goes on.\n' + "\n".join(f"Line {n} begins here. And it ends here." for n in range(20))
+    line = "She met Dr. A. Smith there. He went to see Dr. C. Brown and Mr. D. Black then."
+    # The two marks make a pair, a quotation of eleven lines, to sentencex.
+    text = "\n".join(['"An unclosed one that is long enough for a chunk.', *[line] * 9, 'And then it is the "end.'])
 
     chunks = chunk_document(prose(text), max_words=12, report=report)
 
-    assert all(chunk.text.endswith(".") for chunk in chunks)
-    assert chunks[1].text == "And it ends here.\nLine 1 begins here. And it ends here."
-    assert report.cut == 0
-
-
-def test_lines_after_an_unclosed_quotation_mark_are_cut_at_their_sentences() -> None:
-    line = "She met Dr. A. Smith there. He went to see Dr. C. Brown and Mr. D. Black then."
-
-    chunks = chunk_document(
-        prose('"An unclosed one that is long enough for a chunk.\n' + "\n".join([line] * 9)), max_words=12
-    )
-
     sentences = [sentence + "." for sentence in line.removesuffix(".").split(". He ")]
-    assert [chunk.text for chunk in chunks[1:]] == [sentences[0], "He " + sentences[1]] * 9
+    assert [chunk.text for chunk in chunks[1:-1]] == [sentences[0], "He " + sentences[1]] * 9
+    assert report.cut == 0
 
 
 def test_long_quotation_is_cut_at_its_full_stops() -> None:
@@ -239,9 +230,9 @@ def test_blank_part_of_code_is_left_out_but_counted_in_the_lines() -> None:
     "text", ["a" * 400_000, " " * 400_000 + "x", "x" + " " * 400_000, ". " * 200_000, '" a. ' * 80_000, "x.)" * 130_000]
 )
 def test_odd_input_takes_linear_time(kind: str, text: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     chunk_document(Document("d", text, None, "code" if kind == "code" else "text"))
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_max_words_must_be_positive() -> None:
