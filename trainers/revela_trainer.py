@@ -39,6 +39,9 @@ class RevelaTrainer(Trainer):
         max_length: tokens kept of a chunk.
         retrieval_task: measured at every evaluation, if given, under the names `eval_ndcg_at_10` and so on.
         **kwargs: of `Trainer`: `train_dataset` (columns group, document, text), `callbacks`, ...
+
+    Raises:
+        UserError: if a model has fewer positions than `max_length`, or the tokenizers do not suit the collator.
     """
 
     _tag_names = ("revela",)
@@ -65,6 +68,10 @@ class RevelaTrainer(Trainer):
                 parameter.requires_grad_(False)
         if retrieval_task is not None:
             kwargs.setdefault("eval_dataset", {})  # the Trainer wants one before it evaluates anything
+        for part, backbone in (("retriever", model.retriever), ("language model", model.lm)):
+            positions = getattr(backbone.config, "max_position_embeddings", max_length)
+            if max_length > positions:
+                raise UserError(f"the {part} has {positions} positions, fewer than --max_length {max_length}: lower it")
         self.collator = RevelaCollator(
             retriever_tokenizer,
             lm_tokenizer,
@@ -153,8 +160,8 @@ class RevelaTrainer(Trainer):
                     group["lr"] = group["initial_lr"] * factor(0)
         return scheduler
 
-    def push_to_hub(self, *_: Any, **__: Any) -> str:
-        """Publishes the retriever under `args.hub_model_id`: assembled, verified, uploaded, read back; returns its URL.
+    def push_to_hub(self, *_: Any, **__: Any) -> Any:
+        """Publishes the retriever under `args.hub_model_id`: assembled, verified, uploaded, read back; returns `Published`.
 
         Raises:
             UserError: without `hub_model_id`, or if a check or the upload fails.
@@ -166,9 +173,9 @@ class RevelaTrainer(Trainer):
             raise UserError("push_to_hub needs --hub_model_id OWNER/NAME")
         self.save_model(folder)
         if not self.is_world_process_zero():
-            return ""
+            return None
         destination = Destination(repo_id, private=bool(self.args.hub_private_repo), update=True)
-        return str(publish(folder, destination).url)
+        return publish(folder, destination)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Nothing is uploaded during a run: a raw checkpoint is not what a reader can load."""

@@ -315,6 +315,20 @@ def test_backbones_that_do_not_fit_are_refused(tmp_path: Path, llama_folder: Pat
         load_backbones(str(bert_folder), str(llama_folder))
 
 
+def test_chunks_longer_than_a_models_positions_are_refused(
+    tmp_path: Path, llama_folder: Path, bert_folder: Path
+) -> None:
+    """Not with an index error in the first step: the tiny BERT has 128 positions, the default is 160 tokens."""
+    backbones = load_backbones(str(bert_folder), str(llama_folder), group_size=4, pooling="cls")
+    with pytest.raises(UserError, match="128 positions, fewer than --max_length 160"):
+        RevelaTrainer(
+            backbones.model,
+            RevelaTrainingArguments(output_dir=str(tmp_path)),
+            retriever_tokenizer=backbones.retriever_tokenizer,
+            lm_tokenizer=backbones.lm_tokenizer,
+        )
+
+
 def test_arguments_out_of_range_say_so(tmp_path: Path) -> None:
     for options, message in (
         ({"lora_rank": -1}, "lora_rank"),

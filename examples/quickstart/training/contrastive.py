@@ -9,11 +9,10 @@ size it learns several times as fast from a retriever that already tells documen
 
 import argparse
 import random
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from base_lm_corpus import python_files, wikipedia_articles
+from base_lm_corpus import wikipedia_articles
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.losses import MultipleNegativesRankingLoss
@@ -26,7 +25,7 @@ SEED = 0
 
 
 def pairs(documents: list[str], count: int, rng: random.Random) -> Iterator[dict[str, str]]:
-    """Yields `count` pairs of spans; line ends and indentation are kept, as code needs them."""
+    """Yields `count` pairs of spans; line ends are kept."""
     while count:
         text = documents[rng.randrange(len(documents))]
         words = text.split(" ")
@@ -46,18 +45,12 @@ def pairs(documents: list[str], count: int, rng: random.Random) -> Iterator[dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wikipedia", nargs="+", type=Path, required=True)
-    parser.add_argument("--packages", nargs="+", type=Path, default=[Path(sysconfig.get_paths()["purelib"])])
     parser.add_argument("--base", required=True)
-    parser.add_argument("--steps", type=int, default=360)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--output", required=True)
     args = parser.parse_args()
 
-    rng = random.Random(SEED)
-    prose, code = list(wikipedia_articles(args.wikipedia)), sorted(set(python_files(args.packages, rng)))
-    # Half of the pairs from each, whatever the number of documents.
-    rows = [*pairs(prose, args.steps * BATCH // 2, rng), *pairs(code, args.steps * BATCH // 2, rng)]
-    rng.shuffle(rows)
-
+    rows = list(pairs(list(wikipedia_articles(args.wikipedia)), args.steps * BATCH, random.Random(SEED)))
     transformer = Transformer(args.base, max_seq_length=64)
     pooling = Pooling(transformer.get_word_embedding_dimension(), "mean")
     model = SentenceTransformer(

@@ -145,6 +145,7 @@ def _similarities(folder: Path, texts: list[str], temperature: float) -> NDArray
     from sentence_transformers import SentenceTransformer
 
     vectors = SentenceTransformer(str(folder), device="cpu").encode_document(texts, convert_to_tensor=True)
+    vectors = vectors.float()
     scores = (vectors @ vectors.T / temperature).fill_diagonal_(-torch.inf)
     similarities: NDArray[np.float32] = scores.softmax(-1).numpy()
     return similarities
