@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from revela_hub.modeling import RevelaForCausalLM
+from revela_hub.modeling.in_batch_attention import Options, _eager_read, _sdpa_read
 
 GROUPS, SIZE, VOCABULARY = 2, 3, 29
 LENGTHS = (5, 3, 6, 4, 6, 2)
@@ -117,3 +118,20 @@ def test_skipping_pairs_is_exact_to_the_tolerance(v_normalization: bool) -> None
     none_logits, none_grad, _ = run(1e-300)
     torch.testing.assert_close(none_logits, exact_logits, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(none_grad, exact_grad, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("v_normalization", [False, True])
+def test_the_fused_kernel_that_gpus_use_gives_the_same(v_normalization: bool, masked: bool) -> None:
+    """Values and gradients of `_sdpa_read`, which no CPU run takes, against the written-out version."""
+    options = Options(1.0, None, 0.0, eager=False, v_normalization=v_normalization, eps=1e-6)
+    shapes = ((2, 2, 12, 8), (2, 2, 5, 8), (2, 2, 5, 8), (2, 1, 12, 1))
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    query, key, value, weight = tensors
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]], dtype=torch.bool)[:, None, None, :] if masked else None
+    results = []
+    for read in (_sdpa_read, _eager_read):
+        output = read(query, key, value, mask, weight, options)
+        results.append([output, *torch.autograd.grad(output.square().sum(), tensors)])
+    for fused, written_out in zip(*results, strict=True):
+        torch.testing.assert_close(fused, written_out, rtol=1e-8, atol=1e-10)
