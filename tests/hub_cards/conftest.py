@@ -1,8 +1,11 @@
 """A tiny retriever, exported, and the tiny checkpoints it could have come from."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
+from loopback_hub import WRITER, LoopbackHub
 from tokenizers import Tokenizer
 
 PROMPTS = {"query": "Query: ", "document": "Passage: "}
@@ -25,3 +28,24 @@ def retriever_folder(tmp_path_factory: pytest.TempPathFactory, _bpe_json: str) -
     return export_retriever(
         LlamaModel(config).eval(), tokenizer, folder, pooling="last", prompts=PROMPTS, max_length=64
     )
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
+    """The Hub, for the client in this process and in those that it starts; the token is one that may write."""
+    with LoopbackHub() as hub:
+        in_process = {
+            "ENDPOINT": hub.endpoint,
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+        }
+        for name, value in in_process.items():
+            monkeypatch.setattr(constants, name, value)
+        in_environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
+        for name, text in (in_environment | {"HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": str(tmp_path / "cache")}).items():
+            monkeypatch.setenv(name, text)
+        # What the client waits before it tries again.
+        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+        yield hub

@@ -7,14 +7,12 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from clean_environment import make_environment
-from huggingface_hub import constants
 from loopback_hub import READER, WRITER, LoopbackHub, Repository
 from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file
@@ -64,27 +62,6 @@ with torch.no_grad():
     both = model.lm(input_ids=ids).logits
 np.savez(out, query=retriever.encode_query(texts), adapter=adapter.encode_query(texts), lm=logits, both=both)
 """
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    """The Hub, for the client in this process and in those that it starts; the token is one that may write."""
-    with LoopbackHub() as hub:
-        in_process = {
-            "ENDPOINT": hub.endpoint,
-            "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
-            "HF_HUB_OFFLINE": False,
-            "HF_HUB_DISABLE_XET": True,
-            "HF_HUB_CACHE": str(tmp_path / "cache"),
-        }
-        for name, value in in_process.items():
-            monkeypatch.setattr(constants, name, value)
-        in_environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
-        for name, text in (in_environment | {"HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": str(tmp_path / "cache")}).items():
-            monkeypatch.setenv(name, text)
-        # What the client waits before it tries again.
-        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
-        yield hub
 
 
 @pytest.fixture
