@@ -177,7 +177,9 @@ def main() -> None:
     )
     with torch.device(args.device):
         lm = LlamaForCausalLM(config)
-        small = LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1))
+        small = LlamaForCausalLM(
+            LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+        )
     revela = RevelaForCausalLM.from_backbones(small.model, lm).train()
     print(f"\nWhole LM step ({lm.num_parameters() / 1e6:.0f} M parameters), against a plain step over 2B documents:\n")
     print("| B | plain | Revela | time ratio | time ratio, one-hot similarity and tolerance | memory ratio |")

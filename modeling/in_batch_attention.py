@@ -166,7 +166,7 @@ def _some_pairs(
     for i, j, weight in zip(rows_i.split(n), rows_j.split(n), weight_P.split(n), strict=True):
         mask = None if in_batch.key_mask_NL is None else in_batch.key_mask_NL[j]
         part = _checkpointed(_weighted_read_of_pairs, query_NKTD, key_NKLD, value_NKLD, i, j, mask, weight, options)
-        output = output.index_add(0, i, part)
+        output = output.index_add(0, i, part.to(output.dtype))  # autocast computes the products in bf16
     return output.view(n, kv_heads, repeats, length, dim)
 
 

@@ -153,6 +153,19 @@ def test_under_bf16_autocast_the_similarity_stays_float32() -> None:
     assert output.similarity[0, 0, 1] > 1.005 * output.similarity[0, 0, 2]
 
 
+@pytest.mark.parametrize("v_normalization", [False, True])
+def test_pairs_can_be_skipped_under_bf16_autocast(v_normalization: bool) -> None:
+    model = build(temperature=0.02, v_normalization=v_normalization, similarity_tolerance=0.1)
+    batch = inputs()
+    similarity = torch.eye(4).roll(1, 0)[None].repeat(2, 1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(**batch, similarity=similarity)
+        model.config.similarity_tolerance = 0.0
+        whole = model(**batch, similarity=similarity)
+    output.loss.backward()
+    torch.testing.assert_close(output.logits.float(), whole.logits.float(), rtol=0.05, atol=0.05)
+
+
 def test_absent_chunks_are_read_by_no_one_and_a_group_of_one_is_plain_language_modelling() -> None:
     model = build()
     batch = inputs(rows=4)
