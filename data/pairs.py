@@ -1,0 +1,335 @@
+"""Labelled texts, scored sentences and question-passage pairs to (anchor, positive, negatives).
+
+NV-Embed, section 4.2. Classification and clustering, example-based (`mode="example"`, NV-Embed-v2, for tasks of many
+classes): the positive is another example of the same class, negatives are examples of other classes. Label-based
+(`mode="label"`, NV-Embed-v1, and v2 for binary tasks): the positive is the text of the label, negatives are the texts of
+other labels. Semantic similarity: a pair with a score of at least 4 of 5 gives an example in each direction.
+
+Negatives that are missing are drawn at random: uniform over the texts of the same task that are not known to be right.
+All functions are generators, draw by `seed` alone, and count what they leave out into `dropped`, by reason. The texts are
+read by index, so a memory-mapped Arrow column serves as well as a list.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+PairMode: TypeAlias = Literal["example", "label"]
+Integers: TypeAlias = npt.NDArray[np.int64]
+
+EMPTY = "empty"
+EQUAL = "anchor equal to positive"
+REPEATED = "repeated"
+NO_NEGATIVE = "without a possible negative"
+NO_LABEL = "without label"
+BELOW = "below the threshold"
+CLASS_OF_ONE = "in a class with one example"
+
+# A task in which more draws than this in a row are unusable has hardly anything to draw from.
+_MOST_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One training example: an anchor, what belongs to it, and what does not, hardest first.
+
+    `instruction` is its own, where it has another than the rest of its task.
+    """
+
+    anchor: str
+    positive: str
+    negatives: Sequence[str] = ()
+    instruction: str = ""
+
+
+@dataclass
+class KnownPairs:
+    """Which texts are known to belong to an anchor, so that they are not drawn as its negatives.
+
+    Holds 64-bit hashes instead of texts: about 100 bytes a pair.
+    """
+
+    hashes: set[int] = field(default_factory=set)
+
+    def add(self, anchor: str, text: str) -> bool:
+        """Notes a pair; returns whether it is new."""
+        before = len(self.hashes)
+        self.hashes.add(hash((anchor, text)))
+        return len(self.hashes) > before
+
+    def __contains__(self, pair: tuple[str, str]) -> bool:
+        return hash(pair) in self.hashes
+
+
+def is_empty(text: str) -> bool:
+    """Whether there is nothing in the text but white space."""
+    return not text or text.isspace()
+
+
+# --- classification and clustering
+
+
+def classification_pairs(
+    texts: Sequence[str],
+    labels: Sequence[Any],
+    *,
+    mode: PairMode = "example",
+    num_negatives: int = 1,
+    seed: int = 0,
+    max_pairs: int | None = None,
+    dropped: Counter[str] | None = None,
+) -> Iterator[Pair]:
+    """Makes a pair of each labelled text; for clustering too, where the label is the cluster.
+
+    Texts that are empty, have no label (None or ""), or are there before under the same label are left out. A text
+    under two labels is never a negative where the anchor has either of them.
+
+    Args:
+        texts: The N texts.
+        labels: Their N labels; with `mode="label"` their string is a text to be embedded.
+        mode: `"example"` or `"label"`, see above. With `"example"` a class needs two texts.
+        num_negatives: Negatives for each pair. All are different, unless there are fewer: they are then repeated.
+        seed: For the draws, and for which pairs are made where `max_pairs` is less than there could be.
+        max_pairs: Stop after as many.
+        dropped: Is counted up.
+
+    Yields:
+        Pairs, in the order of the texts (at random with `max_pairs`).
+    """
+    dropped = Counter() if dropped is None else dropped
+    rng = np.random.default_rng(seed)
+    examples = _distinct_examples(texts, labels, dropped)
+    order = np.arange(len(examples.codes)) if max_pairs is None else rng.permutation(len(examples.codes))
+    made = 0
+    for index in order.tolist():
+        if made == max_pairs:
+            return
+        anchor, label = examples.text(index), int(examples.codes[index])
+        if mode == "label":
+            positive, candidates = examples.names[label], examples.other_names(rng, label)
+        elif examples.size(label) > 1:
+            positive, candidates = examples.another(rng, index), examples.of_other_classes(rng, label)
+        else:
+            dropped[CLASS_OF_ONE] += 1
+            continue
+        if positive == anchor:  # a label's text; examples of a class are all different
+            dropped[EQUAL] += 1
+            continue
+        allowed = (text for text in candidates if text not in (anchor, positive) and not examples.has(label, text))
+        negatives = _filled([], allowed, num_negatives)
+        if len(negatives) < num_negatives:
+            dropped[NO_NEGATIVE] += 1
+            continue
+        made += 1
+        yield Pair(anchor, positive, negatives)
+
+
+class _Examples:
+    """Labelled texts that are all different within a class.
+
+    Attributes:
+        texts: The texts, with others that are not used among them.
+        kept: (N,) Where in `texts` the examples are.
+        codes: (N,) Their classes, 0 to C - 1.
+        names: The C labels.
+        labelled: All (label, text) of them.
+    """
+
+    def __init__(
+        self, texts: Sequence[str], kept: list[int], codes: list[int], names: list[str], labelled: KnownPairs
+    ) -> None:
+        self.texts = texts
+        self.labelled = labelled
+        self.kept: Integers = np.array(kept, dtype=np.int64)
+        self.codes: Integers = np.array(codes, dtype=np.int64)
+        self.names = names
+        # The examples in the order of their classes, class c at starts[c] to starts[c + 1]; and where each is in it.
+        self.by_class = np.argsort(self.codes, kind="stable")
+        self.starts = np.concatenate([[0], np.cumsum(np.bincount(self.codes, minlength=len(names)))])
+        self.rank = np.argsort(self.by_class, kind="stable")
+
+    def text(self, index: int) -> str:
+        return self.texts[int(self.kept[index])]
+
+    def size(self, label: int) -> int:
+        return int(self.starts[label + 1] - self.starts[label])
+
+    def has(self, label: int, text: str) -> bool:
+        """Whether the text has this label (too)."""
+        return (self.names[label], text) in self.labelled
+
+    def another(self, rng: np.random.Generator, index: int) -> str:
+        """One of the other examples of the example's class."""
+        label = self.codes[index]
+        drawn = int(self.starts[label] + rng.integers(self.size(label) - 1))
+        return self.text(self.by_class[drawn + (drawn >= self.rank[index])])
+
+    def of_other_classes(self, rng: np.random.Generator, label: int) -> Iterator[str]:
+        """All examples of other classes, in random order."""
+        start, size = int(self.starts[label]), self.size(label)
+        for drawn in distinct_draws(rng, len(self.codes) - size):
+            yield self.text(self.by_class[drawn + size * (drawn >= start)])
+
+    def other_names(self, rng: np.random.Generator, label: int) -> Iterator[str]:
+        """The texts of the other labels, in random order."""
+        for drawn in distinct_draws(rng, len(self.names) - 1):
+            yield self.names[drawn + (drawn >= label)]
+
+
+def _distinct_examples(texts: Sequence[str], labels: Sequence[Any], dropped: Counter[str]) -> _Examples:
+    seen = KnownPairs()
+    kept: list[int] = []
+    codes: list[int] = []
+    names: dict[str, int] = {}
+    for index, (text, label) in enumerate(zip(texts, labels, strict=True)):
+        name = "" if label is None else str(label)
+        if is_empty(text):
+            dropped[EMPTY] += 1
+        elif is_empty(name):
+            dropped[NO_LABEL] += 1
+        elif not seen.add(name, text):
+            dropped[REPEATED] += 1
+        else:
+            kept.append(index)
+            codes.append(names.setdefault(name, len(names)))
+    return _Examples(texts, kept, codes, list(names), seen)
+
+
+# --- semantic similarity
+
+
+def sts_pairs(
+    sentences1: Iterable[str],
+    sentences2: Iterable[str],
+    scores: Iterable[float],
+    *,
+    threshold: float = 4.0,
+    dropped: Counter[str] | None = None,
+) -> Iterator[Pair]:
+    """Makes two pairs, one each way, of two sentences whose score is at least `threshold`.
+
+    Args:
+        sentences1: The N first sentences.
+        sentences2: The N second sentences.
+        scores: Their N scores, higher for more similar.
+        threshold: The least score; 4 on the scale of 0 to 5.
+        dropped: Is counted up, once for both ways.
+
+    Yields:
+        Pairs without negatives; `fill_negatives` draws them.
+    """
+    dropped = Counter() if dropped is None else dropped
+    for first, second, score in zip(sentences1, sentences2, scores, strict=True):
+        if is_empty(first) or is_empty(second):
+            dropped[EMPTY] += 1
+        elif not score >= threshold:  # NaN too
+            dropped[BELOW] += 1
+        elif first == second:
+            dropped[EQUAL] += 1
+        else:
+            yield Pair(first, second)
+            yield Pair(second, first)
+
+
+# --- retrieval, and the negatives of all that have pairs
+
+
+def distinct_pairs(pairs: Iterable[Pair], *, dropped: Counter[str] | None = None) -> Iterator[Pair]:
+    """Leaves out pairs with an empty side, with two equal sides, and those that were there before."""
+    dropped = Counter() if dropped is None else dropped
+    seen = KnownPairs()
+    for pair in pairs:
+        if is_empty(pair.anchor) or is_empty(pair.positive):
+            dropped[EMPTY] += 1
+        elif pair.anchor == pair.positive:
+            dropped[EQUAL] += 1
+        elif not seen.add(pair.anchor, pair.positive):
+            dropped[REPEATED] += 1
+        else:
+            yield pair
+
+
+def fill_negatives(
+    pairs: Iterable[Pair],
+    pool: Sequence[str],
+    known: KnownPairs,
+    *,
+    num_negatives: int = 1,
+    seed: int = 0,
+    dropped: Counter[str] | None = None,
+    counts: Counter[str] | None = None,
+) -> Iterator[Pair]:
+    """Gives each pair as many negatives: cuts what is too many, draws from the pool what is missing.
+
+    A negative, given or drawn, must not be empty, equal to the anchor or the positive, or known to belong to the
+    anchor; all of a pair are different, unless there are not enough of them: then they are repeated.
+
+    Args:
+        pairs: Pairs with any number of negatives; the first are kept.
+        pool: What to draw from: the corpus, or the texts of the task.
+        known: All pairs that are known to belong together.
+        num_negatives: Negatives for each pair.
+        seed: For the draws.
+        dropped: Is counted up by the pairs for which there is no negative at all.
+        counts: Is counted up by the negatives: `given`, `drawn` and `wrong` (given, but one that must not be).
+
+    Yields:
+        The pairs, with `num_negatives` negatives each.
+    """
+    dropped = Counter() if dropped is None else dropped
+    counts = Counter() if counts is None else counts
+    rng = np.random.default_rng(seed)
+    for pair in pairs:
+        given: list[str] = []
+        for text in pair.negatives:
+            if not _may_be_negative(text, pair, known):
+                counts["wrong"] += 1
+            elif text not in given:
+                given.append(text)
+        del given[num_negatives:]
+        candidates: Iterable[str] = ()
+        if len(given) < num_negatives:
+            drawn = islice((pool[index] for index in distinct_draws(rng, len(pool))), _MOST_DRAWS)
+            candidates = (text for text in drawn if _may_be_negative(text, pair, known))
+        negatives = _filled(given, candidates, num_negatives)
+        if len(negatives) < num_negatives:
+            dropped[NO_NEGATIVE] += 1
+            continue
+        counts.update({"given": len(given), "drawn": num_negatives - len(given)})
+        yield replace(pair, negatives=negatives)
+
+
+def _may_be_negative(text: str, pair: Pair, known: KnownPairs) -> bool:
+    return not (is_empty(text) or text in (pair.anchor, pair.positive) or (pair.anchor, text) in known)
+
+
+def _filled(given: Sequence[str], candidates: Iterable[str], count: int) -> list[str]:
+    """The given texts and as many different candidates as are missing; repeated if too few, none if there is none."""
+    texts = list(given)
+    if len(texts) < count:
+        for text in candidates:
+            if text not in texts:
+                texts.append(text)
+                if len(texts) == count:
+                    break
+    return list(islice(cycle(texts), count)) if texts else []
+
+
+def distinct_draws(rng: np.random.Generator, population: int) -> Iterator[int]:
+    """The numbers 0 to `population - 1` in random order, each drawn when it is asked for.
+
+    Cheap for the first few of a large population, for which a permutation would be drawn whole.
+    """
+    seen: set[int] = set()
+    while 2 * len(seen) < population:
+        number = int(rng.integers(population))
+        if number not in seen:
+            seen.add(number)
+            yield number
+    rest = np.array([number for number in range(population) if number not in seen], dtype=np.int64)
+    yield from (int(number) for number in rng.permutation(rest))
