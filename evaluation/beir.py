@@ -28,9 +28,9 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalTask:
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; a BEIR folder has corpus.jsonl, queries.jsonl and qrels/<split>.tsv")
-    corpus_file, queries_file = _find(folder, "corpus.jsonl"), _find(folder, "queries.jsonl")
-    qrels_file = _find_qrels(folder, split)
-    qrels = _read_qrels(qrels_file)
+    corpus_file, queries_file = find_file(folder, "corpus.jsonl"), find_file(folder, "queries.jsonl")
+    qrels_file = find_qrels(folder, split)
+    qrels = read_qrels(qrels_file)
     queries = {id_: record for id_, record in _read_texts(queries_file, with_title=False) if id_ in qrels}
     corpus = dict(_read_texts(corpus_file, with_title=True))
     if not corpus:
@@ -57,7 +57,12 @@ def write_beir(task: RetrievalTask, folder: str | Path, split: str = "test") -> 
     return folder
 
 
-def _find(folder: Path, name: str) -> Path:
+def find_file(folder: Path, name: str) -> Path:
+    """The file of that name in a BEIR folder, plain or .gz.
+
+    Raises:
+        UserError: There is neither.
+    """
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
@@ -65,7 +70,12 @@ def _find(folder: Path, name: str) -> Path:
     raise UserError(f"no {name} (or {name}.gz) in {folder}, which has: {there}")
 
 
-def _find_qrels(folder: Path, split: str) -> Path:
+def find_qrels(folder: Path, split: str) -> Path:
+    """The file of a split's judgements, plain or .gz.
+
+    Raises:
+        UserError: There is none; says which splits there are.
+    """
     for path in (folder / "qrels" / f"{split}.tsv", folder / "qrels" / f"{split}.tsv.gz"):
         if path.is_file():
             return path
@@ -123,7 +133,12 @@ def _record_fields(record: Any, where: str) -> tuple[str, str]:
     return str(id_), text
 
 
-def _read_qrels(path: Path) -> dict[str, dict[str, int]]:
+def read_qrels(path: Path) -> dict[str, dict[str, int]]:
+    """Query id to the judged documents, document id to grade.
+
+    Raises:
+        UserError: A line that is not a judgement.
+    """
     qrels: dict[str, dict[str, int]] = {}
     for position, (number, line) in enumerate(_lines(path)):
         fields = line.rstrip("\r\n").split("\t")

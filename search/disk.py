@@ -1,0 +1,78 @@
+"""Files that are there whole or not at all, named by what is in them, and one clear message where there is no room."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from revela_hub.errors import UserError
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_STALE_SECONDS = 24 * 3600  # a file that a killed process left half written
+
+
+def key_of(*facts: object) -> str:
+    """A name for what depends on these facts, and on nothing else."""
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+
+def make_folder(folder: Path, option: str = "--cache-dir") -> Path:
+    """Makes a folder for files of `whole_file`, and removes what a killed process left half written in it.
+
+    Args:
+        folder: The folder.
+        option: Where the user chose it, for the message.
+
+    Raises:
+        UserError: It cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("*.tmp"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                    path.unlink()
+    except OSError as error:
+        raise cannot_write(folder, error, option) from error
+    return folder
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, option: str = "--cache-dir") -> Iterator[IO[bytes]]:
+    """Opens a file for writing that appears under its name when the block is left without an exception.
+
+    Args:
+        path: The file.
+        option: Where the user chose its place, for the message.
+
+    Raises:
+        UserError: The disk is full, or the folder cannot be written to. A file that was there before is untouched.
+    """
+    # Not tempfile's: that makes files which only this user may read, in what may be a team's cache.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise cannot_write(path.parent, error, option) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def cannot_write(folder: Path, error: OSError, option: str) -> UserError:
+    """The mistake that an error of the operating system means."""
+    if error.errno in DISK_FULL:
+        return UserError(
+            f"the disk is full at {folder}; what was computed before is kept: make room, or move it and name its new "
+            f"place with {option}, and run again to continue"
+        )
+    return UserError(f"cannot write to {folder}: {error.strerror or error}; choose another place with {option}")
