@@ -23,7 +23,7 @@ from revela_hub.data.sources import Document
 CHARACTERS_PER_WORD = 20
 
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and Han
-_UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
+UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
 # Where a piece that is too long may be cut; the limit of 100 is for the words of minified code and base64.
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]{{1,100}}")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")  # not splitlines(), which also ends lines at form feeds
@@ -102,10 +102,25 @@ def chunk_document(
     return chunks
 
 
+def document_pieces(
+    document: Document, max_words: int, *, language: str = "en", report: ReadReport | None = None
+) -> Iterator[str]:
+    """Yields what is not cut any further: whole sentences of prose, whole lines of code; joined they are the text.
+
+    What is longer than `max_words` is cut as for chunks; see there.
+    """
+    report = ReadReport() if report is None else report
+    if document.kind == "code":
+        pieces = _lines(document.text, max_words, report)
+    else:
+        pieces = _sentences(document.text, max_words, language, report)
+    return (piece.text for piece in pieces)
+
+
 def count_words(text: str) -> int:
     """The number of words as the size of a chunk counts them."""
     words = len(text.split())
-    return words if text.isascii() else words + len(_UNSPACED_CHARACTER.findall(text))
+    return words if text.isascii() else words + len(UNSPACED_CHARACTER.findall(text))
 
 
 def _piece(text: str, max_words: int) -> _Piece | None:

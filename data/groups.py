@@ -5,17 +5,13 @@ of the documents (d11, d12, ..., d1m, d21, ...), and a group is `group_size` of 
 long documents that makes groups of one document each; with `run_length` a group is put together of shorter runs of
 successive chunks, drawn from a shuffle buffer, and so mixes documents.
 
-The rows are written to an Arrow file as they come, under a name made from the settings and from what the sources are (for
-files: path, size and time of change), and are read back by later runs with the same. A data set of the Hub is what its
-name and revision say: give a revision, or another cache folder, to follow its changes.
+The rows are written as they come, and read back by later runs with the same settings and sources: see
+`revela_hub.data.row_cache`.
 """
 
-import hashlib
-import json
 import math
 import random
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -24,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from revela_hub.data.chunks import Chunk, chunk_document
-from revela_hub.data.documents import read_documents, source_files
+from revela_hub.data.documents import read_documents
 from revela_hub.data.report import ReadReport
-from revela_hub.data.sources import HUB_PREFIX, Source, SourceLike, parse_sources
+from revela_hub.data.row_cache import cached_rows, rows_fingerprint
+from revela_hub.data.sources import Source, SourceLike, parse_sources
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -96,53 +93,20 @@ def build_groups(
     Raises:
         UserError: Anything `read_documents` raises; fewer than two chunks in all.
     """
-    from filelock import FileLock
+    import datasets
 
     settings = settings or GroupSettings()
     parsed = parse_sources(sources)
     fresh = ReadReport()
     documents = read_documents(parsed, report=fresh)  # here, so that a missing folder is not found to have been cached
-    fingerprint = _fingerprint(parsed, settings)
-    folder = _cache_folder(cache_dir) / f"groups-{fingerprint}"
-    with FileLock(f"{folder}.lock"):  # one process writes, the others of the machine wait for it
-        report_file = folder / "report.json"
-        if not report_file.is_file():
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was ended half-way
-        rows = partial(_rows, _chunks(documents, settings, fresh), settings, fresh)
-        groups = _from_generator(rows, folder, fingerprint)
-        if report_file.is_file():
-            fresh = ReadReport.from_dict(json.loads(report_file.read_text()))
-        else:
-            report_file.write_text(json.dumps(fresh.to_dict()))
-    if report is not None:
-        report.add(fresh)
-    return groups
-
-
-def _cache_folder(cache_dir: str | Path | None) -> Path:
-    import datasets
-
-    folder = Path(cache_dir).expanduser() if cache_dir else Path(datasets.config.HF_DATASETS_CACHE) / "revela_hub"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to the cache folder {folder}: {error.strerror}; give another cache_dir"
-        ) from error
-    return folder
-
-
-def _from_generator(rows: Callable[[], Iterator[dict[str, Any]]], folder: Path, fingerprint: str) -> "Dataset":
-    import datasets
-
+    rows = partial(_rows, _chunks(documents, settings, fresh), settings, fresh)
     texts = datasets.List(datasets.Value("string"))
     features = datasets.Features({"group": datasets.Value("int64"), "document": texts, "text": texts})
-    try:
-        return datasets.Dataset.from_generator(rows, features, cache_dir=str(folder), fingerprint=fingerprint)
-    except datasets.exceptions.DatasetGenerationError as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        raise
+    fingerprint = _fingerprint(parsed, settings)
+    groups, written = cached_rows("groups", fingerprint, features, rows, fresh, cache_dir=cache_dir)
+    if report is not None:
+        report.add(written)
+    return groups
 
 
 def mix_groups(
@@ -244,22 +208,4 @@ def _fingerprint(sources: Sequence[Source], settings: GroupSettings) -> str:
     if settings.run_length in (None, settings.group_size):
         settings = replace(settings, run_length=None, seed=0)  # nothing is drawn
     made_with = {"format": _FORMAT, "sentencex": version("sentencex"), **asdict(settings)}
-    digest = hashlib.sha256(json.dumps(made_with).encode())
-    for source in sources:
-        digest.update(json.dumps(asdict(source)).encode())
-        for file in _local_files(source):
-            status = file.stat()
-            digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:32]
-
-
-def _local_files(source: Source) -> Iterator[Path]:
-    """The files on this machine that the source's documents come from."""
-    if not source.is_dataset:
-        yield from source_files(source, ReadReport())
-        return
-    folder = source.path.removeprefix(HUB_PREFIX)
-    data_files = source.data_files or ()
-    for path in [folder, *([data_files] if isinstance(data_files, str) else data_files)]:
-        if "://" not in path and not path.startswith("~") and Path(path).exists():
-            yield from source_files(Source(path=path), ReadReport())
+    return rows_fingerprint(made_with, sources)

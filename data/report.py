@@ -24,12 +24,14 @@ class ReadReport:
     """Chunks made of them."""
     groups: int = 0
     """Groups made of those."""
+    spans: int = 0
+    """Spans of tokens made of the documents."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Files, folders and rows that were not read: reason -> how many."""
+    """Files, folders and rows that were not read, and spans that were too short to be kept: reason -> how many."""
     replaced: int = 0
     """Files with bytes that are not UTF-8, each such byte read as U+FFFD."""
     cut: int = 0
-    """Sentences and lines of code that were longer than a chunk may be, and so were cut between words."""
+    """Sentences and lines of code that were longer than a chunk or span may be, and so were cut between words."""
     absent: int = 0
     """Rows of a last group that stayed empty."""
     dropped: int = 0
@@ -57,6 +59,7 @@ class ReadReport:
         made = [counted(self.documents, "document")]
         made += [counted(self.chunks, "chunk")] if self.chunks else []
         made += [counted(self.groups, "group")] if self.groups else []
+        made += [counted(self.spans, "span")] if self.spans else []
         parts = [", ".join(made)]
         if self.skipped:
             parts.append(f"skipped: {skips(self.skipped)}")
@@ -64,7 +67,7 @@ class ReadReport:
             parts.append(f"{counted(self.replaced, 'file')} had invalid UTF-8 (replaced)")
         if self.cut:
             pieces = counted(self.cut, "sentence or line") if self.cut == 1 else f"{self.cut:,} sentences or lines"
-            parts.append(f"{pieces} longer than a chunk (cut)")
+            parts.append(f"{pieces} longer than a {'span' if self.spans else 'chunk'} (cut)")
         if self.absent:
             parts.append(f"last group is not full ({counted(self.absent, 'row')} absent)")
         if self.dropped:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.card import write_card
-from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
+from revela_hub.hub_cards.export import RetrieverSettings, model_type, save_backbone, save_settings, save_tokenizer
 from revela_hub.hub_cards.facts import Figure, ModelCardFacts
 from revela_hub.hub_cards.figures import training_curve
 from revela_hub.hub_cards.verify_model import probe_texts
@@ -85,9 +86,24 @@ def assemble(checkpoint: str | Path, work: Path, repo_id: str, assembly: Assembl
         if facts != ModelCardFacts() or not (folder / "README.md").is_file():
             write_card(folder, facts, repo_id=repo_id)
         return assembled
+    assemble_method = _assemble_retromae if model_type(checkpoint) == "retromae" else _assemble_revela
+    assembled, method, base = assemble_method(checkpoint, work, assembly)
+    write_card(folder, _facts(checkpoint, assembly, base, work, method), repo_id=repo_id)
+    return assembled
+
+
+class _Trained(NamedTuple):
+    """A folder, the method that trained it, and the model it was trained from."""
+
+    assembled: Assembled
+    method: str
+    base: str
+
+
+def _assemble_revela(checkpoint: Path, work: Path, assembly: Assembly) -> _Trained:
     from revela_hub.trainers import load_checkpoint
 
-    loaded = load_checkpoint(checkpoint)
+    loaded, folder = load_checkpoint(checkpoint), work / "model"
     trained: Any = loaded.model.config.lm if assembly.part == "lm" else loaded.model.config.retriever
     base = trained._name_or_path
     if assembly.part == "retriever":
@@ -98,12 +114,39 @@ def assemble(checkpoint: str | Path, work: Path, repo_id: str, assembly: Assembl
         assembled = Assembled(folder, None, remote_code=False)
     else:
         save_backbone(loaded.model, folder, dtype=assembly.dtype)
-        _forget_origins(folder / "config.json")
+        _forget_origins(folder / "config.json", ("retriever", "lm"))
         save_tokenizer(loaded.retriever_tokenizer, folder / "retriever_tokenizer")
         save_tokenizer(loaded.lm_tokenizer, folder / "lm_tokenizer")
         assembled = Assembled(folder, None, remote_code=True)
-    write_card(folder, _facts(checkpoint, assembly, base, work), repo_id=repo_id)
-    return assembled
+    return _Trained(assembled, "revela", base)
+
+
+def _assemble_retromae(checkpoint: Path, work: Path, assembly: Assembly) -> _Trained:
+    """The encoder with its first token as the vector, or all of it with the decoder, to pre-train further."""
+    from revela_hub.trainers import load_retromae_checkpoint
+
+    if assembly.part == "lm" or assembly.adapter_only:
+        wrong = "an adapter" if assembly.adapter_only else "a separate language model"
+        raise UserError(f"{checkpoint} is of RetroMAE, which has not {wrong}: publish the retriever or the model")
+    loaded, folder = load_retromae_checkpoint(checkpoint), work / "model"
+    base = loaded.model.config.encoder._name_or_path
+    if assembly.part == "model":
+        save_backbone(loaded.model, folder, dtype=assembly.dtype)
+        _forget_origins(folder / "config.json", ("encoder",))
+        save_tokenizer(loaded.tokenizer, folder)
+        return _Trained(Assembled(folder, None, remote_code=True), "retromae", base)
+    encoder, settings = loaded.model.encoder, RetrieverSettings("cls", {"query": "", "document": ""})
+    settings = replace(settings, max_length=assembly.max_length)
+    tokenizer = settings.tokenizer(loaded.tokenizer)
+    save_backbone(encoder, folder, dtype=assembly.dtype)
+    save_settings(settings, tokenizer, encoder.config, folder)
+
+    def embed(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        hidden = encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return torch.nn.functional.normalize(hidden[:, 0], dim=-1)
+
+    reference = _save_reference(embed, tokenizer, settings.prompts, work)
+    return _Trained(Assembled(folder, reference, remote_code=False), "retromae", base)
 
 
 def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, work: Path, assembly: Assembly) -> Assembled:
@@ -116,30 +159,35 @@ def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, work: Path,
         save_backbone(model.retriever, folder, dtype=assembly.dtype)
     needed = {"peft": ">=0.18"} if assembly.adapter_only else {}
     save_settings(settings, tokenizer, model.retriever.config, folder, needed)
-    return Assembled(folder, _save_reference(loaded, tokenizer, work), False, adapter_of)
+    return Assembled(folder, _save_reference(model.embed, tokenizer, settings.prompts, work), False, adapter_of)
 
 
-def _forget_origins(file: Path) -> None:
-    """Takes out where the two models were loaded from, which may be a folder of this machine; the card names the base."""
+def _forget_origins(file: Path, parts: tuple[str, ...]) -> None:
+    """Takes out where the models were loaded from, which may be a folder of this machine; the card names the base."""
     config = json.loads(file.read_text(encoding="utf-8"))
-    for part in ("retriever", "lm"):
+    for part in parts:
         config[part].pop("_name_or_path", None)
     file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _save_reference(loaded: RevelaBackbones, tokenizer: PreTrainedTokenizerBase, work: Path) -> Path:
+def _save_reference(
+    embed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: dict[str, str],
+    work: Path,
+) -> Path:
     """Writes the checkpoint's own vectors of the probe texts, which the folder has to give, too."""
     length = json.loads((work / "model" / "sentence_bert_config.json").read_text(encoding="utf-8"))["max_seq_length"]
     texts = probe_texts(length)
     vectors = {}
-    for kind, prompt in loaded.model.config.prompts.items():
+    for kind, prompt in prompts.items():
         parts = []
         for batch in (texts[:-1], texts[-1:]):  # the text that is cut would make all the others as long
             tokens = tokenizer(
                 [prompt + text for text in batch], padding=True, truncation=True, max_length=length, return_tensors="pt"
             )
             with torch.no_grad():
-                parts.append(loaded.model.embed(tokens["input_ids"], tokens["attention_mask"]).float())
+                parts.append(embed(tokens["input_ids"], tokens["attention_mask"]).float())
         vectors[kind] = torch.cat(parts)
     save_file(vectors, work / "reference.safetensors")
     return work / "reference.safetensors"
@@ -175,14 +223,16 @@ def _save_adapter(checkpoint: Path, folder: Path, base: str) -> str:
     return base
 
 
-def _facts(checkpoint: Path, assembly: Assembly, base: str | None, work: Path) -> ModelCardFacts:
+def _facts(
+    checkpoint: Path, assembly: Assembly, base: str | None, work: Path, method: str | None = None
+) -> ModelCardFacts:
     """The card's facts: those given, or those in the checkpoint, and what the checkpoint itself tells."""
     facts = assembly.facts
     if facts is None:
         file = checkpoint / CARD_FACTS
         facts = ModelCardFacts.from_file(file) if file.is_file() else ModelCardFacts()
     if base is not None:
-        facts = replace(facts, method=facts.method or "revela")
+        facts = replace(facts, method=facts.method or method)
         if facts.base_model is None and HUB_ID.fullmatch(base) and not Path(base).exists():
             facts = replace(facts, base_model=base)
     state = checkpoint / "trainer_state.json"

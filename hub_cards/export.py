@@ -74,6 +74,7 @@ class RetrieverSettings:
     prompts: dict[str, str]
     max_length: int = 2048
     normalize: bool = True
+    include_prompt: bool = True
 
     def __post_init__(self) -> None:
         """Refuses prompts without a query or a document."""
@@ -151,7 +152,9 @@ def export_checkpoint(
     max_length: int = 2048,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Export a trained Revela checkpoint: `output/retriever` for sentence-transformers, and `output/lm` if asked for.
+    """Export a checkpoint of Revela or RetroMAE: `output/retriever` for sentence-transformers, `output/lm` if asked for.
+
+    RetroMAE's encoder is exported as a retriever whose vector is the first token's state.
 
     Args:
         checkpoint: folder the trainer saved, with full weights or with LoRA adapters (they are merged).
@@ -161,12 +164,28 @@ def export_checkpoint(
         dtype: type of the stored weights; by default the one they have.
 
     Raises:
-        UserError: the folder is not a Revela checkpoint.
+        UserError: the folder is not a checkpoint of either, or has no language model.
     """
-    from revela_hub.trainers import load_checkpoint
+    from revela_hub.trainers import load_checkpoint, load_retromae_checkpoint
 
+    output = Path(output)
+    if model_type(checkpoint) == "retromae":
+        if lm:
+            raise UserError(f"{checkpoint} is of RetroMAE, which has no language model of its own: leave --lm out")
+        trained = load_retromae_checkpoint(checkpoint)
+        prompts = {"query": "", "document": ""}
+        export_retriever(
+            trained.model.encoder,
+            trained.tokenizer,
+            output / "retriever",
+            pooling="cls",
+            prompts=prompts,
+            max_length=max_length,
+            dtype=dtype,
+        )
+        return output
     loaded = load_checkpoint(checkpoint)
-    model, output = loaded.model, Path(output)
+    model = loaded.model
     export_retriever(
         model.retriever,
         loaded.retriever_tokenizer,
@@ -180,6 +199,15 @@ def export_checkpoint(
         save_backbone(model.lm, output / "lm", dtype=dtype)
         save_tokenizer(loaded.lm_tokenizer, output / "lm")
     return output
+
+
+def model_type(checkpoint: str | Path) -> str:
+    """The type of model in a folder, as its config.json says; empty where there is none that can be read."""
+    try:
+        config = json.loads((Path(checkpoint) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(config.get("model_type", "")) if isinstance(config, dict) else ""
 
 
 def _sentence_transformers_files(
@@ -200,6 +228,7 @@ def _sentence_transformers_files(
         "1_Pooling/config.json": {
             "word_embedding_dimension": hidden_size,
             **{key: mode == settings.pooling for mode, key in _POOLING_KEYS.items()},
+            "include_prompt": settings.include_prompt,
         },
         "config_sentence_transformers.json": {
             "model_type": "SentenceTransformer",

@@ -64,6 +64,30 @@ PAPERS = {
         does="learnt from raw text alone: a language model predicts each chunk's next tokens while it reads the other"
         " chunks of the batch, as much of each as the retriever's similarity says",
     ),
+    "retromae": Paper(
+        title="RetroMAE: Pre-Training Retrieval-oriented Language Models Via Masked Auto-Encoder",
+        authors=("Shitao Xiao", "Zheng Liu", "Yingxia Shao", "Zhao Cao"),
+        arxiv="2205.12035",
+        year=2022,
+        does="pre-trained on raw text as a masked auto-encoder: one vector has to hold enough of a passage for a"
+        " one-layer decoder to write it out again",
+    ),
+    "nvembed": Paper(
+        title="NV-Embed: Improved Techniques for Training LLMs as Generalist Embedding Models",
+        authors=(
+            "Chankyu Lee",
+            "Rajarshi Roy",
+            "Mengyao Xu",
+            "Jonathan Raiman",
+            "Mohammad Shoeybi",
+            "Bryan Catanzaro",
+            "Wei Ping",
+        ),
+        arxiv="2405.17428",
+        year=2024,
+        does="trained as a generalist embedder: a decoder without its causal mask, pooled by latent attention, tuned on"
+        " retrieval first and then on all kinds of tasks with instructions",
+    ),
 }
 
 

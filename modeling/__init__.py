@@ -3,7 +3,22 @@
 Inside this folder: torch, transformers and `from .sibling import name` only.
 """
 
+from .configuration_nvembed import LatentAttentionConfig, NVEmbedConfig
+from .configuration_retromae import RetroMAEConfig
 from .configuration_revela import RevelaConfig
+from .modeling_nvembed import NVEmbedModel, NVEmbedOutput
+from .modeling_retromae import RetroMAEForPreTraining, RetroMAEOutput
 from .modeling_revela import RevelaForCausalLM, RevelaOutput
 
-__all__ = ["RevelaConfig", "RevelaForCausalLM", "RevelaOutput"]
+__all__ = [
+    "LatentAttentionConfig",
+    "NVEmbedConfig",
+    "NVEmbedModel",
+    "NVEmbedOutput",
+    "RetroMAEConfig",
+    "RetroMAEForPreTraining",
+    "RetroMAEOutput",
+    "RevelaConfig",
+    "RevelaForCausalLM",
+    "RevelaOutput",
+]

@@ -31,6 +31,10 @@ COMMANDS = {
         "quickstart", "raw text on this machine to a trained, measured retriever, in minutes on a CPU"
     ),
     "train revela": Command("train_revela", "learn a retriever from raw text or code with Revela"),
+    "train retromae": Command("train_retromae", "pre-train an encoder for retrieval on raw text with RetroMAE"),
+    "train nvembed": Command("train_nvembed", "train a generalist embedder from a decoder with NV-Embed"),
+    "mine": Command("mine", "find hard negatives for pairs with a retriever or BM25"),
+    "synthesize": Command("synthesize", "have a language model write training pairs for tasks"),
     "export": Command("export", "turn a training checkpoint into a sentence-transformers folder"),
     "evaluate": Command("evaluate", "measure a retriever, or BM25, on a retrieval task"),
     "search": Command("search", "find passages in your files with a retriever"),

@@ -1,7 +1,8 @@
 """Turns a training checkpoint into folders that need nothing of this package.
 
 OUTPUT/retriever is a plain sentence-transformers model (adapters merged, prompts, EOS, length and padding side saved);
-OUTPUT/lm, with --lm, is the co-trained language model, an ordinary AutoModelForCausalLM.
+OUTPUT/lm, with --lm, is the language model trained with Revela, an ordinary AutoModelForCausalLM. From a checkpoint of
+RetroMAE, OUTPUT/retriever is its encoder with the first token's state as the vector.
 
 Examples:
   revela-hub export outputs/revela/checkpoint-1000 --output my-retriever

@@ -15,20 +15,17 @@ Examples:
   accelerate launch -m revela_hub train revela --config examples/revela/code.yaml
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-import yaml
-from transformers.trainer_utils import get_last_checkpoint
 
 from revela_hub.data import RevelaDataArguments
 from revela_hub.errors import UserError
 from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments, load_backbones
+from revela_hub.trainers.resume import checkpoint_to_resume
 
 if TYPE_CHECKING:
     from revela_hub.evaluation import RetrievalTask
-    from revela_hub.hub_cards import ModelCardFacts
 
 
 @dataclass(kw_only=True)
@@ -86,9 +83,10 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
     from revela_hub.data import load_groups
     from revela_hub.evaluation import read_beir
     from revela_hub.hub_cards import export_checkpoint, write_card
+    from revela_hub.hub_cards.run_facts import facts_of_run
 
     output = Path(arguments.output_dir)
-    checkpoint = _checkpoint(arguments)
+    checkpoint = checkpoint_to_resume(arguments)
     if task is None and arguments.eval_corpus:
         task = read_beir(arguments.eval_corpus, arguments.eval_split)
     if task is None and arguments.eval_strategy != "no":
@@ -114,39 +112,14 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
     trainer.save_model(str(output))
     trainer.save_state()
     if arguments.should_save:
-        facts = _facts(arguments, str(report))
+        own = (RevelaDataArguments, RevelaTrainingArguments, Arguments)
+        facts = facts_of_run(arguments, method="revela", models=("retriever", "lm"), own=own, summary=str(report))
         facts.to_file(output / "card.yaml")  # what `revela-hub publish` reads
         export_checkpoint(output, output, lm=True, max_length=arguments.export_max_length)
         write_card(output / "retriever", facts, repo_id=arguments.hub_model_id)
     if arguments.push_to_hub:
         trainer.push_to_hub()
     return output
-
-
-def _facts(arguments: Arguments, summary: str) -> "ModelCardFacts":
-    """What the card says of the run: settings that differ from the defaults, and no place on this machine."""
-    from revela_hub.hub_cards import ModelCardFacts
-
-    recorded = {entry.name for entry in fields(RevelaDataArguments)} | set(RevelaTrainingArguments.__annotations__)
-    recorded |= {*Arguments.__annotations__, "max_steps", "num_train_epochs", "seed", "adam_beta2", "weight_decay"}
-    recorded -= {"data", "cache_dir", "output_dir", "eval_corpus", "retriever", "lm", "trust_remote_code"}
-    settings = {
-        entry.name: value
-        for entry in fields(arguments)
-        if entry.name in recorded and (value := getattr(arguments, entry.name)) != entry.default and value != []
-    }
-    models = {name: getattr(arguments, name) for name in ("retriever", "lm")}
-    names = {name: Path(value).name if Path(value).exists() else value for name, value in models.items()}
-    sources = [str(source) for source in arguments.data]
-    datasets = [source.removeprefix("hf:").split(":")[0] for source in sources if source.startswith("hf:")]
-    return ModelCardFacts(
-        method="revela",
-        base_model=None if Path(arguments.retriever).exists() else arguments.retriever,
-        datasets=[name for name in datasets if not Path(name).exists()],
-        training_data=summary,
-        command="revela-hub train revela --config config.yaml",
-        config=yaml.safe_dump(names | settings, sort_keys=False, allow_unicode=True),
-    )
 
 
 def _model_settings(arguments: Arguments) -> dict[str, Any]:
@@ -165,18 +138,3 @@ def _model_settings(arguments: Arguments) -> dict[str, Any]:
     if arguments.query_prompt is not None and arguments.passage_prompt is not None:
         settings["prompts"] = {"query": arguments.query_prompt, "document": arguments.passage_prompt}
     return settings
-
-
-def _checkpoint(arguments: Arguments) -> str | None:
-    """The folder to resume from: the one given, or the last one of the output folder for `last`."""
-    wanted = arguments.resume_from_checkpoint
-    if not wanted:
-        return None
-    if wanted in ("last", "true", "True"):
-        found: str | None = get_last_checkpoint(arguments.output_dir) if Path(arguments.output_dir).is_dir() else None
-        if found is None:
-            raise UserError(f"--resume_from_checkpoint: there is no checkpoint-* folder in {arguments.output_dir}")
-        return found
-    if not (Path(wanted) / "trainer_state.json").is_file():
-        raise UserError(f"--resume_from_checkpoint: {wanted} is not a checkpoint (it has no trainer_state.json)")
-    return str(wanted)

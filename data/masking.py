@@ -1,0 +1,197 @@
+"""Whole-word masks of RetroMAE (arXiv 2205.12035, section 3), all those of a span at once.
+
+As in the original implementation (`_whole_word_mask` of its collator), a mask over L tokens, special ones counted, takes
+words at random until max(1, round(ratio L)) tokens are taken; a word that would take more than that is passed over.
+There it is a Python loop over shuffled words, run 129 times for each passage of a batch. Here the masks of a span are the
+rows of a matrix: a random key for each word and mask, one sort, one cumulative sum. The distribution is the same.
+
+Unlike the original: a word begins where the tokenizer's pre-tokenizer says so, so that not only WordPiece has words; all
+special tokens, and not only the first and the last, are left alone (of a text they are the unknown token).
+
+Letters: L tokens with the special ones, W words, N masks.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Bools: TypeAlias = NDArray[np.bool_]
+Tokens: TypeAlias = NDArray[np.int64]
+
+_ALL_BITS = np.iinfo(np.uint64).max
+MASK_SHARE, RANDOM_SHARE = 0.8, 0.1  # of the encoder's chosen tokens; the rest are kept
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What masking has to know of a tokenizer.
+
+    Attributes:
+        first: The token before a text: `[CLS]`, `<s>`.
+        last: The token after it: `[SEP]`, `</s>`.
+        mask: The token that hides others.
+        padding: The token that fills a batch up.
+        is_special: (vocabulary,), which tokens are special.
+        ordinary: The other tokens, ascending.
+    """
+
+    first: int
+    last: int
+    mask: int
+    padding: int
+    is_special: Bools
+    ordinary: Tokens
+
+    @property
+    def size(self) -> int:
+        """One more than the largest token."""
+        return len(self.is_special)
+
+    @classmethod
+    def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Vocabulary":
+        """Reads it off a tokenizer.
+
+        Raises:
+            UserError: A tokenizer that is not one of a masked language model.
+        """
+        name = tokenizer.name_or_path or type(tokenizer).__name__
+        if tokenizer.mask_token_id is None:
+            raise UserError(f"the tokenizer of {name} has no mask token; take an encoder trained as a masked LM")
+        if tokenizer.pad_token_id is None:
+            raise UserError(f"the tokenizer of {name} has no padding token; set its pad_token")
+        around = tokenizer("")["input_ids"]
+        if len(around) != 2 or not set(around) <= set(tokenizer.all_special_ids):
+            raise UserError(
+                f"the tokenizer of {name} does not put one special token before a text and one after it ([CLS] and "
+                f"[SEP]); RetroMAE needs both"
+            )
+        known = np.array(sorted(tokenizer.get_vocab().values()))
+        is_special = np.zeros(known[-1] + 1, dtype=np.bool_)
+        is_special[tokenizer.all_special_ids] = True
+        ordinary = known[~is_special[known]].astype(np.int64)
+        return cls(around[0], around[1], tokenizer.mask_token_id, tokenizer.pad_token_id, is_special, ordinary)
+
+
+def check_mask_ratio(name: str, ratio: float) -> None:
+    """Raises UserError unless the ratio is inside (0, 1)."""
+    if not 0 < ratio < 1:
+        raise UserError(f"{name} is {ratio}; it must be between 0 and 1 (a share of the tokens)")
+
+
+def masked_tokens(length: int, ratio: float) -> int:
+    """How many of `length` tokens, special ones counted, a mask may take."""
+    return max(1, round(length * ratio))
+
+
+def whole_word_masks(
+    word_starts_L: Bools, maskable_L: Bools, sizes_N: ArrayLike, generator: np.random.Generator
+) -> Bools:
+    """Draws masks of whole words.
+
+    Args:
+        word_starts_L: (L,), where a token begins a word. What comes before the first of them is a word, too.
+        maskable_L: (L,), False for special tokens, which are in no mask.
+        sizes_N: (N,), the tokens that each mask may take.
+        generator: What is drawn; for the same numbers in the same order the masks are the same.
+
+    Returns:
+        (N, L), True where a mask takes the token. Each has as many tokens as it may, or no further word fits.
+    """
+    sizes_N = np.asarray(sizes_N)
+    word_L, lengths_W = _words(word_starts_L, maskable_L)
+    words = len(lengths_W)
+    masks_NW = np.zeros((len(sizes_N), words + 1), dtype=np.bool_)  # the last is for what is in no word
+    if words:
+        _choose_words(masks_NW[:, :words], lengths_W, sizes_N, generator)
+    masks_NL: Bools = masks_NW.take(word_L, axis=1)
+    return masks_NL
+
+
+def _words(word_starts_L: Bools, maskable_L: Bools) -> tuple[Tokens, Tokens]:
+    """The number of each token's word, (L,), and the words' lengths, (W,); W is the number of tokens in no word."""
+    number_C = np.cumsum(word_starts_L)[maskable_L]
+    if not len(number_C):
+        return np.zeros(len(maskable_L), dtype=np.int64), np.zeros(0, dtype=np.int64)
+    # Numbered anew, as words of special tokens alone are none.
+    word_C = np.zeros(len(number_C), dtype=np.int64)
+    np.cumsum(number_C[1:] != number_C[:-1], out=word_C[1:])
+    word_L = np.full(len(maskable_L), word_C[-1] + 1)
+    word_L[maskable_L] = word_C
+    return word_L, np.bincount(word_C)
+
+
+def _choose_words(masks_NW: Bools, lengths_W: Tokens, sizes_N: Tokens, generator: np.random.Generator) -> None:
+    """Sets what is chosen in `masks_NW`: words in a random order, each if there is still room for it."""
+    words = masks_NW.shape[1]
+    # A key is random but for its lowest bits, which are the word: sorting keys is much faster than argsort. Two keys of
+    # a mask agree in the other bits, more than 40 of them, practically never (and then the first word goes first).
+    # In place, because the pages of fresh arrays of this size cost more than the arithmetic.
+    low = np.uint64((1 << words.bit_length()) - 1)
+    keys_NW = generator.integers(_ALL_BITS, dtype=np.uint64, endpoint=True, size=masks_NW.shape)
+    keys_NW &= ~low
+    keys_NW |= np.arange(words, dtype=np.uint64)
+    order_NW = keys_NW.copy()
+    order_NW.sort(axis=1)
+    order_NW &= low
+    order_NW = order_NW.view(np.int64)
+    total_NW = lengths_W.take(order_NW)
+    np.cumsum(total_NW, axis=1, out=total_NW)
+    taken_N = (total_NW <= sizes_N[:, None]).sum(axis=1)  # words before the first that does not fit
+    some_N, last_N, every_N = taken_N > 0, np.maximum(taken_N - 1, 0), np.arange(len(sizes_N))
+    last_key_N = keys_NW[every_N, order_NW[every_N, last_N]]
+    np.less_equal(keys_NW, last_key_N[:, None], out=masks_NW)
+    masks_NW &= some_N[:, None]
+    room_N = sizes_N - total_NW[every_N, last_N] * some_N
+
+    # What did not fit once never will, so each round takes the first of the words that are left and fit.
+    rows = np.flatnonzero((room_N > 0) & (taken_N < words))
+    order_RW, room_R = order_NW[rows], room_N[rows]
+    lengths_RW = lengths_W[order_RW]
+    too_long = lengths_W.sum() + 1
+    lengths_RW[np.arange(words) < taken_N[rows, None]] = too_long
+    while len(rows):
+        every_R = np.arange(len(rows))
+        first_R = (lengths_RW <= room_R[:, None]).argmax(axis=1)
+        length_R = lengths_RW[every_R, first_R]
+        fits_R = length_R <= room_R
+        masks_NW[rows[fits_R], order_RW[every_R, first_R][fits_R]] = True
+        lengths_RW[every_R, first_R] = too_long
+        room_R = room_R - length_R
+        more_R = fits_R & (room_R > 0)
+        rows, lengths_RW, order_RW, room_R = rows[more_R], lengths_RW[more_R], order_RW[more_R], room_R[more_R]
+
+
+def replace_chosen(
+    tokens_L: Tokens, chosen_L: Bools, draws_L: NDArray[np.float64], random_L: Tokens, mask: int
+) -> Tokens:
+    """Of the chosen tokens makes 80% `mask` and 10% random ones; the rest are kept.
+
+    Args:
+        tokens_L: (L,), the original tokens.
+        chosen_L: (L,), which to replace.
+        draws_L: (L,), uniform in [0, 1).
+        random_L: (L,), what a token is replaced by.
+        mask: The mask token.
+    """
+    masked_L = chosen_L & (draws_L < MASK_SHARE)
+    replaced_L = chosen_L & ~masked_L & (draws_L < MASK_SHARE + RANDOM_SHARE)
+    return np.where(masked_L, mask, np.where(replaced_L, random_L, tokens_L))
+
+
+def visibility(hidden_NL: Bools, set_L: Tokens) -> Bools:
+    """(L, L), True where a row sees a key: all but those of its set, and never itself (Eq. 6).
+
+    Args:
+        hidden_NL: (N, L), sets of hidden tokens, without the special ones, so that [CLS] and [SEP] are seen.
+        set_L: (L,), the set of each row.
+    """
+    visible_LL: Bools = (~hidden_NL)[set_L]
+    np.fill_diagonal(visible_LL, False)
+    return visible_LL

@@ -1,0 +1,91 @@
+"""Configuration of RetroMAE: what a checkpoint needs to be rebuilt, nothing about a training run."""
+
+from typing import Any, Literal
+
+from transformers import AutoConfig, BertConfig, PreTrainedConfig
+
+Decoding = Literal["enhanced", "basic", "none"]
+
+# What the families call the settings that a decoder layer has; the first that a configuration knows is taken.
+_NAMES = {
+    "intermediate_size": ("intermediate_size", "hidden_dim"),
+    "hidden_act": ("hidden_act", "hidden_activation", "activation"),
+    "hidden_dropout_prob": ("hidden_dropout_prob", "dropout", "mlp_dropout"),
+    "attention_probs_dropout_prob": ("attention_probs_dropout_prob", "attention_dropout"),
+    "layer_norm_eps": ("layer_norm_eps", "norm_eps"),
+    "initializer_range": ("initializer_range",),
+}
+
+
+class RetroMAEConfig(PreTrainedConfig):
+    """An encoder and the weak decoder that makes it put a passage into one vector (RetroMAE, arXiv 2205.12035).
+
+    Args:
+        encoder: configuration of the masked language model, any BERT-like one that `AutoModelForMaskedLM` builds.
+        decoder: `"enhanced"` (section 3.3), `"basic"` (section 3.2, the ablation) or `"none"`, BERT's masked language
+            modelling alone.
+        decoder_layers: 1 with enhanced decoding; the paper's ablation of basic decoding has 1 to 3.
+        bag_of_words: also predict the set of the input's tokens from the tokens' logits (DupMAE, arXiv 2211.08769);
+            needs enhanced decoding.
+        bag_of_words_weight: of that loss in the sum.
+    """
+
+    model_type = "retromae"
+    sub_configs = {"encoder": AutoConfig}  # noqa: RUF012 (transformers' own convention)
+
+    def __init__(
+        self,
+        encoder: PreTrainedConfig | dict[str, Any] | None = None,
+        decoder: Decoding = "enhanced",
+        decoder_layers: int = 1,
+        bag_of_words: bool = False,
+        bag_of_words_weight: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        if decoder not in ("enhanced", "basic", "none"):
+            raise ValueError(f'decoder must be "enhanced", "basic" or "none", got {decoder!r}')
+        if decoder_layers < 1 or (decoder == "enhanced" and decoder_layers != 1):
+            needed = "exactly 1 with enhanced decoding" if decoder == "enhanced" else "at least 1"
+            raise ValueError(f"decoder_layers must be {needed}, got {decoder_layers}")
+        if bag_of_words and decoder != "enhanced":
+            raise ValueError(f"bag_of_words goes with enhanced decoding, not with decoder={decoder!r}")
+        if bag_of_words_weight < 0:
+            raise ValueError(f"bag_of_words_weight must not be negative, got {bag_of_words_weight}")
+        # AutoModelForPreTraining is added when the model is saved.
+        kwargs.setdefault("auto_map", {"AutoModel": "modeling_retromae.RetroMAEForPreTraining"})
+        attn_implementation = kwargs.get("attn_implementation")
+        # First, because it would set the attention of the sub-configuration to None.
+        super().__init__(**kwargs)
+        if isinstance(encoder, dict):
+            fields = dict(encoder)
+            encoder = AutoConfig.for_model(fields.pop("model_type"), **fields)
+        self.encoder = encoder
+        if attn_implementation is not None:
+            self._attn_implementation = attn_implementation
+        self.decoder = decoder
+        self.decoder_layers = decoder_layers
+        self.bag_of_words = bag_of_words
+        self.bag_of_words_weight = bag_of_words_weight
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
+        """The encoder's configuration: transformers would take the field `decoder` for one."""
+        inner: PreTrainedConfig | None = getattr(self, "encoder", None)  # not there yet while the base class is set up
+        return self if inner is None else inner
+
+    def layer_config(self) -> BertConfig:
+        """The configuration of a decoder layer: BERT's layer in the encoder's sizes, BERT's defaults for the rest."""
+        encoder = self.get_text_config()
+        settings = {"intermediate_size": 4 * encoder.hidden_size}
+        for name, candidates in _NAMES.items():
+            known = [getattr(encoder, candidate) for candidate in candidates if hasattr(encoder, candidate)]
+            if known:
+                settings[name] = known[0]
+        return BertConfig(
+            hidden_size=encoder.hidden_size,
+            num_attention_heads=encoder.num_attention_heads,
+            attn_implementation="sdpa",  # the encoder's may be one that takes no mask per query
+            **settings,
+        )
+
+
+RetroMAEConfig.register_for_auto_class()

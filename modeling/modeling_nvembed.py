@@ -1,0 +1,315 @@
+"""NV-Embed (arXiv 2405.17428): a decoder without its causal mask whose token states are pooled through latent attention.
+
+    hidden = decoder(tokens), every token attending to every other          (section 3.1)
+    hidden = latent attention and feed-forward, token by token              (section 3.2, latent_attention.py)
+    vector = mean of hidden over the text's tokens, EOS included, instruction excluded, scaled to length 1
+
+The decoder is any model of transformers that builds its mask by transformers' own functions: `config.is_causal = False`
+lifts it there, so no architecture is copied. Official checkpoints load as they are (`embedding_model.*`,
+`latent_attention_model.*`), in whatever type is asked for; the official code computes under autocast on a GPU.
+
+Shapes: B rows, L tokens, D hidden size.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import initialization as init
+from transformers.utils import ModelOutput
+
+from .configuration_nvembed import Mask, NVEmbedConfig, Pooling
+from .latent_attention import LatentAttention, SelfAttention
+
+
+@dataclass
+class NVEmbedOutput(ModelOutput):
+    """Result of `NVEmbedModel.forward`.
+
+    Attributes:
+        last_hidden_state: (B, L, D), after the latent attention; the mean of these is the text's vector.
+        pooler_output: (B, D), at least float32, pooled over the pool mask; of length 1 unless the configuration says no.
+        sentence_embeddings: the same, under its name in the official code.
+    """
+
+    last_hidden_state: Tensor | None = None
+    pooler_output: Tensor | None = None
+    sentence_embeddings: Tensor | None = None
+
+
+class NVEmbedModel(PreTrainedModel):
+    """A decoder (`.embedding_model`) and the layer that pools its states (`.latent_attention_model`)."""
+
+    config_class = NVEmbedConfig
+    config: NVEmbedConfig
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    # Not `_supports_attention_backend`: under flash attention sentence-transformers would hand over all texts as one row.
+    _can_set_attn_implementation = classmethod(lambda cls: True)
+
+    _tokenizer: PreTrainedTokenizerBase | None = None
+
+    def __init__(self, config: NVEmbedConfig, embedding_model: PreTrainedModel | None = None) -> None:
+        """Builds the decoder from `config`, or takes the given one, whose configuration must be `config.text_config`."""
+        super().__init__(config)
+        if config.text_config is None:
+            raise ValueError("text_config is missing: an NV-Embed model needs the configuration of its decoder")
+        width = config.latent_attention_config.hidden_dim
+        if config.pooling in ("latent", "self_attention") and width != config.text_config.hidden_size:
+            raise ValueError(
+                f"the latent attention is {width} wide, the decoder's hidden state {config.text_config.hidden_size}:"
+                " set hidden_dim and latent_dim of latent_attention_config"
+            )
+        self.embedding_model = AutoModel.from_config(config.text_config) if embedding_model is None else embedding_model
+        if not self.embedding_model._supports_attention_backend:
+            raise ValueError(
+                f"{type(self.embedding_model).__name__} does not use transformers' attention interface, through which"
+                " its causal mask is lifted; choose a decoder that does (Mistral, Llama, Qwen, ...)"
+            )
+        self.latent_attention_model: LatentAttention | None = None
+        self.self_attention_model: SelfAttention | None = None
+        if config.pooling == "latent":
+            self.latent_attention_model = LatentAttention(config.latent_attention_config)
+        elif config.pooling == "self_attention":
+            self.self_attention_model = SelfAttention(config.latent_attention_config)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Torch's own initialisation and standard normal latents, as in the official code; loaded weights stay."""
+        if isinstance(module, LatentAttention):
+            init.normal_(module.latents)
+        elif isinstance(module, (nn.Linear, nn.LayerNorm)):
+            module.reset_parameters()
+
+    @classmethod
+    def from_backbone(
+        cls,
+        backbone: str | PreTrainedModel,
+        *,
+        pooling: Pooling = "latent",
+        mask: Mask = "bidirectional",
+        num_latents: int = 512,
+        num_heads: int = 8,
+        dtype: torch.dtype | str = torch.float32,
+        attn_implementation: str | None = None,
+        **config: Any,
+    ) -> "NVEmbedModel":
+        """Puts fresh pooling weights on a pre-trained decoder.
+
+        Args:
+            backbone: Hub id, folder or loaded decoder; of one with a language-model head, the part below it. A loaded
+                one is used as it is, and its configuration changed to the mask.
+            pooling: see `NVEmbedConfig`.
+            mask: `"bidirectional"` or `"causal"`.
+            num_latents: number of trainable latents.
+            num_heads: heads of the latent or self-attention.
+            dtype: of loaded weights; float32 for training under autocast.
+            attn_implementation: `"sdpa"`, `"eager"`, `"flash_attention_2"`, ...; None for transformers' choice, SDPA.
+            **config: other fields of `NVEmbedConfig`.
+
+        Raises:
+            ValueError: if the decoder's attention does not go through transformers' attention interface.
+        """
+        given: Any = None if isinstance(backbone, str) else backbone.base_model
+        text_config: Any = AutoConfig.from_pretrained(backbone) if isinstance(backbone, str) else given.config
+        width = text_config.hidden_size
+        latent = {"num_latents_value": num_latents, "num_cross_heads": num_heads, "cross_dim_head": width}
+        config.setdefault("latent_attention_config", latent | {"hidden_dim": width, "latent_dim": width})
+        config.setdefault("official_instruction_mask", False)
+        whole = NVEmbedConfig(text_config=text_config, pooling=pooling, mask=mask, **config)
+        if isinstance(backbone, str):  # with the mask already in its configuration
+            load = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+            given = AutoModel.from_pretrained(backbone, config=text_config, dtype=dtype, **load)
+            whole.text_config = given.config
+        whole._attn_implementation = given.config._attn_implementation
+        model = cls(whole, given)
+        model.to(given.dtype).train(given.training)
+        model.config.dtype = given.dtype
+        return model
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The decoder's table of token embeddings."""
+        table: nn.Module = self.embedding_model.get_input_embeddings()
+        return table
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replaces it."""
+        self.embedding_model.set_input_embeddings(value)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        pool_mask: Tensor | None = None,
+        *,
+        prompt_length: int | Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        return_dict: bool = True,
+    ) -> NVEmbedOutput | tuple[Tensor, ...]:
+        """Token states after the latent attention, and the vector of every row.
+
+        Args:
+            input_ids: (B, L).
+            attention_mask: (B, L), zero on padding.
+            pool_mask: (B, L), one on the tokens that make the vector; by default the attention mask. `exclude_instruction`
+                makes one without the instruction.
+            prompt_length: number of tokens of sentence-transformers' prompt, for which the room that is left is checked;
+                the pooling that leaves them out is sentence-transformers' own.
+            token_type_ids: ignored, some tokenizers give them.
+            return_dict: False for a tuple whose first item is the vectors, as in the official code.
+
+        Raises:
+            ValueError: if a row has no token to pool, or its prompt leaves no room for text.
+        """
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        pool_mask = attention_mask if pool_mask is None else pool_mask
+        _check_pool_mask(pool_mask)
+        self._check_prompt(attention_mask, prompt_length)
+        hidden_BLD = self.embedding_model(
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+        ).last_hidden_state
+        if self.latent_attention_model is not None:
+            hidden_BLD = self.latent_attention_model(hidden_BLD)
+        elif self.self_attention_model is not None:
+            hidden_BLD = self.self_attention_model(hidden_BLD, attention_mask.bool())
+        vectors_BD = self.pool(hidden_BLD, pool_mask)
+        if not return_dict:
+            return vectors_BD, hidden_BLD
+        return NVEmbedOutput(hidden_BLD, vectors_BD, vectors_BD)
+
+    def pool(self, hidden_BLD: Tensor, pool_mask_BL: Tensor) -> Tensor:
+        """Returns the (B, D) vectors, at least float32, of token states as `last_hidden_state` has them."""
+        hidden_BLD = hidden_BLD.to(torch.promote_types(hidden_BLD.dtype, torch.float32))
+        if self.config.pooling == "eos":
+            places_L = torch.arange(pool_mask_BL.shape[1], device=pool_mask_BL.device)
+            last_B = (pool_mask_BL.bool() * places_L).argmax(-1)
+            vectors_BD = hidden_BLD[torch.arange(len(last_B), device=last_B.device), last_B]
+        else:
+            weight_BL1 = pool_mask_BL[:, :, None].to(hidden_BLD.dtype)
+            vectors_BD = (hidden_BLD * weight_BL1).sum(1) / weight_BL1.sum(1)
+        return F.normalize(vectors_BD, dim=-1) if self.config.latent_attention_config.output_normalize else vectors_BD
+
+    def _check_prompt(self, attention_mask: Tensor, prompt_length: int | Tensor | None) -> None:
+        """A prompt that is cut itself would leave EOS alone, and all texts would get one and the same vector."""
+        if prompt_length is None:
+            return
+        tokens = int(torch.as_tensor(prompt_length).max())
+        limit = self.config.max_seq_length
+        if (limit is not None and tokens + 1 >= limit) or tokens >= int(attention_mask.sum(-1).min()):
+            raise ValueError(
+                f"the prompt takes {tokens} tokens or more of {limit or 'its row'}: the instruction is longer than the"
+                " maximum length and no token of the text is left; shorten it or raise max_seq_length"
+            )
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the folder the model was loaded from, or the one its `text_config._name_or_path` names."""
+        if self._tokenizer is None:
+            own, named = self.name_or_path, self.config.text_config._name_or_path
+            name = own if own and Path(own, "tokenizer_config.json").is_file() else named or own
+            if not name:
+                raise ValueError("the model was not loaded from a folder with a tokenizer: set `model.tokenizer`")
+            # With the configuration at hand, transformers does not ask whether it may run the folder's code to read it.
+            self._tokenizer = AutoTokenizer.from_pretrained(name, config=self.config)
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    @torch.no_grad()
+    def encode(
+        self, texts: list[str], instruction: str = "", max_length: int | None = None, batch_size: int = 32
+    ) -> Tensor:
+        r"""The texts' vectors as the official `encode` gives them, in batches of texts of about the same length.
+
+        EOS is put after every text, by the tokenizer if it does so, else in the official way, in which a text that is cut
+        loses it.
+
+        Args:
+            texts: n texts.
+            instruction: text put before each, as `"Instruct: {task}\nQuery: "`; not part of the mean.
+            max_length: tokens kept of instruction and text; by default the configuration's, or 4096.
+            batch_size: texts of one forward pass.
+
+        Returns:
+            (n, D), float32, on the model's device.
+
+        Raises:
+            ValueError: if the instruction leaves no room for the text.
+        """
+        limit = max_length or self.config.max_seq_length or 4096
+        tokenizer, config = self.tokenizer, self.config
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        ends_itself = tokenizer("a")["input_ids"][-1:] == [tokenizer.eos_token_id]
+        end = tokenizer.eos_token if config.add_eos and not ends_itself else ""
+        left_out = 0
+        if instruction and config.is_mask_instruction and config.padding_side == "right":
+            left_out = self.instruction_length(instruction)
+        if left_out and left_out + 1 >= limit:
+            raise ValueError(
+                f"the instruction has {left_out} tokens, which leaves no room for text in {limit}: it is longer than"
+                " the maximum length"
+            )
+        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+        vectors_nD = torch.empty(len(texts), config.hidden_size, device=self.device)
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            batch = tokenizer(
+                [instruction + texts[row] + end for row in rows],
+                padding=True,
+                truncation=True,
+                max_length=limit,
+                padding_side=config.padding_side,
+                return_tensors="pt",
+            ).to(self.device)
+            mask = batch["attention_mask"]
+            output = self(batch["input_ids"], mask, exclude_instruction(mask, left_out))
+            vectors_nD[rows] = output.pooler_output.to(vectors_nD.dtype)
+        return vectors_nD
+
+    def instruction_length(self, instruction: str) -> int:
+        """Number of leading tokens that `encode` leaves out of the mean for this instruction.
+
+        The official number does not count BOS, and counts a last space as a token of its own although it may be joined
+        to the text's first word; with Mistral's tokenizer and an instruction that ends with a space the two make up for
+        each other. The correct one counts BOS, and leaves a last space to the text.
+        """
+        if self.config.official_instruction_mask:
+            return len(self.tokenizer.tokenize(instruction))
+        tokens: list[int] = self.tokenizer(instruction.rstrip())["input_ids"]
+        return len(tokens) - (tokens[-1:] == [self.tokenizer.eos_token_id])
+
+
+def exclude_instruction(attention_mask_BL: Tensor, num_tokens: int | Tensor) -> Tensor:
+    """The pool mask (B, L) without the first tokens of each row that are not padding.
+
+    Args:
+        attention_mask_BL: (B, L), padded on either side.
+        num_tokens: tokens of the instruction, BOS included, for all rows or (B,) for each.
+    """
+    if isinstance(num_tokens, Tensor):
+        num_tokens = num_tokens[:, None]
+    return attention_mask_BL * (attention_mask_BL.cumsum(-1) > num_tokens)
+
+
+def _check_pool_mask(pool_mask_BL: Tensor) -> None:
+    empty_B = ~pool_mask_BL.bool().any(-1)
+    if bool(empty_B.any()):
+        row = int(empty_B.nonzero()[0])
+        raise ValueError(
+            f"row {row} has no token to pool: its text is empty and has no EOS, or its instruction is longer than the"
+            " maximum length"
+        )
+
+
+NVEmbedModel.register_for_auto_class("AutoModel")

@@ -1,0 +1,382 @@
+r"""RetroMAE (arXiv 2205.12035): an encoder pre-trained so that its [CLS] state holds a whole passage.
+
+The encoder sees a lightly masked passage, X_enc, and predicts what is masked, as BERT does. Its [CLS] state h and a
+decoder of one layer then have to reconstruct the passage from what is masked heavily. Equations of section 3:
+
+    L_enc = cross-entropy of the masked tokens of X_enc                                                    (2)
+    H_1 = [h + p_0, ..., h + p_N]                      the query stream: position embeddings p, no LayerNorm  (4)
+    H_2 = [h, e_{x_1} + p_1, ..., e_{x_N} + p_N]       the key/value stream: the unmasked embeddings          (4)
+    A   = softmax(Q^T K / sqrt(d) + M) V,   Q = W^Q H_1,  K = W^K H_2,  V = W^V H_2                           (5)
+    M_ij = 0 where j is in the sample s(X \ x_i) of row i, or j = 0 and i != 0; else -infinity                (6)
+    L_dec = cross-entropy of all original tokens given A and H_1                                             (7)
+    loss = L_enc + L_dec
+
+Basic decoding (section 3.2), for the ablation: ordinary layers over [h, embeddings of the masked passage], and L_dec over
+the masked tokens only. Embeddings and output head are the encoder's own. M is an input: the collator draws it.
+
+Not as in the original implementation: a RoBERTa-like encoder counts the decoder's positions as it counts its own, from
+`padding_idx + 1`; an encoder without absolute positions (ModernBERT) gets a learnt table of the decoder's own, added in
+both streams; in training, the head scores the labelled positions alone, which gives the same losses.
+
+Shapes: B passages, L tokens, D hidden size, V vocabulary.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.bert.modeling_bert import BertAttention, BertIntermediate, BertOutput
+from transformers.utils import ModelOutput
+
+from .configuration_retromae import RetroMAEConfig
+
+IGNORED = -100
+
+
+@dataclass
+class RetroMAEOutput(ModelOutput):
+    """Result of `RetroMAEForPreTraining.forward`.
+
+    Attributes:
+        loss: scalar, the sum of those below, the bag of words with its weight.
+        encoder_loss: scalar, mean cross-entropy of the encoder's masked tokens in nats; 0 if there is none.
+        decoder_loss: scalar, the same of the decoder's labels; None without a decoder.
+        bag_of_words_loss: scalar, mean over the passages; None unless the configuration asks for it.
+        sentence_embedding: (B, D), the encoder's state of the first token.
+        encoder_logits: (B, L, V); None without `return_logits`.
+        decoder_logits: (B, L, V); None without `return_logits` or without a decoder.
+    """
+
+    loss: Tensor | None = None
+    encoder_loss: Tensor | None = None
+    decoder_loss: Tensor | None = None
+    bag_of_words_loss: Tensor | None = None
+    sentence_embedding: Tensor | None = None
+    encoder_logits: Tensor | None = None
+    decoder_logits: Tensor | None = None
+
+
+class RetroMAEDecoderLayer(GradientCheckpointingLayer):
+    """BERT's layer, unlike it with keys and values from another stream than the queries; the residual is the query's."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.attention = BertAttention(config, is_cross_attention=True)
+        self.intermediate = BertIntermediate(config)
+        self.output = BertOutput(config)
+
+    def forward(self, query_BLD: Tensor, key_value_BLD: Tensor, mask_B1LL: Tensor) -> Tensor:
+        """Returns (B, L, D); the mask is added to the scores."""
+        attended, _ = self.attention(query_BLD, encoder_hidden_states=key_value_BLD, encoder_attention_mask=mask_B1LL)
+        states: Tensor = self.output(self.intermediate(attended), attended)
+        return states
+
+
+class RetroMAEDecoder(nn.Module):
+    """The layers, and a table of positions if the encoder has none."""
+
+    def __init__(self, config: RetroMAEConfig, *, own_positions: bool) -> None:
+        super().__init__()
+        self.enhanced = config.decoder == "enhanced"
+        layer = config.layer_config()
+        self.layers = nn.ModuleList([RetroMAEDecoderLayer(layer) for _ in range(config.decoder_layers)])
+        self.position_embeddings: nn.Embedding | None = None
+        if own_positions:
+            positions = config.get_text_config().max_position_embeddings
+            self.position_embeddings = nn.Embedding(positions, layer.hidden_size)
+
+    def forward(self, sentence_BD: Tensor, embeddings_BLD: Tensor, positions_LD: Tensor, mask: Tensor) -> Tensor:
+        """Returns (B, L, D), what the head scores.
+
+        Args:
+            sentence_BD: h.
+            embeddings_BLD: of the decoder's input; the first of each row gives way to h.
+            positions_LD: position embeddings p.
+            mask: (B, L, L) or (B, L), nonzero where a key is visible.
+        """
+        sentence_B1D = sentence_BD[:, None]
+        key_value_BLD = torch.cat([sentence_B1D, embeddings_BLD[:, 1:]], dim=1)
+        visible = (mask[:, None] if self.enhanced else mask[:, None, None]).bool()
+        bias = _additive(visible, key_value_BLD)
+        if self.enhanced:
+            states: Tensor = self.layers[0](positions_LD + sentence_B1D, key_value_BLD, bias)
+            return states
+        states = key_value_BLD
+        for layer in self.layers:
+            states = layer(states, states, bias)
+        return states
+
+
+class RetroMAEForPreTraining(PreTrainedModel):
+    """A masked language model (`.lm`), whose body `.encoder` is what gets published, and the decoder (`.decoder`)."""
+
+    config_class = RetroMAEConfig
+    config: RetroMAEConfig
+    main_input_name = "encoder_input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_set_attn_implementation = classmethod(lambda cls: True)
+    accepts_loss_kwargs = False  # each loss is the mean over its own labels of the batch, as in the original
+
+    def __init__(self, config: RetroMAEConfig, lm: PreTrainedModel | None = None) -> None:
+        """Builds the masked language model from `config`, or takes the one given, whose configuration `config` holds.
+
+        Raises:
+            ValueError: if it is not of a kind that the decoder can share embeddings and head with.
+        """
+        super().__init__(config)
+        self.lm = AutoModelForMaskedLM.from_config(config.encoder) if lm is None else lm
+        _check(self.lm)
+        self.decoder: RetroMAEDecoder | None = None
+        if config.decoder != "none":
+            self.decoder = RetroMAEDecoder(config, own_positions=_position_table(self.encoder) is None)
+        self.encoder.register_forward_hook(_hand_over)
+        self.post_init()
+
+    @property
+    def encoder(self) -> PreTrainedModel:
+        """The bare encoder, which needs nothing of this file: (B, L) tokens to (B, L, D) states."""
+        body: PreTrainedModel = self.lm.base_model
+        return body
+
+    @property
+    def max_length(self) -> int:
+        """The tokens that a passage may have, special ones included."""
+        table = _position_table(self.encoder)
+        if table is None:
+            return int(self.config.get_text_config().max_position_embeddings)
+        return table.num_embeddings - _first_position(table)
+
+    @classmethod
+    def from_encoder(
+        cls,
+        encoder: str | PreTrainedModel,
+        *,
+        trust_remote_code: bool = False,
+        dtype: torch.dtype | str = torch.float32,
+        attn_implementation: str | None = None,
+        **config: Any,
+    ) -> "RetroMAEForPreTraining":
+        """Starts from a pre-trained encoder and a fresh decoder.
+
+        Args:
+            encoder: Hub id, folder or loaded model (anything `AutoModelForMaskedLM` loads). Weights without those of
+                the masked-LM head, such as a sentence-transformers model's, do: the head starts fresh, with a warning.
+            trust_remote_code: for models whose code lies in their repository.
+            dtype: of the loaded weights; float32 for training under autocast.
+            attn_implementation: of the encoder; None for transformers' choice.
+            **config: the other fields of `RetroMAEConfig`.
+
+        Raises:
+            ValueError: if it is not a BERT-like encoder with a masked-LM head.
+        """
+        if isinstance(encoder, str):
+            load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype}
+            if attn_implementation is not None:
+                load["attn_implementation"] = attn_implementation
+            lm, info = AutoModelForMaskedLM.from_pretrained(encoder, output_loading_info=True, **load)
+            if missing := sorted(info["missing_keys"]):
+                warnings.warn(f"{encoder} has no weights for {', '.join(missing)}: they start fresh", stacklevel=2)
+        else:
+            lm = encoder
+        model = cls(RetroMAEConfig(encoder=lm.config, **config), lm)
+        model.to(lm.dtype)  # the decoder is built in the default one
+        model.config.dtype = lm.dtype
+        return model
+
+    def forward(
+        self,
+        encoder_input_ids: Tensor,
+        encoder_attention_mask: Tensor,
+        encoder_labels: Tensor,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        decoder_labels: Tensor | None = None,
+        return_logits: bool = True,
+    ) -> RetroMAEOutput:
+        """Both reconstruction losses of a batch; the masks are inputs, so that a batch can be replayed.
+
+        Args:
+            encoder_input_ids: (B, L) the lightly masked passages, [CLS] first, padding on the right.
+            encoder_attention_mask: (B, L), zero on padding.
+            encoder_labels: (B, L), the original tokens where masked, -100 elsewhere.
+            decoder_input_ids: (B, L), the original passages for enhanced decoding, masked ones for basic decoding.
+            decoder_attention_mask: nonzero where a key is visible; (B, L, L), row i of which is what position i sees,
+                for enhanced decoding, (B, L) for basic decoding. Key 0 is the sentence vector.
+            decoder_labels: (B, L), the tokens to predict, -100 elsewhere; with `config.bag_of_words` also the set.
+            return_logits: whether to score every position; without, the losses are the same and cost less.
+
+        Raises:
+            ValueError: for tensors that are missing or of the wrong shape, or more tokens than there are positions.
+        """
+        decoder_inputs = (decoder_input_ids, decoder_attention_mask, decoder_labels)
+        self._check_inputs(encoder_input_ids, (encoder_attention_mask, encoder_labels), decoder_inputs)
+        whole_encoder = return_logits or self.config.bag_of_words
+        states: list[Tensor] = []  # h, then what the head scores of the encoder and of the decoder
+
+        def read_out(hidden_BLD: Tensor) -> Tensor:
+            states.extend((hidden_BLD[:, 0], _rows(hidden_BLD, encoder_labels, whole_encoder)))
+            if self.decoder is not None:
+                decoded_BLD = self._decode(states[0], decoder_input_ids, decoder_attention_mask)
+                states.append(_rows(decoded_BLD, decoder_labels, return_logits))
+            return torch.cat(states[1:])[None]
+
+        logits_PV = self._score(encoder_input_ids, encoder_attention_mask, read_out)
+        encoder_PV, *decoder_PV = logits_PV.split([len(part) for part in states[1:]])
+        output = RetroMAEOutput(sentence_embedding=states[0])
+        output.loss = output.encoder_loss = _cross_entropy(encoder_PV, encoder_labels, whole_encoder)
+        shape = (*encoder_input_ids.shape, logits_PV.shape[-1])
+        if decoder_PV:
+            output.decoder_loss = _cross_entropy(decoder_PV[0], decoder_labels, return_logits)
+            output.loss = output.loss + output.decoder_loss
+        if self.config.bag_of_words:
+            visible_BL = encoder_attention_mask.bool()
+            output.bag_of_words_loss = _bag_of_words_loss(encoder_PV.view(shape), visible_BL, decoder_labels)
+            output.loss = output.loss + self.config.bag_of_words_weight * output.bag_of_words_loss
+        if return_logits:
+            output.encoder_logits = encoder_PV.view(shape)
+            output.decoder_logits = decoder_PV[0].view(shape) if decoder_PV else None
+        return output
+
+    def _score(self, input_ids: Tensor, attention_mask: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
+        """(P, V) logits that the masked LM's own head, whatever its family calls it, gives what `read_out` returns.
+
+        The head's input is exchanged by a hook on the encoder, which finds `read_out` on the module that it is called
+        with: under `nn.DataParallel` that is a copy, and all copies share their hooks.
+        """
+        encoder: Any = self.encoder
+        encoder.read_out = read_out
+        try:
+            logits: Tensor = self.lm(input_ids=input_ids, attention_mask=attention_mask).logits
+        finally:
+            encoder.__dict__.pop("read_out", None)
+        return logits[0]
+
+    def _decode(self, sentence_BD: Tensor, input_ids: Tensor | None, mask: Tensor | None) -> Tensor:
+        """(B, L, D) states of the decoder."""
+        assert self.decoder is not None and input_ids is not None and mask is not None  # _check_inputs has seen to it
+        encoder: Any = self.encoder
+        embeddings_BLD: Tensor = encoder.embeddings(input_ids=input_ids)
+        table = _position_table(encoder)
+        positions_L = torch.arange(input_ids.shape[1], device=input_ids.device)
+        if table is not None:
+            positions_LD = table(positions_L + _first_position(table))
+        else:
+            assert self.decoder.position_embeddings is not None
+            positions_LD = self.decoder.position_embeddings(positions_L)
+            embeddings_BLD = embeddings_BLD + positions_LD
+        decoded: Tensor = self.decoder(sentence_BD, embeddings_BLD, positions_LD, mask)
+        return decoded
+
+    def _check_inputs(
+        self, ids_BL: Tensor, encoder_inputs: tuple[Tensor, ...], decoder_inputs: tuple[Tensor | None, ...]
+    ) -> None:
+        """Says what is wrong with the shapes before an index error or a silent broadcast does."""
+        shape = tuple(ids_BL.shape)
+        if len(shape) != 2:
+            raise ValueError(f"encoder_input_ids must be (passages, tokens), got {shape}")
+        if shape[1] > self.max_length:
+            raise ValueError(f"the passages have {shape[1]} tokens, the encoder {self.max_length} positions: cut them")
+        expected = {
+            "encoder_attention_mask": (encoder_inputs[0], shape),
+            "encoder_labels": (encoder_inputs[1], shape),
+        }
+        if self.config.decoder != "none":
+            mask_shape = (*shape, shape[1]) if self.config.decoder == "enhanced" else shape
+            names = ("decoder_input_ids", "decoder_attention_mask", "decoder_labels")
+            shapes = (shape, mask_shape, shape)
+            expected |= {name: pair for name, pair in zip(names, zip(decoder_inputs, shapes, strict=True), strict=True)}
+        for name, (tensor, wanted) in expected.items():
+            if tensor is None:
+                raise ValueError(f"{name} is missing: {self.config.decoder} decoding needs it")
+            if tuple(tensor.shape) != wanted:
+                raise ValueError(
+                    f"{name} must be {wanted} with {self.config.decoder} decoding, got {tuple(tensor.shape)}"
+                )
+
+
+def _check(lm: PreTrainedModel) -> None:
+    """Refuses models whose embeddings or head the decoder cannot share."""
+    body: Any = lm.base_model
+    if lm.get_output_embeddings() is None or body is lm:
+        raise ValueError(f"{type(lm).__name__} has no masked-LM head: load it with AutoModelForMaskedLM")
+    if lm.config.is_encoder_decoder or not isinstance(getattr(body, "embeddings", None), nn.Module):
+        raise ValueError(f"{type(lm).__name__} is not a BERT-like encoder (BERT, RoBERTa, DistilBERT, ModernBERT, ...)")
+    width = body.get_input_embeddings().embedding_dim
+    if width != lm.config.hidden_size:
+        raise ValueError(
+            f"{type(lm).__name__} has embeddings of {width} dimensions and states of {lm.config.hidden_size}: RetroMAE's"
+            " decoder reads both in one stream"
+        )
+
+
+def _position_table(encoder: Any) -> nn.Embedding | None:
+    """The encoder's absolute position embeddings; None where it has others (rotary, relative)."""
+    table = getattr(encoder.embeddings, "position_embeddings", None)
+    return table if isinstance(table, nn.Embedding) else None
+
+
+def _first_position(table: nn.Embedding) -> int:
+    """0, but RoBERTa and its kin count from behind the row that padding gets."""
+    return 0 if table.padding_idx is None else table.padding_idx + 1
+
+
+def _hand_over(encoder: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+    """Forward hook of the encoder: exchanges what the head scores, once, where `_score` has asked for it."""
+    read_out = encoder.__dict__.pop("read_out", None)
+    if read_out is not None:
+        output.last_hidden_state = read_out(output.last_hidden_state)
+    return output
+
+
+def _additive(visible: Tensor, like: Tensor) -> Tensor:
+    """0 where visible, elsewhere the lowest finite number: a row that sees nothing gets the mean, and not NaN."""
+    device = like.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
+    bias = torch.zeros(visible.shape, dtype=dtype, device=like.device)
+    return bias.masked_fill(~visible, torch.finfo(dtype).min)
+
+
+def _rows(states_BLD: Tensor, labels_BL: Tensor | None, whole: bool) -> Tensor:
+    """(P, D): all positions, or those with a label."""
+    return states_BLD.flatten(0, 1) if whole or labels_BL is None else states_BLD[labels_BL != IGNORED]
+
+
+def _cross_entropy(logits_PV: Tensor, labels_BL: Tensor | None, whole: bool) -> Tensor:
+    """Mean over the labels, at least float32; 0, with a gradient of 0, if there are none."""
+    assert labels_BL is not None
+    labelled_BL = labels_BL != IGNORED
+    if whole:
+        logits_PV = logits_PV[labelled_BL.flatten()]
+    logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
+    total = F.cross_entropy(logits_PV, labels_BL[labelled_BL], reduction="sum")
+    return total / labelled_BL.sum().clamp(min=1)
+
+
+def _bag_of_words_loss(logits_BLV: Tensor, visible_BL: Tensor, labels_BL: Tensor | None) -> Tensor:
+    """DupMAE's second loss: the set of a passage's tokens from the maximum of the logits over all tokens but [CLS].
+
+    The target is uniform over the set. The original implementation divides by the number of tokens instead of distinct
+    ones, which weighs passages with repetitions less.
+    """
+    assert labels_BL is not None
+    vocabulary = logits_BLV.shape[-1]
+    logits_BLV = logits_BLV.to(torch.promote_types(logits_BLV.dtype, torch.float32))
+    hidden_BL1 = ~visible_BL[:, 1:, None]
+    pooled_BV = logits_BLV[:, 1:].masked_fill(hidden_BL1, torch.finfo(logits_BLV.dtype).min).amax(1)
+    # One column more, for the positions without a token.
+    column_BL = labels_BL.masked_fill(labels_BL == IGNORED, vocabulary)
+    set_BV = pooled_BV.new_zeros(len(labels_BL), vocabulary + 1).scatter_(1, column_BL, 1.0)[:, :-1]
+    size_B = set_BV.sum(1)
+    loss_B = -(set_BV * pooled_BV.log_softmax(-1)).sum(1) / size_B.clamp(min=1.0)
+    return loss_B.sum() / (size_B > 0).sum().clamp(min=1)
+
+
+RetroMAEForPreTraining.register_for_auto_class("AutoModelForPreTraining")

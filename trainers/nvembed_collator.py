@@ -1,0 +1,144 @@
+"""Rows of a mixture to the tensors of a batch: its distinct texts, each with its own instruction."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from revela_hub.errors import UserError
+
+ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK = "anchor_prompt", "document_prompt", "task"
+
+
+def text_columns(dataset: Dataset) -> list[str]:
+    """The columns of a mixture that hold texts, in order: anchor, positive, negative_1 to negative_N.
+
+    Raises:
+        UserError: if one is missing.
+    """
+    names = set(dataset.column_names)
+    negatives = sorted(
+        (name for name in names if name.startswith("negative_")), key=lambda n: int(n.rpartition("_")[2])
+    )
+    needed = ["anchor", "positive", *negatives]
+    if missing := [name for name in (*needed, TASK, ANCHOR_PROMPT, DOCUMENT_PROMPT) if name not in names]:
+        raise UserError(f"the training data has no column {missing[0]!r}; there are {', '.join(dataset.column_names)}")
+    return needed
+
+
+class NVEmbedCollator:
+    r"""Tokenises the distinct texts of a batch, longest first, and says which row they belong to.
+
+    Every text is its prompt and itself in one string, so that EOS, truncation and padding are those of the model's own
+    `preprocess`. What sentence-transformers cannot do is a prompt for each text of a batch: its `Pooling` knows one
+    `prompt_length`. So the batch has a `pool_mask`, without padding and without the tokens of the text's own prompt; it
+    counts those as sentence-transformers does (with BOS, without EOS).
+
+    With a tokenizer that knows words, adds EOS (2) and pads with 0, and two rows of one task, where "sea" is both the
+    positive of the first row and the negative of the second:
+
+    >>> from types import SimpleNamespace
+    >>> words = ["", "", "</s>", "Query:", "salt", "water", "sea", "fox", "red"]
+    >>> def preprocess(texts):
+    ...     rows = [[words.index(word) for word in text.split()] + [2] for text in texts]
+    ...     longest = max(map(len, rows))
+    ...     mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+    ...     ids = [row + [0] * (longest - len(row)) for row in rows]
+    ...     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask), "modality": "text"}
+    >>> tokenizer = SimpleNamespace(all_special_ids=[0, 2])
+    >>> model = SimpleNamespace(preprocess=preprocess, tokenizer=tokenizer, max_seq_length=8)
+    >>> collator = NVEmbedCollator(model, ["anchor", "positive", "negative_1"])
+    >>> prompts = {"task": "qa", "anchor_prompt": "Query: ", "document_prompt": ""}
+    >>> batch = collator([
+    ...     {"anchor": "salt water", "positive": "sea", "negative_1": "red fox", **prompts},
+    ...     {"anchor": "red", "positive": "fox", "negative_1": "sea", **prompts},
+    ... ])
+    >>> batch["text_input_ids"]
+    tensor([[3, 4, 5, 2],
+            [8, 7, 2, 0],
+            [3, 8, 2, 0],
+            [6, 2, 0, 0],
+            [7, 2, 0, 0]])
+    >>> batch["text_pool_mask"]
+    tensor([[0, 1, 1, 1],
+            [1, 1, 1, 0],
+            [0, 1, 1, 0],
+            [1, 1, 0, 0],
+            [1, 1, 0, 0]])
+    >>> batch["label"][..., 0]  # (rows, columns): where the text stands above
+    tensor([[0, 3, 1],
+            [2, 4, 3]])
+    >>> batch["label"][0, 1, 1] == batch["label"][1, 2, 1]  # the other half: a number for the text, prompt aside
+    tensor(True)
+
+    Args:
+        model: whose `preprocess` makes tokens of texts.
+        columns: the columns that hold texts, the anchor first.
+    """
+
+    # What sentence-transformers' trainer reads off its collator.
+    valid_label_columns: tuple[str, ...] = ()
+
+    def __init__(self, model: SentenceTransformer, columns: list[str]) -> None:
+        self.preprocess: Callable[[list[str]], dict[str, Any]] = model.preprocess
+        self.special_ids = frozenset(model.tokenizer.all_special_ids)
+        self.max_length = model.max_seq_length
+        self.columns = columns
+        self._prompt_lengths: dict[str, int] = {"": 0}
+
+    def check_prompts(self, dataset: Dataset) -> None:
+        """Measures the prompts of a data set.
+
+        Raises:
+            UserError: if one leaves no room for a text, with the name of its task.
+        """
+        for column in (ANCHOR_PROMPT, DOCUMENT_PROMPT):
+            for prompt in dataset.unique(column):
+                length = self._prompt_length(prompt)
+                # One token for the text; a text of which only EOS is pooled would say nothing of it.
+                if prompt and self.max_length is not None and length + 2 > self.max_length:
+                    task = dataset[TASK][list(dataset[column]).index(prompt)]
+                    raise UserError(
+                        f"task {task}: its instruction takes {length} tokens or more, which leaves no room for a text"
+                        f" within a maximum length of {self.max_length}: shorten it or raise --max_length"
+                    )
+
+    def _prompt_length(self, prompt: str) -> int:
+        if prompt not in self._prompt_lengths:
+            tokens = self.preprocess([prompt])["input_ids"][0].tolist()
+            self._prompt_lengths[prompt] = len(tokens) - (tokens[-1] in self.special_ids)
+        return self._prompt_lengths[prompt]
+
+    def __call__(self, rows: list[dict[str, str]]) -> dict[str, Any]:
+        """The batch: `text_*` (T, L) for the model, `label` (rows, columns, 2) for the loss."""
+        place_of: dict[tuple[str, str], int] = {}
+        places, names = [], []
+        for row in rows:
+            for column in self.columns:
+                prompt = row[ANCHOR_PROMPT if column == self.columns[0] else DOCUMENT_PROMPT]
+                places.append(place_of.setdefault((prompt, row[column]), len(place_of)))
+                names.append(_number(row[column]))
+        features = self.preprocess([prompt + text for prompt, text in place_of])
+        length_T = features["attention_mask"].sum(1)
+        order_T = torch.argsort(length_T, descending=True, stable=True)
+        prompt_T = torch.tensor([self._prompt_length(prompt) for prompt, _ in place_of])
+        features["pool_mask"] = _without_prompt(features["attention_mask"], prompt_T)
+        batch = {
+            f"text_{name}": value[order_T] if isinstance(value, Tensor) else value for name, value in features.items()
+        }
+        label = torch.stack([torch.argsort(order_T)[torch.tensor(places)], torch.tensor(names)], dim=-1)
+        return {"label": label.view(len(rows), len(self.columns), 2), **batch}
+
+
+def _without_prompt(mask_TL: Tensor, prompt_T: Tensor) -> Tensor:
+    """The mask without the first tokens of each text, wherever its padding is."""
+    return mask_TL * (mask_TL.cumsum(1) > prompt_T[:, None])
+
+
+def _number(text: str) -> int:
+    """63 bits that stand for the text, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
