@@ -1,0 +1,235 @@
+"""NV-Embed in sentence-transformers: live and as a folder, the model's own vectors without the prompt's tokens."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModel, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from revela_hub.errors import UserError
+from revela_hub.hub_cards.nvembed import export_nvembed, nvembed_encoder, nvembed_tokenizer
+from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
+
+PROMPTS = {
+    "query": "Instruct: answer\nQuery: ",
+    "document": "",
+    "sts": "Instruct: alike\nQuery: ",
+}
+TEXTS = [
+    "What is the capital of France?",
+    "",
+    "東京は日本の首都です。 Москва",
+    "river sediment " * 30,
+    "fox",
+    "42 rivers ",
+]
+MAX_LENGTH = 64
+
+# Runs where this package cannot be imported: what a reader of the Hub has.
+READER = """
+import sys
+sys.modules["revela_hub"] = None
+import json
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
+folders, texts, prompts, out = json.loads(sys.argv[1])
+arrays = {}
+for name, folder in folders.items():
+    model = SentenceTransformer(folder, device="cpu", trust_remote_code=True)
+    assert model.max_seq_length == 64, model.max_seq_length
+    assert model.similarity_fn_name == "cosine"
+    arrays[f"{name} query"] = model.encode_query(texts)
+    arrays[f"{name} document"] = model.encode_document(texts)
+    arrays[f"{name} sts"] = model.encode(texts, prompt_name="sts")
+    arrays[f"{name} prompt"] = model.encode_query(texts, prompt=prompts["sts"])
+    arrays[f"{name} single"] = np.concatenate([model.encode_query([text]) for text in texts])
+    arrays[f"{name} pairs"] = model.encode_query(texts, batch_size=2)
+    bare = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    arrays[f"{name} encode"] = bare.encode(texts, prompts["query"]).numpy()
+np.savez(out, **arrays)
+"""
+
+
+@pytest.fixture
+def tokenizer(bpe_tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """With BOS, which belongs to what is left out."""
+    bpe_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|pad|> $A", pair="<|pad|> $A <|pad|> $B", special_tokens=[("<|pad|>", bpe_tokenizer.pad_token_id)]
+    )
+    return bpe_tokenizer
+
+
+def build(backbone: LlamaForCausalLM, pooling: str = "latent") -> NVEmbedModel:
+    return NVEmbedModel.from_backbone(backbone, pooling=pooling, num_latents=5, num_heads=2).eval()
+
+
+def own_vectors(model: NVEmbedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str], prompt: str) -> np.ndarray:
+    """The model's own pooling of each text alone: BOS and the prompt's tokens left out, EOS pooled."""
+    left_out = len(tokenizer(prompt.rstrip())["input_ids"]) if prompt else 0
+    vectors = []
+    for text in texts:
+        whole = tokenizer((prompt + text).rstrip())["input_ids"]
+        whole = [*whole[: MAX_LENGTH - 1], tokenizer.eos_token_id]
+        ids_1L = torch.tensor([whole])
+        mask = torch.ones_like(ids_1L)
+        with torch.no_grad():
+            vectors.append(model(ids_1L, mask, exclude_instruction(mask, left_out)).pooler_output[0])
+    return torch.stack(vectors).numpy()
+
+
+def test_readers_without_this_package_get_the_models_own_vectors(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Exported, and saved by sentence-transformers as in training; latent, and last token."""
+    expected, folders = {}, {}
+    for pooling in ("latent", "eos"):
+        model = build(tiny_llama, pooling)
+        for kind, prompt in PROMPTS.items():
+            expected[f"{pooling} {kind}"] = own_vectors(model, tokenizer, TEXTS, prompt)
+        folders[pooling] = str(tmp_path / pooling)
+        export_nvembed(model, tokenizer, folders[pooling], max_length=MAX_LENGTH, prompts=PROMPTS)
+    model = build(tiny_llama)
+    for kind, prompt in PROMPTS.items():
+        expected[f"saved {kind}"] = own_vectors(model, tokenizer, TEXTS, prompt)
+    folders["saved"] = str(tmp_path / "saved")
+    nvembed_encoder(model, tokenizer, max_length=MAX_LENGTH, prompts=PROMPTS).save(folders["saved"])
+    out = tmp_path / "vectors.npz"
+    task = json.dumps([folders, TEXTS, PROMPTS, str(out)])
+    subprocess.run([sys.executable, "-c", READER, task], check=True, stdin=subprocess.DEVNULL)
+    got = np.load(out)
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, atol=1e-5, err_msg=name)
+    for name in folders:
+        np.testing.assert_allclose(got[f"{name} prompt"], expected[f"{name} sts"], atol=1e-5)
+        for way in ("single", "pairs", "encode"):
+            np.testing.assert_allclose(got[f"{name} {way}"], expected[f"{name} query"], atol=1e-5, err_msg=way)
+        assert abs(expected[f"{name} query"] - expected[f"{name} sts"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("pooling", ["latent", "mean", "eos", "self_attention"])
+def test_the_live_encoder_is_the_model_itself(
+    pooling: str, tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    model = build(tiny_llama, pooling)
+    encoder = nvembed_encoder(model, tokenizer, max_length=MAX_LENGTH, prompts=PROMPTS)
+    assert [type(module) for module in encoder] == [Transformer, Pooling, Normalize]
+    assert encoder[0].model is model
+    assert encoder.prompts == PROMPTS
+    for kind, prompt in PROMPTS.items():
+        expected = own_vectors(model, tokenizer, TEXTS, prompt)
+        np.testing.assert_allclose(encoder.encode(TEXTS, prompt_name=kind), expected, atol=1e-5, err_msg=kind)
+    features = encoder.preprocess(["fox"], prompt=PROMPTS["query"])
+    encoder(features)["sentence_embedding"].sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_no_token_of_the_text_is_left_out_with_the_prompt(tokenizer: PreTrainedTokenizerBase) -> None:
+    """A prompt's last space is a token alone, and joined to the first word before a text."""
+    prompt = PROMPTS["query"]
+    assert len(tokenizer(prompt)["input_ids"]) == len(tokenizer(prompt.rstrip())["input_ids"]) + 1
+    ours = nvembed_tokenizer(tokenizer)
+    left_out = len(ours(prompt)["input_ids"]) - 1  # without EOS, as sentence-transformers counts
+    for text in ("fox", "42", "(a)", "", "two words  "):
+        ids = ours(prompt + text)["input_ids"]
+        assert ours.decode(ids[left_out:-1]) == (" " + text).rstrip(), text
+        assert ids[-1] == ours.eos_token_id
+    twice = nvembed_tokenizer(ours)
+    assert twice.backend_tokenizer.to_str() == ours.backend_tokenizer.to_str()
+
+
+def test_the_folder(tmp_path: Path, llama_folder: Path) -> None:
+    """Nothing of where it came from, the inference code alone, and the correct instruction mask."""
+    model = NVEmbedModel.from_backbone(str(llama_folder), num_latents=5, num_heads=2)
+    model.config.official_instruction_mask = True
+    folder = tmp_path / "out"
+    tokenizer = AutoTokenizer.from_pretrained(llama_folder)
+    export_nvembed(model, tokenizer, folder, max_length=MAX_LENGTH, prompts=PROMPTS, dtype=torch.bfloat16)
+    assert model.config.official_instruction_mask, "the model that was given has changed"
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == [
+        "config.json",
+        "config.json",
+        "config_sentence_transformers.json",
+        "configuration_nvembed.py",
+        "latent_attention.py",
+        "model.safetensors",
+        "modeling_nvembed.py",
+        "modules.json",
+        "sentence_bert_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    for path in folder.rglob("*.json"):
+        assert str(llama_folder.parent) not in path.read_text(encoding="utf-8"), path
+    config = json.loads((folder / "config.json").read_text())
+    assert config["auto_map"] == {
+        "AutoConfig": "configuration_nvembed.NVEmbedConfig",
+        "AutoModel": "modeling_nvembed.NVEmbedModel",
+    }
+    assert (config["max_seq_length"], config["official_instruction_mask"]) == (MAX_LENGTH, False)
+    assert json.loads((folder / "1_Pooling" / "config.json").read_text())["include_prompt"] is False
+    loaded, report = AutoModel.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
+    assert not any(report.values()), report
+    assert loaded.dtype == torch.bfloat16
+    assert model.dtype == torch.float32
+
+
+def test_prompts_are_completed(tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    encoder = nvembed_encoder(build(tiny_llama), tokenizer, prompts={"sts": "Instruct: alike\nQuery: "})
+    assert encoder.prompts == {"query": "", "document": "", "sts": "Instruct: alike\nQuery: "}
+
+
+def test_an_instruction_longer_than_the_maximum_length(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Saved prompts are refused when they are saved, others when they are used."""
+    model = build(tiny_llama)
+    long = {"query": "Instruct: " + "answer " * 40 + "\nQuery: ", "document": ""}
+    for make in (nvembed_encoder, export_nvembed):
+        arguments = (model, tokenizer) if make is nvembed_encoder else (model, tokenizer, tmp_path / "out")
+        with pytest.raises(UserError, match="the prompt 'query' has .* no room for text in 64"):
+            make(*arguments, max_length=MAX_LENGTH, prompts=long)
+    assert not (tmp_path / "out").exists()
+    encoder = nvembed_encoder(model, tokenizer, max_length=MAX_LENGTH, prompts=PROMPTS)
+    with pytest.raises(ValueError, match="instruction is longer than the maximum length"):
+        encoder.encode(["fox"], prompt=long["query"])
+
+
+def test_stock_pooling_would_give_a_vector_of_zeros_where_the_model_refuses() -> None:
+    """Why the model checks: sentence-transformers' own pooling says nothing."""
+    features = {
+        "token_embeddings": torch.randn(1, 4, 8),
+        "attention_mask": torch.ones(1, 4, dtype=torch.long),
+        "prompt_length": 4,
+    }
+    pooled = Pooling(8, pooling_mode="mean", include_prompt=False)(features)["sentence_embedding"]
+    assert pooled.abs().max() == 0
+
+
+def test_adapters_have_to_be_merged(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = build(tiny_llama)
+    get_peft_model(model.embedding_model, LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(UserError, match="merge"):
+        export_nvembed(model, tokenizer, tmp_path / "out", prompts=PROMPTS)
+
+
+def test_a_checkpoint_of_sentence_transformers_is_read_again(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """As its trainer does when it resumes or loads the best model."""
+    encoder = nvembed_encoder(build(tiny_llama), tokenizer, max_length=MAX_LENGTH, prompts=PROMPTS)
+    encoder.save(str(tmp_path), create_model_card=False)
+    again = SentenceTransformer(str(tmp_path), trust_remote_code=encoder.trust_remote_code, device="cpu")
+    encoder.load_state_dict(again.state_dict())
+    np.testing.assert_allclose(again.encode_query(TEXTS), encoder.encode_query(TEXTS), atol=1e-6)

@@ -1,0 +1,73 @@
+"""Publishing what the other methods train: RetroMAE's checkpoints and NV-Embed's folders."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from loopback_hub import LoopbackHub
+from sentence_transformers import SentenceTransformer
+from transformers import BertForMaskedLM, BertModel, BertTokenizerFast, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from revela_hub.errors import UserError
+from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, export_checkpoint, publish
+from revela_hub.hub_cards.nvembed import export_nvembed
+from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining
+
+
+@pytest.fixture
+def retromae_checkpoint(tmp_path: Path, tiny_bert: BertModel, wordpiece_tokenizer: BertTokenizerFast) -> Path:
+    folder = tmp_path / "retromae"
+    RetroMAEForPreTraining.from_encoder(BertForMaskedLM(tiny_bert.config)).save_pretrained(folder)
+    wordpiece_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_retromae_encoder_needs_no_remote_code(
+    retromae_checkpoint: Path, hub: LoopbackHub, tmp_path: Path, texts: list[str]
+) -> None:
+    published = publish(retromae_checkpoint, Destination("org/retromae"), keep=tmp_path / "work")
+    assert published.commit and all(check.ok for check in published.checks)
+    names = set(hub.repositories["org/retromae"].files("main"))
+    assert not any(name.endswith(".py") for name in names)
+    card = (tmp_path / "work" / "model" / "README.md").read_text()
+    assert "2205.12035" in card and "first token" in card
+    here = SentenceTransformer(str(tmp_path / "work" / "model"), device="cpu").encode_document(texts)
+    exported = export_checkpoint(retromae_checkpoint, tmp_path / "exported") / "retriever"
+    np.testing.assert_allclose(here, SentenceTransformer(str(exported), device="cpu").encode_query(texts), atol=1e-6)
+
+
+def test_retromae_with_its_decoder(retromae_checkpoint: Path, hub: LoopbackHub) -> None:
+    publish(retromae_checkpoint, Destination("org/both"), Assembly(part="model"))
+    names = set(hub.repositories["org/both"].files("main"))
+    assert {"model.safetensors", "config.json", "tokenizer.json", "modeling_retromae.py"} <= names
+    assert not any("revela" in name for name in names)
+
+
+@pytest.mark.parametrize("assembly", [Assembly(part="lm"), Assembly(adapter_only=True)])
+def test_retromae_has_no_language_model_and_no_adapter(
+    retromae_checkpoint: Path, tmp_path: Path, assembly: Assembly
+) -> None:
+    with pytest.raises(UserError, match="RetroMAE, which has not"):
+        publish(retromae_checkpoint, Destination("org/x"), assembly, dry_run=True)
+    with pytest.raises(UserError, match="no language model"):
+        export_checkpoint(retromae_checkpoint, tmp_path / "out", lm=True)
+
+
+def test_nvembed_brings_its_code(
+    tmp_path: Path, hub: LoopbackHub, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    torch.manual_seed(0)
+    tiny_llama.model.save_pretrained(tmp_path / "backbone")
+    model = NVEmbedModel.from_backbone(str(tmp_path / "backbone"), num_latents=4)
+    prompts = {"query": "Instruct: find it\nQuery: ", "document": ""}
+    folder = export_nvembed(model, bpe_tokenizer, tmp_path / "embedder", max_length=32, prompts=prompts)
+    assembly = Assembly(trust_remote_code=True, facts=ModelCardFacts(method="nvembed"))
+    published = publish(folder, Destination("org/nvembed"), assembly)
+    assert published.commit and all(check.ok for check in published.checks)
+    names = set(hub.repositories["org/nvembed"].files("main"))
+    assert {"modeling_nvembed.py", "configuration_nvembed.py", "latent_attention.py"} <= names
+    # Whoever publishes code has to say that it may run in the verification.
+    with pytest.raises(UserError, match="remote code|trust"):
+        publish(folder, Destination("org/other"), Assembly(facts=ModelCardFacts(method="nvembed")))
+    assert "org/other" not in hub.repositories

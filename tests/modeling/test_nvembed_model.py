@@ -1,0 +1,290 @@
+"""NV-Embed as a user of transformers meets it: backbones, masks, padding, checkpoints, precision, errors."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from revela_hub.modeling.configuration_nvembed import LatentAttentionConfig, NVEmbedConfig
+from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
+
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+DECODERS = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 3},
+    "Qwen2": {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+    "Qwen3": {"head_dim": 8},
+    "Gemma3Text": {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 3},
+}
+POOLINGS = ["latent", "mean", "eos", "self_attention"]
+
+
+def decoder(family: str = "Llama", **settings: object) -> transformers.PreTrainedModel:
+    config = getattr(transformers, f"{family}Config")(**(SMALL | DECODERS[family] | settings))
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def build(backbone: transformers.PreTrainedModel | None = None, **settings: object) -> NVEmbedModel:
+    small = {"num_latents": 5, "num_heads": 2}
+    return NVEmbedModel.from_backbone(backbone or decoder(), **(small | settings)).eval()
+
+
+def texts(rows: int = 4, tokens: int = 12) -> tuple[Tensor, Tensor]:
+    """Ids padded on the right, and their mask."""
+    ids = torch.randint(2, SMALL["vocab_size"], (rows, tokens))
+    mask = torch.ones_like(ids)
+    for row in range(rows):
+        mask[row, tokens - (3 * row) % (tokens - 2) :] = 0
+    mask[0] = 1
+    return ids * mask, mask
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_every_decoder_family_has_its_mask_lifted(family: str, attention: str) -> None:
+    """Without padding, where kernels are given no mask, and with it; and without any window."""
+    model = build(decoder(family, attn_implementation=attention))
+    ids = torch.randint(2, 61, (1, 12))
+    other = ids.clone()
+    other[0, -1] = 2 + (ids[0, -1] - 1) % 59
+    padded, mask = torch.cat([ids, ids[:, :5]], 1), torch.tensor([[1] * 12 + [0] * 5])
+    other_padded = torch.cat([other, ids[:, :5]], 1)
+    with torch.no_grad():
+        first = {
+            name: model(*inputs).last_hidden_state[0, 0]
+            for name, inputs in {
+                "plain": (ids,),
+                "other": (other,),
+                "padded": (padded, mask),
+                "other padded": (other_padded, mask),
+            }.items()
+        }
+    torch.testing.assert_close(first["padded"], first["plain"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(first["other padded"], first["other"], rtol=1e-4, atol=1e-5)
+    assert (first["plain"] - first["other"]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", [name for name, settings in DECODERS.items() if "sliding_window" in settings])
+def test_the_window_changes_nothing_once_the_mask_is_lifted(family: str) -> None:
+    torch.manual_seed(3)
+    windowed = build(decoder(family, sliding_window=3))
+    torch.manual_seed(3)
+    wide = build(decoder(family, sliding_window=60))
+    ids, mask = texts()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            windowed(ids, mask).pooler_output, wide(ids, mask).pooler_output, rtol=1e-5, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen3"])
+def test_a_causal_mask_is_the_decoders_own(family: str) -> None:
+    backbone = decoder(family).eval()
+    ids, mask = texts()
+    with torch.no_grad():
+        before = backbone.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        both = build(backbone, mask="bidirectional", pooling="mean")(ids, mask).last_hidden_state
+        # Lifting the mask took Mistral's window away for good; a causal model is built from a decoder that has it.
+        again = decoder(family)
+        again.load_state_dict(backbone.state_dict())
+        causal = build(again, mask="causal", pooling="mean")(ids, mask).last_hidden_state
+    kept = mask.bool()
+    torch.testing.assert_close(causal[kept], before[kept], rtol=1e-4, atol=1e-5)
+    assert (both - before)[kept].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_padding_changes_nothing(pooling: str) -> None:
+    model = build(pooling=pooling)
+    ids, mask = texts()
+    with torch.no_grad():
+        together = model(ids, mask).pooler_output
+        alone = [model(row[:length][None]).pooler_output[0] for row, length in zip(ids, mask.sum(1), strict=True)]
+        other = model(torch.where(mask.bool(), ids, torch.tensor(7)), mask).pooler_output
+    torch.testing.assert_close(together, torch.stack(alone), rtol=0, atol=1e-5)
+    torch.testing.assert_close(together, other, rtol=0, atol=1e-6)
+    torch.testing.assert_close(together.norm(dim=-1), torch.ones(len(ids)))
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_the_vector_is_made_of_the_pool_masks_tokens(pooling: str) -> None:
+    model = build(pooling=pooling)
+    ids, mask = texts()
+    pool_mask = exclude_instruction(mask, 2)
+    with torch.no_grad():
+        output = model(ids, mask, pool_mask)
+    for row in range(len(ids)):
+        chosen = output.last_hidden_state[row][pool_mask[row].bool()]
+        expected = chosen[-1] if pooling == "eos" else chosen.mean(0)
+        torch.testing.assert_close(output.pooler_output[row], expected / expected.norm(), rtol=1e-5, atol=1e-6)
+    assert output.sentence_embeddings is output.pooler_output
+
+
+def test_exclude_instruction_counts_from_the_first_token_that_is_no_padding() -> None:
+    mask = torch.tensor([[1, 1, 1, 1, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    assert exclude_instruction(mask, 2).tolist() == [[0, 0, 1, 1, 0], [0, 0, 0, 0, 1], [0, 0, 1, 1, 1]]
+    each = exclude_instruction(mask, torch.tensor([0, 1, 4]))
+    assert each.tolist() == [[1, 1, 1, 1, 0], [0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]
+    assert mask.sum() == 12, "the attention mask itself must stay"
+
+
+def test_the_normalisation_can_be_left_out() -> None:
+    sizes = {"hidden_dim": 32, "latent_dim": 32, "cross_dim_head": 8, "num_latents_value": 5}
+    plain = build(latent_attention_config=sizes | {"output_normalize": False})
+    ids, mask = texts()
+    with torch.no_grad():
+        output = plain(ids, mask)
+    mean = (output.last_hidden_state * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+    torch.testing.assert_close(output.pooler_output, mean, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask", ["bidirectional", "causal"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_checkpoint_is_the_model_that_was_saved(pooling: str, mask: str, tmp_path: Path) -> None:
+    model = build(decoder("Mistral"), pooling=pooling, mask=mask)
+    model.save_pretrained(tmp_path)
+    again, report = NVEmbedModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    assert (again.config.pooling, again.config.mask) == (pooling, mask)
+    assert not again.config.official_instruction_mask
+    ids, attention_mask = texts()
+    with torch.no_grad():
+        got, want = again(ids, attention_mask), model(ids, attention_mask)
+    assert torch.equal(got.pooler_output, want.pooler_output)
+
+
+def test_the_backbone_is_loaded_and_the_rest_fresh(tmp_path: Path) -> None:
+    lm = decoder("Qwen2")
+    lm.save_pretrained(tmp_path)
+    torch.manual_seed(1)
+    model = NVEmbedModel.from_backbone(str(tmp_path), num_latents=400, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.config.dtype == torch.bfloat16
+    for name, weight in lm.model.named_parameters():
+        assert torch.equal(model.embedding_model.get_parameter(name), weight.bfloat16()), name
+    latents = model.latent_attention_model.latents.float()
+    assert latents.shape == (400, 32)
+    assert abs(latents.std() - 1) < 0.05  # the official code's randn
+    again = NVEmbedModel.from_backbone(str(tmp_path), num_latents=400)
+    assert not torch.equal(again.latent_attention_model.latents, model.latent_attention_model.latents.float())
+
+
+def test_weights_that_a_checkpoint_lacks_are_made_as_for_a_new_model(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = build(num_latents=400)
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    kept = {k: v for k, v in load_file(file).items() if not k.startswith("latent_attention_model.")}
+    save_file(kept, file, metadata={"format": "pt"})
+    again = NVEmbedModel.from_pretrained(tmp_path)
+    for name, weight in model.embedding_model.named_parameters():
+        assert torch.equal(again.embedding_model.get_parameter(name), weight), name
+    assert abs(again.latent_attention_model.latents.std() - 1) < 0.05
+    to_q = again.latent_attention_model.cross_attend_blocks[0].fn.to_q.weight
+    assert abs(to_q.std() * 32**0.5 - 3**-0.5) < 0.05  # torch's: uniform within 1 / sqrt(32)
+
+
+@pytest.mark.parametrize("pooling", ["latent", "self_attention"])
+def test_gradient_checkpointing_gives_the_same_gradients(pooling: str) -> None:
+    model = build(pooling=pooling).train()
+    ids, mask = texts()
+    grads = []
+    for _ in range(2):
+        model.zero_grad()
+        model(ids, mask).pooler_output[:, :3].sum().backward()
+        grads.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+        model.gradient_checkpointing_enable()
+    assert model.embedding_model.is_gradient_checkpointing
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, rtol=1e-4, atol=1e-7, msg=name)
+        assert grad.abs().max() > 0, name
+
+
+def test_the_pooled_vector_is_at_least_float32() -> None:
+    model = build().bfloat16()
+    output = model(*texts())
+    assert output.last_hidden_state.dtype == torch.bfloat16
+    assert output.pooler_output.dtype == torch.float32
+    torch.testing.assert_close(output.pooler_output.norm(dim=-1), torch.ones(4))
+
+
+def test_the_attention_implementation_reaches_the_decoder(tmp_path: Path) -> None:
+    model = build()
+    assert model.embedding_model.config._attn_implementation == "sdpa"
+    model.set_attn_implementation("eager")
+    assert model.embedding_model.config._attn_implementation == "eager"
+    model.save_pretrained(tmp_path)
+    for load, want in (({}, "sdpa"), ({"attn_implementation": "eager"}, "eager")):
+        again = NVEmbedModel.from_pretrained(tmp_path, **load)
+        assert again.embedding_model.config._attn_implementation == want
+    decoder().save_pretrained(tmp_path / "lm")
+    eager = NVEmbedModel.from_backbone(str(tmp_path / "lm"), attn_implementation="eager")
+    assert eager.embedding_model.config._attn_implementation == eager.config._attn_implementation == "eager"
+
+
+def test_a_row_without_a_token_to_pool_is_named() -> None:
+    model = build()
+    ids, mask = texts()
+    with pytest.raises(ValueError, match="row 2 has no token to pool.*longer than the maximum length"):
+        model(ids, mask, exclude_instruction(mask, torch.tensor([0, 1, 12, 12])))
+    with pytest.raises(ValueError, match="row 0 has no token to pool"):
+        model(ids, torch.zeros_like(mask))
+
+
+@pytest.mark.parametrize("length", [11, torch.tensor([11]), torch.tensor([2, 11])])
+def test_a_prompt_that_leaves_no_room_for_text_is_refused(length: int | Tensor) -> None:
+    model = build(max_seq_length=12)
+    ids = torch.ones(2, 12, dtype=torch.long)
+    with pytest.raises(ValueError, match="prompt takes 11 tokens or more of 12.*longer than the maximum length"):
+        model(ids, prompt_length=length)
+    model(ids, prompt_length=10)
+    model.config.max_seq_length = None
+    model(ids, prompt_length=11)
+    with pytest.raises(ValueError, match="prompt takes 12 tokens"):
+        model(ids, prompt_length=12)
+
+
+def test_a_backbone_without_the_attention_interface_is_refused() -> None:
+    bloom = transformers.BloomModel(transformers.BloomConfig(vocab_size=61, hidden_size=32, n_layer=1, n_head=2))
+    with pytest.raises(ValueError, match="BloomModel does not use transformers' attention interface"):
+        NVEmbedModel.from_backbone(bloom)
+
+
+def test_mistakes_in_the_configuration() -> None:
+    with pytest.raises(ValueError, match="pooling must be"):
+        build(pooling="max")
+    with pytest.raises(ValueError, match="mask must be"):
+        build(mask="none")
+    with pytest.raises(ValueError, match="mask must be"):
+        NVEmbedConfig(mask_type="x")
+    with pytest.raises(ValueError, match="latent_dim=8 is not hidden_dim=16"):
+        LatentAttentionConfig(hidden_dim=16, latent_dim=8)
+    with pytest.raises(ValueError, match="the latent attention is 4096 wide.*32"):
+        build(latent_attention_config={})
+    with pytest.raises(ValueError, match="divides the hidden size 32 by num_cross_heads=5"):
+        build(pooling="self_attention", num_heads=5)
+    with pytest.raises(ValueError, match="text_config is missing"):
+        NVEmbedModel(NVEmbedConfig())
+    with pytest.raises(ValueError, match="set `model.tokenizer`"):
+        build().encode(["a"])
+
+
+def test_the_configuration_alone_builds_a_model() -> None:
+    config = NVEmbedConfig(text_config=decoder().config)
+    assert config.latent_attention_config.hidden_dim == config.hidden_size == 32
+    assert config.official_instruction_mask
+    assert NVEmbedModel(config).latent_attention_model.latents.shape == (512, 32)
