@@ -16,7 +16,14 @@ from safetensors.torch import load_file, save_file
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.card import write_card
-from revela_hub.hub_cards.export import RetrieverSettings, model_type, save_backbone, save_settings, save_tokenizer
+from revela_hub.hub_cards.export import (
+    RetrieverSettings,
+    model_type,
+    save_backbone,
+    save_settings,
+    save_tokenizer,
+    with_pooler,
+)
 from revela_hub.hub_cards.facts import Figure, ModelCardFacts
 from revela_hub.hub_cards.figures import training_curve
 from revela_hub.hub_cards.verify_model import probe_texts
@@ -135,7 +142,8 @@ def _assemble_retromae(checkpoint: Path, work: Path, assembly: Assembly) -> _Tra
         _forget_origins(folder / "config.json", ("encoder",))
         save_tokenizer(loaded.tokenizer, folder)
         return _Trained(Assembled(folder, None, remote_code=True), "retromae", base)
-    encoder, settings = loaded.model.encoder, RetrieverSettings("cls", {"query": "", "document": ""})
+    encoder = with_pooler(loaded.model.encoder)
+    settings = RetrieverSettings("cls", {"query": "", "document": ""})
     settings = replace(settings, max_length=assembly.max_length)
     tokenizer = settings.tokenizer(loaded.tokenizer)
     save_backbone(encoder, folder, dtype=assembly.dtype)

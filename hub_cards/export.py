@@ -61,7 +61,7 @@ def export_retriever(
         raise UserError("the model still carries its LoRA adapters: merge them first (merge_and_unload)")
     settings = RetrieverSettings(pooling, prompts, max_length, normalize)
     tokenizer = settings.tokenizer(tokenizer)
-    save_backbone(model, Path(folder), dtype=dtype)
+    save_backbone(with_pooler(model), Path(folder), dtype=dtype)
     save_settings(settings, tokenizer, model.config, Path(folder))
     return Path(folder)
 
@@ -112,6 +112,21 @@ def save_settings(
         folder,
         _sentence_transformers_files(text_config.hidden_size, replace(settings, max_length=length), requirements or {}),
     )
+
+
+def with_pooler(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy with BERT's pooler, where the class has one and the model, being the body of a masked LM, has not.
+
+    transformers builds a pooler whenever it loads such a class; where the folder has no weights for it they would start
+    at random, with a warning. Nobody reads its output; as the identity it is the tanh of the first token's state.
+    """
+    if getattr(model, "pooler", model) is not None:
+        return model
+    whole = type(model)(model.config)
+    whole.load_state_dict(model.state_dict(), strict=False)
+    torch.nn.init.eye_(whole.pooler.dense.weight)
+    torch.nn.init.zeros_(whole.pooler.dense.bias)
+    return whole.to(dtype=model.dtype).eval()
 
 
 def save_backbone(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype | None = None) -> None:

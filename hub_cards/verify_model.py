@@ -5,6 +5,7 @@ Part of `verify.py`'s clean process: standard library and siblings only, until t
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,7 +153,9 @@ class _Model:
         auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
         self.how = f"{auto.__name__}.from_pretrained(...)"
         self.module = auto.from_pretrained(folder, trust_remote_code=trust_remote_code, dtype="auto")
-        has_tokenizer = (folder / "tokenizer_config.json").is_file()
+        # A model for pre-training takes other inputs than one text's tokens: what it embeds cannot be compared.
+        takes_tokens = "input_ids" in inspect.signature(self.module.forward).parameters
+        has_tokenizer = takes_tokens and (folder / "tokenizer_config.json").is_file()
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder) if has_tokenizer else None
         self.kinds = ["text"] if has_tokenizer else []
         if self.tokenizer is not None:

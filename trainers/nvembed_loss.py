@@ -33,7 +33,7 @@ SIMILAR_LENGTH = 0.75
 """Texts as long as this share of the longest go through the model with it."""
 
 
-class NVEmbedLoss(CachedLossMixin, nn.Module):  # type: ignore[misc] # sentence-transformers exports no types of it
+class NVEmbedLoss(CachedLossMixin, nn.Module):
     """InfoNCE over the texts of a batch, with or without the other rows' passages.
 
     Args:

@@ -102,7 +102,7 @@ class NVEmbedTrainer(SentenceTransformerTrainer):
 
         model = self.merge_adapters()
         if dtype is not None:
-            model.to(dtype=dtype)
+            nn.Module.to(model, dtype)
         return export_nvembed(
             model,
             self.model.tokenizer,

@@ -45,7 +45,7 @@ def load_retromae_encoder(
             model = RetroMAEForPreTraining.from_encoder(
                 name, trust_remote_code=trust_remote_code, attn_implementation=attn_implementation, **config
             )
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(name, config=model.config, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load the encoder {name!r}: {str(error).strip().splitlines()[0]}") from error
     for field, value in config.items():
@@ -71,7 +71,8 @@ def load_retromae_checkpoint(folder: str | Path) -> RetroMAECheckpoint:
         if fields.get("model_type") != RetroMAEConfig.model_type:
             raise UserError(f"{folder / 'config.json'} is not of a RetroMAE checkpoint")
         model, info = RetroMAEForPreTraining.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        # With the configuration at hand, transformers does not ask whether it may run the folder's code to read it.
+        tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load {folder}: {str(error).strip().splitlines()[0]}") from error
     if missing := sorted(info["missing_keys"]):

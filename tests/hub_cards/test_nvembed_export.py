@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModel, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModel, AutoTokenizer, LlamaForCausalLM, LlamaTokenizer, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.nvembed import export_nvembed, nvembed_encoder, nvembed_tokenizer
@@ -143,6 +143,28 @@ def test_no_token_of_the_text_is_left_out_with_the_prompt(tokenizer: PreTrainedT
         assert ids[-1] == ours.eos_token_id
     twice = nvembed_tokenizer(ours)
     assert twice.backend_tokenizer.to_str() == ours.backend_tokenizer.to_str()
+
+
+def test_what_the_tokenizer_does_survives_the_llama_class(tmp_path: Path) -> None:
+    """Mistral's and Llama 2's class rebuilds its tokenizer when it is read, without the normalizer in tokenizer.json."""
+    vocabulary = ["<unk>", "<s>", "</s>", *"▁qfox:", "▁f", "▁fo", "▁fox"]
+    merges = [("▁", "f"), ("▁f", "o"), ("▁fo", "x")]
+    llama = LlamaTokenizer(vocab={token: number for number, token in enumerate(vocabulary)}, merges=merges)
+    assert llama.tokenize("q: ")[-1] == "▁"
+    nvembed_tokenizer(llama).save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    for text, tokens in {"q: ": ["▁", "q", ":", "</s>"], "q: fox ": ["▁", "q", ":", "▁fox", "</s>"]}.items():
+        assert again.convert_ids_to_tokens(again(text)["input_ids"]) == tokens
+
+
+def test_a_chat_template_is_not_put_around_texts(
+    tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    model = build(tiny_llama)
+    plain = nvembed_encoder(model, tokenizer, max_length=MAX_LENGTH, prompts=PROMPTS).encode_query(TEXTS)
+    tokenizer.chat_template = "{% for message in messages %}fox {{ message.content }}{% endfor %}"
+    chat = nvembed_encoder(model, tokenizer, max_length=MAX_LENGTH, prompts=PROMPTS)
+    np.testing.assert_array_equal(chat.encode_query(TEXTS), plain)
 
 
 def test_the_folder(tmp_path: Path, llama_folder: Path) -> None:
