@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 
 from revela_hub.evaluation import RetrievalTask, evaluate_retrieval
-from revela_hub.trainers.revela_config import bf16_is_fast
+from revela_hub.trainers.precision import bf16_is_fast
 
 EXAMPLES_PER_CLASS = 10
 STS_PAIRS = 700

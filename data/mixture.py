@@ -37,6 +37,7 @@ from revela_hub.data.pairs import (
     fill_negatives,
     sts_pairs,
 )
+from revela_hub.data.row_cache import cache_folder, update_with_files
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def load_mixture(
         raise UserError(f"num_negatives is {num_negatives}; it must be at least 1")
     described = parse_mixture(mixture, root)
     tasks = _in_stage(described, stage)
-    made = [_task_rows(task, num_negatives, seed, _cache_folder(cache_dir)) for task in tasks]
+    made = [_task_rows(task, num_negatives, seed, cache_folder(cache_dir)) for task in tasks]
     counts = mixture_counts(tasks, [len(rows) for rows, _ in made], described.stopping_strategy)
     rng = np.random.default_rng(seed)
     chosen, offset = [], 0
@@ -281,20 +282,5 @@ def _fingerprint(task: Task, num_negatives: int, seed: int) -> str:
         task = replace(task, weight=None, stages=None)  # for other tasks or none
     made_with = {"format": _FORMAT, "num_negatives": num_negatives, "seed": seed, **asdict(task)}
     digest = hashlib.sha256(json.dumps(made_with, default=str).encode())
-    for file in task_files(task):
-        status = file.stat()
-        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    update_with_files(digest, task_files(task))
     return digest.hexdigest()[:32]
-
-
-def _cache_folder(cache_dir: str | Path | None) -> Path:
-    import datasets
-
-    folder = Path(cache_dir).expanduser() if cache_dir else Path(datasets.config.HF_DATASETS_CACHE) / "revela_hub"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to the cache folder {folder}: {error.strerror}; give another cache_dir"
-        ) from error
-    return folder

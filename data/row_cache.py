@@ -7,7 +7,7 @@ set of the Hub is what its name and revision say: give a revision, or another ca
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,7 @@ def cached_rows(
     """
     from filelock import FileLock
 
-    folder = _cache_folder(cache_dir) / f"{kind}-{fingerprint}"
+    folder = cache_folder(cache_dir) / f"{kind}-{fingerprint}"
     with FileLock(f"{folder}.lock"):  # one process writes, the others of the machine wait for it
         report_file = folder / "report.json"
         if not report_file.is_file():
@@ -66,13 +66,23 @@ def rows_fingerprint(made_with: Mapping[str, Any], sources: Sequence[Source]) ->
     digest = hashlib.sha256(json.dumps(made_with).encode())
     for source in sources:
         digest.update(json.dumps(asdict(source)).encode())
-        for file in _local_files(source):
-            status = file.stat()
-            digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        update_with_files(digest, _local_files(source))
     return digest.hexdigest()[:32]
 
 
-def _cache_folder(cache_dir: str | Path | None) -> Path:
+def update_with_files(digest: "hashlib._Hash", files: Iterable[Path]) -> None:
+    """Adds which files they are, how large, and when they were changed."""
+    for file in files:
+        status = file.stat()
+        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+
+
+def cache_folder(cache_dir: str | Path | None) -> Path:
+    """The folder that rows are kept in, made if it is not there; by default in the cache of `datasets`.
+
+    Raises:
+        UserError: It cannot be made.
+    """
     import datasets
 
     folder = Path(cache_dir).expanduser() if cache_dir else Path(datasets.config.HF_DATASETS_CACHE) / "revela_hub"

@@ -59,7 +59,7 @@ class RetroMAEConfig(PreTrainedConfig):
         if isinstance(encoder, dict):
             fields = dict(encoder)
             encoder = AutoConfig.for_model(fields.pop("model_type"), **fields)
-        self.encoder = encoder
+        self.encoder: Any = encoder  # None in the empty configuration that transformers builds to compare with
         if attn_implementation is not None:
             self._attn_implementation = attn_implementation
         self.decoder = decoder
@@ -75,17 +75,14 @@ class RetroMAEConfig(PreTrainedConfig):
     def layer_config(self) -> BertConfig:
         """The configuration of a decoder layer: BERT's layer in the encoder's sizes, BERT's defaults for the rest."""
         encoder = self.get_text_config()
-        settings = {"intermediate_size": 4 * encoder.hidden_size}
+        settings: dict[str, Any] = {"intermediate_size": 4 * encoder.hidden_size}
         for name, candidates in _NAMES.items():
             known = [getattr(encoder, candidate) for candidate in candidates if hasattr(encoder, candidate)]
             if known:
                 settings[name] = known[0]
-        return BertConfig(
-            hidden_size=encoder.hidden_size,
-            num_attention_heads=encoder.num_attention_heads,
-            attn_implementation="sdpa",  # the encoder's may be one that takes no mask per query
-            **settings,
-        )
+        settings |= {"hidden_size": encoder.hidden_size, "num_attention_heads": encoder.num_attention_heads}
+        settings["attn_implementation"] = "sdpa"  # the encoder's may be one that takes no mask per query
+        return BertConfig(**settings)
 
 
 RetroMAEConfig.register_for_auto_class()

@@ -29,12 +29,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.models.bert.modeling_bert import BertAttention, BertIntermediate, BertOutput
+from transformers import AutoModelForMaskedLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .configuration_retromae import RetroMAEConfig
+from .enhanced_decoder import RetroMAEDecoder
 
 IGNORED = -100
 
@@ -62,57 +61,6 @@ class RetroMAEOutput(ModelOutput):
     decoder_logits: Tensor | None = None
 
 
-class RetroMAEDecoderLayer(GradientCheckpointingLayer):
-    """BERT's layer, unlike it with keys and values from another stream than the queries; the residual is the query's."""
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.attention = BertAttention(config, is_cross_attention=True)
-        self.intermediate = BertIntermediate(config)
-        self.output = BertOutput(config)
-
-    def forward(self, query_BLD: Tensor, key_value_BLD: Tensor, mask_B1LL: Tensor) -> Tensor:
-        """Returns (B, L, D); the mask is added to the scores."""
-        attended, _ = self.attention(query_BLD, encoder_hidden_states=key_value_BLD, encoder_attention_mask=mask_B1LL)
-        states: Tensor = self.output(self.intermediate(attended), attended)
-        return states
-
-
-class RetroMAEDecoder(nn.Module):
-    """The layers, and a table of positions if the encoder has none."""
-
-    def __init__(self, config: RetroMAEConfig, *, own_positions: bool) -> None:
-        super().__init__()
-        self.enhanced = config.decoder == "enhanced"
-        layer = config.layer_config()
-        self.layers = nn.ModuleList([RetroMAEDecoderLayer(layer) for _ in range(config.decoder_layers)])
-        self.position_embeddings: nn.Embedding | None = None
-        if own_positions:
-            positions = config.get_text_config().max_position_embeddings
-            self.position_embeddings = nn.Embedding(positions, layer.hidden_size)
-
-    def forward(self, sentence_BD: Tensor, embeddings_BLD: Tensor, positions_LD: Tensor, mask: Tensor) -> Tensor:
-        """Returns (B, L, D), what the head scores.
-
-        Args:
-            sentence_BD: h.
-            embeddings_BLD: of the decoder's input; the first of each row gives way to h.
-            positions_LD: position embeddings p.
-            mask: (B, L, L) or (B, L), nonzero where a key is visible.
-        """
-        sentence_B1D = sentence_BD[:, None]
-        key_value_BLD = torch.cat([sentence_B1D, embeddings_BLD[:, 1:]], dim=1)
-        visible = (mask[:, None] if self.enhanced else mask[:, None, None]).bool()
-        bias = _additive(visible, key_value_BLD)
-        if self.enhanced:
-            states: Tensor = self.layers[0](positions_LD + sentence_B1D, key_value_BLD, bias)
-            return states
-        states = key_value_BLD
-        for layer in self.layers:
-            states = layer(states, states, bias)
-        return states
-
-
 class RetroMAEForPreTraining(PreTrainedModel):
     """A masked language model (`.lm`), whose body `.encoder` is what gets published, and the decoder (`.decoder`)."""
 
@@ -132,7 +80,7 @@ class RetroMAEForPreTraining(PreTrainedModel):
             ValueError: if it is not of a kind that the decoder can share embeddings and head with.
         """
         super().__init__(config)
-        self.lm = AutoModelForMaskedLM.from_config(config.encoder) if lm is None else lm
+        self.lm: PreTrainedModel = AutoModelForMaskedLM.from_config(config.encoder) if lm is None else lm
         _check(self.lm)
         self.decoder: RetroMAEDecoder | None = None
         if config.decoder != "none":
@@ -143,8 +91,9 @@ class RetroMAEForPreTraining(PreTrainedModel):
     @property
     def encoder(self) -> PreTrainedModel:
         """The bare encoder, which needs nothing of this file: (B, L) tokens to (B, L, D) states."""
-        body: PreTrainedModel = self.lm.base_model
-        return body
+        body: Any = self.lm.base_model  # annotated as any module
+        encoder: PreTrainedModel = body
+        return encoder
 
     @property
     def max_length(self) -> int:
@@ -276,7 +225,7 @@ class RetroMAEForPreTraining(PreTrainedModel):
         return decoded
 
     def _check_inputs(
-        self, ids_BL: Tensor, encoder_inputs: tuple[Tensor, ...], decoder_inputs: tuple[Tensor | None, ...]
+        self, ids_BL: Tensor, encoder_inputs: tuple[Tensor | None, ...], decoder_inputs: tuple[Tensor | None, ...]
     ) -> None:
         """Says what is wrong with the shapes before an index error or a silent broadcast does."""
         shape = tuple(ids_BL.shape)
@@ -284,16 +233,13 @@ class RetroMAEForPreTraining(PreTrainedModel):
             raise ValueError(f"encoder_input_ids must be (passages, tokens), got {shape}")
         if shape[1] > self.max_length:
             raise ValueError(f"the passages have {shape[1]} tokens, the encoder {self.max_length} positions: cut them")
-        expected = {
-            "encoder_attention_mask": (encoder_inputs[0], shape),
-            "encoder_labels": (encoder_inputs[1], shape),
-        }
+        tensors = {"encoder_attention_mask": encoder_inputs[0], "encoder_labels": encoder_inputs[1]}
         if self.config.decoder != "none":
-            mask_shape = (*shape, shape[1]) if self.config.decoder == "enhanced" else shape
             names = ("decoder_input_ids", "decoder_attention_mask", "decoder_labels")
-            shapes = (shape, mask_shape, shape)
-            expected |= {name: pair for name, pair in zip(names, zip(decoder_inputs, shapes, strict=True), strict=True)}
-        for name, (tensor, wanted) in expected.items():
+            tensors |= dict(zip(names, decoder_inputs, strict=True))
+        for name, tensor in tensors.items():
+            per_row = name == "decoder_attention_mask" and self.config.decoder == "enhanced"
+            wanted = (*shape, shape[1]) if per_row else shape
             if tensor is None:
                 raise ValueError(f"{name} is missing: {self.config.decoder} decoding needs it")
             if tuple(tensor.shape) != wanted:
@@ -334,14 +280,6 @@ def _hand_over(encoder: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
     if read_out is not None:
         output.last_hidden_state = read_out(output.last_hidden_state)
     return output
-
-
-def _additive(visible: Tensor, like: Tensor) -> Tensor:
-    """0 where visible, elsewhere the lowest finite number: a row that sees nothing gets the mean, and not NaN."""
-    device = like.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
-    bias = torch.zeros(visible.shape, dtype=dtype, device=like.device)
-    return bias.masked_fill(~visible, torch.finfo(dtype).min)
 
 
 def _rows(states_BLD: Tensor, labels_BL: Tensor | None, whole: bool) -> Tensor:

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 
-import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from revela_hub.trainers.revela_config import bf16_is_fast
+from revela_hub.trainers.precision import settle_precision
 
 
 @dataclass
@@ -65,10 +64,7 @@ class NVEmbedTrainingArguments(SentenceTransformerTrainingArguments):
         Raises:
             ValueError: for a value out of range.
         """
-        if self.bf16 is None:
-            self.bf16 = not self.fp16 and bf16_is_fast()
-        if not torch.accelerator.is_available():
-            self.use_cpu = True  # transformers wants it said before it trains in bf16 on a CPU
+        settle_precision(self)
         super().__post_init__()
         if self.lora_rank < 0:
             raise ValueError(f"lora_rank must be 0 (all weights) or positive, got {self.lora_rank}")

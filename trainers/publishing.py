@@ -1,20 +1,17 @@
 """What `push_to_hub` means for our trainers: a verified model that a reader can load, and not a raw checkpoint."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import Trainer
 
 from revela_hub.errors import UserError
 
-if TYPE_CHECKING:
-    from revela_hub.hub_cards import Published
-
 
 class PublishingTrainer(Trainer):
     """A `Trainer` whose `push_to_hub` goes through `revela_hub.hub_cards.publish`."""
 
-    def push_to_hub(self, *_: Any, **__: Any) -> "Published | None":
-        """Publishes the model under `args.hub_model_id`: assembled, verified, uploaded, read back.
+    def push_to_hub(self, *_: Any, **__: Any) -> Any:
+        """Publishes the model under `args.hub_model_id`: assembled, verified, uploaded, read back; returns `Published`.
 
         Raises:
             UserError: without `hub_model_id`, or if a check or the upload fails.

@@ -39,13 +39,18 @@ def load_retromae_encoder(
     """
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
+        settings: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         if fields.get("model_type") == RetroMAEConfig.model_type:
             model = RetroMAEForPreTraining.from_pretrained(name, dtype=torch.float32)
+            if attn_implementation is not None:
+                model.encoder.set_attn_implementation(attn_implementation)
+            # With the configuration at hand, transformers does not ask whether it may run the folder's code to read it.
+            settings["config"] = model.config
         else:
             model = RetroMAEForPreTraining.from_encoder(
                 name, trust_remote_code=trust_remote_code, attn_implementation=attn_implementation, **config
             )
-        tokenizer = AutoTokenizer.from_pretrained(name, config=model.config, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(name, **settings)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load the encoder {name!r}: {str(error).strip().splitlines()[0]}") from error
     for field, value in config.items():
@@ -70,8 +75,9 @@ def load_retromae_checkpoint(folder: str | Path) -> RetroMAECheckpoint:
         fields, _ = PreTrainedConfig.get_config_dict(folder)
         if fields.get("model_type") != RetroMAEConfig.model_type:
             raise UserError(f"{folder / 'config.json'} is not of a RetroMAE checkpoint")
-        model, info = RetroMAEForPreTraining.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-        # With the configuration at hand, transformers does not ask whether it may run the folder's code to read it.
+        # With the information on what was loaded comes a pair, which the method's annotation does not say.
+        loaded: Any = RetroMAEForPreTraining.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        model, info = loaded
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load {folder}: {str(error).strip().splitlines()[0]}") from error

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 
-import torch
 from transformers import TrainingArguments
 
-from revela_hub.trainers.revela_config import bf16_is_fast
+from revela_hub.trainers.precision import settle_precision
 
 
 @dataclass
@@ -27,8 +26,5 @@ class RetroMAETrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         """Resolves what depends on the hardware."""
-        if self.bf16 is None:
-            self.bf16 = not self.fp16 and bf16_is_fast()
-        if not torch.accelerator.is_available():
-            self.use_cpu = True  # transformers wants it said before it trains in bf16 on a CPU
+        settle_precision(self)
         super().__post_init__()

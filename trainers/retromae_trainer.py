@@ -64,8 +64,8 @@ class RetroMAETrainer(PublishingTrainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
         """The sum of the losses, scored where there are labels; keeps each for the next log."""
-        inputs = {**inputs, "return_logits": False}
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        arguments: dict[str, Any] = {**inputs, "return_logits": False}
+        loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
         if model.training:
             for name in LOSSES:
                 if outputs.get(name) is not None:

@@ -2,16 +2,9 @@
 
 from dataclasses import dataclass, field
 
-import torch
 from transformers import TrainingArguments
 
-
-def bf16_is_fast() -> bool:
-    """Whether bf16 autocast gains anything here: a GPU with bf16, or a CPU with bf16 instructions."""
-    if torch.cuda.is_available():
-        return bool(torch.cuda.is_bf16_supported())
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, probe, bool)() for probe in probes)
+from revela_hub.trainers.precision import settle_precision
 
 
 @dataclass
@@ -57,10 +50,7 @@ class RevelaTrainingArguments(TrainingArguments):
         Raises:
             ValueError: for a value out of range.
         """
-        if self.bf16 is None:
-            self.bf16 = not self.fp16 and bf16_is_fast()
-        if not torch.accelerator.is_available():
-            self.use_cpu = True  # transformers wants it said before it trains in bf16 on a CPU
+        settle_precision(self)
         super().__post_init__()
         if self.lora_rank < 0:
             raise ValueError(f"lora_rank must be 0 (all weights) or positive, got {self.lora_rank}")

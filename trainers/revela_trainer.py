@@ -15,20 +15,21 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
 from transformers import TrainingArguments as HFTrainingArguments
 
 from revela_hub.data import RevelaCollator
 from revela_hub.errors import UserError
 from revela_hub.evaluation import RetrievalTask, evaluate_retrieval
 from revela_hub.modeling import RevelaForCausalLM
+from revela_hub.trainers.publishing import PublishingTrainer
 from revela_hub.trainers.revela_config import RevelaTrainingArguments
 
 EVALUATION_MAX_LENGTH = 512
 RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
 
 
-class RevelaTrainer(Trainer):
+class RevelaTrainer(PublishingTrainer):
     """Trainer of `RevelaForCausalLM`.
 
     Args:
@@ -159,26 +160,6 @@ class RevelaTrainer(Trainer):
                     scheduler.lr_lambdas[index] = factor
                     group["lr"] = group["initial_lr"] * factor(0)
         return scheduler
-
-    def push_to_hub(self, *_: Any, **__: Any) -> Any:
-        """Publishes the retriever under `args.hub_model_id`: assembled, verified, uploaded, read back; returns `Published`.
-
-        Raises:
-            UserError: without `hub_model_id`, or if a check or the upload fails.
-        """
-        from revela_hub.hub_cards import Destination, publish
-
-        folder, repo_id = self.args.output_dir, self.args.hub_model_id
-        if not folder or not repo_id:
-            raise UserError("push_to_hub needs --hub_model_id OWNER/NAME")
-        self.save_model(folder)
-        if not self.is_world_process_zero():
-            return None
-        destination = Destination(repo_id, private=bool(self.args.hub_private_repo), update=True)
-        return publish(folder, destination)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing is uploaded during a run: a raw checkpoint is not what a reader can load."""
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """A checkpoint holds, beside the weights or adapters, the configuration and both tokenizers."""

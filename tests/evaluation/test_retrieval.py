@@ -18,7 +18,7 @@ from revela_hub.evaluation import (
     score_run,
 )
 from revela_hub.evaluation.retrieval import stable_top_k
-from revela_hub.trainers.revela_config import bf16_is_fast
+from revela_hub.trainers.precision import bf16_is_fast
 
 
 class Table:

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import AutoModel, BertModel, PreTrainedModel
 
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
-from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining, _additive
+from revela_hub.modeling.enhanced_decoder import _additive
+from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 
 VOCABULARY, POSITIONS = 61, 24
 SMALL = {
