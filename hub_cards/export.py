@@ -122,11 +122,12 @@ def with_pooler(model: PreTrainedModel) -> PreTrainedModel:
     """
     if getattr(model, "pooler", model) is not None:
         return model
-    whole = type(model)(model.config)
+    whole: Any = type(model)(model.config)
     whole.load_state_dict(model.state_dict(), strict=False)
     torch.nn.init.eye_(whole.pooler.dense.weight)
     torch.nn.init.zeros_(whole.pooler.dense.bias)
-    return whole.to(dtype=model.dtype).eval()
+    completed: PreTrainedModel = whole.to(dtype=model.dtype).eval()
+    return completed
 
 
 def save_backbone(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype | None = None) -> None:

@@ -14,7 +14,8 @@ def bf16_is_fast() -> bool:
 
 def settle_precision(arguments: TrainingArguments) -> None:
     """Fills in `bf16` where it was left open. To be called before `TrainingArguments.__post_init__`, which checks it."""
-    if arguments.bf16 is None:
+    wanted: bool | None = arguments.bf16
+    if wanted is None:
         arguments.bf16 = not arguments.fp16 and bf16_is_fast()
     if not torch.accelerator.is_available():
         arguments.use_cpu = True  # transformers wants it said before it trains in bf16 on a CPU
