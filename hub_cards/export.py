@@ -168,9 +168,10 @@ def export_checkpoint(
     max_length: int = 2048,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Export a checkpoint of Revela or RetroMAE: `output/retriever` for sentence-transformers, `output/lm` if asked for.
+    """Export a checkpoint of Revela or RetroMAE for sentence-transformers.
 
-    RetroMAE's encoder is exported as a retriever whose vector is the first token's state.
+    Of Revela: `output/retriever`, and `output/lm` if asked for. Of RetroMAE: `output/encoder`, whose vector is the first
+    token's state.
 
     Args:
         checkpoint: folder the trainer saved, with full weights or with LoRA adapters (they are merged).
@@ -193,7 +194,7 @@ def export_checkpoint(
         export_retriever(
             trained.model.encoder,
             trained.tokenizer,
-            output / "retriever",
+            output / "encoder",
             pooling="cls",
             prompts=prompts,
             max_length=max_length,

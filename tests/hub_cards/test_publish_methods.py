@@ -33,7 +33,7 @@ def test_retromae_encoder_needs_no_remote_code(
     card = (tmp_path / "work" / "model" / "README.md").read_text()
     assert "2205.12035" in card and "first token" in card
     here = SentenceTransformer(str(tmp_path / "work" / "model"), device="cpu").encode_document(texts)
-    exported = export_checkpoint(retromae_checkpoint, tmp_path / "exported") / "retriever"
+    exported = export_checkpoint(retromae_checkpoint, tmp_path / "exported") / "encoder"
     np.testing.assert_allclose(here, SentenceTransformer(str(exported), device="cpu").encode_query(texts), atol=1e-6)
 
 

@@ -87,8 +87,9 @@ def losses(run: NVEmbedTrainer) -> list[float]:
     return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
 
 
-@pytest.mark.parametrize("pooling", ["latent", "eos", "self_attention"])
-@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(
+    ("pooling", "bos"), [("latent", False), ("latent", True), ("eos", True), ("self_attention", False)]
+)
 def test_a_row_is_embedded_in_training_as_it_is_encoded_with_its_prompt(
     tmp_path: Path, llama_folder: Path, mixture: Dataset, pooling: str, bos: bool
 ) -> None:

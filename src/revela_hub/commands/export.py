@@ -2,7 +2,7 @@
 
 OUTPUT/retriever is a plain sentence-transformers model (adapters merged, prompts, EOS, length and padding side saved);
 OUTPUT/lm, with --lm, is the language model trained with Revela, an ordinary AutoModelForCausalLM. From a checkpoint of
-RetroMAE, OUTPUT/retriever is its encoder with the first token's state as the vector.
+RetroMAE comes OUTPUT/encoder, a sentence-transformers model whose vector is the first token's state.
 
 Examples:
   revela-hub export outputs/revela/checkpoint-1000 --output my-retriever
@@ -38,6 +38,7 @@ def run(arguments: Arguments) -> None:
     output = export_checkpoint(
         arguments.checkpoint, arguments.output, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype
     )
-    print(f'retriever: SentenceTransformer("{output / "retriever"}")')
+    exported = next(output / name for name in ("retriever", "encoder") if (output / name).is_dir())
+    print(f'{exported.name}: SentenceTransformer("{exported}")')
     if arguments.lm:
         print(f'language model: AutoModelForCausalLM.from_pretrained("{output / "lm"}")')
