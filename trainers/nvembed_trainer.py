@@ -125,7 +125,7 @@ class NVEmbedTrainer(SentenceTransformerTrainer):
         Raises:
             UserError: without `hub_model_id`, or if a check or the upload fails.
         """
-        from revela_hub.hub_cards import Destination, publish
+        from revela_hub.hub_cards import Assembly, Destination, publish
 
         if not self.args.hub_model_id:
             raise UserError("push_to_hub needs --hub_model_id OWNER/NAME")
@@ -135,7 +135,8 @@ class NVEmbedTrainer(SentenceTransformerTrainer):
         if not folder.is_dir():
             self.export()
         destination = Destination(self.args.hub_model_id, private=bool(self.args.hub_private_repo), update=True)
-        return publish(folder, destination)
+        # The code that the verification has to run is this package's own.
+        return publish(folder, destination, Assembly(trust_remote_code=True))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Nothing is uploaded during a run: a raw checkpoint is not what a reader can load."""

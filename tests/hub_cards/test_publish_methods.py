@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from loopback_hub import LoopbackHub
 from sentence_transformers import SentenceTransformer
 from transformers import BertForMaskedLM, BertModel, BertTokenizerFast, LlamaForCausalLM, PreTrainedTokenizerBase
@@ -54,20 +53,10 @@ def test_retromae_has_no_language_model_and_no_adapter(
         export_checkpoint(retromae_checkpoint, tmp_path / "out", lm=True)
 
 
-def test_nvembed_brings_its_code(
-    tmp_path: Path, hub: LoopbackHub, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
+def test_who_publishes_code_has_to_say_that_it_may_run(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    torch.manual_seed(0)
-    tiny_llama.model.save_pretrained(tmp_path / "backbone")
-    model = NVEmbedModel.from_backbone(str(tmp_path / "backbone"), num_latents=4)
-    prompts = {"query": "Instruct: find it\nQuery: ", "document": ""}
-    folder = export_nvembed(model, bpe_tokenizer, tmp_path / "embedder", max_length=32, prompts=prompts)
-    assembly = Assembly(trust_remote_code=True, facts=ModelCardFacts(method="nvembed"))
-    published = publish(folder, Destination("org/nvembed"), assembly)
-    assert published.commit and all(check.ok for check in published.checks)
-    names = set(hub.repositories["org/nvembed"].files("main"))
-    assert {"modeling_nvembed.py", "configuration_nvembed.py", "latent_attention.py"} <= names
-    # Whoever publishes code has to say that it may run in the verification.
+    model = NVEmbedModel.from_backbone(tiny_llama, num_latents=4)
+    folder = export_nvembed(model, bpe_tokenizer, tmp_path / "embedder", max_length=32, prompts={})
     with pytest.raises(UserError, match="remote code|trust"):
-        publish(folder, Destination("org/other"), Assembly(facts=ModelCardFacts(method="nvembed")))
-    assert "org/other" not in hub.repositories
+        publish(folder, Destination("org/other"), Assembly(facts=ModelCardFacts(method="nvembed")), dry_run=True)

@@ -5,9 +5,18 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 from loopback_hub import LoopbackHub
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
-from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments, load_backbones
+from revela_hub.hub_cards.nvembed import nvembed_encoder
+from revela_hub.modeling import NVEmbedModel
+from revela_hub.trainers import (
+    NVEmbedTrainer,
+    NVEmbedTrainingArguments,
+    RevelaTrainer,
+    RevelaTrainingArguments,
+    load_backbones,
+)
 
 
 def trainer(folder: Path, llama: Path, texts: list[str], **options: object) -> RevelaTrainer:
@@ -35,6 +44,30 @@ def test_the_trainer_publishes_its_retriever(
     published = run.push_to_hub()
     files = set(hub.repositories["org/pushed"].files(published.commit) or ())
     assert {"modules.json", "model.safetensors", "README.md"} <= files
+    assert not any("adapter" in name or name.endswith((".bin", ".pt")) for name in files)
+
+
+def test_nvembed_is_published_with_its_code(
+    hub: LoopbackHub,
+    tmp_path: Path,
+    tiny_llama: LlamaForCausalLM,
+    bpe_tokenizer: PreTrainedTokenizerBase,
+    texts: list[str],
+) -> None:
+    columns = {"task": "t", "anchor_prompt": "Instruct: find it\nQuery: ", "document_prompt": ""}
+    rows = [columns | dict(zip(("anchor", "positive", "negative_1"), texts[i : i + 3], strict=True)) for i in range(3)]
+    arguments = NVEmbedTrainingArguments(
+        output_dir=str(tmp_path / "run"), max_steps=1, lora_rank=2, bf16=False, report_to="none",
+        save_strategy="no", disable_tqdm=True, hub_model_id="org/embedder",
+    )  # fmt: skip
+    model = NVEmbedModel.from_backbone(tiny_llama, num_latents=4)
+    encoder = nvembed_encoder(model, bpe_tokenizer, max_length=64, prompts={})
+    run = NVEmbedTrainer(encoder, arguments, train_dataset=Dataset.from_list(rows))
+    run.train()
+    published = run.push_to_hub()
+    files = set(hub.repositories["org/embedder"].files(published.commit) or ())
+    assert {"modules.json", "model.safetensors", "README.md"} <= files
+    assert {"modeling_nvembed.py", "configuration_nvembed.py", "latent_attention.py"} <= files
     assert not any("adapter" in name or name.endswith((".bin", ".pt")) for name in files)
 
 

@@ -88,7 +88,7 @@ def gradients(loss: Tensor, model: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("in_batch", [True, False])
-@pytest.mark.parametrize(("size", "tokens"), [(100, None), (3, None), (1, None), (100, 16), (100, 1)])
+@pytest.mark.parametrize(("size", "tokens"), [(100, None), (3, None), (1, None), (100, 9), (100, 1)])
 def test_loss_and_gradients_are_those_of_the_equation(
     features: dict[str, Any], labels: Tensor, in_batch: bool, size: int, tokens: int | None
 ) -> None:
@@ -96,8 +96,10 @@ def test_loss_and_gradients_are_those_of_the_equation(
     got = loss_of(model, in_batch=in_batch, size=size, tokens=tokens)([features], labels)
     expected = reference(model, features, in_batch=in_batch)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
+    cached = min(size, tokens or size) < len(LENGTHS)
+    rtol, atol = (1e-4, 1e-7) if cached else (1e-9, 1e-12)  # until 6.2 sentence-transformers replays in float32
     for a, b in zip(gradients(got, model), gradients(expected, model), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
 
 
 def test_without_in_batch_negatives_a_row_does_not_depend_on_the_others(
