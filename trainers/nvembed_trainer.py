@@ -8,12 +8,14 @@ The paper trains two stages, each with an optimizer and a warm-up of its own: tw
 the model of the first.
 """
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
+from packaging.version import Version
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
@@ -62,6 +64,7 @@ class NVEmbedTrainer(SentenceTransformerTrainer):
         transformer: Any = model[0]
         self.nvembed: NVEmbedModel = transformer.auto_model
         self.columns = text_columns(train_dataset)
+        _check_processes(args)
         collator = NVEmbedCollator(model, self.columns)
         collator.check_prompts(train_dataset)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
@@ -167,6 +170,18 @@ class NVEmbedTrainer(SentenceTransformerTrainer):
             raise UserError(
                 f"{folder} is not a checkpoint of this run: is --lora_rank, --pooling or the model another?"
             )
+
+
+def _check_processes(args: NVEmbedTrainingArguments) -> None:
+    """Refuses what would hang: before 6.2, sentence-transformers synchronises the processes at every mini-batch.
+
+    Of a batch's distinct texts one process may have more than another, and so more mini-batches.
+    """
+    if args.world_size > 1 and Version(version("sentence-transformers")) < Version("6.2"):
+        raise UserError(
+            f"NV-Embed on {args.world_size} processes needs sentence-transformers 6.2 or newer, this is"
+            f" {version('sentence-transformers')}: pip install -U sentence-transformers"
+        )
 
 
 def add_adapters(model: NVEmbedModel, args: NVEmbedTrainingArguments) -> PeftModel:

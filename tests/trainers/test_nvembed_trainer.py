@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from revela_hub.data.instructions import query_prompt
 from revela_hub.errors import UserError
 from revela_hub.evaluation import RetrievalTask
 from revela_hub.hub_cards.nvembed import nvembed_encoder
+from revela_hub.trainers import nvembed_trainer
 from revela_hub.trainers.nvembed_backbones import load_nvembed
 from revela_hub.trainers.nvembed_collator import NVEmbedCollator, text_columns
 from revela_hub.trainers.nvembed_config import NVEmbedTrainingArguments
@@ -338,6 +340,7 @@ _PROCESSES = """
 import json, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
+from types import SimpleNamespace
 from datasets import load_from_disk
 from test_nvembed_trainer import losses, trainer, weights
 results = {{}}
@@ -387,3 +390,13 @@ def test_two_processes_give_what_one_gives_with_the_same_global_batch(
             atol=1e-4,
             msg=lambda m, n=name: f"{n}: {m}",
         )
+
+
+def test_several_processes_need_a_newer_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    several: Any = SimpleNamespace(world_size=2)
+    monkeypatch.setattr(nvembed_trainer, "version", lambda name: "6.1.0")
+    with pytest.raises(UserError, match=r"2 processes needs sentence-transformers 6\.2"):
+        nvembed_trainer._check_processes(several)
+    nvembed_trainer._check_processes(SimpleNamespace(world_size=1))  # type: ignore[arg-type]
+    monkeypatch.setattr(nvembed_trainer, "version", lambda name: "6.2.0")
+    nvembed_trainer._check_processes(several)
