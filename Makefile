@@ -15,7 +15,7 @@ PYTEST_ARGS ?= -n auto --maxprocesses 2
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
-PACKAGE_FILES := find src modeling data trainers evaluation search hub_cards -type f -not -name '*.pyc' -not -name '.*'
+PACKAGE_FILES := find src modeling data retrieval trainers evaluation hub_cards -type f -not -name '*.pyc' -not -name '.*'
 
 .PHONY: quickstart test lint clean FORCE
 .DELETE_ON_ERROR:

@@ -2,10 +2,35 @@
 
 from setuptools import setup
 
-SUBPACKAGES = ["modeling", "data", "trainers", "evaluation", "search", "hub_cards"]
+SUBPACKAGES = [
+    "modeling",
+    "data",
+    "data.sources",
+    "data.text",
+    "data.mixture",
+    "data.synthesis",
+    "retrieval",
+    "retrieval.mining",
+    "trainers",
+    "trainers.common",
+    "trainers.revela",
+    "trainers.retromae",
+    "trainers.nvembed",
+    "evaluation",
+    "hub_cards",
+    "hub_cards.verify",
+]
 
 setup(
-    packages=["revela_hub", "revela_hub.commands", *(f"revela_hub.{name}" for name in SUBPACKAGES)],
-    package_dir={"revela_hub": "src/revela_hub", **{f"revela_hub.{name}": name for name in SUBPACKAGES}},
-    package_data={"revela_hub": ["py.typed"], "revela_hub.hub_cards": ["*.j2"]},
+    packages=[
+        "revela_hub",
+        "revela_hub.cli",
+        "revela_hub.cli.commands",
+        *(f"revela_hub.{name}" for name in SUBPACKAGES),
+    ],
+    package_dir={
+        "revela_hub": "src/revela_hub",
+        **{f"revela_hub.{name}": name.replace(".", "/") for name in SUBPACKAGES},
+    },
+    package_data={"revela_hub": ["py.typed"], "": ["*.pyi", "*.j2"]},
 )

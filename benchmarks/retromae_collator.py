@@ -32,9 +32,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerBase
 
-from revela_hub.data.retromae_collator import RetroMAECollator
-from revela_hub.data.spans import build_spans
+from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
+from revela_hub.trainers.retromae.collator import RetroMAECollator
 
 Row = dict[str, Any]
 Batch = dict[str, Tensor]

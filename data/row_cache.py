@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.data.documents import source_files
-from revela_hub.data.report import ReadReport
-from revela_hub.data.sources import HUB_PREFIX, Source
+from revela_hub.data.sources.documents import source_files
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:

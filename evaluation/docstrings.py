@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.evaluation.retrieval import RetrievalTask
 
 MIN_WORDS = 5
 MIN_LINES = 3

@@ -8,16 +8,18 @@ Letters in names: Q queries, N documents of a block, K hits kept, D the vectors'
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.evaluation.bm25 import BM25
-from revela_hub.evaluation.encoder import Encoder, as_vectors
+from revela_hub.retrieval.bm25 import BM25
+from revela_hub.retrieval.encoder import Encoder, as_vectors
+from revela_hub.retrieval.top_k import Hits, stable_top_k
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,23 +35,6 @@ QUERY_BLOCK = 512
 
 Run = dict[str, dict[str, float]]
 """Query id to its hits, document id to score: what trec_eval calls a run."""
-
-
-@dataclass(frozen=True)
-class RetrievalTask:
-    """A corpus, queries, and which documents answer them.
-
-    Attributes:
-        corpus: Document id to text.
-        queries: Query id to text; only queries that have judgements.
-        qrels: Query id to the judged documents, document id to grade (0 is "judged, not relevant").
-        name: What tables call it.
-    """
-
-    corpus: dict[str, str]
-    queries: dict[str, str]
-    qrels: dict[str, dict[str, int]]
-    name: str
 
 
 @dataclass(frozen=True)
@@ -114,7 +99,7 @@ def evaluate_retrieval(
 
 
 def evaluate_bm25(task: RetrievalTask, *, show_progress_bar: bool = False) -> RetrievalScores:
-    """The scores of BM25 (settings in `revela_hub.evaluation.bm25`) on a task.
+    """The scores of BM25 (settings in `revela_hub.retrieval.bm25`) on a task.
 
     Raises:
         UserError: bm25s, PyStemmer or pytrec_eval is not installed.
@@ -157,13 +142,6 @@ def score_run(run: Run, task: RetrievalTask) -> RetrievalScores:
     )
 
 
-class Hits(NamedTuple):
-    """The best hits of every query, best first: scores (Q, K) and positions in the corpus (Q, K)."""
-
-    scores_QK: "Tensor"
-    rows_QK: "Tensor"
-
-
 def _search_block(queries_QD: "Tensor", block_ND: "Tensor", start: int) -> Hits:
     parts = [stable_top_k(part_QD @ block_ND.T, TOP_K) for part_QD in queries_QD.split(QUERY_BLOCK)]
     return Hits(torch.cat([part.scores_QK for part in parts]), torch.cat([part.rows_QK for part in parts]) + start)
@@ -176,24 +154,6 @@ def _merge(best: Hits | None, block: Hits) -> Hits:
     rows_QN = torch.cat([best.rows_QK, block.rows_QK], dim=1)
     scores_QK, columns_QK = stable_top_k(scores_QN, TOP_K)
     return Hits(scores_QK, rows_QN.gather(1, columns_QK))
-
-
-def stable_top_k(scores_QN: "Tensor", k: int) -> Hits:
-    """The `k` best columns of each row, the lower column first among equals.
-
-    `torch.topk` does not say which of several equal scores it takes. With copies of a document in the corpus, or with
-    a model that maps everything to one vector, the result would depend on chance; here it does not.
-    """
-    k = min(k, scores_QN.shape[1])
-    scores_QK, columns_QK = torch.topk(scores_QN, k, dim=1)
-    tied_Q = (scores_QN >= scores_QK[:, -1:]).sum(dim=1) > k  # more candidates for the last place than places
-    if tied_Q.any():
-        sorted_scores, sorted_columns = torch.sort(scores_QN[tied_Q], dim=1, descending=True, stable=True)
-        scores_QK[tied_Q], columns_QK[tied_Q] = sorted_scores[:, :k], sorted_columns[:, :k]
-    # Equal scores further up: by column, which a stable sort by score then keeps.
-    columns_QK, order_QK = columns_QK.sort(dim=1)
-    scores_QK, order_QK = scores_QK.gather(1, order_QK).sort(dim=1, descending=True, stable=True)
-    return Hits(scores_QK, columns_QK.gather(1, order_QK))
 
 
 def _to_run(task: RetrievalTask, documents: list[str], hits: Hits) -> Run:

@@ -26,7 +26,7 @@ from revela_hub.hub_cards.export import (
 )
 from revela_hub.hub_cards.facts import Figure, ModelCardFacts
 from revela_hub.hub_cards.figures import training_curve
-from revela_hub.hub_cards.verify_model import probe_texts
+from revela_hub.hub_cards.verify.model import probe_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

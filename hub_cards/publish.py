@@ -30,8 +30,8 @@ from huggingface_hub.utils import validate_repo_id
 from revela_hub import __version__
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly, assemble
-from revela_hub.hub_cards.verify import verify
-from revela_hub.hub_cards.verify_files import Check
+from revela_hub.hub_cards.verify.files import Check
+from revela_hub.hub_cards.verify.verify import verify
 
 # What a check does not need: the same weights for other libraries, and pickled ones, which nobody should load.
 OTHER_FORMATS = ["*.bin", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.onnx_data", "onnx/*", "openvino/*"]

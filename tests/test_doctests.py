@@ -1,7 +1,7 @@
 """Runs the examples in the docstrings, of the package as it is installed.
 
 pytest's `--doctest-modules` would import the files by their place in the checkout, as `data.collator`, beside the
-package's own `revela_hub.data.collator`.
+package's own `revela_hub.trainers.revela.collator`.
 """
 
 import doctest

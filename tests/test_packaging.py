@@ -82,7 +82,7 @@ def test_wheel_holds_every_file_of_the_package_and_nothing_else(tree: Path, whee
         if path.is_file() and (path.suffix in {".py", ".j2"} or path.name == "py.typed")
     }
     assert wheel_files(wheel) == expected
-    assert {"revela_hub/py.typed", "revela_hub/cli.py", "revela_hub/commands/__init__.py"} < expected
+    assert {"revela_hub/py.typed", "revela_hub/cli/main.py", "revela_hub/cli/commands/__init__.py"} < expected
     assert [name for name in expected if name.startswith("revela_hub/hub_cards/") and name.endswith(".j2")]
 
 
@@ -159,7 +159,7 @@ def test_version_and_extras_of_the_installed_package() -> None:
     assert metadata["Version"] == revela_hub.__version__
     assert set(EXTRAS) == set(metadata.get_all("Provides-Extra"))
     scripts = importlib.metadata.entry_points(group="console_scripts", name="revela-hub")
-    assert {script.value for script in scripts} == {"revela_hub.cli:main"}
+    assert {script.value for script in scripts} == {"revela_hub.cli.main:main"}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_links_between_the_files_lead_somewhere(repository: Path, name: str) -> 
 
 
 def test_commands_and_make_targets_in_the_documents_exist(repository: Path) -> None:
-    from revela_hub.cli import COMMANDS
+    from revela_hub.cli.main import COMMANDS
 
     targets = re.findall(r"^([a-z]+):", (repository / "Makefile").read_text(), re.MULTILINE)
     for name in ("README.md", "CONTRIBUTING.md"):

@@ -38,10 +38,11 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from sentence_transformers.util import pairwise_cos_sim
 from torch import Tensor, nn
 
+from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.evaluation import RetrievalScores, RetrievalTask, evaluate_retrieval
-from revela_hub.search.mining import MiningSettings, Ranker, mine_negatives
-from revela_hub.trainers.precision import bf16_is_fast
+from revela_hub.evaluation import RetrievalScores, evaluate_retrieval
+from revela_hub.retrieval.mining.mining import MiningSettings, Ranker, mine_negatives
+from revela_hub.trainers.common.precision import bf16_is_fast
 
 SCALE = 20.0
 """What a student's cosines are multiplied by before a softmax: a temperature of 0.05."""

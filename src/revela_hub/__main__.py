@@ -2,7 +2,7 @@
 
 import sys
 
-from revela_hub.cli import main
+from revela_hub.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
-from revela_hub.data import RevelaDataArguments, load_groups
-from revela_hub.data.sources import parse_sources
+from revela_hub.data.sources.source import parse_sources
 from revela_hub.errors import UserError
+from revela_hub.trainers import RevelaDataArguments, load_groups
 
 RECIPES = ("wikipedia", "code", "fineweb", "mixture")
 
@@ -131,7 +131,7 @@ def test_recipe_is_understood(repository: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_has_no_key_that_the_command_lacks(repository: Path, name: str) -> None:
-    train = importlib.import_module("revela_hub.commands.train_revela")
+    train = importlib.import_module("revela_hub.cli.commands.train_revela")
     recipe = yaml.safe_load((repository / "examples" / "revela" / f"{name}.yaml").read_text())
     assert set(recipe) <= {option.name for option in fields(train.Arguments)}
 

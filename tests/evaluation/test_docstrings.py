@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from revela_hub.data.sources.beir import read_beir, write_beir
 from revela_hub.errors import UserError
-from revela_hub.evaluation import docstring_task, read_beir, write_beir
+from revela_hub.evaluation import docstring_task
 
 FUNCTION = '''
 @decorated

@@ -7,16 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from revela_hub.data.sources.beir import RetrievalTask, read_beir
 from revela_hub.errors import UserError
-from revela_hub.evaluation import (
-    RetrievalTask,
-    evaluate_bm25,
-    evaluate_mteb,
-    evaluate_retrieval,
-    load_encoder,
-    read_beir,
-)
+from revela_hub.evaluation import evaluate_bm25, evaluate_mteb, evaluate_retrieval
 from revela_hub.evaluation.mteb_tasks import resolve_tasks
+from revela_hub.retrieval.encoder import load_encoder
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask

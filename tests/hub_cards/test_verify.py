@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from revela_hub.hub_cards.verify import as_table, verify, verify_all
-from revela_hub.hub_cards.verify_files import Check
+from revela_hub.hub_cards.verify.files import Check
+from revela_hub.hub_cards.verify.verify import as_table, verify, verify_all
 
 MODELING = '''
 import torch
@@ -230,7 +230,7 @@ def _vectors(folder: Path) -> dict[str, torch.Tensor]:
     """What the model without faults gives, computed here, with transformers alone."""
     from transformers import AutoModel, AutoTokenizer
 
-    from revela_hub.hub_cards.verify_model import probe_texts
+    from revela_hub.hub_cards.verify.model import probe_texts
 
     model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     vectors = {}

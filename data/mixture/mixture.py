@@ -1,0 +1,286 @@
+"""A multi-task mixture: several data sets as one, each with its instruction.
+
+    YAML --mixture_tasks--> Task --mixture_rows--> rows --pairs--> (anchor, positive, negatives) --weights--> Dataset
+
+How a mixture is written: `revela_hub.data.mixture.tasks`. How pairs are made: `revela_hub.data.mixture.pairs`. What was made of a
+task is kept in a cache under a name made from the task, the seed and the files' sizes and times of change.
+
+Proportions. Without weights every task gives all its rows (`max_samples` at most). With weights (for all tasks, or none)
+task t gives `weight_t / sum(weights)` of the rows, and the mixture is as long as it can be without repeating a row
+(`stopping_strategy: first_exhausted`) or as it has to be to use all of them (`all_exhausted`).
+"""
+
+import hashlib
+import json
+import math
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from revela_hub.data.mixture.instructions import document_prompt, query_prompt
+from revela_hub.data.mixture.pairs import (
+    KnownPairs,
+    Pair,
+    classification_pairs,
+    distinct_pairs,
+    fill_negatives,
+    sts_pairs,
+)
+from revela_hub.data.mixture.report import MixtureReport, TaskReport, no_positives
+from revela_hub.data.mixture.rows import TaskRows, read_task
+from revela_hub.data.mixture.sources import Column, task_files, write_rows
+from revela_hub.data.mixture.tasks import MixtureFile, Task, parse_mixture
+from revela_hub.data.row_cache import cache_folder, update_with_files
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_FORMAT = 1  # of the cached rows: to be raised when the same task makes other rows
+
+
+@dataclass
+class Mixture:
+    """A mixture that is ready for training.
+
+    Attributes:
+        dataset: A row for each training example, in random order: `task`, `anchor`, `positive`, `negative_1` to
+            `negative_N`, `anchor_prompt`, `document_prompt` (`""`, or the instruction for symmetric tasks; it goes
+            before positive and negatives), `kind` (`"retrieval"` or `"other"`); all strings.
+        report: What was read, and what was left out.
+        tasks: The tasks that are in it.
+    """
+
+    dataset: "Dataset"
+    report: MixtureReport
+    tasks: tuple[Task, ...]
+
+
+def load_mixture(
+    mixture: str | Path | Mapping[str, Any] | Sequence[Any],
+    *,
+    num_negatives: int = 1,
+    seed: int = 0,
+    stage: int | None = None,
+    root: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+) -> Mixture:
+    """Reads the tasks of a mixture and makes training examples of them.
+
+    Args:
+        mixture: A YAML file, or what is in one; see `revela_hub.data.mixture.tasks`.
+        num_negatives: Negatives in each row.
+        seed: For the pairs, the negatives, the samples and the order; the same seed gives the same rows. A task's rows
+            do not depend on the other tasks.
+        stage: 1 or 2: only the tasks for that stage. None: all.
+        root: Where relative paths begin, instead of what the file says.
+        cache_dir: Where the rows are kept; by default in the cache of `datasets`.
+
+    Raises:
+        UserError: The mixture is not well written, a source cannot be read, a column is missing, a task has no
+            positives or no negatives, no task is for the stage.
+    """
+    import datasets
+
+    if num_negatives < 1:
+        raise UserError(f"num_negatives is {num_negatives}; it must be at least 1")
+    described = parse_mixture(mixture, root)
+    tasks = _in_stage(described, stage)
+    made = [_task_rows(task, num_negatives, seed, cache_folder(cache_dir)) for task in tasks]
+    counts = mixture_counts(tasks, [len(rows) for rows, _ in made], described.stopping_strategy)
+    rng = np.random.default_rng(seed)
+    chosen, offset = [], 0
+    for (rows, report), count in zip(made, counts, strict=True):
+        report.used = count
+        repeats = [rng.permutation(len(rows)) for _ in range(math.ceil(count / len(rows)))]
+        chosen.append(offset + np.concatenate(repeats)[:count])
+        offset += len(rows)
+    dataset = datasets.concatenate_datasets([rows for rows, _ in made])
+    dataset = dataset.select(rng.permutation(np.concatenate(chosen)))
+    return Mixture(dataset, MixtureReport([report for _, report in made]), tasks)
+
+
+def _in_stage(described: MixtureFile, stage: int | None) -> tuple[Task, ...]:
+    if stage not in (None, 1, 2):
+        raise UserError(f"stage is {stage!r}; it must be 1 or 2")
+    tasks = tuple(task for task in described.tasks if stage is None or stage in task.in_stages)
+    if not tasks:
+        names = ", ".join(task.name for task in described.tasks)
+        raise UserError(f"no task is for stage {stage} (there are {names}); say stages: [{stage}] in one of them")
+    return tasks
+
+
+def mixture_counts(tasks: Sequence[Task], available: Sequence[int], stopping_strategy: str) -> list[int]:
+    """How many rows each task gives, see the head of this file.
+
+    Raises:
+        UserError: Only some of the tasks have a weight.
+    """
+    weights = [task.weight for task in tasks if task.weight is not None]
+    if not weights:
+        return list(available)
+    if len(weights) < len(tasks):
+        without = ", ".join(task.name for task in tasks if task.weight is None)
+        raise UserError(f"give every task of the mixture a weight, or none; without one: {without}")
+    sizes = [rows / weight for rows, weight in zip(available, weights, strict=True)]
+    size = max(sizes) if stopping_strategy == "all_exhausted" else min(sizes)
+    return [max(1, round(size * weight)) for weight in weights]
+
+
+# --- one task
+
+
+def _task_rows(task: Task, num_negatives: int, seed: int, cache: Path) -> "tuple[Dataset, TaskReport]":
+    """The rows of a task, from the cache or made now."""
+    import datasets
+    from filelock import FileLock
+
+    fingerprint = _fingerprint(task, num_negatives, seed)
+    folder = cache / f"mixture-{fingerprint}"
+    with FileLock(f"{folder}.lock"):  # one process writes, the others of the machine wait for it
+        rows_file, report_file = folder / "rows.arrow", folder / "report.json"
+        if report_file.is_file():
+            values = json.loads(report_file.read_text())
+            counters = {key: Counter(values[key]) for key in ("dropped", "negatives")}
+            return datasets.Dataset.from_file(str(rows_file)), TaskReport(**(values | counters))
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was ended half-way
+        folder.mkdir()
+        try:
+            rows, report = _make_rows(task, num_negatives, seed, rows_file)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        report_file.write_text(json.dumps(vars(report)))
+    return rows, report
+
+
+def _make_rows(task: Task, num_negatives: int, seed: int, path: Path) -> "tuple[Dataset, TaskReport]":
+    report = TaskReport(task.name, task.type)
+    with TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as temporary:
+        read = read_task(task, Path(temporary))
+        pairs = _pairs(task, read, num_negatives, _task_seed(task, seed), report)
+        rows = write_rows(_rows(task, pairs), _features(num_negatives), path)
+    report.dropped.update(read.dropped)
+    report.rows = len(rows)
+    if not report.rows:
+        raise UserError(no_positives(task, report))
+    return rows, report
+
+
+def _pairs(task: Task, read: TaskRows, num_negatives: int, seed: int, report: TaskReport) -> Iterator[Pair]:
+    if task.type in ("classification", "clustering"):
+        return classification_pairs(
+            Column(read.rows, "text"),
+            Column(read.rows, "label"),
+            mode=task.mode,
+            num_negatives=num_negatives,
+            seed=seed,
+            max_pairs=task.max_samples,
+            dropped=report.dropped,
+        )
+    return _paired(task, read, num_negatives, seed, report)
+
+
+def _paired(task: Task, read: TaskRows, num_negatives: int, seed: int, report: TaskReport) -> Iterator[Pair]:
+    """Pairs of a task that has them already: checked, sampled, and with negatives."""
+    known = KnownPairs()
+    pairs = _scored_pairs(task, read, known, report) if task.type == "sts" else _StoredPairs(read, known)
+    order: Sequence[int] = range(len(pairs))
+    if task.max_samples is not None:
+        order = np.random.default_rng([seed, 1]).permutation(len(pairs)).tolist()
+    filled = fill_negatives(
+        distinct_pairs((pairs[index] for index in order), dropped=report.dropped),
+        _pool(task, read, report),
+        known,
+        num_negatives=num_negatives,
+        seed=seed,
+        dropped=report.dropped,
+        counts=report.negatives,
+    )
+    return islice(filled, task.max_samples)
+
+
+class _StoredPairs(Sequence[Pair]):
+    """The pairs of the rows that were read, each made when it is asked for; all are noted as known."""
+
+    def __init__(self, read: TaskRows, known: KnownPairs) -> None:
+        self._anchors: Column[str] = Column(read.rows, "anchor")
+        self._positives: Column[str] = Column(read.rows, "positive")
+        self._negatives: Column[list[str]] = Column(read.rows, "negatives")
+        self._instructions: Column[str] = Column(read.rows, "instruction")
+        for anchor, positive in zip(self._anchors, self._positives, strict=True):
+            known.add(anchor, positive)
+
+    def __len__(self) -> int:
+        return len(self._anchors)
+
+    def __getitem__(self, index: Any) -> Any:
+        negatives, instruction = self._negatives[index], self._instructions[index]
+        return Pair(self._anchors[index], self._positives[index], negatives, instruction)
+
+
+def _scored_pairs(task: Task, read: TaskRows, known: KnownPairs, report: TaskReport) -> list[Pair]:
+    columns = [list(Column[Any](read.rows, name)) for name in ("sentence1", "sentence2", "score")]
+    for first, second in zip(*columns[:2], strict=True):
+        # Known whatever the score: what was judged and found half similar is no negative to draw at random.
+        known.add(first, second)
+        known.add(second, first)
+    return list(sts_pairs(*columns, threshold=task.threshold, dropped=report.dropped))
+
+
+def _pool(task: Task, read: TaskRows, report: TaskReport) -> Sequence[str]:
+    """Where negatives are drawn from: the corpus, or else the documents of the task."""
+    if task.type == "sts":
+        return [*Column[str](read.rows, "sentence1"), *Column[str](read.rows, "sentence2")]
+    if read.corpus is None:
+        return Column(read.rows, "positive")
+    report.passages, report.repeated_passages = len(read.corpus), read.repeated_passages
+    return Column(read.corpus, "text")
+
+
+def _rows(task: Task, pairs: Iterable[Pair]) -> Iterator[dict[str, str]]:
+    kind = "retrieval" if task.is_retrieval else "other"
+    for pair in pairs:
+        instruction = pair.instruction or task.instruction
+        negatives = {f"negative_{number}": text for number, text in enumerate(pair.negatives, start=1)}
+        yield {
+            "task": task.name,
+            "anchor": pair.anchor,
+            "positive": pair.positive,
+            **negatives,
+            "anchor_prompt": query_prompt(instruction),
+            "document_prompt": document_prompt(instruction, symmetric=task.is_symmetric),
+            "kind": kind,
+        }
+
+
+def _features(num_negatives: int) -> dict[str, Any]:
+    import datasets
+
+    negatives = [f"negative_{number}" for number in range(1, num_negatives + 1)]
+    names = ["task", "anchor", "positive", *negatives, "anchor_prompt", "document_prompt", "kind"]
+    return {name: datasets.Value("string") for name in names}
+
+
+# --- the cache
+
+
+def _task_seed(task: Task, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}\0{task.name}".encode()).digest()[:8], "big")
+
+
+def _fingerprint(task: Task, num_negatives: int, seed: int) -> str:
+    """Names a task's rows: by all that they depend on."""
+    if task.weight is not None or task.stages is not None:
+        task = replace(task, weight=None, stages=None)  # for other tasks or none
+    made_with = {"format": _FORMAT, "num_negatives": num_negatives, "seed": seed, **asdict(task)}
+    digest = hashlib.sha256(json.dumps(made_with, default=str).encode())
+    update_with_files(digest, task_files(task))
+    return digest.hexdigest()[:32]

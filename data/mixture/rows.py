@@ -1,0 +1,270 @@
+"""The rows of one task of a mixture, read into Arrow: what `revela_hub.data.mixture.mixture` makes training examples of.
+
+    source --read_rows--> Row --(where, columns, ids joined)--> Arrow file on disk, memory-mapped
+
+Sources are streamed and the texts stay on disk; in memory are the ids of the corpus's passages that the task names.
+"""
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from revela_hub.data.mixture.sources import Column, read_rows, with_beir_parts, write_rows
+from revela_hub.data.mixture.tasks import Task
+from revela_hub.data.sources.rows import Row
+from revela_hub.data.sources.source import Source
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+LEFT_OUT = "left out by where"
+NO_PASSAGE = "passage is not in the corpus"
+NO_QUERY = "query is not in queries"
+
+_NUMBERED = re.compile(r"negative_(\d+)")
+
+
+@dataclass
+class TaskRows:
+    """What was read of a task.
+
+    Attributes:
+        rows: Classification and clustering: `text`, `label`; sts: `sentence1`, `sentence2`, `score`; else `anchor`,
+            `positive`, `negatives`, `instruction`.
+        corpus: Column `text` with all of the corpus, where the task has one.
+        dropped: Rows left out, by reason.
+        repeated_passages: Passages of the corpus whose text was there before.
+    """
+
+    rows: "Dataset"
+    corpus: "Dataset | None" = None
+    dropped: Counter[str] = field(default_factory=Counter)
+    repeated_passages: int = 0
+
+
+def read_task(task: Task, folder: Path) -> TaskRows:
+    """Reads a task's source, and joins the texts of its corpus and queries.
+
+    Args:
+        task: The task.
+        folder: For the Arrow files, which must stay as long as the rows are used.
+
+    Raises:
+        UserError: The source is not there or cannot be read, a column is missing or holds something else.
+    """
+    task = with_beir_parts(task)
+    dropped: Counter[str] = Counter()
+    queries = corpus = None
+    if task.corpus or task.queries:
+        anchors, passages = _named_ids(task)
+        queries = _Texts(task.queries, anchors, folder / "queries.arrow") if task.queries else None
+        corpus = _Texts(task.corpus, passages, folder / "corpus.arrow") if task.corpus else None
+    if task.is_retrieval:
+        records = _pairs(task, dropped, queries, corpus)
+    else:
+        records = _scored(task, dropped) if task.type == "sts" else _labelled(task, dropped)
+    rows = write_rows(records, _features(task), folder / "rows.arrow")
+    if corpus is None:
+        return TaskRows(rows, dropped=dropped)
+    return TaskRows(rows, corpus.dataset, dropped, corpus.repeated)
+
+
+def _features(task: Task) -> dict[str, Any]:
+    import datasets
+
+    text = datasets.Value("string")
+    if task.type == "sts":
+        return {"sentence1": text, "sentence2": text, "score": datasets.Value("float64")}
+    if not task.is_retrieval:
+        return {"text": text, "label": text}
+    return {"anchor": text, "positive": text, "negatives": datasets.List(text), "instruction": text}
+
+
+def _selected_rows(task: Task, dropped: Counter[str]) -> Iterator[Row]:
+    for row in read_rows(task.source):
+        for name, allowed in task.where.items():
+            value = _column(row, name, task, "where")
+            if value not in allowed and str(value) not in map(str, allowed):
+                dropped[LEFT_OUT] += 1
+                break
+        else:
+            yield row
+
+
+# --- columns
+
+
+def _column(row: Row, name: str, task: Task, key: str) -> Any:
+    if name not in row.columns:
+        columns = ", ".join(repr(column) for column in row.columns) or "none"
+        remedy = "where names it" if key == "where" else f"choose with columns: {{{key}: ...}}"
+        raise UserError(f"{row.where}: task {task.name}: no column {name!r}; the columns are {columns} ({remedy})")
+    return row.columns[name]
+
+
+def _texts(row: Row, key: str, task: Task, names: Sequence[str] = (), *, ids: bool = False) -> list[str]:
+    """The texts, or ids, that a row has under a key, or in the columns `names`: one, or those of a list."""
+    names = names or task.columns.get(key, (key,))
+    values = [_column(row, name, task, key) for name in names]
+    if len(values) > 1:
+        texts = [_text(value, row, key, task, ids=ids) for value in values]
+        return [" ".join(text for text in texts if text)]
+    several = values[0] if isinstance(values[0], list | tuple) else values
+    return [_text(value, row, key, task, ids=ids) for value in several]
+
+
+def _text(value: Any, row: Row, key: str, task: Task, *, ids: bool) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, Mapping) and isinstance(value.get("text"), str):  # passages written as {title, text}
+        return f"{value.get('title') or ''} {value['text']}".strip()
+    if isinstance(value, str) or (ids and isinstance(value, int)):
+        return str(value)
+    kind = type(value).__name__
+    raise UserError(
+        f"{row.where}: task {task.name}: {key} is of type {kind}, not text (choose with columns: {{{key}: ...}})"
+    )
+
+
+def _one(row: Row, key: str, task: Task, *, ids: bool = False) -> str:
+    texts = _texts(row, key, task, ids=ids)
+    if len(texts) != 1:
+        raise UserError(f"{row.where}: task {task.name}: {key} is a list of {len(texts)}; one text is needed")
+    return texts[0]
+
+
+def _negatives(row: Row, task: Task, *, ids: bool) -> list[str]:
+    """The row's negatives, from the columns that the task names, or else from those that are called so."""
+    if task.type == "pairs":
+        return []
+    key = "negative" if task.type == "triplets" else "negatives"
+    names = list(task.columns.get(key, ()))
+    if not names:
+        names = [name for name in row.columns if name in ("negatives", "negative") or _NUMBERED.fullmatch(name)]
+        names.sort(key=lambda name: int(match[1]) if (match := _NUMBERED.fullmatch(name)) else 0)
+    if not names and task.type == "triplets":
+        names = [key]  # which is not there: the message says so
+    texts = (text for name in names for text in _texts(row, key, task, (name,), ids=ids))
+    return [text for text in texts if text]
+
+
+# --- ids
+
+
+def _named_ids(task: Task) -> tuple[set[str], set[str]]:
+    """The ids that the task's rows name: of queries, and of passages."""
+    anchors: set[str] = set()
+    passages: set[str] = set()
+    for row in _selected_rows(task, Counter()):
+        if task.queries is not None:
+            anchors.add(_one(row, "anchor", task, ids=True))
+        if task.corpus is not None:
+            passages.update(_texts(row, "positive", task, ids=True), _negatives(row, task, ids=True))
+    return anchors, passages
+
+
+class _Texts:
+    """The texts of a corpus on disk, found by id; in memory are only the ids that are `wanted`."""
+
+    def __init__(self, source: Source, wanted: set[str], path: Path) -> None:
+        self.source = source
+        self._wanted = wanted
+        self._rows: dict[str, int] = {}
+        self._hashes = array("q")
+        self.dataset = write_rows(self._read(), {"text": _string_feature()}, path)
+        self.repeated = len(self._hashes) - len(np.unique(np.frombuffer(self._hashes, dtype=np.int64)))
+        self._texts = Column[str](self.dataset, "text")
+        del self._wanted, self._hashes
+
+    def _read(self) -> Iterator[dict[str, str]]:
+        for number, row in enumerate(read_rows(self.source)):
+            id_, text = self._fields(row)
+            if id_ in self._wanted:
+                self._rows.setdefault(id_, number)
+            self._hashes.append(hash(text))
+            yield {"text": text}
+
+    def _fields(self, row: Row) -> tuple[str, str]:
+        """A passage's id, and its text after its title: with a space between, as in BEIR and in the evaluation."""
+        id_column = self.source.id_column or "_id"
+        title_column = "title" if self.source.title_column is None else self.source.title_column
+        for name, option in ((id_column, "id_column"), *((name, "text_column") for name in self.source.text_columns)):
+            if name not in row.columns:
+                columns = ", ".join(repr(column) for column in row.columns) or "none"
+                raise UserError(f"{row.where}: no column {name!r}; the columns are {columns} (choose with {option})")
+        parts = [row.columns.get(name) for name in (title_column, *self.source.text_columns) if name]
+        return str(row.columns[id_column]), " ".join(str(part) for part in parts if part)
+
+    def find(self, id_: str) -> str | None:
+        """The text with this id."""
+        row = self._rows.get(id_)
+        return None if row is None else self._texts[row]
+
+
+def _string_feature() -> Any:
+    import datasets
+
+    return datasets.Value("string")
+
+
+# --- records
+
+
+def _pairs(
+    task: Task, dropped: Counter[str], queries: _Texts | None, corpus: _Texts | None
+) -> Iterator[dict[str, Any]]:
+    by_id = corpus is not None
+    for row in _selected_rows(task, dropped):
+        anchor: str | None = _one(row, "anchor", task, ids=queries is not None)
+        if queries is not None:
+            anchor = queries.find(cast("str", anchor))
+        if anchor is None:
+            dropped[NO_QUERY] += 1
+            continue
+        instruction = _one(row, "instruction", task) if "instruction" in task.columns else ""
+        negatives: list[str | None] = [*_negatives(row, task, ids=by_id)]
+        if corpus is not None:
+            negatives = [corpus.find(cast("str", id_)) for id_ in negatives]
+        for positive in _texts(row, "positive", task, ids=by_id):
+            found = positive if corpus is None else corpus.find(positive)
+            if found is None:
+                dropped[NO_PASSAGE] += 1
+                continue
+            yield {
+                "anchor": anchor,
+                "positive": found,
+                "negatives": [text for text in negatives if text],
+                "instruction": instruction,
+            }
+
+
+def _labelled(task: Task, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
+    (label_name,) = task.columns.get("label", ("label",))
+    for row in _selected_rows(task, dropped):
+        texts, labels = _texts(row, "text", task), _column(row, label_name, task, "label")
+        labels = labels if isinstance(labels, list | tuple) else [labels]
+        if len(texts) != len(labels):
+            raise UserError(f"{row.where}: task {task.name}: {len(texts)} texts, but {len(labels)} labels")
+        for text, label in zip(texts, labels, strict=True):
+            yield {"text": text, "label": "" if label is None else str(label)}
+
+
+def _scored(task: Task, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
+    (score_name,) = task.columns.get("score", ("score",))
+    for row in _selected_rows(task, dropped):
+        value = _column(row, score_name, task, "score")
+        try:
+            score = float(value)
+        except (TypeError, ValueError) as error:
+            remedy = "choose with columns: {score: ...}"
+            raise UserError(
+                f"{row.where}: task {task.name}: the score is {value!r}, not a number ({remedy})"
+            ) from error
+        yield {"sentence1": _one(row, "sentence1", task), "sentence2": _one(row, "sentence2", task), "score": score}

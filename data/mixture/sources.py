@@ -1,0 +1,151 @@
+"""Rows of the sources of a mixture, and columns of Arrow files on disk.
+
+A source is a file, folder or pattern of JSON lines, a data set (`hf:...`), or a BEIR folder: corpus, queries, judgements.
+"""
+
+import csv
+import gzip
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+from revela_hub.data.mixture.tasks import Task
+from revela_hub.data.sources.documents import source_files
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.rows import JSON_LINES, Row, dataset_rows, json_lines_rows
+from revela_hub.data.sources.source import HUB_PREFIX, Source
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+T = TypeVar("T")
+
+
+class Column(Sequence[T]):
+    """A column of a data set, read from disk one value at a time."""
+
+    def __init__(self, dataset: "Dataset", name: str) -> None:
+        self._column = dataset.data.column(name)  # not dataset[name][i], which takes 20 times as long
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        """The value at `index`, or the list of values in a slice."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return cast("T", self._column[index].as_py())
+
+    def __iter__(self) -> Iterator[T]:
+        for chunk in self._column.iterchunks():
+            yield from chunk.to_pylist()
+
+
+def write_rows(rows: Iterable[Mapping[str, Any]], features: Mapping[str, Any], path: Path) -> "Dataset":
+    """Writes rows to an Arrow file as they come, and opens it memory-mapped."""
+    import datasets
+    from datasets.arrow_writer import ArrowWriter
+
+    with ArrowWriter(path=str(path), features=datasets.Features(features)) as writer:
+        for row in rows:
+            writer.write(row)
+        writer.finalize()
+    return datasets.Dataset.from_file(str(path))
+
+
+def _is_beir(path: str) -> bool:
+    """Whether the path is a BEIR folder: corpus, queries and judgements."""
+    return Path(path, "qrels").is_dir()
+
+
+def task_files(task: Task) -> list[Path]:
+    """The files on this machine that the task is read from, as far as they can be told."""
+    files: list[Path] = []
+    for source in (task.source, task.corpus, task.queries):
+        if source is None:
+            continue
+        data_files = source.data_files or ()
+        data_files = (data_files,) if isinstance(data_files, str) else data_files
+        for path in (source.path.removeprefix(HUB_PREFIX), *data_files):
+            if "://" not in path and (not source.is_dataset or Path(path).exists()):
+                files += source_files(Source(path=path, exclude=source.exclude), ReadReport())
+    return files
+
+
+def with_beir_parts(task: Task) -> Task:
+    """A task on a BEIR folder as a task on its three files; its judgements are read by `read_rows`."""
+    if task.source.is_dataset or not _is_beir(task.source.path):
+        if task.split is not None:
+            raise UserError(
+                f"task {task.name}: split is for a BEIR folder (with qrels/<split>.tsv) or a data set; "
+                f"{task.source.path} is neither"
+            )
+        return task
+    folder = Path(task.source.path)
+    if not task.is_retrieval or task.corpus or task.queries or task.columns:
+        raise UserError(f"task {task.name}: {folder} is a BEIR folder: only type retrieval, without corpus and columns")
+    if task.split is None:
+        splits = sorted({path.name.split(".tsv")[0] for path in folder.glob("qrels/*.tsv*")})
+        raise UserError(f"task {task.name}: which split of the BEIR folder {folder}? There is: {', '.join(splits)}")
+    return replace(
+        task,
+        source=Source(_existing(task, folder / "qrels" / f"{task.split}.tsv")),
+        columns={"anchor": ("query-id",), "positive": ("corpus-id",)},
+        corpus=Source(_existing(task, folder / "corpus.jsonl")),
+        queries=Source(_existing(task, folder / "queries.jsonl")),
+    )
+
+
+def _existing(task: Task, path: Path) -> str:
+    for candidate in (path, path.with_name(f"{path.name}.gz")):
+        if candidate.is_file():
+            return str(candidate)
+    there = ", ".join(sorted(other.name for other in path.parent.iterdir())[:8])
+    raise UserError(f"task {task.name}: no {path.name} (or {path.name}.gz) in {path.parent}, which has: {there}")
+
+
+def read_rows(source: Source) -> Iterator[Row]:
+    """Streams the rows of JSON lines, of a data set, or of a BEIR folder's judgements (those above 0).
+
+    Raises:
+        UserError: There is nothing to read, or it cannot be read.
+    """
+    rows = dataset_rows(source) if source.is_dataset else _file_rows(source)
+    return islice(rows, source.max_documents)
+
+
+def _file_rows(source: Source) -> Iterator[Row]:
+    report, found = ReadReport(), False
+    for path in source_files(source, report):
+        found = True
+        if path.name.endswith((".tsv", ".tsv.gz")):
+            yield from _judgements(path)
+        elif path.name.endswith(JSON_LINES):
+            yield from json_lines_rows(path, report)
+        else:
+            forms = f"{', '.join(JSON_LINES)}, a BEIR folder, or a data set ({HUB_PREFIX}csv with data_files, ...)"
+            raise UserError(f"{path}: rows are read from {forms}")
+    if not found:
+        raise UserError(f"no such file or folder: {source.path}, or nothing in it")
+
+
+def _judgements(path: Path) -> Iterator[Row]:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8") as file:
+        reader = csv.DictReader(cast("Iterable[str]", file), delimiter="\t", quoting=csv.QUOTE_NONE)
+        if reader.fieldnames is None or list(reader.fieldnames) != ["query-id", "corpus-id", "score"]:
+            raise UserError(f"{path}:1: the first line must be query-id<tab>corpus-id<tab>score")
+        for columns in reader:
+            where = f"{path.as_posix()}:{reader.line_num}"
+            try:
+                relevant = float(columns["score"]) > 0
+            except (TypeError, ValueError) as error:
+                raise UserError(f"{where}: three columns are needed, the last a number") from error
+            if relevant:
+                yield Row(where, columns)

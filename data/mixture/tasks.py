@@ -1,0 +1,300 @@
+"""A multi-task mixture as it is written in YAML, read and checked.
+
+    root: $MY_DATA                              # where relative paths of files begin; by default the current folder
+    tasks:
+      - name: medquad
+        type: retrieval
+        source: medquad/train.jsonl.gz          # a file, folder or pattern of JSON lines, a BEIR folder, or hf:owner/name
+        columns: {anchor: question, positive: passage_id}
+        corpus: medquad/passages.jsonl.gz       # then the column holds the id of a passage
+        instruction: Given a medical question, retrieve passages that answer the question
+      - {name: mined, type: retrieval, source: mined.jsonl}       # what `revela-hub mine` writes: the names are the default
+      - {name: scifact, type: retrieval, source: beir/scifact, split: train}
+      - {name: banking77, type: classification, source: banking77/train.jsonl, columns: {label: label_name}}
+
+The file may also be the list of tasks alone.
+"""
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import yaml
+
+from revela_hub.data.mixture.pairs import PairMode
+from revela_hub.data.sources.source import Source, parse_source
+from revela_hub.errors import UserError
+
+TaskType: TypeAlias = Literal["retrieval", "pairs", "triplets", "classification", "clustering", "sts"]
+Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted"]
+
+RETRIEVAL_TYPES = ("retrieval", "pairs", "triplets")
+
+# What each type reads; the instruction only from a column that the task names.
+ROLES: dict[TaskType, tuple[str, ...]] = {
+    "retrieval": ("anchor", "positive", "negatives", "instruction"),
+    "pairs": ("anchor", "positive", "instruction"),
+    "triplets": ("anchor", "positive", "negative", "instruction"),
+    "classification": ("text", "label"),
+    "clustering": ("text", "label"),
+    "sts": ("sentence1", "sentence2", "score"),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a mixture.
+
+    Attributes:
+        name: Names it in the data set's column `task` and in messages.
+        type: What its rows are: `retrieval` (anchor, positive, and negatives where there are some), `pairs` (anchor,
+            positive), `triplets` (anchor, positive, negative), `classification` and `clustering` (text, label), `sts`
+            (sentence1, sentence2, score).
+        source: Where its rows are: a `Source` (of its fields, those for files and data sets, and `max_documents`: only
+            so many rows are read), or a BEIR folder, whose judgements above 0 are the pairs.
+        split: The BEIR folder's split.
+        columns: Which column has what (`{anchor: question}`); a column that is not named has the name of what it is.
+            Texts in several columns are joined by a space (`{text: [title, abstract]}`). Not named, `negatives` are
+            those of the columns `negatives`, `negative` or `negative_1`, `negative_2`, ... that are there. A column named
+            for `instruction` has each row's own, before that of the task (what `revela-hub synthesize` writes).
+        where: Only the rows that have these values: `{label: 1}`, or one of several: `{score: [1, 2]}`.
+        corpus: Positives and negatives are ids of this source's texts (its `id_column`, `text_column` and
+            `title_column`, which goes before the text with a space between, as in BEIR). Missing negatives are drawn
+            from all of it.
+        queries: Anchors are ids of this source's texts.
+        instruction: What goes before the queries (see `revela_hub.data.mixture.instructions`); `""`: nothing.
+        symmetric: Whether documents have the instruction too. None: for classification, clustering and sts.
+        mode: How classification and clustering make pairs: `example` or `label` (see `revela_hub.data.mixture.pairs`).
+        threshold: The least score of a pair in sts.
+        weight: The task's share of the mixture, relative to the others' weights.
+        max_samples: Rows at most, drawn at random.
+        stages: The stages of training that it is for. None: both for retrieval, pairs and triplets, 2 for the others.
+    """
+
+    name: str
+    type: TaskType
+    source: Source
+    split: str | None = None
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    corpus: Source | None = None
+    queries: Source | None = None
+    instruction: str = ""
+    symmetric: bool | None = None
+    mode: PairMode = "example"
+    threshold: float = 4.0
+    weight: float | None = None
+    max_samples: int | None = None
+    stages: tuple[int, ...] | None = None
+
+    @property
+    def is_retrieval(self) -> bool:
+        """Whether other rows' positives may serve as its negatives (stage one's in-batch negatives)."""
+        return self.type in RETRIEVAL_TYPES
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether documents have the instruction too."""
+        return not self.is_retrieval if self.symmetric is None else self.symmetric
+
+    @property
+    def in_stages(self) -> tuple[int, ...]:
+        """The stages of training that the task is for."""
+        return ((1, 2) if self.is_retrieval else (2,)) if self.stages is None else self.stages
+
+
+@dataclass(frozen=True)
+class MixtureFile:
+    """The tasks of a mixture, and when it ends where they have weights.
+
+    Attributes:
+        tasks: The tasks; names are unique.
+        stopping_strategy: `first_exhausted`: with the first task used up, so that no row is repeated; `all_exhausted`:
+            with the last, the rows of the others being repeated.
+    """
+
+    tasks: tuple[Task, ...]
+    stopping_strategy: Stopping = "first_exhausted"
+
+
+def parse_mixture(
+    mixture: str | Path | Mapping[str, Any] | Sequence[Any], root: str | Path | None = None
+) -> MixtureFile:
+    """Reads a mixture's description.
+
+    Args:
+        mixture: A YAML file, or what is in one.
+        root: Where relative paths begin, instead of what the file says.
+
+    Raises:
+        UserError: The file cannot be read, or a task is not well written: with the file, the line and the remedy.
+    """
+    place, given = "mixture", cast("Any", mixture)
+    lines: list[int] = []
+    if isinstance(mixture, str | Path):
+        place = str(mixture)
+        given, lines = _read_yaml(Path(mixture).expanduser())
+    if not isinstance(given, Mapping):
+        given = {"tasks": given}
+    _check_keys(given, ("root", "stopping_strategy", "tasks"), place)
+    tasks = given.get("tasks")
+    if not isinstance(tasks, list | tuple) or not tasks:
+        raise UserError(f"{place}: it needs tasks, a list with a name, a type and a source for each")
+    stopping = given.get("stopping_strategy", "first_exhausted")
+    _check_choice("stopping_strategy", stopping, get_args(Stopping), place)
+    folder = _expanded(str(given.get("root") or "") if root is None else str(root), f"{place}: root")
+    parsed: list[Task] = []
+    for number, values in enumerate(tasks):
+        where = f"{place}:{lines[number]}" if lines else f"{place}: task {number + 1}"
+        task = _parse_task(values, folder, where)
+        if any(task.name == other.name for other in parsed):
+            raise UserError(f"{where}: a task {task.name!r} is there before; give each a name of its own")
+        parsed.append(task)
+    return MixtureFile(tuple(parsed), stopping)
+
+
+def _read_yaml(path: Path) -> tuple[Any, list[int]]:
+    """What is in the file, and the line of each task."""
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        if root is None:
+            return None, []
+        node = root
+        if isinstance(root, yaml.MappingNode):
+            node = next((value for key, value in root.value if key.value == "tasks"), root)
+        lines = [item.start_mark.line + 1 for item in node.value] if isinstance(node, yaml.SequenceNode) else []
+        return loader.construct_document(root), lines
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the mixture: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: the mixture is not UTF-8 text") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or error
+        raise UserError(f"{path}{f':{mark.line + 1}' if mark else ''}: not valid YAML: {problem}") from error
+
+
+def _parse_task(given: Any, root: str, place: str) -> Task:
+    if not isinstance(given, Mapping):
+        raise UserError(f"{place}: a task is a mapping with a name, a type and a source, not {given!r}")
+    place = f"{place}: {given['name']}" if isinstance(given.get("name"), str) else place
+    _check_keys(given, [item.name for item in fields(Task)], place)
+    for key in ("name", "type", "source"):
+        if not given.get(key):
+            raise UserError(f"{place}: the task needs a {key}")
+    values = {key: value for key, value in given.items() if value is not None}
+    _check_kinds(values, place)
+    _check_keys(values.get("columns", {}), ROLES[cast("TaskType", values["type"])], f"{place}: columns")
+    return Task(**_converted(values, root, place))
+
+
+def _converted(values: dict[str, Any], root: str, place: str) -> dict[str, Any]:
+    """The values as `Task` has them."""
+    for key in values.keys() & {"corpus", "queries"}:
+        if values["type"] not in RETRIEVAL_TYPES:
+            raise UserError(f"{place}: {key} is for {', '.join(RETRIEVAL_TYPES)}, not for {values['type']}")
+    for key in values.keys() & {"source", "corpus", "queries"}:
+        values[key] = _source(values[key], root, f"{place}: {key}")
+    if "split" in values and values["source"].is_dataset:
+        values["source"] = replace(values["source"], split=values.pop("split"))
+    for key in ("columns", "where"):
+        values[key] = {name: _tuple(value) for name, value in values.get(key, {}).items()}
+    for key in values["columns"].keys() & {"label", "score"}:
+        if len(values["columns"][key]) != 1:
+            raise UserError(f"{place}: columns: {key} is {list(values['columns'][key])}; it must be one column")
+    if "stages" in values:
+        values["stages"] = tuple(values["stages"])
+    return values
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(name, str) for name in value))
+
+
+# What a key's value must be, where a type hint alone would let a mistake through to a place far from the file.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (lambda value: isinstance(value, str), "a text"),
+    "split": (lambda value: isinstance(value, str), "a text"),
+    "instruction": (lambda value: isinstance(value, str), "a text"),
+    "symmetric": (lambda value: isinstance(value, bool), "true or false"),
+    "threshold": (_is_number, "a number"),
+    "weight": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "max_samples": (_is_count, "a whole number above 0"),
+    "stages": (
+        lambda value: isinstance(value, list | tuple) and bool(value) and all(stage in (1, 2) for stage in value),
+        "a list of stages, [1], [2] or [1, 2]",
+    ),
+    "where": (lambda value: isinstance(value, Mapping), "a mapping from columns to values"),
+    "columns": (
+        lambda value: isinstance(value, Mapping) and all(map(_are_names, value.values())),
+        "a mapping to names of columns",
+    ),
+}
+
+
+def _check_kinds(values: Mapping[str, Any], place: str) -> None:
+    _check_choice("type", values["type"], get_args(TaskType), place)
+    _check_choice("mode", values.get("mode", "example"), get_args(PairMode), place)
+    for key, (fits, expected) in _KINDS.items():
+        if key in values and not fits(values[key]):
+            raise UserError(f"{place}: {key} is {values[key]!r}; it must be {expected}")
+
+
+def _check_keys(given: Mapping[Any, Any], known: Sequence[str], place: str) -> None:
+    for key in given:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            remedy = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(known)}"
+            raise UserError(f"{place}: unknown key {key!r}: {remedy}")
+
+
+def _check_choice(key: str, value: Any, choices: Sequence[str], place: str) -> None:
+    if value not in choices:
+        close = difflib.get_close_matches(str(value), choices, n=1)
+        suggestion = f" (did you mean {close[0]}?)" if close else ""
+        raise UserError(f"{place}: {key} is {value!r}; it must be one of {', '.join(choices)}{suggestion}")
+
+
+def _source(given: Any, root: str, place: str) -> Source:
+    if not isinstance(given, str | Mapping):
+        raise UserError(f"{place}: it must be a path or a mapping with one, not {given!r}")
+    try:
+        source = parse_source(given)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
+    path = _expanded(source.path, place)
+    if not source.is_dataset:
+        path = os.path.join(root, os.path.expanduser(path))
+    data_files = source.data_files
+    if data_files is not None:
+        several = (data_files,) if isinstance(data_files, str) else data_files
+        data_files = tuple(_expanded(file, place) for file in several)
+    return replace(source, path=path, data_files=data_files)
+
+
+def _expanded(path: str, place: str) -> str:
+    """The path with environment variables filled in."""
+    path = os.path.expandvars(os.path.expanduser(path))
+    if unset := re.search(r"\$\{?(\w+)", path):
+        raise UserError(
+            f"{place}: the environment variable {unset[1]} is not set (in {path}); set it, or write the path"
+        )
+    return path

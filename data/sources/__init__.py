@@ -1,0 +1,1 @@
+"""Where text comes from: folders, files, JSON lines, data sets and BEIR folders, read with a report of what was left out."""

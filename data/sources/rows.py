@@ -1,0 +1,161 @@
+"""Rows to documents: JSON lines, and any data set that `datasets` reads, streamed.
+
+A row is a mapping; which of its columns hold text, title and id is said by the `Source`.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import IO, Any, cast
+
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.source import HUB_PREFIX, Document, Source
+from revela_hub.errors import UserError
+
+JSON_LINES = (".jsonl", ".jsonl.gz")
+
+_REMEDY = "each line must be one JSON object (exclude leaves a file out)"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row and where it was found (`corpus.jsonl:17`), which is also the id of a row that has none."""
+
+    where: str
+    columns: Mapping[str, Any]
+
+
+def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:
+    """Makes a document of each row, or of each succession of rows that agree in `merge_column`.
+
+    Raises:
+        UserError: A column that the source names is not there, or does not hold text.
+    """
+    if source.merge_column is None:
+        for row in rows:
+            yield _document(row, _text(row, source), source)
+        return
+    column = source.merge_column
+    for _, parts in groupby(rows, key=lambda row: _column(row, column, "merge_column")):
+        merged = list(parts)
+        text = " ".join(text for row in merged if (text := _text(row, source)))
+        yield _document(merged[0], text, source)
+
+
+def _column(row: Row, name: str, option: str) -> Any:
+    if name not in row.columns:
+        columns = ", ".join(repr(column) for column in row.columns) or "none"
+        raise UserError(f"{row.where}: no column {name!r}; the columns are {columns} (choose with {option})")
+    return row.columns[name]
+
+
+def _string(row: Row, name: str, option: str) -> str:
+    value = _column(row, name, option)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{row.where}: column {name!r} holds {type(value).__name__}, not text (choose with {option})")
+    return value
+
+
+def _text(row: Row, source: Source) -> str:
+    columns = source.text_columns
+    if len(columns) == 1:
+        return _string(row, columns[0], "text_column")
+    return "\n\n".join(text for name in columns if (text := _string(row, name, "text_column")))
+
+
+def _document(row: Row, text: str, source: Source) -> Document:
+    if source.title_column is None:
+        title = row.columns.get("title")
+        title = title if isinstance(title, str) else ""
+    else:
+        title = _string(row, source.title_column, "title_column") if source.title_column else ""
+    if source.id_column is None:
+        name = row.columns.get("_id")
+    else:
+        name = _column(row, source.id_column, "id_column") if source.id_column else None
+    # An empty line, so that the title is not taken for the beginning of the first sentence.
+    text = f"{title}\n\n{text}" if title and text and not text.startswith(title) else text
+    return Document(row.where if name is None else str(name), text, None, source.kind or "text")
+
+
+def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:
+    """Reads a file of JSON objects, one to a line, gzip'd where its name ends in `.gz`; empty lines are passed over.
+
+    Raises:
+        UserError: A line is not a JSON object, or the gzip'd data are damaged.
+    """
+    replaced = False
+    opened = gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
+    with cast("IO[bytes]", opened) as file:
+        for number, line in _numbered_lines(file, path):
+            where = f"{path.as_posix()}:{number}"
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
+                text, replaced = line.decode(errors="replace"), True
+            try:
+                row = json.loads(text.removeprefix("\ufeff"))
+            except (json.JSONDecodeError, RecursionError) as error:
+                problem = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+                raise UserError(f"{where}: not valid JSON ({problem}); {_REMEDY}") from error
+            if not isinstance(row, dict):
+                raise UserError(f"{where}: {type(row).__name__} instead of an object; {_REMEDY}")
+            yield Row(where, row)
+    report.replaced += replaced
+
+
+def _numbered_lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: damaged or not gzip'd ({error}); fetch or write it again") from error
+
+
+def dataset_rows(source: Source) -> Iterator[Row]:
+    """Streams the rows of a data set: of the Hub, of a folder that `load_dataset` knows, or saved by `save_to_disk`.
+
+    Raises:
+        UserError: There is no such data set, configuration or split, or it cannot be read.
+    """
+    name = source.path.removeprefix(HUB_PREFIX)
+    rows = enumerate(_open_dataset(source, name))
+    while True:
+        try:
+            number, columns = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # any library below may fail here: network, parquet, gzip, JSON
+            raise _unreadable(name, error) from error
+        yield Row(f"{name}:{number}", columns)
+
+
+def _open_dataset(source: Source, name: str) -> Iterable[Mapping[str, Any]]:
+    import datasets
+
+    saved = [file for file in ("dataset_dict.json", "state.json") if Path(name, file).is_file()]
+    try:
+        if saved:
+            opened = datasets.load_from_disk(name)
+            splits = opened if isinstance(opened, datasets.DatasetDict) else {"train": opened}
+        else:
+            data_files = list(source.data_files) if isinstance(source.data_files, tuple) else source.data_files
+            splits = datasets.load_dataset(
+                name, source.name, data_files=data_files, revision=source.revision, streaming=True
+            )
+    except Exception as error:  # as above: what load_dataset raises depends on where the data are
+        raise _unreadable(name, error) from error
+    split = source.split or "train"
+    if split not in splits:
+        raise UserError(f"data set {name}: no split {split!r}; the splits are {', '.join(splits)}")
+    return cast("Iterable[Mapping[str, Any]]", splits[split])
+
+
+def _unreadable(name: str, error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()
+    return UserError(f"data set {name}: cannot be read: {reason[0] if reason else type(error).__name__}")

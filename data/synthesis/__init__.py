@@ -1,0 +1,1 @@
+"""Training pairs written by a language model."""

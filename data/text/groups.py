@@ -1,0 +1,211 @@
+"""Chunks to groups: the rows of the data set that Revela trains on.
+
+A row is a whole group, so that shuffling, gradient accumulation and several GPUs never split one. Chunks come in the order
+of the documents (d11, d12, ..., d1m, d21, ...), and a group is `group_size` of them in succession. In a small corpus of
+long documents that makes groups of one document each; with `run_length` a group is put together of shorter runs of
+successive chunks, drawn from a shuffle buffer, and so mixes documents.
+
+The rows are written as they come, and read back by later runs with the same settings and sources: see
+`revela_hub.data.row_cache`.
+"""
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from revela_hub.data.row_cache import cached_rows, rows_fingerprint
+from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.source import Source, SourceLike, parse_sources
+from revela_hub.data.text.chunks import Chunk, chunk_document
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"]
+
+SHUFFLE_BUFFER_RUNS = 16_384
+"""Runs held in memory when `run_length` is given: about 45 MB for runs of four chunks."""
+
+_FORMAT = 1  # of the cached rows: to be raised when the same settings make other rows
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """How chunks and groups are made.
+
+    Attributes:
+        group_size: Chunks in a group.
+        run_length: Chunks in a run, of which a group is put together; must divide `group_size`. None: the whole group.
+        max_words: Words in a chunk at most.
+        language: ISO 639-1 code, for the ends of sentences.
+        max_groups: Stop after as many groups.
+        seed: For the order in which runs are drawn.
+    """
+
+    group_size: int = 16
+    run_length: int | None = None
+    max_words: int = 120
+    language: str = "en"
+    max_groups: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises UserError for settings that make no groups."""
+        if self.group_size < 2:
+            raise UserError(f"group_size is {self.group_size}; a group needs at least 2 chunks")
+        if self.run_length is not None and (self.run_length < 1 or self.group_size % self.run_length):
+            raise UserError(f"run_length is {self.run_length}; it must divide group_size ({self.group_size})")
+        for name in ("max_words", "max_groups"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} is {value}; it must be at least 1")
+
+
+def build_groups(
+    sources: Iterable[SourceLike] | SourceLike,
+    settings: GroupSettings | None = None,
+    *,
+    cache_dir: str | Path | None = None,
+    report: ReadReport | None = None,
+) -> "Dataset":
+    """Makes the groups of the sources' documents, or takes them from the cache.
+
+    Args:
+        sources: As for `read_documents`; all of them make one stream of documents.
+        settings: How chunks and groups are made; by default as in the paper.
+        cache_dir: Where the rows are kept; by default in the cache of `datasets`.
+        report: Is counted up (with the counts of the run that wrote the rows, if they come from the cache).
+
+    Returns:
+        A data set with a row for each group: `group` (int64, its number), `document` and `text` (lists of `group_size`
+        strings: the id of each chunk's document, and the chunk). The last group may be short of chunks: its row is
+        filled up with `""`, which `RevelaCollator` turns into absent rows. One chunk alone has nothing to attend to and
+        is left out.
+
+    Raises:
+        UserError: Anything `read_documents` raises; fewer than two chunks in all.
+    """
+    import datasets
+
+    settings = settings or GroupSettings()
+    parsed = parse_sources(sources)
+    fresh = ReadReport()
+    documents = read_documents(parsed, report=fresh)  # here, so that a missing folder is not found to have been cached
+    rows = partial(_rows, _chunks(documents, settings, fresh), settings, fresh)
+    texts = datasets.List(datasets.Value("string"))
+    features = datasets.Features({"group": datasets.Value("int64"), "document": texts, "text": texts})
+    fingerprint = _fingerprint(parsed, settings)
+    groups, written = cached_rows("groups", fingerprint, features, rows, fresh, cache_dir=cache_dir)
+    if report is not None:
+        report.add(written)
+    return groups
+
+
+def mix_groups(
+    groups: Sequence["Dataset"],
+    weights: Sequence[float],
+    *,
+    seed: int = 0,
+    stopping_strategy: StoppingStrategy = "first_exhausted",
+) -> "Dataset":
+    """Draws group by group from several data sets of groups, each as often as its weight says.
+
+    Args:
+        groups: What to mix.
+        weights: One positive number for each; they need not add up to one.
+        seed: For the draws.
+        stopping_strategy: `"first_exhausted"` ends when one of them is used up, `"all_exhausted"` starts it again until
+            each has been used up once.
+
+    Returns:
+        A data set with the same columns; `group` is the number of the group within its own source.
+
+    Raises:
+        UserError: Weights that do not fit.
+    """
+    import datasets
+
+    check_weights(weights, len(groups))
+    total = sum(weights)
+    probabilities = [weight / total for weight in weights]
+    return datasets.interleave_datasets(
+        list(groups), probabilities=probabilities, seed=seed, stopping_strategy=stopping_strategy
+    )
+
+
+def check_weights(weights: Sequence[float], sources: int) -> None:
+    """Raises UserError unless there is a positive weight for each source."""
+    if len(weights) != sources or not all(weight > 0 and math.isfinite(weight) for weight in weights):
+        raise UserError(f"weights {list(weights)}: give one positive number for each of the {sources} sources")
+
+
+def groups_needed(weight: float, max_groups: int) -> int:
+    """How many groups of a source a mixture of `max_groups` can use.
+
+    The number of draws that fall on a source of this share is binomial: the mean and six standard deviations.
+    """
+    return min(max_groups, math.ceil(max_groups * weight + 6 * math.sqrt(max_groups * weight * (1 - weight)) + 1))
+
+
+def _chunks(documents: Iterable[Any], settings: GroupSettings, report: ReadReport) -> Iterator[Chunk]:
+    for document in documents:
+        yield from chunk_document(document, settings.max_words, language=settings.language, report=report)
+
+
+def _rows(chunks: Iterator[Chunk], settings: GroupSettings, report: ReadReport) -> Iterator[dict[str, Any]]:
+    size = settings.group_size
+    if settings.run_length not in (None, size):
+        chunks = (chunk for run in _shuffled_runs(chunks, settings) for chunk in run)
+    while report.groups != settings.max_groups:
+        group = list(islice(chunks, size))
+        if len(group) < 2:
+            if not report.groups:
+                made = "1 chunk" if group else "none"
+                raise UserError(f"the data make {made} of text; training needs at least 2 chunks: give more text")
+            report.dropped += len(group)
+            return
+        absent = size - len(group)
+        report.absent += absent
+        report.groups += 1
+        yield {
+            "group": report.groups - 1,
+            "document": [chunk.document for chunk in group] + [""] * absent,
+            "text": [chunk.text for chunk in group] + [""] * absent,
+        }
+
+
+def _shuffled_runs(chunks: Iterator[Chunk], settings: GroupSettings) -> Iterator[list[Chunk]]:
+    """Yields runs of successive chunks, drawn from a buffer at random; the last run may be short, and comes last."""
+    generator = random.Random(settings.seed)
+    length = cast("int", settings.run_length)
+    buffer: list[list[Chunk]] = []
+    short: list[Chunk] = []
+    while run := list(islice(chunks, length)):
+        if len(run) < length:
+            short = run
+        elif len(buffer) < SHUFFLE_BUFFER_RUNS:
+            buffer.append(run)
+        else:
+            index = generator.randrange(len(buffer))
+            yield buffer[index]
+            buffer[index] = run
+    generator.shuffle(buffer)
+    yield from buffer
+    if short:
+        yield short
+
+
+def _fingerprint(sources: Sequence[Source], settings: GroupSettings) -> str:
+    """Names the rows: by the settings, the splitter, and what the sources are."""
+    if settings.run_length in (None, settings.group_size):
+        settings = replace(settings, run_length=None, seed=0)  # nothing is drawn
+    made_with = {"format": _FORMAT, "sentencex": version("sentencex"), **asdict(settings)}
+    return rows_fingerprint(made_with, sources)

@@ -1,0 +1,233 @@
+"""Texts that share words: generated examples with evaluation sets, and with one another.
+
+With evaluation sets by n-grams of words, 13 by default as in GPT-3's analysis of contamination (arXiv 2005.14165,
+appendix C). A text of fewer words, such as a question, is met where all of it stands in the generated text, or where both
+have the same words. Among themselves by the Jaccard similarity of their pairs of neighbouring words, with MinHash: an
+exact index over all pairs of words would be some gigabytes for the 120,000 examples of NV-Embed. Neither needs a library
+that is not there already: datasketch, the usual one for MinHash, would be a dependency for the thirty lines below.
+
+Words are compared after Unicode compatibility folding, without case and punctuation; in scripts that put no spaces
+between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character counts as one.
+"""
+
+import hashlib
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.sources.report import counted
+from revela_hub.data.sources.source import SourceLike, parse_sources
+from revela_hub.errors import UserError
+
+Hashes: TypeAlias = npt.NDArray[np.uint64]
+
+MIN_CONTAINED_WORDS = 5  # a shorter evaluation text ("vitamin C") stands in many texts that have nothing to do with it
+
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_PERMUTATIONS = 128
+
+
+def words(text: str) -> list[str]:
+    """The words of a text as they are compared.
+
+    >>> words("Don't ﬁnd FAULT -- find a remedy: 東京!")
+    ['don', 't', 'find', 'fault', 'find', 'a', 'remedy', '東', '京']
+    """
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+@lru_cache(maxsize=1 << 20)
+def _word_hash(word: str) -> int:
+    # Not hash(): it differs from process to process, and a resumed run must decide as the first one did.
+    return int.from_bytes(hashlib.blake2b(word.encode(errors="replace"), digest_size=8).digest(), "little")
+
+
+def _hashes(tokens: Sequence[str]) -> Hashes:
+    return np.fromiter(map(_word_hash, tokens), dtype=np.uint64, count=len(tokens))
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """The finaliser of splitmix64: every bit of the input changes about half of the output's."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def ngram_hashes(tokens: Hashes, n: int) -> Hashes:
+    """A hash of each n-gram, in order: none for a text of fewer than n words. 64 bits, arithmetic modulo 2**64."""
+    count = max(0, len(tokens) - n + 1)
+    hashed = np.zeros(count, dtype=np.uint64)
+    for offset in range(n if count else 0):
+        hashed = hashed * _MULTIPLIER + tokens[offset : offset + count]
+    return hashed
+
+
+class ExcludedTexts:
+    """The texts of evaluation sets, to ask whether another text shares an n-gram with one of them.
+
+    Holds 8 bytes for each different n-gram.
+
+    Args:
+        n: Words in a row that two texts may not share.
+
+    Raises:
+        UserError: n is below 2.
+
+    >>> excluded = ExcludedTexts(n=6)
+    >>> excluded.add("science", ["Zinc shortens the common cold by about a day.", "Does vitamin C prevent colds?"])
+    2
+    >>> excluded.find("They say zinc shortens the common cold by far.")
+    'science'
+    >>> excluded.find("I ask: does vitamin C prevent colds?"), excluded.find("Prevent colds: vitamin C does?")
+    ('science', 'science')
+    >>> excluded.find("Vitamin C is found in fruit.") is None
+    True
+    """
+
+    def __init__(self, n: int = 13) -> None:
+        if n < 2:
+            raise UserError(f"an n-gram to compare texts by must have at least 2 words, not {n}")
+        self.n = n
+        # name of the set -> length in words -> sorted hashes; length 0: of the set of a short text's words
+        self._sets: dict[str, dict[int, Hashes]] = {}
+
+    def add(self, name: str, texts: Iterable[str]) -> int:
+        """Takes the texts of one set, and says how many they were.
+
+        Args:
+            name: What `find` answers with.
+            texts: Queries and documents; read once, and not kept.
+        """
+        found: dict[int, list[Hashes]] = defaultdict(list)
+        count = 0
+        for count, text in enumerate(texts, start=1):  # noqa: B007 (it is returned)
+            tokens = words(text)
+            hashed = _hashes(tokens)
+            if len(tokens) >= self.n:
+                found[self.n].append(ngram_hashes(hashed, self.n))
+                continue
+            if len(tokens) >= MIN_CONTAINED_WORDS:
+                found[len(tokens)].append(ngram_hashes(hashed, len(tokens)))
+            if tokens:
+                found[0].append(_set_hash(hashed))
+        self._sets[name] = {length: np.unique(np.concatenate(parts)) for length, parts in found.items()}
+        return count
+
+    def find(self, text: str) -> str | None:
+        """The name of the first set that has a text in common with `text` as the class says, or None."""
+        hashed = _hashes(words(text))
+        grams = {0: _set_hash(hashed)}
+        for name, lengths in self._sets.items():
+            for length, excluded in lengths.items():
+                if length not in grams:
+                    grams[length] = ngram_hashes(hashed, length)
+                if _any_in(grams[length], excluded):
+                    return name
+        return None
+
+
+def _set_hash(tokens: Hashes) -> Hashes:
+    return np.array([_mixed(np.unique(tokens)).sum(dtype=np.uint64)])
+
+
+def _any_in(values: Hashes, ordered: Hashes) -> bool:
+    places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return bool((ordered[places] == values).any())
+
+
+def read_excluded(sources: Sequence[SourceLike], n: int = 13, *, corpus: bool = True) -> tuple[ExcludedTexts, str]:
+    """Reads evaluation sets.
+
+    Args:
+        sources: BEIR folders (all queries, of whichever split, and the corpus), or anything that
+            `revela_hub.data.read_documents` reads.
+        n: See `ExcludedTexts`.
+        corpus: Whether to read the corpora of BEIR folders too, or their queries alone.
+
+    Returns:
+        The texts, and a line that says how many they are.
+
+    Raises:
+        UserError: Something is not there or cannot be read.
+    """
+    excluded, counts = ExcludedTexts(n), []
+    for source in parse_sources(sources):
+        folder = Path(source.path).expanduser()
+        parts = [source]
+        if queries := [*folder.glob("queries.jsonl"), *folder.glob("queries.jsonl.gz")][:1]:
+            found = [*folder.glob("corpus.jsonl"), *folder.glob("corpus.jsonl.gz")][:1] if corpus else []
+            parts = [replace(source, path=str(file)) for file in queries + found]
+        name = folder.resolve().name
+        number = excluded.add(name, (document.text for document in read_documents(parts)))
+        counts.append(f"{counted(number, 'text')} of {name}")
+    return excluded, f"excluded: {', '.join(counts)}"
+
+
+class NearDuplicates:
+    """Texts that were there before, up to a few words, by the MinHash estimate of their similarity.
+
+    Similarity is that of the sets of pairs of neighbouring words (of the words, for a text of one). It is estimated
+    from 128 minima (standard error 0.035 at 0.8) for texts that agree in a band of them; the bands are chosen so that
+    98% or more of the texts just at the threshold do.
+
+    Args:
+        threshold: Similarity from which texts count as the same, above 0 and at most 1.
+
+    Raises:
+        UserError: the threshold is out of range.
+
+    >>> seen = NearDuplicates(0.7)
+    >>> seen.add("Rivers carry sediment from the mountains down to the sea, where it settles.")
+    >>> "rivers carry sediment from the mountains down to the sea where it settles slowly" in seen
+    True
+    >>> "Rivers freeze in the mountains." in seen
+    False
+    """
+
+    def __init__(self, threshold: float = 0.8) -> None:
+        if not 0 < threshold <= 1:
+            raise UserError(f"the similarity of near-duplicates must be above 0 and at most 1, not {threshold}")
+        self.threshold = threshold
+        sizes = [rows for rows in range(1, 33) if 1 - (1 - threshold**rows) ** (_PERMUTATIONS // rows) >= 0.98]
+        self._rows = max(sizes, default=1)
+        self._seeds = _mixed(np.arange(1, _PERMUTATIONS + 1, dtype=np.uint64) * _MULTIPLIER)
+        self._signatures: list[npt.NDArray[np.uint32]] = []
+        self._bands: dict[int, tuple[int, ...]] = {}
+
+    def add(self, text: str) -> None:
+        """Remembers a text."""
+        signature = self._signature(text)
+        for key in self._keys(signature):
+            self._bands[key] = (*self._bands.get(key, ()), len(self._signatures))
+        self._signatures.append(signature)
+
+    def __contains__(self, text: str) -> bool:
+        signature = self._signature(text)
+        candidates = {index for key in self._keys(signature) for index in self._bands.get(key, ())}
+        return any(float((self._signatures[index] == signature).mean()) >= self.threshold for index in candidates)
+
+    def _signature(self, text: str) -> npt.NDArray[np.uint32]:
+        """128 minima: `signature[i] = min over the pairs s of h_i(s)`."""
+        tokens = _hashes(words(text) or [text])
+        pairs = ngram_hashes(tokens, min(2, len(tokens)))
+        minima: Hashes = _mixed(pairs[None, :] ^ self._seeds[:, None]).min(axis=1)
+        return (minima >> np.uint64(32)).astype(np.uint32)
+
+    def _keys(self, signature: npt.NDArray[np.uint32]) -> list[int]:
+        """A key for each band of rows: equal for two texts that agree in all of the band's minima."""
+        bands = _PERMUTATIONS // self._rows
+        keys: Hashes = self._seeds[:bands].copy()  # so that two bands with the same minima differ
+        for row in signature[: bands * self._rows].reshape(bands, self._rows).T:
+            keys = _mixed(keys ^ row.astype(np.uint64))
+        return [int(key) for key in keys]

@@ -1,0 +1,105 @@
+"""The process in which a model is verified: what readers of a model have installed, and nothing else.
+
+Part of `verify.py`'s clean process: standard library and siblings only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from .files import Check, check_files
+from .model import check_model
+
+
+def run(task: dict[str, Any]) -> None:
+    """Makes all checks of one folder and writes them, as a list of [name, ok, detail], to the task's answer file."""
+    folder = Path(task["folder"])
+    checks: list[Check] = []
+    try:
+        readers = Readers.with_requirements(_requirements(folder))
+        checks += check_files(folder, readers.modules, adapter_only=task["adapter_only"])
+        readers.hide_everything_else()
+        if all(check.ok for check in checks if check.name in ("folder", "remote code", "adapters")):
+            reference = Path(task["reference"]) if task["reference"] else None
+            for check in check_model(folder, task["trust_remote_code"], task["adapter_only"], reference):
+                checks.append(check)  # one by one: those before an exception count
+    except Exception as error:  # whatever it is, the reader would see it, too
+        checks.append(Check("encoding", False, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"))
+    finally:
+        Path(task["answers"]).write_text(json.dumps(checks), encoding="utf-8")
+
+
+def _requirements(folder: Path) -> list[str]:
+    """The packages that the folder itself says its readers need."""
+    try:
+        config = json.loads((folder / "config_sentence_transformers.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return list(config.get("requirements") or {})
+
+
+@dataclass(frozen=True)
+class Readers:
+    """What readers of a model have installed: names of packages, and of the top-level modules they hold."""
+
+    packages: frozenset[str]
+    modules: frozenset[str]
+
+    @classmethod
+    def with_requirements(cls, requirements: Iterable[str]) -> Readers:
+        """The standard library, transformers, sentence-transformers, the given packages, and what these require."""
+        wanted, packages = ["transformers", "sentence-transformers", *requirements], set()
+        while wanted:
+            name = _canonical(wanted.pop())
+            if name in packages:
+                continue
+            packages.add(name)
+            wanted += _required_by(name)
+        owners = metadata.packages_distributions().items()
+        modules = {module for module, names in owners if any(_canonical(name) in packages for name in names)}
+        modules |= set(sys.stdlib_module_names) | {"__main__", "transformers_modules"}
+        return cls(frozenset(packages), frozenset(modules))
+
+    def hide_everything_else(self) -> None:
+        """Makes what readers do not have look as if it were not installed, to `import` and to `importlib.metadata`."""
+        sys.meta_path[:] = [_Only(finder, self) for finder in sys.meta_path]
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _required_by(package: str) -> list[str]:
+    from packaging.requirements import Requirement
+
+    try:
+        needs = [Requirement(line) for line in metadata.requires(package) or []]
+    except metadata.PackageNotFoundError:
+        return []
+    return [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+
+
+class _Only:
+    """One of Python's finders, made to find nothing but what readers have."""
+
+    def __init__(self, finder: Any, readers: Readers) -> None:
+        self._finder, self._readers = finder, readers
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
+        # _sysconfigdata_*: the standard library's one module whose name depends on the machine.
+        known = name.partition(".")[0] in self._readers.modules or name.startswith("_sysconfigdata_")
+        return self._finder.find_spec(name, path, target) if known else None
+
+    def find_distributions(self, *context: Any) -> Iterator[Any]:
+        find = getattr(self._finder, "find_distributions", lambda *_: ())
+        return (found for found in find(*context) if _canonical(found.metadata["Name"]) in self._readers.packages)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._finder, name)

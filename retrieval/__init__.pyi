@@ -1,0 +1,15 @@
+from .cache import VectorCache as VectorCache
+from .cache import default_cache_folder as default_cache_folder
+from .encoder import Encoder as Encoder
+from .encoder import load_encoder as load_encoder
+from .index import BM25Index as BM25Index
+from .index import PassageIndex as PassageIndex
+from .index import read_passages as read_passages
+from .mining.mining import MinedNegatives as MinedNegatives
+from .mining.mining import MiningReport as MiningReport
+from .mining.mining import MiningSettings as MiningSettings
+from .mining.mining import RankerSettings as RankerSettings
+from .mining.mining import mine_negatives as mine_negatives
+from .passages import Hit as Hit
+from .passages import Passages as Passages
+from .passages import collect_passages as collect_passages

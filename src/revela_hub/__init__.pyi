@@ -1,0 +1,30 @@
+from .data import RetrievalTask as RetrievalTask
+from .data import build_groups as build_groups
+from .data import build_spans as build_spans
+from .data import chunk_document as chunk_document
+from .data import load_mixture as load_mixture
+from .data import query_prompt as query_prompt
+from .data import read_beir as read_beir
+from .data import read_documents as read_documents
+from .errors import UserError as UserError
+from .evaluation import RetrievalScores as RetrievalScores
+from .evaluation import evaluate_bm25 as evaluate_bm25
+from .evaluation import evaluate_retrieval as evaluate_retrieval
+from .hub_cards import export_checkpoint as export_checkpoint
+from .hub_cards import export_retriever as export_retriever
+from .modeling import NVEmbedConfig as NVEmbedConfig
+from .modeling import NVEmbedModel as NVEmbedModel
+from .modeling import RetroMAEConfig as RetroMAEConfig
+from .modeling import RetroMAEForPreTraining as RetroMAEForPreTraining
+from .modeling import RevelaConfig as RevelaConfig
+from .modeling import RevelaForCausalLM as RevelaForCausalLM
+from .trainers import NVEmbedTrainer as NVEmbedTrainer
+from .trainers import NVEmbedTrainingArguments as NVEmbedTrainingArguments
+from .trainers import RetroMAECollator as RetroMAECollator
+from .trainers import RetroMAETrainer as RetroMAETrainer
+from .trainers import RetroMAETrainingArguments as RetroMAETrainingArguments
+from .trainers import RevelaCollator as RevelaCollator
+from .trainers import RevelaTrainer as RevelaTrainer
+from .trainers import RevelaTrainingArguments as RevelaTrainingArguments
+
+__version__: str

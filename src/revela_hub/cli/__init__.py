@@ -1,0 +1,1 @@
+"""The command line: `main.py` finds the command, `parser.py` reads its arguments, `commands/` has one file for each."""

@@ -1,0 +1,188 @@
+r"""Finds hard negatives: passages that a retriever takes for the answer, and that are none.
+
+For every pair of an anchor (a query) and its positive, the model or BM25 searches the corpus; of the best passages those
+become negatives that score at most 95% of what the positive scores. Above that line too many are answers that nobody has
+marked. What each limit removed is reported. Known positives of an anchor, the anchor's own text, and copies of either under
+another id are never its negatives.
+
+The model is a sentence-transformers folder, a Hub id, or the word bm25. Pairs are JSON lines or a data set (hf:owner/name)
+with the columns anchor and positive (one text or a list), or a BEIR folder (--beir). The corpus is JSON lines or a data set
+with a column text and, if there is one, a column title, which goes before it. Without --corpus the positives of all pairs
+are searched; a positive that is not in the corpus is searched too, so that its score is that of the same index.
+
+The corpus may be larger than the memory: vectors are written to the cache folder in blocks and searched block by block.
+Run an interrupted command again and it goes on; run it with other limits and only those are applied anew. The cache takes
+the size of the corpus and 4 bytes x dimension per passage (--dtype float16: 2 bytes); delete its folder to empty it.
+
+The output is JSON lines: anchor, positive, negative_1, negative_2, ... and with --scores the scores of positive and
+negatives in that order. sentence-transformers' losses train on it as it is.
+
+Examples:
+  revela-hub mine my-retriever --beir data/beir/scifact --split train --output mined.jsonl
+  revela-hub mine bm25 --pairs pairs.jsonl --corpus corpus.jsonl.gz --num-negatives 4 --output mined.jsonl
+  revela-hub mine my-retriever --pairs hf:sentence-transformers/natural-questions --anchor-column query \
+      --positive-column answer --range-min 10 --range-max 100 --sampling random --output mined.jsonl
+  revela-hub mine org/embedder --trust-remote-code --pairs pairs.jsonl --output mined.jsonl \
+      --query-prompt $'Instruct: Retrieve passages that answer the question\nQuery: '
+  revela-hub mine bm25 --pairs pairs.jsonl --positive-aware false --output mined.jsonl      # the best, whatever they score
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from revela_hub.retrieval.mining.mining import Ranker, RankerSettings
+
+POSITIONALS = ("model",)
+
+RowT = TypeVar("RowT")
+
+
+@dataclass
+class Arguments:
+    """Arguments of `revela-hub mine`."""
+
+    model: str = field(metadata={"help": "Sentence-transformers folder, Hub id, or bm25."})
+    output: str = field(metadata={"help": "File to write: JSON lines."})
+    pairs: str | None = field(default=None, metadata={"help": "JSON lines or data set (hf:owner/name) of pairs."})
+    anchor_column: str = field(default="anchor", metadata={"help": "Column of the pairs with the query."})
+    positive_column: str = field(
+        default="positive", metadata={"help": "Column of the pairs with its answer or answers."}
+    )
+    beir: str | None = field(default=None, metadata={"help": "BEIR folder, instead of pairs and corpus."})
+    split: str = field(default="train", metadata={"help": "Which of the BEIR folder's qrels to use."})
+    corpus: str | None = field(
+        default=None, metadata={"help": "JSON lines, data set or BEIR folder to look in; by default the positives."}
+    )
+    text_column: str = field(default="text", metadata={"help": "Column of the corpus with the passage."})
+    num_negatives: int = field(default=1, metadata={"help": "Negatives for each pair."})
+    positive_aware: bool = field(default=True, metadata={"help": "Apply relative_margin; false: no such limit."})
+    relative_margin: float = field(
+        default=0.05, metadata={"help": "A negative scores less than the positive by this share of its score."}
+    )
+    absolute_margin: float | None = field(
+        default=None, metadata={"help": "A negative scores less than the positive by this much."}
+    )
+    max_score: float | None = field(default=None, metadata={"help": "A negative scores at most this."})
+    min_score: float | None = field(default=None, metadata={"help": "A negative scores at least this."})
+    range_min: int = field(
+        default=0, metadata={"help": "Leave out this many of the best passages that pass the limits above."}
+    )
+    range_max: int | None = field(
+        default=None,
+        metadata={"help": "Look at this many of the best passages; by default ten for each negative, after range_min."},
+    )
+    sampling: Literal["top", "random"] = field(
+        default="top", metadata={"help": "Take the best that are left, or any of them."}
+    )
+    fewer: Literal["drop", "keep"] = field(
+        default="drop",
+        metadata={"help": "A pair with fewer negatives than asked for: leave it out, or keep it with nulls."},
+    )
+    scores: bool = field(default=False, metadata={"help": "Write the scores too."})
+    seed: int = field(default=0, metadata={"help": "For --sampling random."})
+    query_prompt: str | None = field(
+        default=None, metadata={"help": "Goes before every anchor; by default the model's own prompt for queries."}
+    )
+    document_prompt: str | None = field(
+        default=None, metadata={"help": "Goes before every passage; by default the model's own prompt for documents."}
+    )
+    overwrite: bool = field(default=False, metadata={"help": "Replace the output file if it is there."})
+    cache_dir: str | None = field(
+        default=None, metadata={"help": "Where vectors are kept; by default in the user's cache folder."}
+    )
+    dtype: Literal["float32", "float16"] = field(default="float32", metadata={"help": "What vectors are kept as."})
+    batch_size: int = field(default=32, metadata={"help": "Texts per forward pass."})
+    device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    max_seq_length: int | None = field(default=None, metadata={"help": "Cut texts at this many tokens."})
+
+
+def run(arguments: Arguments) -> None:
+    """Writes the output and prints what was mined."""
+    from revela_hub.retrieval.cache import default_cache_folder
+    from revela_hub.retrieval.disk import make_folder
+    from revela_hub.retrieval.mining.mining import mine
+
+    settings = _settings(arguments)
+    output = Path(arguments.output).expanduser()
+    if output.is_dir() or (output.exists() and not arguments.overwrite):
+        raise UserError(f"{output} is there already; choose another --output, or replace it with --overwrite")
+    make_folder(output.parent, "--output")
+    pairs, corpus = _input(arguments)
+    ranker, ranking = _ranker(arguments)
+    folder = Path(arguments.cache_dir or default_cache_folder().with_name("mining")).expanduser()
+    mined = mine(pairs, corpus, ranker, settings, ranking, folder=folder)
+    _write(mined.rows, output)
+    print(mined.report)
+    print(f"cache: {folder}", file=sys.stderr)
+
+
+def _settings(arguments: Arguments) -> Any:
+    from revela_hub.retrieval.mining.mining import MiningSettings
+
+    if arguments.batch_size < 1:
+        raise UserError(f"--batch-size must be at least 1, not {arguments.batch_size}")
+    names = MiningSettings.__dataclass_fields__
+    values = {name: getattr(arguments, name) for name in names}
+    return MiningSettings(**values | ({} if arguments.positive_aware else {"relative_margin": None}))
+
+
+def _input(arguments: Arguments) -> tuple[Iterator[tuple[str, str]], Iterator[str] | None]:
+    """The pairs and the corpus, to be read once; None for the positives."""
+    from revela_hub.retrieval.mining.sources import read_beir_pairs, read_corpus, read_pairs
+
+    if bool(arguments.pairs) == bool(arguments.beir):
+        raise UserError("give either --pairs FILE or --beir FOLDER (see revela-hub mine --help)")
+    corpus = arguments.corpus or arguments.beir
+    documents = read_corpus(corpus, arguments.text_column) if corpus else None
+    if arguments.beir:
+        pairs = read_beir_pairs(arguments.beir, arguments.split)
+    else:
+        assert arguments.pairs is not None
+        pairs = read_pairs(arguments.pairs, arguments.anchor_column, arguments.positive_column)
+    return _begun(pairs), None if documents is None else _begun(documents)
+
+
+def _begun(rows: Iterator[RowT]) -> Iterator[RowT]:
+    """The same rows, the first of them read: a wrong path or column should not cost the loading of a model."""
+    return chain(list(islice(rows, 1)), rows)
+
+
+def _ranker(arguments: Arguments) -> "tuple[Ranker, RankerSettings]":
+    from revela_hub.retrieval.encoder import load_encoder, model_identity, similarity_of
+    from revela_hub.retrieval.mining.mining import RankerSettings
+
+    if arguments.model == "bm25":
+        return "bm25", RankerSettings(show_progress_bar=True)
+    model = load_encoder(
+        arguments.model,
+        device=arguments.device,
+        trust_remote_code=arguments.trust_remote_code,
+        max_seq_length=arguments.max_seq_length,
+    )
+    return model, RankerSettings(
+        identity=model_identity(arguments.model, arguments.max_seq_length),
+        similarity=similarity_of(model, arguments.model),
+        query_prompt=arguments.query_prompt,
+        document_prompt=arguments.document_prompt,
+        batch_size=arguments.batch_size,
+        dtype=arguments.dtype,
+        device=model.device,
+        show_progress_bar=True,
+    )
+
+
+def _write(rows: Iterable[dict[str, Any]], output: Path) -> None:
+    from revela_hub.retrieval.disk import whole_file
+
+    with whole_file(output, "--output") as stream:
+        for row in rows:
+            stream.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")

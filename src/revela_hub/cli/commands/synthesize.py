@@ -1,0 +1,192 @@
+r"""Has a language model write training pairs, in two steps: it lists tasks, then writes examples of each.
+
+The recipe is that of NV-Embed's synthetic data (arXiv 2405.17428, after arXiv 2401.00368). Examples have three forms:
+short-long (a query, a document that answers it, one that only seems to), long-short (a text, its label, a misleading
+label) and short-short (both a phrase or a sentence). Kind of query, lengths, clarity, difficulty and language are drawn at
+random for each.
+
+The model is any server that speaks OpenAI's chat completions (--endpoint: vLLM, llama.cpp, Ollama, a provider), or without
+--endpoint a text generation model on this machine. A key for the server comes from an environment variable whose name
+--api-key-env says; it is not written anywhere.
+
+In --output: pairs.jsonl, one example a line, written as they come; tasks.jsonl; rejected.jsonl, with the reason for each
+reply that could not be used. After Ctrl-C or a failure the same command goes on where it stopped; with a higher --count it
+makes more. Examples that share words with the evaluation sets of --exclude are rejected.
+
+Training takes pairs.jsonl as it is: in the data mixture of `revela-hub train nvembed`, as tasks of the type retrieval (the
+examples of kind "other" have labels for positives, which must not be in-batch negatives: they are for stage two):
+
+  - {name: synthetic, type: retrieval, source: outputs/synthetic/pairs.jsonl, where: {kind: retrieval},
+     instruction: "Given a query, retrieve the text that belongs to it"}
+  - {name: synthetic-labels, type: retrieval, source: outputs/synthetic/pairs.jsonl, where: {kind: other}, stages: [2],
+     instruction: "Given a text, retrieve its label"}
+
+Examples:
+  revela-hub synthesize --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-30B-A3B --count 3000 --output outputs/synthetic
+  revela-hub synthesize --model HuggingFaceTB/SmolLM2-1.7B-Instruct --count 300 --exclude data/beir/scifact
+  revela-hub synthesize --endpoint https://api.openai.com/v1 --api-key-env OPENAI_API_KEY --model gpt-4o-mini --domains law
+  revela-hub synthesize --config examples/nvembed/synthesize.yaml
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from revela_hub.data.synthesis.backends import Backend
+
+POSITIONALS = ()
+
+
+@dataclass
+class Arguments:
+    """Arguments of `revela-hub synthesize`."""
+
+    model: str = field(metadata={"help": "The model's name at the endpoint; without --endpoint a Hub id or folder."})
+    output: str = field(default="outputs/synthetic", metadata={"help": "Folder to write to, or to go on in."})
+    endpoint: str | None = field(
+        default=None, metadata={"help": "URL of a server, with or without /v1: http://localhost:8000/v1"}
+    )
+    api_key_env: str | None = field(
+        default=None, metadata={"help": "Name of the environment variable that holds the server's key."}
+    )
+    count: int = field(default=1000, metadata={"help": "Examples in all, divided evenly among the forms."})
+    forms: list[str] = field(
+        default_factory=lambda: ["short-long", "long-short", "short-short"],
+        metadata={"help": "Which forms of example."},
+    )
+    examples_per_task: int = field(default=2, metadata={"help": "Examples of each task. NV-Embed: 2."})
+    languages: list[str] = field(
+        default_factory=lambda: ["English"],
+        metadata={"help": "Languages to draw from; one given twice comes twice as often."},
+    )
+    domains: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Fields that tasks are to be from, for example 'tax law'. Default: forty fields of all kinds."
+        },
+    )
+    seed: int = field(default=0, metadata={"help": "Of all that is drawn."})
+    exclude: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Evaluation sets to keep out: BEIR folders, or files and data sets as in revela-hub train revela "
+            "--data. In a YAML file also mappings ({path: sts.jsonl, text_column: sentence1})."
+        },
+    )
+    exclude_ngram: int = field(
+        default=13, metadata={"help": "Words in a row that an example and an evaluation text may not share."}
+    )
+    exclude_corpus: bool = field(
+        default=True, metadata={"help": "Compare with the documents of BEIR folders too, not with the queries alone."}
+    )
+    duplicate_similarity: float = field(
+        default=0.8, metadata={"help": "Jaccard similarity from which two examples count as the same."}
+    )
+    attempts: int = field(default=3, metadata={"help": "Replies to one prompt at most, if they cannot be used."})
+    patience: int = field(default=50, metadata={"help": "Unusable replies in a row before giving up."})
+    temperature: float = field(default=1.0, metadata={"help": "Of sampling; the paper's is 1."})
+    top_p: float = field(default=1.0, metadata={"help": "Of sampling; the paper's is 1."})
+    max_new_tokens: int = field(default=2048, metadata={"help": "Length of a reply at most, thinking included."})
+    concurrency: int = field(default=8, metadata={"help": "Requests to the endpoint at once."})
+    timeout: float = field(default=120.0, metadata={"help": "Seconds without an answer after which a request failed."})
+    retries: int = field(default=5, metadata={"help": "How often a failed request is made again."})
+    extra_body: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "JSON: more fields of the requests to the endpoint; null leaves one of ours out, for a server that "
+            'does not know it: \'{"seed": null, "max_tokens": null, "max_completion_tokens": 4096}\''
+        },
+    )
+    batch_size: int = field(default=8, metadata={"help": "Prompts at once, on this machine."})
+    device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+
+
+def run(arguments: Arguments) -> None:
+    """Makes the examples, then says what was made and where it is."""
+    from revela_hub.data.synthesis.prompts import DOMAINS
+    from revela_hub.data.synthesis.store import PAIRS
+    from revela_hub.data.synthesis.synthesis import SynthesisSettings, synthesize
+    from revela_hub.data.text.ngram_overlap import read_excluded
+
+    settings = SynthesisSettings(
+        count=arguments.count,
+        forms=arguments.forms,  # type: ignore[arg-type]  # which words are forms is checked there
+        examples_per_task=arguments.examples_per_task,
+        languages=arguments.languages,
+        domains=arguments.domains or DOMAINS,
+        seed=arguments.seed,
+        attempts=arguments.attempts,
+        patience=arguments.patience,
+        duplicate_similarity=arguments.duplicate_similarity,
+        model=arguments.model,
+    )
+    excluded = None
+    if arguments.exclude:
+        excluded, summary = read_excluded(arguments.exclude, arguments.exclude_ngram, corpus=arguments.exclude_corpus)
+        print(summary, file=sys.stderr)
+    try:
+        report = synthesize(
+            _backend(arguments), arguments.output, settings, excluded=excluded, show_progress_bar=sys.stderr.isatty()
+        )
+    except KeyboardInterrupt:
+        print(f"\nwhat was accepted is in {arguments.output}; the same command goes on from there", file=sys.stderr)
+        raise
+    print(report)
+    print(os.path.join(arguments.output, PAIRS))
+
+
+def _backend(arguments: Arguments) -> "Backend":
+    from revela_hub.data.synthesis.backends import LocalModel, Sampling
+    from revela_hub.data.synthesis.endpoint import Endpoint
+
+    sampling = Sampling(arguments.temperature, arguments.top_p, arguments.max_new_tokens)
+    if arguments.endpoint is None:
+        given = [name for name in ("api_key_env", "extra_body") if getattr(arguments, name) is not None]
+        if given:
+            raise UserError(f"--{given[0].replace('_', '-')} is for a server: give its URL with --endpoint")
+        return LocalModel(
+            arguments.model,
+            sampling,
+            batch_size=arguments.batch_size,
+            device=arguments.device,
+            trust_remote_code=arguments.trust_remote_code,
+        )
+    return Endpoint(
+        url=arguments.endpoint,
+        model=arguments.model,
+        api_key=_api_key(arguments.api_key_env),
+        sampling=sampling,
+        concurrency=arguments.concurrency,
+        timeout=arguments.timeout,
+        retries=arguments.retries,
+        extra_body=_extra_body(arguments.extra_body),
+    )
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        # Not the word itself: whoever took the option for the key's own must not find it in a log.
+        raise UserError(
+            "--api-key-env: there is no environment variable of that name, or it is empty; it must hold the key"
+        )
+    return key
+
+
+def _extra_body(given: dict[str, Any] | str | None) -> dict[str, Any]:
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise UserError(f"--extra-body is not JSON: {error}") from error
+    if given is not None and not isinstance(given, dict):
+        raise UserError('--extra-body must be a JSON object: {"field": value}')
+    return given or {}

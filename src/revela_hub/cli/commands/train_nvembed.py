@@ -1,0 +1,234 @@
+r"""Trains a generalist embedder from a decoder with NV-Embed (arXiv 2405.17428).
+
+Two stages, each a run: the first on retrieval data, with the other rows' passages as negatives; the second, which starts
+from the first one's output folder, on retrieval and everything else, with each row's own negatives only. Both read the
+same mixture, a YAML file that names the tasks with their data and instructions; without --stage it is trained on at once.
+
+What comes out, in --output_dir: embedder/ for SentenceTransformer(..., trust_remote_code=True), adapters merged, with its
+model card and a prompt for each task; checkpoint-*/, from which --resume_from_checkpoint last goes on with the same result
+as if nothing had happened.
+
+Examples:
+  revela-hub train nvembed --backbone mistralai/Mistral-7B-v0.1 --mixture examples/nvembed/local.yaml --stage 1 \
+      --output_dir outputs/nvembed-1
+  revela-hub train nvembed --backbone outputs/nvembed-1 --mixture examples/nvembed/local.yaml --stage 2 \
+      --output_dir outputs/nvembed-2
+  accelerate launch -m revela_hub train nvembed --config examples/nvembed/stage_one.yaml
+"""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import yaml
+from transformers import set_seed
+
+from revela_hub.data.mixture.instructions import query_prompt
+from revela_hub.errors import UserError
+from revela_hub.trainers.common.resume import checkpoint_to_resume
+from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
+from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, NVEmbedStart, load_nvembed
+from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
+
+if TYPE_CHECKING:
+    from revela_hub.data.mixture.mixture import Mixture
+    from revela_hub.data.sources.beir import RetrievalTask
+    from revela_hub.hub_cards import ModelCardFacts
+
+LEARNING_RATES = {1: 2e-5, 2: 1.5e-5, None: 2e-5}
+IN_BATCH_NEGATIVES = {1: True, 2: False}
+
+
+@dataclass(kw_only=True)
+class Arguments(NVEmbedTrainingArguments):
+    """Arguments of `revela-hub train nvembed`: the model and the data, then those of every transformers Trainer."""
+
+    backbone: str = field(
+        metadata={"help": "What to start from: Hub id or folder of a decoder, or what an earlier run wrote."}
+    )
+    mixture: str = field(metadata={"help": "YAML file of the tasks to train on."})
+    output_dir: str = field(default="outputs/nvembed", metadata={"help": "Where everything is written."})
+    stage: Literal[1, 2] | None = field(
+        default=None,
+        metadata={
+            "help": "1: the tasks for stage one, in-batch negatives, peak learning rate 2e-5. 2: those for stage two, no"
+            " in-batch negatives, 1.5e-5. None: all tasks at once."
+        },
+    )
+    in_batch_negatives: bool | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Whether the other rows' passages are negatives too; by default the stage's."}
+    )
+    learning_rate: float | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Peak learning rate; by default the stage's."}
+    )
+    num_negatives: int = field(default=7, metadata={"help": "Hard negatives of each row."})
+    max_length: int = field(default=512, metadata={"help": "Tokens of a text, instruction and EOS included."})
+    pooling: Literal["latent", "mean", "eos", "self_attention"] | None = field(
+        default=None, metadata={"help": "How token states become a vector; of a decoder by default latent."}
+    )
+    mask: Literal["bidirectional", "causal"] | None = field(
+        default=None, metadata={"help": "What a token sees; of a decoder by default bidirectional."}
+    )
+    num_latents: int | None = field(default=None, metadata={"help": "Latents; for a decoder by default 512."})
+    num_heads: int | None = field(
+        default=None, metadata={"help": "Heads of the latent or self-attention; by default 8."}
+    )
+    dtype: Literal["float32", "bfloat16"] = field(
+        default="float32", metadata={"help": "Of frozen weights: bfloat16 halves their memory under LoRA."}
+    )
+    query_instruction: str = field(
+        default="Given a question, retrieve passages that answer the question",
+        metadata={"help": "What encode_query of the finished model, and the evaluation, put before queries."},
+    )
+    eval_corpus: str | None = field(
+        default=None, metadata={"help": "BEIR folder to measure retrieval on, before, during and after training."}
+    )
+    eval_split: str = field(default="test", metadata={"help": "Which of its qrels to use."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Where the mixture's rows are kept."})
+
+    def __post_init__(self) -> None:
+        """Fills in what the stage decides.
+
+        Raises:
+            ValueError: for a value out of range, or options that do not go together.
+        """
+        if self.in_batch_negatives is None:
+            if self.stage is None:
+                raise ValueError("without --stage, say --in_batch_negatives true or false")
+            self.in_batch_negatives = IN_BATCH_NEGATIVES[self.stage]
+        if self.learning_rate is None:
+            self.learning_rate = LEARNING_RATES[self.stage]
+        if self.dtype != "float32" and not self.lora_rank:
+            raise ValueError("--dtype bfloat16 is for LoRA: trained weights have to be float32 (--lora_rank above 0)")
+        super().__post_init__()
+        if self.dtype != "float32" and not self.bf16:
+            raise ValueError("--dtype bfloat16 needs --bf16 true: adapters and pooling are float32 beside it")
+
+
+def run(arguments: Arguments) -> None:
+    """Trains, exports and says where everything is."""
+    folder = train(arguments)
+    if arguments.should_save:
+        print(f"\nembedder: {folder / EMBEDDER}")
+        print(f'try it:  revela-hub search {folder / EMBEDDER} --trust_remote_code --corpus PATH "your query"')
+
+
+def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_options: Any) -> Path:
+    """Trains and exports; returns the output folder, which holds `embedder/` and the checkpoints.
+
+    Args:
+        arguments: the run.
+        task: measured instead of `arguments.eval_corpus`.
+        **trainer_options: of `NVEmbedTrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: for data, models or options that do not work.
+    """
+    from revela_hub.data.mixture.mixture import load_mixture
+    from revela_hub.data.sources.beir import read_beir
+    from revela_hub.hub_cards import write_card
+    from revela_hub.hub_cards.nvembed import nvembed_encoder
+
+    output = Path(arguments.output_dir)
+    checkpoint = checkpoint_to_resume(arguments)
+    if task is None and arguments.eval_corpus:
+        task = read_beir(arguments.eval_corpus, arguments.eval_split)
+    if task is None and arguments.eval_strategy != "no":
+        raise UserError("--eval_strategy needs something to measure: give --eval_corpus BEIR_FOLDER")
+    with arguments.main_process_first(desc="reading the mixture"):
+        mixture = load_mixture(
+            arguments.mixture,
+            num_negatives=arguments.num_negatives,
+            seed=arguments.seed,
+            stage=arguments.stage,
+            cache_dir=arguments.cache_dir,
+        )
+    if arguments.should_log:
+        print(mixture.report)
+    start = _load(arguments)
+    trainer = NVEmbedTrainer(
+        nvembed_encoder(
+            start.model,
+            start.tokenizer,
+            max_length=arguments.max_length,
+            prompts=_prompts(arguments, mixture, start.prompts),
+        ),
+        arguments,
+        train_dataset=mixture.dataset,
+        retrieval_task=task,
+        **trainer_options,
+    )
+    if task is not None and checkpoint is None:
+        _report(arguments, "before", trainer.evaluate())
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if task is not None:
+        _report(arguments, "after", trainer.evaluate())
+    trainer.save_state()
+    if arguments.should_save:
+        facts = _facts(arguments, mixture)
+        facts.to_file(output / "card.yaml")  # what `revela-hub publish` reads
+        folder = trainer.export(dtype=getattr(torch, arguments.dtype))
+        write_card(folder, facts, repo_id=arguments.hub_model_id)
+    if arguments.push_to_hub:
+        trainer.push_to_hub()
+    return output
+
+
+def _load(arguments: Arguments) -> NVEmbedStart:
+    set_seed(arguments.seed)  # before the pooling's weights are drawn
+    start = load_nvembed(
+        arguments.backbone,
+        dtype=getattr(torch, arguments.dtype),
+        pooling=arguments.pooling,
+        mask=arguments.mask,
+        num_latents=arguments.num_latents,
+        num_heads=arguments.num_heads,
+    )
+    positions = start.model.config.text_config.max_position_embeddings
+    if arguments.max_length > positions:
+        raise UserError(
+            f"{arguments.backbone} has {positions} positions, fewer than --max_length {arguments.max_length}: lower it"
+        )
+    return start
+
+
+def _prompts(arguments: Arguments, mixture: "Mixture", before: dict[str, str]) -> dict[str, str]:
+    """Those of the run before, of this run's tasks, and of `encode_query` and `encode_document`."""
+    tasks = {task.name: query_prompt(task.instruction) for task in mixture.tasks}
+    return before | tasks | {"query": query_prompt(arguments.query_instruction), "document": ""}
+
+
+def _report(arguments: Arguments, when: str, metrics: dict[str, float]) -> None:
+    if arguments.should_log:
+        shown = [f"{name} {metrics[f'eval_{name}']:.4f}" for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")]
+        print(f"{when} training: {', '.join(shown)}")
+
+
+def _facts(arguments: Arguments, mixture: "Mixture") -> "ModelCardFacts":
+    """What the card says of the run: settings that differ from the defaults, and no place on this machine."""
+    from revela_hub.hub_cards import ModelCardFacts
+
+    recorded = {*NVEmbedTrainingArguments.__annotations__, *Arguments.__annotations__}
+    recorded |= {"max_steps", "num_train_epochs", "seed", "adam_beta2", "gradient_accumulation_steps"}
+    recorded -= {"cache_dir", "output_dir", "eval_corpus", "backbone", "mixture"}
+    settings = {
+        entry.name: value
+        for entry in fields(arguments)
+        if entry.name in recorded and (value := getattr(arguments, entry.name)) != entry.default
+    }
+    local = Path(arguments.backbone).exists()
+    sources = [task.source.path for task in mixture.tasks]
+    hub = {path.removeprefix("hf:") for path in sources if path.startswith("hf:")}
+    names = {
+        "backbone": Path(arguments.backbone).name if local else arguments.backbone,
+        "mixture": Path(arguments.mixture).name,
+    }
+    return ModelCardFacts(
+        method="nvembed",
+        base_model=None if local else arguments.backbone,
+        datasets=sorted(name for name in hub if "/" in name and not Path(name).exists()),
+        training_data=str(mixture.report),
+        command="revela-hub train nvembed --config config.yaml",
+        config=yaml.safe_dump(names | settings, sort_keys=False, allow_unicode=True),
+    )

@@ -1,0 +1,121 @@
+r"""Pre-trains an encoder for retrieval on raw text, without labels, with RetroMAE (arXiv 2205.12035).
+
+A weak decoder has to write each span of text out again from the encoder's one vector and the little else that it sees,
+so the vector learns to hold the span. It takes any BERT-like encoder with a masked-LM head, or one whose head is gone,
+such as a sentence-transformers model, which then gets a fresh one; or what an earlier run left in its --output_dir, which
+keeps its decoder. The result is a start for fine-tuning: without it, it retrieves little.
+
+What comes out, in --output_dir: the model with its decoder; encoder/ for SentenceTransformer(...), the plain encoder
+with the first token's state as the vector, and its model card; checkpoint-*/, from which --resume_from_checkpoint last
+goes on with the same result as if nothing had happened.
+
+Examples:
+  revela-hub train retromae --data path/to/texts --encoder google-bert/bert-base-uncased --output_dir outputs/my-texts
+  revela-hub train retromae --config examples/retromae/pretrain.yaml --max_steps 500
+  accelerate launch -m revela_hub train retromae --config examples/retromae/pretrain.yaml
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from revela_hub.errors import UserError
+from revela_hub.trainers.common.resume import checkpoint_to_resume
+from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
+from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
+from revela_hub.trainers.retromae.data_arguments import RetroMAEDataArguments, load_spans
+from revela_hub.trainers.retromae.trainer import RetroMAETrainer
+
+
+@dataclass(kw_only=True)
+class Arguments(RetroMAEDataArguments, RetroMAETrainingArguments):
+    """Arguments of `revela-hub train retromae`: the model, then the data's, then those of every transformers Trainer."""
+
+    encoder: str = field(metadata={"help": "The model to pre-train: Hub id or folder."})
+    output_dir: str = field(default="outputs/retromae", metadata={"help": "Where everything is written."})
+    decoder: Literal["enhanced", "basic", "none"] = field(
+        default="enhanced",
+        metadata={
+            "help": "How the passage is reconstructed: enhanced, every token, each from words of its own draw; basic, the"
+            " masked tokens (the paper's ablation); none, BERT's masked language modelling alone."
+        },
+    )
+    decoder_layers: int = field(default=1, metadata={"help": "Layers of a basic decoder."})
+    bag_of_words: bool = field(
+        default=False, metadata={"help": "Also predict the set of the words from the tokens' logits (DupMAE)."}
+    )
+    bag_of_words_weight: float = field(default=1.0, metadata={"help": "Weight of that loss."})
+    attn_implementation: str | None = field(
+        default=None, metadata={"help": "Attention of the encoder: sdpa, eager, flash_attention_2; by default sdpa."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+
+
+def run(arguments: Arguments) -> None:
+    """Pre-trains, exports and says where everything is."""
+    folder = train(arguments)
+    if arguments.should_save:
+        print(f"\nencoder: {folder / 'encoder'}\nwith its decoder, to pre-train further: {folder}")
+        print("next: fine-tune the encoder with sentence-transformers, as examples/retromae does")
+
+
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Pre-trains and exports; returns the output folder, which holds `encoder/` and the last checkpoint.
+
+    Args:
+        arguments: the run.
+        **trainer_options: of `RetroMAETrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: for data, models or options that do not work.
+    """
+    from revela_hub.hub_cards import export_retriever, write_card
+    from revela_hub.hub_cards.run_facts import facts_of_run
+
+    output = Path(arguments.output_dir)
+    checkpoint = checkpoint_to_resume(arguments)
+    loaded = load_retromae_encoder(
+        arguments.encoder,
+        trust_remote_code=arguments.trust_remote_code,
+        attn_implementation=arguments.attn_implementation,
+        decoder=arguments.decoder,
+        decoder_layers=arguments.decoder_layers,
+        bag_of_words=arguments.bag_of_words,
+        bag_of_words_weight=arguments.bag_of_words_weight,
+    )
+    if arguments.max_length > (positions := loaded.model.max_length):
+        raise UserError(
+            f"{arguments.encoder} has {positions} positions, fewer than --max_length {arguments.max_length}: lower it"
+        )
+    with arguments.main_process_first(desc="reading and packing the text"):
+        spans, report = load_spans(arguments, loaded.tokenizer)
+    if arguments.should_log:
+        print(report)
+    trainer = RetroMAETrainer(
+        loaded.model,
+        arguments,
+        tokenizer=loaded.tokenizer,
+        encoder_mask_ratio=arguments.encoder_mask_ratio,
+        decoder_mask_ratio=arguments.decoder_mask_ratio,
+        train_dataset=spans,
+        **trainer_options,
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model(str(output))
+    trainer.save_state()
+    if arguments.should_save:
+        own = (RetroMAEDataArguments, RetroMAETrainingArguments, Arguments)
+        facts = facts_of_run(arguments, method="retromae", models=("encoder",), own=own, summary=str(report))
+        facts.to_file(output / "card.yaml")  # what `revela-hub publish` reads
+        export_retriever(
+            loaded.model.encoder,
+            loaded.tokenizer,
+            output / "encoder",
+            pooling="cls",
+            prompts={"query": "", "document": ""},
+            max_length=arguments.max_length,
+        )
+        write_card(output / "encoder", facts, repo_id=arguments.hub_model_id)
+    if arguments.push_to_hub:
+        trainer.push_to_hub()
+    return output

@@ -1,0 +1,139 @@
+r"""Learns a retriever from raw text or code, without labels, with Revela (arXiv 2506.16552).
+
+A language model predicts each chunk of text while it reads the other chunks of its group, each weighted by the
+retriever's similarity; what helps to predict becomes similar. The retriever may be a decoder (its EOS token is the
+embedding) or an existing sentence-transformers encoder, which is then adapted to your text. Both models are trained,
+by default with LoRA.
+
+What comes out, in --output_dir: retriever/ for SentenceTransformer(...), with its model card; lm/, an ordinary causal LM;
+checkpoint-*/, from which --resume_from_checkpoint last goes on with the same result as if nothing had happened.
+
+Examples:
+  revela-hub train revela --data path/to/code --retriever sentence-transformers/all-MiniLM-L6-v2 \
+      --lm HuggingFaceTB/SmolLM2-135M --output_dir outputs/my-code
+  revela-hub train revela --config examples/revela/wikipedia.yaml --max_steps 500
+  accelerate launch -m revela_hub train revela --config examples/revela/code.yaml
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from revela_hub.errors import UserError
+from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones
+from revela_hub.trainers.common.resume import checkpoint_to_resume
+
+if TYPE_CHECKING:
+    from revela_hub.data.sources.beir import RetrievalTask
+
+
+@dataclass(kw_only=True)
+class Arguments(RevelaDataArguments, RevelaTrainingArguments):
+    """Arguments of `revela-hub train revela`: the models, then the data's, then those of every transformers Trainer."""
+
+    retriever: str = field(metadata={"help": "The model to train as a retriever: Hub id or folder."})
+    lm: str = field(metadata={"help": "The language model that teaches it: Hub id or folder of any decoder."})
+    output_dir: str = field(default="outputs/revela", metadata={"help": "Where everything is written."})
+    temperature: float = field(default=1e-4, metadata={"help": "Of the softmax over the similarities."})
+    v_normalization: bool = field(
+        default=False, metadata={"help": "Divide what is read by the norms of its values. The paper: on for Wikipedia."}
+    )
+    similarity_tolerance: float = field(
+        default=0.0, metadata={"help": "Skip pairs with similarity / temperature at or below this. 0 skips none."}
+    )
+    pooling: Literal["last", "mean", "cls"] | None = field(
+        default=None, metadata={"help": "By default the retriever's own, or the last token of a plain decoder."}
+    )
+    query_prompt: str | None = field(
+        default=None, metadata={"help": "Put before queries. By default the retriever's own, or 'Query: '."}
+    )
+    passage_prompt: str | None = field(
+        default=None, metadata={"help": "Put before passages. By default the retriever's own, or 'Passage: '."}
+    )
+    eval_corpus: str | None = field(
+        default=None, metadata={"help": "BEIR folder to measure retrieval on, before, during and after training."}
+    )
+    eval_split: str = field(default="test", metadata={"help": "Which of its qrels to use."})
+    export_max_length: int = field(
+        default=2048, metadata={"help": "Tokens of a text that the exported retriever reads."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+
+
+def run(arguments: Arguments) -> None:
+    """Trains, exports and says where everything is."""
+    folder = train(arguments)
+    if arguments.should_save:
+        print(f"\nretriever: {folder / 'retriever'}\nlanguage model: {folder / 'lm'}")
+        print(f'try it:  revela-hub search {folder / "retriever"} --corpus PATH "your query"')
+
+
+def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_options: Any) -> Path:
+    """Trains and exports; returns the output folder, which holds `retriever/`, `lm/` and the last checkpoint.
+
+    Args:
+        arguments: the run.
+        task: measured during training instead of `arguments.eval_corpus`.
+        **trainer_options: of `RevelaTrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: for data, models or options that do not work.
+    """
+    from revela_hub.data.sources.beir import read_beir
+    from revela_hub.hub_cards import export_checkpoint, write_card
+    from revela_hub.hub_cards.run_facts import facts_of_run
+    from revela_hub.trainers import load_groups
+
+    output = Path(arguments.output_dir)
+    checkpoint = checkpoint_to_resume(arguments)
+    if task is None and arguments.eval_corpus:
+        task = read_beir(arguments.eval_corpus, arguments.eval_split)
+    if task is None and arguments.eval_strategy != "no":
+        raise UserError("--eval_strategy needs something to measure: give --eval_corpus BEIR_FOLDER")
+    with arguments.main_process_first(desc="reading and grouping the text"):
+        groups, report = load_groups(arguments)
+    if arguments.should_log:
+        print(report)
+    backbones = load_backbones(
+        arguments.retriever, arguments.lm, trust_remote_code=arguments.trust_remote_code, **_model_settings(arguments)
+    )
+    trainer = RevelaTrainer(
+        backbones.model,
+        arguments,
+        retriever_tokenizer=backbones.retriever_tokenizer,
+        lm_tokenizer=backbones.lm_tokenizer,
+        max_length=arguments.max_length,
+        retrieval_task=task,
+        train_dataset=groups,
+        **trainer_options,
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model(str(output))
+    trainer.save_state()
+    if arguments.should_save:
+        own = (RevelaDataArguments, RevelaTrainingArguments, Arguments)
+        facts = facts_of_run(arguments, method="revela", models=("retriever", "lm"), own=own, summary=str(report))
+        facts.to_file(output / "card.yaml")  # what `revela-hub publish` reads
+        export_checkpoint(output, output, lm=True, max_length=arguments.export_max_length)
+        write_card(output / "retriever", facts, repo_id=arguments.hub_model_id)
+    if arguments.push_to_hub:
+        trainer.push_to_hub()
+    return output
+
+
+def _model_settings(arguments: Arguments) -> dict[str, Any]:
+    """The fields of `RevelaConfig`; without those that were left to the retriever."""
+    settings: dict[str, Any] = {
+        "group_size": arguments.group_size,
+        "temperature": arguments.temperature,
+        "v_normalization": arguments.v_normalization,
+        "similarity_span": arguments.similarity_span,
+        "similarity_tolerance": arguments.similarity_tolerance,
+    }
+    if arguments.pooling is not None:
+        settings["pooling"] = arguments.pooling
+    if (arguments.query_prompt is None) != (arguments.passage_prompt is None):
+        raise UserError("give both --query_prompt and --passage_prompt, or neither")
+    if arguments.query_prompt is not None and arguments.passage_prompt is not None:
+        settings["prompts"] = {"query": arguments.query_prompt, "document": arguments.passage_prompt}
+    return settings

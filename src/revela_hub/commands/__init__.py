@@ -1,1 +1,0 @@
-"""The sub-commands of `revela-hub`, one module each; `revela_hub.cli` imports the one that is asked for."""

@@ -1,0 +1,320 @@
+"""The command line: dispatch, arguments with and without names, YAML files, exit statuses, one line per mistake."""
+
+import subprocess
+import sys
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+import revela_hub
+from revela_hub import cli
+from revela_hub.errors import UserError
+
+
+@dataclass
+class ProbeArguments:
+    model: str = field(metadata={"help": "A model."})
+    query: str = field(metadata={"help": "A question."})
+    corpus: list[str] = field(default_factory=lambda: ["."], metadata={"help": "Files."})
+    top: int = field(default=10, metadata={"help": "How many."})
+    learning_rate: float = field(default=1e-4, metadata={"help": "100% of it."})
+    limit: int | None = field(default=None, metadata={"help": "At most."})
+    json: bool = field(default=False, metadata={"help": "As JSON."})
+    cache: bool = field(default=True, metadata={"help": "Keep."})
+    span: Literal["full", "first_half"] = field(default="full", metadata={"help": "How much."})
+    extra: dict[str, int] | str | None = field(default=None, metadata={"help": "More."})
+    fail: str | None = field(default=None, metadata={"help": "How to fail."})
+
+
+class Probe(types.ModuleType):
+    """Stands in for a command's module and keeps what it was run with."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "revela_hub.cli.commands.probe", "Asks a model.\n\nExamples:\n\n    revela-hub probe MODEL 'why?'\n"
+        )
+        self.Arguments: type = ProbeArguments
+        self.POSITIONALS = ("model", "query")
+        self.ran_with: list[ProbeArguments] = []
+
+    def run(self, arguments: ProbeArguments) -> None:
+        self.ran_with.append(arguments)
+        if arguments.fail == "user":
+            raise UserError("corpus.jsonl:3: not JSON:\nwrite one object per line")
+        if arguments.fail == "interrupt":
+            raise KeyboardInterrupt
+        if arguments.fail == "bug":
+            raise RuntimeError("a bug")
+        if arguments.fail:
+            raise ModuleNotFoundError(f"No module named {arguments.fail!r}", name=arguments.fail)
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
+    module = Probe()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(cli.COMMANDS, "probe", cli.Command("probe", "ask a model"))
+    return module
+
+
+def run(probe: Probe, *words: str) -> ProbeArguments:
+    """The arguments that the probe is run with."""
+    assert cli.main(["probe", *words]) == 0
+    return probe.ran_with[-1]
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that a mistake prints."""
+    assert cli.main(list(words)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("revela-hub: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("revela-hub: error: ").rstrip()
+
+
+# --- finding the command
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 0
+    out = capsys.readouterr().out
+    for name, command in cli.COMMANDS.items():
+        assert f"  {name} " in out
+        assert command.summary in out
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_help_of_train_lists_its_methods_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train"]) == 0
+    out = capsys.readouterr().out
+    assert "train revela" in out
+    assert "evaluate" not in out
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_help_of_each_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*name.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: revela-hub {name} ")
+    assert f"revela-hub {name} " in out.partition("\n")[2], "the help text has an example"
+    assert "--config" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"revela-hub {revela_hub.__version__}\n"
+
+
+def test_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert mistake(capsys, "serach").startswith("unknown command 'serach': did you mean search?")
+    assert "there are quickstart, train, mine, synthesize, export" in mistake(capsys, "xyzzy")
+    assert mistake(capsys, "train", "revella").startswith("unknown train command 'revella': did you mean revela?")
+    assert "unknown command '--verbose'" in mistake(capsys, "--verbose")
+
+
+# --- arguments
+
+
+def test_positionals_and_defaults(probe: Probe) -> None:
+    assert run(probe, "minilm", "why is the sky blue?") == ProbeArguments("minilm", "why is the sky blue?")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["minilm", "why?", "--corpus", "a", "b"],
+        ["minilm", "--corpus", "a", "b", "why?"],  # the list gives back what is missing
+        ["--corpus", "a", "b", "minilm", "why?"],
+        ["--corpus", "a", "b", "--model", "minilm", "--query", "why?"],
+        ["--query=why?", "minilm", "--corpus", "a", "b"],
+        ["--model", "minilm", "--corpus", "a", "b", "why?"],
+    ],
+)
+def test_positionals_around_a_list_option(probe: Probe, words: list[str]) -> None:
+    assert run(probe, *words) == ProbeArguments("minilm", "why?", corpus=["a", "b"])
+
+
+def test_switches_do_not_take_the_next_word(probe: Probe) -> None:
+    assert run(probe, "--json", "minilm", "--no_cache", "why?") == ProbeArguments(
+        "minilm", "why?", json=True, cache=False
+    )
+    assert run(probe, "minilm", "why?", "--json", "false", "--cache", "no").cache is False
+
+
+def test_values_and_queries_that_start_with_a_dash(probe: Probe) -> None:
+    arguments = run(probe, "minilm", "- why?", "--learning-rate", "-1e-4", "--top", "-1")
+    assert (arguments.query, arguments.learning_rate, arguments.top) == ("- why?", -1e-4, -1)
+    assert run(probe, "minilm", "--", "--why").query == "--why"
+    assert run(probe, "minilm", "--", "--help").query == "--help"
+
+
+def test_a_list_may_be_the_last_positional(probe: Probe) -> None:
+    probe.POSITIONALS = ("model", "query", "corpus")
+    assert run(probe, "minilm", "why?", "a", "b") == ProbeArguments("minilm", "why?", corpus=["a", "b"])
+    assert run(probe, "minilm", "why?") == ProbeArguments("minilm", "why?", corpus=["."])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "MODEL is missing: revela-hub probe MODEL QUERY [options]"),
+        (["minilm"], "QUERY is missing"),
+        (["minilm", "--corpus", "a"], "QUERY is missing"),  # a list keeps one value
+        (["minilm", "--corpus", "a", "b", "--json"], "QUERY is missing"),  # only the last option gives back
+        (["minilm", "why?", "how?"], "unexpected argument 'how?'"),
+        (["minilm", "why?", "--topp", "3"], "unexpected argument '3'"),
+        (["minilm", "why?", "--topp=3"], "unknown option '--topp=3': did you mean --top?"),
+        (["minilm", "why?", "--co=a"], "unknown option '--co=a'"),  # no abbreviations
+        (["minilm", "why?", "--top", "many"], "argument --top: invalid int value: 'many'"),
+        (["minilm", "why?", "--top"], "argument --top: expected one argument"),
+        (["minilm", "why?", "--span", "half"], "argument --span: invalid choice: 'half'"),
+        (["minilm", "why?", "--config"], "--config takes one YAML file"),
+        (["minilm", "why?", "--config", "a", "--config", "b"], "--config takes one YAML file"),
+    ],
+)
+def test_mistakes_in_arguments(
+    probe: Probe, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    line = mistake(capsys, "probe", *words)
+    assert line.startswith(message)
+    assert "revela-hub probe --help" in line
+    assert not probe.ran_with
+
+
+def test_what_the_dataclass_rejects_is_a_mistake_too(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
+    @dataclass
+    class Strict(ProbeArguments):
+        def __post_init__(self) -> None:
+            if self.top < 1:
+                raise ValueError("--top must be positive")
+
+    probe.Arguments = Strict
+    assert mistake(capsys, "probe", "minilm", "why?", "--top", "0").startswith("--top must be positive")
+
+
+# --- the YAML file
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "probe.yaml"
+    file.write_text(
+        "# what to ask\nmodel: minilm\ncorpus: [a, b]\nlearning-rate: 1e-5\ntop: 3\nlimit: null\n"
+        "json: yes\ncache: false\nspan: first_half\nextra:\n  depth: 2\n"
+    )
+    return file
+
+
+def test_config_gives_defaults_and_the_command_line_overrides(probe: Probe, config: Path) -> None:
+    expected = ProbeArguments(
+        "minilm", "why?", ["a", "b"], 3, 1e-5, None, json=True, cache=False, span="first_half", extra={"depth": 2}
+    )
+    assert run(probe, "--config", str(config), "why?") == expected
+    assert run(probe, "why?", f"--config={config}") == expected
+    overridden = run(probe, "--config", str(config), "other", "why?", "--corpus", "c", "--top", "4", "--cache")
+    assert (overridden.model, overridden.corpus, overridden.top, overridden.cache) == ("other", ["c"], 4, True)
+
+
+def test_config_may_give_a_list_as_one_value_and_may_be_empty(probe: Probe, tmp_path: Path) -> None:
+    file = tmp_path / "one.yaml"
+    file.write_text("corpus: a\n")
+    assert run(probe, "minilm", "why?", "--config", str(file)).corpus == ["a"]
+    file.write_text("corpus:\n- a\n- path: b\n  split: dev\n")
+    assert run(probe, "minilm", "why?", "--config", str(file)).corpus == ["a", {"path": "b", "split": "dev"}]
+    file.write_text("# nothing\n")
+    assert run(probe, "minilm", "why?", "--config", str(file)) == ProbeArguments("minilm", "why?")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("top: 3\ntopp: 4\n", ":2: unknown key 'topp': did you mean top?"),
+        ("top: 3\n\ntop: 4\n", ":3: top is given twice"),
+        ("top: many\n", ":1: top: expected a whole number, not 'many'"),
+        ("top: 2.5\n", ":1: top: expected a whole number, not 2.5"),
+        ("top: [1, 2]\n", ":1: top: expected a whole number, not [1, 2]"),
+        ("learning_rate: fast\n", ":1: learning_rate: expected a number, not 'fast'"),
+        ("json: maybe\n", ":1: json: expected true or false, not 'maybe'"),
+        ("span: half\n", ":1: span: expected one of full, first_half, not 'half'"),
+        ("model: no\n", ":1: model: expected a text, not False (put the word in quotes)"),
+        ("model: {a: b}\n", ":1: model: expected a text, not {'a': 'b'}"),
+        ("corpus: [a, [b]]\n", ":1: corpus: expected a list, each item a text, not ['a', ['b']]"),
+        ("- top\n", ":1: expected a mapping"),
+        ("top: 3\nmodel: [a\n", ":3: not valid YAML"),
+        ("top: !!python/object/apply:os.getcwd []\n", ":1: not valid YAML"),
+    ],
+)
+def test_mistakes_in_the_config(
+    probe: Probe, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+) -> None:
+    file = tmp_path / "probe.yaml"
+    file.write_text(text)
+    assert mistake(capsys, "probe", "minilm", "why?", "--config", str(file)).startswith(f"{file}{message}")
+
+
+def test_config_that_cannot_be_read(probe: Probe, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "absent.yaml"
+    assert mistake(capsys, "probe", "--config", str(file)) == (
+        f"{file}: cannot read the configuration file: No such file or directory"
+    )
+    file.write_bytes(b"model: \xff\xfe\n")
+    assert "not UTF-8" in mistake(capsys, "probe", "--config", str(file))
+    assert "cannot read the configuration file" in mistake(capsys, "probe", "--config", str(tmp_path))
+
+
+# --- how a command ends
+
+
+def test_user_error_is_one_line_and_status_2(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
+    line = mistake(capsys, "probe", "minilm", "why?", "--fail", "user")
+    assert line == "corpus.jsonl:3: not JSON: write one object per line"
+
+
+def test_missing_optional_package_names_the_extra(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
+    line = mistake(capsys, "probe", "minilm", "why?", "--fail", "faiss.swigfaiss")
+    assert line == "this needs the package faiss: pip install 'revela-hub[search]'"
+
+
+def test_interrupt_is_130_and_a_bug_keeps_its_traceback(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["probe", "minilm", "why?", "--fail", "interrupt"]) == 130
+    assert capsys.readouterr().err == "revela-hub: interrupted\n"
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["probe", "minilm", "why?", "--fail", "bug"])
+    with pytest.raises(ModuleNotFoundError, match="colour"):
+        cli.main(["probe", "minilm", "why?", "--fail", "colour"])
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    command = [sys.executable, "-m", "revela_hub", "--help"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 1
+
+
+def test_the_module_and_the_script_are_the_command_line() -> None:
+    script = Path(sys.executable).with_name("revela-hub")
+    commands = [[sys.executable, "-m", "revela_hub"], *([[str(script)]] if script.exists() else [])]
+    for command in commands:
+        ended = subprocess.run([*command, "nothing"], capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert ended.stderr.startswith("revela-hub: error: unknown command 'nothing'")
+
+
+def test_help_and_mistakes_import_nothing_heavy() -> None:
+    code = (
+        "import sys; from revela_hub.cli.main import main\n"
+        "assert main(['--help']) == 0 and main(['train']) == 0 and main(['nothing']) == 2\n"
+        "heavy = {'torch', 'transformers', 'sentence_transformers', 'datasets', 'trl', 'peft', 'numpy', 'yaml'}\n"
+        "sys.exit(','.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,85 @@
+"""`revela-hub quickstart` from end to end on a small code base and tiny random models."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from revela_hub.cli.main import main
+from revela_hub.hub_cards import export_retriever
+
+FUNCTION = '''
+def make_{name}(value):
+    """Builds the {name} of a value and returns it."""
+    result = value + {number}
+    log(result)
+    return result
+'''
+SETTINGS = """
+group_size: 4
+run_length: 2
+max_words: 30
+max_length: 48
+temperature: 0.1
+lora_rank: 0
+learning_rate: 1.0e-3
+max_steps: 3
+gradient_accumulation_steps: 1
+logging_steps: 1
+bf16: false
+disable_tqdm: true
+report_to: none
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerFast) -> Path:
+    folder = tmp_path / "models"
+    prompts = {"query": "Query: ", "document": "Passage: "}
+    export_retriever(tiny_llama.model, bpe_tokenizer, folder / "retriever", pooling="mean", prompts=prompts)
+    tiny_llama.save_pretrained(folder / "lm")
+    bpe_tokenizer.save_pretrained(folder / "lm")
+    (folder / "adapt.yaml").write_text(SETTINGS)
+    return folder
+
+
+def test_the_whole_story(
+    tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = tmp_path / "project", tmp_path / "out"
+    source.mkdir()
+    for file in range(4):
+        functions = [FUNCTION.format(name=f"thing{file}x{i}", number=i) for i in range(10)]
+        (source / f"code{file}.py").write_text("".join(functions))
+    monkeypatch.chdir(tmp_path)
+    status = main(["quickstart", "--data", str(source), "--output_dir", "out", "--models", "models", "--queries", "10"])
+    printed = capsys.readouterr().out
+    assert status == 0
+    report = json.loads((out / "report.json").read_text())
+    assert set(report["scores"]) == {"start", "revela", "bm25"}
+    for row in report["scores"].values():
+        assert (row["queries"], row["documents"]) == (10, 40)
+        assert 0 <= row["ndcg_at_10"] <= 1
+        assert f"{row['ndcg_at_10']:7.3f}  {row['recall_at_100']:10.3f}" in printed
+    assert report["steps"] == 3
+    assert report["last_log"]["similarity_entropy"] > 0
+    card = (out / "retriever" / "README.md").read_text()
+    assert f"{report['scores']['revela']['ndcg_at_10']:.4f}" in card
+    assert str(tmp_path) not in card
+    queries = [json.loads(line)["text"] for line in (out / "task" / "queries.jsonl").read_text().splitlines()]
+    text = "".join(path.read_text() for path in (out / "text").rglob("*.py"))
+    assert len(queries) == 10
+    assert not any(query in text for query in queries)
+    for picture in ("training_curve.png", "similarity_map.png"):
+        assert (out / picture).read_bytes().startswith(b"\x89PNG")
+    assert "revela-hub train revela --config" in printed
+    assert "revela-hub search" in printed
+
+
+def test_without_the_models_it_says_where_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["quickstart"]) == 2
+    assert "run from a checkout of the repository" in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""`revela-hub search`, through the command line."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from revela_hub.cli.main import main
+
+CODE = "import os\n\n\ndef area(width, height):\n    return width * height\n"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    (folder / "docs").mkdir(parents=True)
+    (folder / "area.py").write_text(CODE)
+    (folder / "docs" / "rivers.md").write_text("# Water\n\nRivers carry sediment from the mountains to the sea.\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    return folder
+
+
+def test_prints_ranked_passages_with_file_and_line(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "bm25", "sediment in the river", "--corpus", "docs", "area.py"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("1. 0.") and out[0].endswith("  docs/rivers.md:1-3")
+    assert out[1:4] == ["      # Water", "      Rivers carry sediment from the mountains to the sea.", ""]
+    assert len(out) == 4
+
+
+def test_the_query_may_come_last(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = ["search", "bm25", "width?", "--corpus", "docs", "area.py", "--json"]
+    last = ["search", "bm25", "--json", "--corpus", "docs", "area.py", "width?"]
+    assert main(first) == main(last) == 0
+    one, other = map(json.loads, capsys.readouterr().out.splitlines())
+    assert one == other
+    assert one["query"] == "width?"
+    [hit] = one["hits"]
+    assert (hit["path"], hit["start_line"], hit["end_line"], hit["text"]) == ("area.py", 1, 5, CODE)
+
+
+def test_queries_come_from_standard_input(
+    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("sediment\n\nzebra\nheight"))
+    assert main(["search", "bm25", "--corpus", "docs", "area.py", "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["query"] for record in records] == ["sediment", "zebra", "height"]
+    assert [[hit["path"] for hit in record["hits"]] for record in records] == [["docs/rivers.md"], [], ["area.py"]]
+
+
+def test_a_model_is_searched_with_through_its_cache(
+    corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["search", str(retriever_folder), "--corpus", ".", "--device", "cpu", "rivers", "--top-k", "1"]
+    assert main(words) == 0
+    first = capsys.readouterr()
+    assert "2 documents, 2 chunks" in first.err
+    assert "2 passages, 0 of them from the cache" in first.err
+    assert main(words) == 0
+    second = capsys.readouterr()
+    assert second.out == first.out
+    assert second.out.startswith("1. ") and "\n2. " not in second.out
+    assert "2 passages, 2 of them from the cache" in second.err
+    assert list((corpus.parent / "xdg" / "revela-hub" / "passages").glob("folder-*/*.safetensors"))
+    assert main([*words, "--cache-dir", str(corpus.parent / "own"), "--max-seq-length", "16"]) == 0
+    assert "0 of them from the cache" in capsys.readouterr().err
+    assert list((corpus.parent / "own").glob("folder-*/*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bm25", "query", "--corpus", "nowhere"], "no such file or folder: nowhere"),
+        (["bm25", "query"], "corpus"),
+        (["bm25", " ", "--corpus", "docs"], "the query is empty"),
+        (["bm25", "query", "--corpus", "docs", "--top-k", "0"], "--top-k must be at least 1"),
+        (["./nowhere", "query", "--corpus", "docs"], "./nowhere is not a folder"),
+    ],
+)
+def test_mistakes_are_one_line(
+    corpus: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["search", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1].startswith("revela-hub: error: ")
+    assert message in captured.err.splitlines()[-1]

@@ -1,0 +1,412 @@
+"""`revela-hub synthesize` against an OpenAI-compatible server on this machine's loopback interface."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from revela_hub.cli.main import main
+from revela_hub.data.synthesis.backends import Request, Sampling
+from revela_hub.data.synthesis.endpoint import Endpoint
+from revela_hub.data.synthesis.prompts import FORMS
+from revela_hub.errors import UserError
+
+KEY = "sk-a-key-that-nobody-may-see"
+WORDS = [f"{a}{b}" for a in ("ba", "de", "fi", "go", "lu", "mo", "ne", "ri") for b in "kmnprstvxz"]
+
+Respond = Callable[[dict[str, Any], int], "tuple[int, dict[str, str], Any]"]
+
+
+def completion(text: str | None, finish_reason: str = "stop") -> tuple[int, dict[str, str], Any]:
+    choice = {"index": 0, "finish_reason": finish_reason, "message": {"role": "assistant", "content": text}}
+    return 200, {}, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+
+
+def write(body: dict[str, Any]) -> str:
+    """What a good model writes; depends on prompt and seed alone."""
+    prompt = body["messages"][0]["content"]
+    random = Random(f"{prompt}{body.get('seed')}")
+    if "JSON list" in prompt:
+        return json.dumps([f"Find {' '.join(random.choices(WORDS, k=6))}." for _ in range(20)])
+    form = next(form for form, prompts in FORMS.items() if f'"{prompts.anchor.key}"' in prompt)
+    return json.dumps({part.key: " ".join(random.choices(WORDS, k=20)) for part in FORMS[form].parts})
+
+
+def good(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+    return completion(write(body))
+
+
+class Server:
+    """Answers with `respond(body, number of the request)`, and keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.respond: Respond = good
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+        self.times: list[float] = []
+        self.open = self.most_open = 0
+        self.lock = threading.Lock()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with outer.lock:
+                    outer.bodies.append(body)
+                    outer.headers.append({name.lower(): value for name, value in self.headers.items()})
+                    outer.paths.append(self.path)
+                    outer.times.append(time.monotonic())
+                    number = len(outer.bodies)
+                    outer.open += 1
+                    outer.most_open = max(outer.most_open, outer.open)
+                status, headers, answer = outer.respond(body, number)
+                with outer.lock:
+                    outer.open -= 1
+                if not status:  # the server dies
+                    self.connection.close()
+                    return
+                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                try:
+                    self.send_response(status)
+                    for name, value in headers.items():
+                        self.send_header(name, value)
+                    self.send_header("Content-Length", str(len(content)))
+                    self.end_headers()
+                    self.wfile.write(content)
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # who asked has gone
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    # huggingface_hub's client makes no request at all in the offline mode of the tests.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = Server()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+
+
+def endpoint(server: Server, **options: Any) -> Endpoint:
+    return Endpoint(**{"url": server.url, "model": "m", "backoff": 0.01} | options)
+
+
+def ask(endpoint: Endpoint, count: int = 1) -> list[str]:
+    requests = [Request(f'Write "input" {number}', number) for number in range(count)]
+    answered = list(endpoint.replies(requests))
+    assert [request for request, _ in answered] == requests
+    return [reply.problem or reply.text for _, reply in answered]
+
+
+def pairs(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+
+
+def command(server: Server, output: Path, *options: str) -> list[str]:
+    return ["synthesize", "--endpoint", server.url, "--model", "m", "--output", str(output), *options]
+
+
+# --- the command
+
+
+def test_the_command_makes_what_was_asked_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    options = ["--count", "12", "--api-key-env", "MY_KEY", "--temperature", "0.7", "--max-new-tokens", "99"]
+    extra = json.dumps({"max_tokens": None, "max_completion_tokens": 99, "reasoning_effort": "low"})
+    assert main(command(server, tmp_path / "out", *options, "--extra-body", extra)) == 0
+    out = capsys.readouterr().out
+    assert "12 pairs (4 short-long, 4 long-short, 4 short-short) of 6 tasks" in out
+    assert str(tmp_path / "out" / "pairs.jsonl") in out
+    assert len(pairs(tmp_path / "out")) == 12
+    assert set(server.paths) == {"/v1/chat/completions"} and len(server.bodies) == 15
+    body = server.bodies[-1]
+    assert (
+        body["model"] == "m" and body["temperature"] == 0.7 and body["top_p"] == 1.0 and isinstance(body["seed"], int)
+    )
+    assert body["max_completion_tokens"] == 99 and body["reasoning_effort"] == "low" and "max_tokens" not in body
+    assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
+    assert not any(KEY in file.read_text() for file in (tmp_path / "out").iterdir())
+    # again: there is nothing to do; and with a higher count, three more
+    assert main(command(server, tmp_path / "out", "--count", "12")) == 0
+    assert len(server.bodies) == 15 and "12 of them from earlier runs" in capsys.readouterr().out
+    assert main(command(server, tmp_path / "out", "--count", "15")) == 0
+    assert len(pairs(tmp_path / "out")) == 15
+
+
+def test_the_recipe_is_a_configuration_of_the_command(
+    server: Server, repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = repository / "examples" / "nvembed" / "synthesize.yaml"
+    options = ["--config", str(recipe), "--endpoint", server.url, "--count", "3", "--output", str(tmp_path)]
+    assert main(["synthesize", *options]) == 0
+    assert server.bodies[0]["model"] == "mistralai/Mixtral-8x22B-Instruct-v0.1" and len(pairs(tmp_path)) == 3
+
+
+def test_bad_replies_are_counted_by_reason(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def respond(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+        if "JSON list" in body["messages"][0]["content"] or number % 2:
+            return good(body, number)
+        return completion("I can't help with that.") if number % 4 else completion('{"input": "wh', "length")
+
+    server.respond = respond
+    assert main(command(server, tmp_path, "--count", "6", "--forms", "short-short", "--concurrency", "1")) == 0
+    assert "rejected: 3 cut off, 3 not JSON" in capsys.readouterr().out
+    reasons = [json.loads(line)["reason"] for line in (tmp_path / "rejected.jsonl").read_text().splitlines()]
+    assert reasons == ["not JSON", "cut off"] * 3
+
+
+def test_evaluation_sets_are_kept_out(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(server, tmp_path / "a", "--count", "6")) == 0
+    leaked = pairs(tmp_path / "a")[1]
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "queries.jsonl").write_text(json.dumps({"_id": "1", "text": leaked["anchor"].upper()}) + "\n")
+    (tmp_path / "eval" / "corpus.jsonl").write_text(json.dumps({"_id": "1", "text": "Something else."}) + "\n")
+    assert main(command(server, tmp_path / "b", "--count", "6", "--exclude", str(tmp_path / "eval"))) == 0
+    captured = capsys.readouterr()
+    assert "excluded: 2 texts of eval" in captured.err and "rejected: 1 overlapping eval" in captured.out
+    assert leaked["anchor"] not in [row["anchor"] for row in pairs(tmp_path / "b")]
+    assert len(pairs(tmp_path / "b")) == 6
+
+
+def test_ctrl_c_stops_at_once_and_loses_nothing(server: Server, tmp_path: Path) -> None:
+    """Request 7 never comes back in time; those before and after it that have been answered are kept."""
+    release = threading.Event()
+
+    def respond(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+        if number == 7:
+            release.wait(60)
+        return good(body, number)
+
+    server.respond = respond
+    options = command(server, tmp_path, "--count", "10", "--forms", "short-short", "--concurrency", "3")
+    environment = os.environ | {"HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "revela_hub", *options], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    # one list, then three requests at once: when 7 hangs at the head, the two after it are answered
+    while (len(server.bodies) < 9 or server.open > 1) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    took = time.monotonic() - started
+    release.set()
+    assert process.returncode == 130 and took < 10
+    assert "the same command goes on from there" in err and "Traceback" not in err
+    asked = len(server.bodies)
+    kept = len(pairs(tmp_path))
+    assert kept == asked - 2  # but for the list of tasks, and the reply that did not come
+    server.respond = good
+    assert main(options) == 0
+    assert len(pairs(tmp_path)) == 10 and len(server.bodies) - asked == 10 - kept
+    draws = [row["draw"] for row in pairs(tmp_path)]
+    assert sorted(draws) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--api-key-env", KEY], "--api-key-env: there is no environment variable of that name"),
+        (["--extra-body", "{seed: 1}"], "--extra-body is not JSON"),
+        (["--extra-body", "[1]"], "--extra-body must be a JSON object"),
+        (["--count", "0"], "--count must be at least 1"),
+        (["--concurrency", "0"], "--concurrency must be at least 1"),
+        (["--timeout", "0"], "--timeout must be above 0"),
+        (["--forms", "long-long"], "--forms must be different ones of short-long"),
+        (["--temperature", "-1"], "temperature must be 0 or more"),
+        (["--endpoint", "localhost:8000"], "localhost:8000 is not the URL of a server"),
+        (["--endpoint", f"http://me:{KEY}@127.0.0.1:1/v1"], "http://127.0.0.1:1/v1: no user or password in the URL"),
+        (["--exclude", "nowhere/eval"], "no such file or folder: nowhere/eval"),
+    ],
+)
+def test_options_that_do_not_work(
+    server: Server, tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = command(server, tmp_path / "out")
+    given = given[:1] + given[3:] if "--endpoint" in options else given
+    assert main([*given, *options]) == 2
+    err = capsys.readouterr().err
+    assert message in err and KEY not in err and err.count("\n") == 1
+    assert not server.bodies and not (tmp_path / "out").exists()
+
+
+def test_options_of_a_server_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["synthesize", "--model", "m", "--api-key-env", "K", "--output", str(tmp_path)]) == 2
+    assert "--api-key-env is for a server: give its URL with --endpoint" in capsys.readouterr().err
+
+
+# --- the endpoint
+
+
+def test_replies_come_in_order_and_several_are_under_way(server: Server) -> None:
+    def respond(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+        time.sleep(0.03 if body["seed"] % 2 else 0.06)
+        return completion(body["messages"][0]["content"])
+
+    server.respond = respond
+    assert ask(endpoint(server, concurrency=4), 12) == [f'Write "input" {number}' for number in range(12)]
+    assert server.most_open == 4
+
+
+def test_no_token_of_the_user_is_sent(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 34)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    ask(endpoint(server))
+    assert server.headers[0]["authorization"] == "Bearer EMPTY"
+    assert "hf_xx" not in str(server.headers) and KEY not in str(server.headers)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 0])
+def test_what_fails_for_a_while_is_asked_again(server: Server, status: int) -> None:
+    server.respond = lambda body, number: (status, {}, {"error": "busy"}) if number in (2, 3) else good(body, number)
+    slow = endpoint(server, backoff=0.1, concurrency=1)
+    assert len(ask(slow, 3)) == 3 and len(server.bodies) == 5 and slow.retried == 2
+    assert server.bodies[1] == server.bodies[2] == server.bodies[3]
+    waits = [later - earlier for earlier, later in zip(server.times[1:], server.times[2:], strict=False)]
+    assert waits[0] >= 0.1 and waits[1] >= 0.2 and waits[2] < 0.1  # twice as long each time
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_retry_after_is_respected_by_all(server: Server, form: str) -> None:
+    def respond(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+        if number == 1:
+            wait = "1" if form == "seconds" else formatdate(time.time() + 2, usegmt=True)  # 1 to 2 seconds
+            return 429, {"Retry-After": wait}, {"error": {"message": "slow down"}}
+        time.sleep(0.2)
+        return good(body, number)
+
+    server.respond = respond
+    assert len(ask(endpoint(server, concurrency=2), 6)) == 6
+    # but for the other that was under way with it (and, at once after, its thread's next), all waited
+    early = [moment for moment in server.times[1:] if moment - server.times[0] < 0.9]
+    assert len(early) <= 1 and len(server.times) == 7
+
+
+def test_failures_end_after_as_many_tries_as_allowed(server: Server) -> None:
+    server.respond = lambda body, number: (503, {}, {"error": {"message": f"no room for {KEY}"}})
+    with pytest.raises(UserError, match=r"127\.0\.0\.1:\d+/v1: HTTP 503 .*no room for \*\*\*.* \(3 times\)") as caught:
+        ask(endpoint(server, retries=2, api_key=KEY))
+    assert len(server.bodies) == 3 and KEY not in str(caught.value)
+    server.respond = lambda body, number: (429, {"Retry-After": "86400"}, {"error": "quota"})
+    with pytest.raises(UserError, match="it asks to wait for 86400 seconds"):
+        ask(endpoint(server))
+    assert len(server.bodies) == 4
+
+
+def test_a_server_that_does_not_answer(server: Server) -> None:
+    def respond(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+        time.sleep(0.4 if number <= 2 else 0)
+        return good(body, number)
+
+    server.respond = respond
+    assert len(ask(endpoint(server, timeout=0.2, retries=2))) == 1 and len(server.bodies) == 3
+    server.respond = lambda body, number: (time.sleep(0.4), good(body, number))[1]  # type: ignore[func-returns-value]
+    with pytest.raises(UserError, match=r"/v1 did not answer within 0\.2 seconds \(see --timeout\) \(2 times\)"):
+        ask(endpoint(server, timeout=0.2, retries=1))
+
+
+def test_a_server_that_is_not_there(server: Server) -> None:
+    server.http.shutdown()
+    server.http.server_close()
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"cannot reach http://127\.0\.0\.1:\d+/v1: .*refused") as caught:
+        ask(Endpoint(f"{server.url}?key={KEY}", "m"))
+    assert time.monotonic() - started < 3 and KEY not in str(caught.value)
+
+
+def test_a_server_that_goes_away(server: Server) -> None:
+    """After the first answer a lost connection may be a restart: it is tried again. What came is handed over."""
+    server.respond = lambda body, number: good(body, number) if number == 1 else (0, {}, None)
+    client = endpoint(server, retries=2, concurrency=1)
+    came = client.replies([Request('Write "input"', number) for number in range(3)])
+    assert next(came)[1].text
+    with pytest.raises(UserError, match=r"cannot reach .* \(3 times\); run again to go on from here"):
+        next(came)
+    assert len(server.bodies) == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "message"),
+    [
+        (
+            401,
+            {"error": {"message": f"Incorrect API key: {KEY}"}},
+            "HTTP 401 .*the API key was refused: check its value",
+        ),
+        (403, {"error": "no"}, "HTTP 403 .*the API key was refused"),
+        (404, {"error": {"message": "The model `m` does not exist."}}, "HTTP 404 .*does not exist.*--model m"),
+        (400, {"error": {"message": "unknown field seed"}}, "HTTP 400 .*unknown field seed.*--extra-body"),
+        (422, ["what", "is", "this"], "does not answer as OpenAI's chat completions do"),
+        (200, b"<html>Welcome</html>", "does not answer as OpenAI's chat completions do"),
+        (200, {"choices": []}, "does not answer as OpenAI's chat completions do"),
+        (200, {"error": "x"}, "does not answer as OpenAI's chat completions do"),
+    ],
+)
+def test_what_cannot_work_fails_at_once(server: Server, status: int, answer: Any, message: str) -> None:
+    server.respond = lambda body, number: (status, {}, answer)
+    with pytest.raises(UserError, match=message) as caught:
+        ask(endpoint(server, api_key=KEY))
+    assert len(server.bodies) == 1
+    assert KEY not in str(caught.value) and server.url in str(caught.value)
+
+
+def test_without_a_key_a_refusal_says_how_to_give_one(server: Server) -> None:
+    server.respond = lambda body, number: (401, {}, {"error": "who are you?"})
+    with pytest.raises(UserError, match=r"is needed: put it into an environment variable \(--api-key-env NAME\)"):
+        ask(endpoint(server))
+
+
+def test_a_prompt_that_the_server_refuses_is_one_bad_reply(server: Server) -> None:
+    server.respond = lambda body, number: (400, {}, {"error": "policy"}) if number == 2 else good(body, number)
+    first, second, third = ask(endpoint(server, concurrency=1), 3)
+    assert second == "refused by the endpoint" and first.startswith("{") and third.startswith("{")
+
+
+def test_replies_without_text(server: Server) -> None:
+    server.respond = lambda body, number: completion(None)
+    assert ask(endpoint(server)) == [""]
+
+
+def test_the_url_may_be_of_the_server_or_of_its_api(server: Server) -> None:
+    for url in (server.url, server.url.removesuffix("/v1"), f"{server.url}/chat/completions"):
+        ask(endpoint(server, url=url))
+    assert server.paths == ["/v1/chat/completions"] * 3
+
+
+def test_offline_mode_is_named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE=1 forbids every request"):
+        ask(endpoint(server))
+
+
+def test_the_key_is_in_no_log_and_no_representation(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    client = endpoint(server, api_key=KEY, sampling=Sampling(max_new_tokens=7))
+    ask(client)
+    assert server.bodies[0]["max_tokens"] == 7
+    assert KEY not in caplog.text and KEY not in repr(client)

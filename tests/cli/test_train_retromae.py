@@ -1,0 +1,157 @@
+"""`revela-hub train retromae` as a user runs it: text in, a plain encoder and a checkpoint out, and mistakes reported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
+
+from revela_hub.cli.main import main
+from revela_hub.trainers.retromae.checkpoint import load_retromae_checkpoint
+
+SENTENCES = "The river carries sediment to the sea. A fox jumps over a dog. Paris is the capital of France. "
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for i in range(4):
+        (folder / f"{i}.txt").write_text(f"Document {i}. " + SENTENCES * 6)
+    return folder
+
+
+@pytest.fixture
+def mlm_folder(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> Path:
+    """A tiny BERT with its masked-LM head."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = BertConfig(vocab_size=len(wordpiece_tokenizer), max_position_embeddings=48, pad_token_id=0, **sizes)
+    folder = tmp_path / "tiny-mlm"
+    BertForMaskedLM(config).save_pretrained(folder)
+    wordpiece_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def words(encoder: Path, documents: Path, out: Path, *more: str) -> list[str]:
+    options = {
+        "--data": documents, "--encoder": encoder, "--output_dir": out, "--max_length": 40,
+        "--per_device_train_batch_size": 4, "--max_steps": 4, "--save_steps": 2, "--learning_rate": 1e-3,
+        "--bf16": "false", "--cache_dir": out.parent / "cache", "--report_to": "none", "--disable_tqdm": "true",
+        "--logging_steps": 1,
+    }  # fmt: skip
+    return ["train", "retromae", *(str(word) for pair in options.items() for word in pair), *more]
+
+
+def test_the_encoder_comes_out_plain_and_the_checkpoint_with_its_decoder(
+    tmp_path: Path, mlm_folder: Path, documents: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(words(mlm_folder, documents, out, "--bag_of_words", "true")) == 0
+    printed = capsys.readouterr().out
+    assert "4 documents" in printed and "spans" in printed
+    trained = load_retromae_checkpoint(out)
+    assert trained.model.config.bag_of_words and trained.model.decoder is not None
+    texts = ["The river.", "", "word " * 300]
+    rows = [trained.tokenizer(text, truncation=True, max_length=40, return_tensors="pt") for text in texts]
+    with torch.no_grad():
+        states = [trained.model.encoder(**row).last_hidden_state[0, 0] for row in rows]
+    expected = torch.nn.functional.normalize(torch.stack(states), dim=-1)
+    torch.save({"texts": texts, "expected": expected}, tmp_path / "expected.pt")
+    code = f"""
+import sys; sys.modules["revela_hub"] = None
+import torch
+from sentence_transformers import SentenceTransformer
+saved = torch.load({str(tmp_path / "expected.pt")!r})
+model = SentenceTransformer({str(out / "encoder")!r}, device="cpu")
+for encode in (model.encode_query, model.encode_document):
+    torch.testing.assert_close(encode(saved["texts"], convert_to_tensor=True), saved["expected"], rtol=0, atol=1e-5)
+print(model.max_seq_length)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "40"
+    assert not list((out / "encoder").rglob("*.py"))
+    for file in (*(out / "encoder").rglob("*.json"), out / "encoder" / "README.md", out / "card.yaml"):
+        assert str(tmp_path) not in file.read_text(), file
+    facts = yaml.safe_load((out / "card.yaml").read_text())
+    assert facts["method"] == "retromae"
+    assert yaml.safe_load(facts["config"])["bag_of_words"] is True
+    assert "2205.12035" in (out / "encoder" / "README.md").read_text()
+
+
+def test_resume_last_goes_on_where_the_run_stopped(tmp_path: Path, mlm_folder: Path, documents: Path) -> None:
+    out = tmp_path / "out"
+    assert main(words(mlm_folder, documents, out)) == 0
+    assert main(words(mlm_folder, documents, out, "--max_steps", "6", "--resume_from_checkpoint", "last")) == 0
+    state = json.loads((out / "trainer_state.json").read_text())
+    steps = [entry["step"] for entry in state["log_history"] if "decoder_loss" in entry]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_sentence_transformers_folder_and_an_earlier_run_are_starts(
+    tmp_path: Path, retriever_folder: Path, documents: Path
+) -> None:
+    """The first has no masked-LM head, which is said; the second goes on with its decoder."""
+    out = tmp_path / "first"
+    with pytest.warns(UserWarning, match="start fresh"):
+        assert main(words(retriever_folder, documents, out, "--max_steps", "1")) == 0
+    decoder = load_retromae_checkpoint(out).model.decoder.state_dict()
+    second = words(out, documents, tmp_path / "second", "--max_steps", "1", "--learning_rate", "0")
+    assert main(second) == 0
+    after = load_retromae_checkpoint(tmp_path / "second").model.decoder.state_dict()
+    assert decoder and all(torch.equal(after[name], value) for name, value in decoder.items())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--data", "nowhere/at/all"], "nowhere/at/all"),
+        (["--encoder", "nowhere/model"], "nowhere/model"),
+        (["--resume_from_checkpoint", "last"], "no checkpoint-*"),
+        (["--max_length", "64"], "48 positions, fewer than --max_length 64"),
+        (["--decoder_layers", "2"], "decoder_layers must be exactly 1 with enhanced decoding"),
+        (["--decoder", "basic", "--bag_of_words", "true"], "bag_of_words goes with enhanced decoding"),
+        (["--decoder", "deep"], "decoder"),
+        (["--encoder_mask_ratio", "1.0"], "encoder_mask_ratio"),
+        (["--decoder_mask_ratio", "0"], "decoder_mask_ratio"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2(
+    tmp_path: Path,
+    mlm_folder: Path,
+    documents: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    message: str,
+) -> None:
+    status = main(words(mlm_folder, documents, tmp_path / "out", *more))
+    error = capsys.readouterr().err
+    assert status == 2
+    assert message in error
+    assert error.strip().splitlines()[-1].startswith("revela-hub: error:")
+    assert "Traceback" not in error
+
+
+def test_a_decoder_is_no_encoder(
+    tmp_path: Path, llama_folder: Path, documents: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(llama_folder, documents, tmp_path / "out")) == 2
+    assert "cannot load the encoder" in capsys.readouterr().err
+
+
+def test_the_recipe_is_the_papers(repository: Path) -> None:
+    """Every option of the recipe is one, and those of the paper's section 4.1 have its values."""
+    from revela_hub.cli.commands.train_retromae import Arguments
+    from revela_hub.cli.parser import parse_arguments
+
+    recipe = repository / "examples" / "retromae" / "pretrain.yaml"
+    if not recipe.is_file():
+        pytest.skip("the tests do not stand in a checkout")
+    read = parse_arguments(Arguments, ["--config", str(recipe), "--bf16", "false"], program="p", description="d")
+    assert read is not None
+    assert (read.learning_rate, read.num_train_epochs, read.per_device_train_batch_size) == (1e-4, 8, 32)
+    assert (read.encoder_mask_ratio, read.decoder_mask_ratio, read.max_length) == (0.3, 0.5, 512)

@@ -1,0 +1,602 @@
+"""A mixture from its description to the rows: each source, each type, the proportions, the cache, and the mistakes."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from datasets import Dataset
+
+from revela_hub.data.mixture.instructions import query_prompt
+from revela_hub.data.mixture.mixture import Mixture, load_mixture, mixture_counts
+from revela_hub.data.mixture.tasks import Task, parse_mixture
+from revela_hub.data.sources.source import Source
+from revela_hub.errors import UserError
+
+PASSAGES = {f"p{number}": f"Passage number {number}." for number in range(8)}
+INSTRUCTION = "Given a question, retrieve passages that answer the question"
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a source of each form."""
+    folder = tmp_path / "sources"
+    corpus = [{"_id": id_, "title": f"Title {id_}", "text": text} for id_, text in PASSAGES.items()]
+    write_lines(folder / "passages.jsonl.gz", corpus)
+    questions = [{"question": f"Where is {n}?", "passage_id": f"p{n}"} for n in range(4)]
+    write_lines(folder / "questions.jsonl", questions)
+    write_lines(folder / "beir/corpus.jsonl.gz", corpus)
+    write_lines(folder / "beir/queries.jsonl", ({"_id": f"q{n}", "text": f"Claim {n}"} for n in range(3)))
+    (folder / "beir/qrels").mkdir()
+    judged = ["q0\tp0\t1", "q0\tp1\t2", "q0\tp2\t0", "q1\tp3\t1", "q9\tp0\t1", "q2\tp9\t1"]
+    (folder / "beir/qrels/train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{row}\n" for row in judged))
+    mined = [
+        {"anchor": f"m{n}", "positive": f"right {n}", **{f"negative_{i}": f"hard {n} {i}" for i in (1, 2, 10)}}
+        for n in range(3)
+    ]
+    write_lines(folder / "mined.jsonl", mined)
+    labels = [{"text": f"{label} {n}", "label": label} for label in ("red", "green", "blue") for n in range(4)]
+    write_lines(folder / "colours.jsonl", labels)
+    scored = [{"sentence1": f"s{n}", "sentence2": f"t{n}", "score": float(n)} for n in range(6)]
+    write_lines(folder / "sts.jsonl", scored)
+    return folder
+
+
+def load(folder: Path, *tasks: dict[str, Any], **options: Any) -> Mixture:
+    top = {key: options.pop(key) for key in ("stopping_strategy",) if key in options}
+    return load_mixture({"tasks": list(tasks), **top}, root=folder, cache_dir=folder.parent / "cache", **options)
+
+
+def rows(mixture: Mixture) -> list[dict[str, str]]:
+    return sorted(mixture.dataset, key=lambda row: (row["task"], row["anchor"], row["positive"]))
+
+
+QUESTIONS = {
+    "name": "questions",
+    "type": "retrieval",
+    "source": "questions.jsonl",
+    "columns": {"anchor": "question", "positive": "passage_id"},
+    "corpus": "passages.jsonl.gz",
+    "instruction": INSTRUCTION,
+}
+COLOURS = {"name": "colours", "type": "classification", "source": "colours.jsonl", "instruction": "Find the colour"}
+STS = {"name": "sts", "type": "sts", "source": "sts.jsonl", "instruction": "Find similar text"}
+
+
+# --- sources and types
+
+
+def test_positives_are_joined_by_id_with_their_titles(folder: Path) -> None:
+    mixture = load(folder, QUESTIONS, num_negatives=2)
+
+    documents = {f"Title {id_} {text}" for id_, text in PASSAGES.items()}
+    assert list(mixture.dataset.features) == [
+        "task", "anchor", "positive", "negative_1", "negative_2", "anchor_prompt", "document_prompt", "kind"
+    ]  # fmt: skip
+    for number, row in enumerate(rows(mixture)):
+        assert row["anchor"] == f"Where is {number}?"
+        assert row["positive"] == f"Title p{number} Passage number {number}."
+        assert {row["negative_1"], row["negative_2"]} < documents - {row["positive"]}
+        assert row["negative_1"] != row["negative_2"]
+        assert (row["task"], row["kind"]) == ("questions", "retrieval")
+        assert (row["anchor_prompt"], row["document_prompt"]) == (query_prompt(INSTRUCTION), "")
+    assert str(mixture.report) == ("4 rows of 1 task\n  questions (retrieval): 4 rows; negatives: 8 drawn; 8 passages")
+
+
+def test_corpus_columns_can_be_chosen(folder: Path) -> None:
+    write_lines(folder / "other.jsonl", ({"docid": n, "body": f"Body {n}", "head": "Head"} for n in range(4)))
+    write_lines(folder / "questions.jsonl", ({"anchor": f"Number {n}", "positive": [n, n + 1]} for n in (0, 2)))
+    corpus = {"path": "other.jsonl", "id_column": "docid", "text_column": ["head", "body"], "title_column": ""}
+
+    mixture = load(folder, {"name": "a", "type": "retrieval", "source": "questions.jsonl", "corpus": corpus})
+
+    assert [(row["anchor"], row["positive"]) for row in rows(mixture)] == [
+        ("Number 0", "Head Body 0"), ("Number 0", "Head Body 1"), ("Number 2", "Head Body 2"), ("Number 2", "Head Body 3")
+    ]  # fmt: skip
+    for row in rows(mixture):  # the other positive of the same query is no negative
+        assert row["negative_1"] in (
+            ("Head Body 2", "Head Body 3") if "0" in row["anchor"] else ("Head Body 0", "Head Body 1")
+        )
+
+
+def test_beir_folder(folder: Path) -> None:
+    mixture = load(folder, {"name": "beir", "type": "retrieval", "source": "beir", "split": "train"}, num_negatives=5)
+
+    assert [(row["anchor"], row["positive"].split()[1]) for row in rows(mixture)] == [
+        ("Claim 0", "p0"), ("Claim 0", "p1"), ("Claim 1", "p3")
+    ]  # fmt: skip
+    for row in rows(mixture)[:2]:
+        ids = {row[f"negative_{n}"].split()[1] for n in range(1, 6)}
+        assert len(ids) == 5
+        assert not ids & {"p0", "p1"}
+    (report,) = mixture.report.tasks
+    assert report.dropped == {"query is not in queries": 1, "passage is not in the corpus": 1}
+
+
+def test_mined_negatives_are_kept_in_their_order(folder: Path) -> None:
+    task = {"name": "mined", "type": "retrieval", "source": "mined.jsonl"}
+
+    for number, row in enumerate(rows(load(folder, task, num_negatives=2))):
+        assert [row["negative_1"], row["negative_2"]] == [f"hard {number} 1", f"hard {number} 2"]
+    mixture = load(folder, task, num_negatives=4)
+    for number, row in enumerate(rows(mixture)):
+        assert [row[f"negative_{n}"] for n in (1, 2, 3)] == [f"hard {number} {n}" for n in (1, 2, 10)]
+        assert row["negative_4"] in {f"right {other}" for other in range(3) if other != number}
+    assert mixture.report.tasks[0].negatives == {"given": 9, "drawn": 3}
+
+
+@pytest.mark.parametrize("form", ["negatives", "negative", "chosen"])
+def test_columns_of_negatives(folder: Path, form: str) -> None:
+    values: Any = {"negatives": ["n1", "n2"], "negative": "n1", "chosen": "n1"}[form]
+    write_lines(folder / "rows.jsonl", [{"anchor": "a", "positive": "p", form: values}])
+    columns = {"negatives": "chosen"} if form == "chosen" else {}
+
+    (row,) = rows(load(folder, {"name": "t", "type": "retrieval", "source": "rows.jsonl", "columns": columns}))
+
+    assert row["negative_1"] == "n1"
+
+
+def test_pairs_and_triplets(folder: Path) -> None:
+    given = [{"q": f"q{n}", "d": f"d{n}", "hard": f"h{n}", "negative": "unused"} for n in range(3)]
+    write_lines(folder / "rows.jsonl", given)
+    pairs = {"name": "pairs", "type": "pairs", "source": "rows.jsonl", "columns": {"anchor": "q", "positive": "d"}}
+    triplets = {**pairs, "name": "triplets", "type": "triplets", "columns": {**pairs["columns"], "negative": "hard"}}
+
+    for row in rows(load(folder, pairs, triplets)):
+        number = row["anchor"][1]
+        expected = {f"h{number}"} if row["task"] == "triplets" else {f"d{n}" for n in range(3)} - {f"d{number}"}
+        assert row["negative_1"] in expected
+        assert row["kind"] == "retrieval"
+
+
+def test_rows_with_their_own_instruction(folder: Path) -> None:
+    given = [
+        {"anchor": f"q{n}", "positive": f"d{n}", "negative_1": "n", "instruction": text}
+        for n, text in enumerate(["A", ""])
+    ]
+    write_lines(folder / "rows.jsonl", given)
+    task = {"name": "synthetic", "type": "retrieval", "source": "rows.jsonl", "instruction": "B"}
+
+    own = rows(load(folder, {**task, "columns": {"instruction": "instruction"}, "symmetric": True}, num_negatives=2))
+    same = rows(load(folder, task))
+
+    assert [row["anchor_prompt"] for row in own] == [query_prompt("A"), query_prompt("B")]
+    assert [row["document_prompt"] for row in own] == [query_prompt("A"), query_prompt("B")]
+    assert {row["anchor_prompt"] for row in same} == {query_prompt("B")}
+
+
+def test_passages_in_the_rows(folder: Path) -> None:
+    row = {"query": "q", "positive_passages": [{"docid": 1, "title": "T", "text": "right"}, {"text": "also"}]}
+    write_lines(folder / "rows.jsonl", [{**row, "negative_passages": [{"title": "", "text": "wrong"}]}])
+    columns = {"anchor": "query", "positive": "positive_passages", "negatives": "negative_passages"}
+
+    mixture = load(folder, {"name": "t", "type": "retrieval", "source": "rows.jsonl", "columns": columns})
+
+    assert [(row["positive"], row["negative_1"]) for row in rows(mixture)] == [("T right", "wrong"), ("also", "wrong")]
+
+
+def test_classification_by_examples_and_by_labels(folder: Path) -> None:
+    by_label = {**COLOURS, "name": "labels", "mode": "label"}
+
+    for row in rows(load(folder, COLOURS, by_label, num_negatives=2)):
+        colour = row["anchor"].split()[0]
+        documents = [row["positive"], row["negative_1"], row["negative_2"]]
+        if row["task"] == "labels":
+            assert row["positive"] == colour
+            assert set(documents) == {"red", "green", "blue"}
+        else:
+            assert [text.split()[0] == colour for text in documents] == [True, False, False]
+            assert row["positive"] != row["anchor"]
+        assert row["anchor_prompt"] == row["document_prompt"] == query_prompt("Find the colour")
+        assert row["kind"] == "other"
+
+
+def test_clusters_in_lists_as_mteb_has_them(folder: Path) -> None:
+    given = [{"sentences": ["a", "b", "c"], "labels": [0, 1, 0]}, {"sentences": ["d"], "labels": [1]}]
+    write_lines(folder / "rows.jsonl", given)
+    columns = {"text": "sentences", "label": "labels"}
+
+    mixture = load(folder, {"name": "t", "type": "clustering", "source": "rows.jsonl", "columns": columns})
+
+    assert [(row["anchor"], row["positive"]) for row in rows(mixture)] == [
+        ("a", "c"),
+        ("b", "d"),
+        ("c", "a"),
+        ("d", "b"),
+    ]
+
+
+def test_a_source_may_be_read_in_part(folder: Path) -> None:
+    task = {**COLOURS, "source": {"path": "colours.jsonl", "max_documents": 6}}
+
+    assert Counter(row["anchor"].split()[0] for row in load(folder, task).dataset) == {"red": 4, "green": 2}
+
+
+def test_columns_are_joined(folder: Path) -> None:
+    write_lines(folder / "rows.jsonl", ({"title": f"T{n}", "abstract": f"A{n}", "label": n % 2} for n in range(4)))
+    task = {"name": "t", "type": "clustering", "source": "rows.jsonl", "columns": {"text": ["title", "abstract"]}}
+
+    assert [row["anchor"] for row in rows(load(folder, task))] == ["T0 A0", "T1 A1", "T2 A2", "T3 A3"]
+
+
+def test_sts_pairs_both_ways(folder: Path) -> None:
+    mixture = load(folder, STS, num_negatives=8)
+
+    made = rows(mixture)
+    assert [(row["anchor"], row["positive"]) for row in made] == [
+        ("s4", "t4"),
+        ("s5", "t5"),
+        ("t4", "s4"),
+        ("t5", "s5"),
+    ]
+    everything = {f"{side}{n}" for side in "st" for n in range(6)}
+    for row in made:
+        assert {row[f"negative_{n}"] for n in range(1, 9)} < everything - {row["anchor"], row["positive"]}
+        assert row["document_prompt"] == row["anchor_prompt"] != ""
+    assert mixture.report.tasks[0].dropped == {"below the threshold": 4}
+    assert len(load(folder, {**STS, "threshold": 2}).dataset) == 8
+
+
+def test_half_similar_sentences_are_no_random_negatives(folder: Path) -> None:
+    given = [("a", "b", 5), ("a", "half", 3), ("other", "half", 0)]
+    write_lines(folder / "sts.jsonl", ({"sentence1": a, "sentence2": b, "score": score} for a, b, score in given))
+
+    made = {row["anchor"]: row for row in rows(load(folder, STS, num_negatives=2))}
+
+    assert {made["a"]["negative_1"], made["a"]["negative_2"]} == {"other"}
+    assert {made["b"]["negative_1"], made["b"]["negative_2"]} == {"other", "half"}
+
+
+def test_where_and_symmetric(folder: Path) -> None:
+    given = [{"anchor": f"q{n}", "positive": f"d{n}", "label": n % 3} for n in range(9)]
+    write_lines(folder / "rows.jsonl", given)
+    task = {"name": "t", "type": "pairs", "source": "rows.jsonl", "instruction": "Find it", "symmetric": True}
+
+    one = load(folder, {**task, "where": {"label": 1}})
+    two = load(folder, {**task, "where": {"label": [0, "1"]}})
+
+    assert [row["anchor"] for row in rows(one)] == ["q1", "q4", "q7"]
+    assert {row["document_prompt"] for row in rows(one)} == {query_prompt("Find it")}
+    assert len(two.dataset) == 6
+    assert one.report.tasks[0].dropped == {"left out by where": 6}
+
+
+@pytest.mark.parametrize("form", ["folder", "parquet"])
+def test_data_sets(folder: Path, form: str) -> None:
+    dataset = Dataset.from_dict({"query": ["q0", "q1"], "answer": ["d0", "d1"]})
+    (folder / "saved").mkdir()
+    if form == "folder":
+        dataset.to_parquet(str(folder / "saved/train.parquet"))
+        source: Any = f"hf:{folder / 'saved'}"
+    else:
+        dataset.to_parquet(str(folder / "saved/rows.parquet"))
+        source = {"path": "hf:parquet", "data_files": str(folder / "saved/rows.parquet")}
+    task = {"name": "t", "type": "pairs", "source": source, "columns": {"anchor": "query", "positive": "answer"}}
+
+    made = rows(load(folder, {**task, "split": "train"}))
+
+    assert [(row["anchor"], row["positive"], row["negative_1"]) for row in made] == [
+        ("q0", "d0", "d1"),
+        ("q1", "d1", "d0"),
+    ]
+    with pytest.raises(UserError, match="no split 'dev'; the splits are train"):
+        load(folder, {**task, "split": "dev"})
+
+
+# --- what is left out
+
+
+def test_corpus_duplicates_are_counted_and_never_negatives(folder: Path) -> None:
+    given = [{"_id": f"p{n}", "text": "the same" if n < 3 else f"text {n}"} for n in range(4)]
+    write_lines(folder / "passages.jsonl.gz", given)
+    write_lines(
+        folder / "questions.jsonl", [{"question": "q", "passage_id": "p0"}, {"question": "q", "passage_id": "p1"}]
+    )
+
+    mixture = load(folder, QUESTIONS, num_negatives=2)
+
+    assert [(row["positive"], row["negative_1"], row["negative_2"]) for row in rows(mixture)] == [
+        ("the same", "text 3", "text 3")
+    ]
+    assert str(mixture.report.tasks[0]) == (
+        "questions (retrieval): 1 row; negatives: 2 drawn; 4 passages (2 repeated); dropped: 1 repeated"
+    )
+
+
+def test_rows_that_teach_nothing_are_dropped(folder: Path) -> None:
+    given = [
+        {"anchor": "same", "positive": "same"},
+        {"anchor": "", "positive": "x"},
+        {"anchor": "x", "positive": None},
+        {"anchor": "q", "positive": "p", "negatives": ["p", "", "n"]},
+    ]
+    write_lines(folder / "rows.jsonl", given)
+
+    mixture = load(folder, {"name": "t", "type": "retrieval", "source": "rows.jsonl"})
+
+    assert [(row["anchor"], row["negative_1"]) for row in mixture.dataset] == [("q", "n")]
+    (report,) = mixture.report.tasks
+    assert report.dropped == {"empty": 2, "anchor equal to positive": 1}
+    assert +report.negatives == {"given": 1, "wrong": 1}
+
+
+# --- stages, proportions, seeds
+
+
+def test_stages(folder: Path) -> None:
+    only_one = {**QUESTIONS, "name": "only one", "stages": [1]}
+    tasks = [QUESTIONS, only_one, COLOURS, STS]
+
+    assert [task.name for task in load(folder, *tasks, stage=1).tasks] == ["questions", "only one"]
+    assert [task.name for task in load(folder, *tasks, stage=2).tasks] == ["questions", "colours", "sts"]
+    assert len(load(folder, *tasks).tasks) == 4
+    with pytest.raises(UserError, match=r"no task is for stage 1 \(there are sts\); say stages: \[1\]"):
+        load(folder, STS, stage=1)
+
+
+def test_max_samples_draws_at_random(folder: Path) -> None:
+    tasks = [{**QUESTIONS, "max_samples": 2}, {**COLOURS, "max_samples": 5}, {**STS, "max_samples": 3}]
+
+    drawn = {tuple(row["anchor"] for row in rows(load(folder, *tasks, seed=seed))) for seed in range(4)}
+
+    assert len(drawn) == 4
+    assert all(len(anchors) == 10 for anchors in drawn)
+    assert len(load(folder, {**QUESTIONS, "max_samples": 99}).dataset) == 4
+
+
+def counts(mixture: Mixture) -> Counter[str]:
+    return Counter(mixture.dataset["task"])
+
+
+def test_weights_are_proportions(folder: Path) -> None:
+    tasks = [{**QUESTIONS, "weight": 1}, {**COLOURS, "weight": 2}]  # of 4 and 12 rows
+
+    first = load(folder, *tasks)
+    every = load(folder, *tasks, stopping_strategy="all_exhausted")
+
+    assert counts(first) == {"questions": 4, "colours": 8}
+    assert max(Counter(row["anchor"] for row in first.dataset).values()) == 1
+    assert "colours (classification): 12 rows (8 in the mixture)" in str(first.report)
+    assert counts(every) == {"questions": 6, "colours": 12}
+    assert Counter(Counter(row["anchor"] for row in rows(every)).values()) == {1: 14, 2: 2}
+    with pytest.raises(UserError, match="give every task of the mixture a weight, or none; without one: sts"):
+        load(folder, *tasks, STS)
+
+
+def test_weights_are_those_of_the_stage() -> None:
+    tasks = [Task(name, "pairs", Source("x"), weight=weight) for name, weight in (("a", 0.5), ("b", 0.25), ("c", 0.25))]
+    assert mixture_counts(tasks, [100, 100, 10], "first_exhausted") == [20, 10, 10]
+    assert mixture_counts(tasks, [100, 100, 10], "all_exhausted") == [200, 100, 100]
+    assert mixture_counts(tasks[:2], [100, 100], "first_exhausted") == [100, 50]
+
+
+def test_the_seed_decides_and_tasks_do_not_depend_on_each_other(folder: Path) -> None:
+    tasks = [QUESTIONS, COLOURS, STS]
+
+    one = load(folder, *tasks, num_negatives=3)
+    fresh = load_mixture(tasks, root=folder, cache_dir=folder.parent / "fresh", num_negatives=3)
+    assert one.dataset.to_list() == fresh.dataset.to_list()
+    assert one.dataset.to_list() != load(folder, *tasks, num_negatives=3, seed=1).dataset.to_list()
+    assert [row for row in rows(one) if row["task"] == "colours"] == rows(load(folder, COLOURS, num_negatives=3))
+    assert len({row["task"] for row in one.dataset.select(range(10))}) > 1
+
+
+def test_the_hash_seed_does_not_matter(folder: Path) -> None:
+    (folder / "mixture.yaml").write_text(yaml.safe_dump([QUESTIONS, COLOURS, STS]))
+    code = (
+        "import sys, json; from revela_hub.data.mixture.mixture import load_mixture; "
+        "m = load_mixture(sys.argv[1], root=sys.argv[2], cache_dir=sys.argv[3]); print(json.dumps(m.dataset.to_list()))"
+    )
+    outputs = []
+    for seed in ("1", "2"):
+        argv = [
+            sys.executable,
+            "-c",
+            code,
+            str(folder / "mixture.yaml"),
+            str(folder),
+            str(folder.parent / f"cache{seed}"),
+        ]
+        done = subprocess.run(argv, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True)
+        outputs.append(json.loads(done.stdout))
+    assert outputs[0] == outputs[1]
+
+
+def test_the_cache_follows_files_and_settings(folder: Path) -> None:
+    before = load(folder, QUESTIONS)
+    made = sorted((folder.parent / "cache").glob("mixture-*/rows.arrow"))
+    again = load(folder, {**QUESTIONS, "weight": 3, "stages": [2]})
+    assert sorted((folder.parent / "cache").glob("mixture-*/rows.arrow")) == made
+    assert again.dataset.to_list() == before.dataset.to_list()
+    assert str(again.report) == str(before.report)
+
+    write_lines(folder / "passages.jsonl.gz", ({"_id": id_, "text": f"New {id_}"} for id_ in PASSAGES))
+    assert rows(load(folder, QUESTIONS))[0]["positive"] == "New p0"
+    assert rows(load(folder, {**QUESTIONS, "instruction": ""}))[0]["anchor_prompt"] == ""
+
+
+def test_a_failed_task_leaves_nothing_in_the_cache(folder: Path) -> None:
+    write_lines(folder / "rows.jsonl", [{"text": "a", "label": "x"}, {"text": "b"}])
+    with pytest.raises(UserError, match="no column 'label'"):
+        load(folder, {**COLOURS, "source": "rows.jsonl"})
+    assert not [path for path in (folder.parent / "cache").iterdir() if path.is_dir()]
+
+
+# --- descriptions
+
+
+def test_the_root_and_environment_variables(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "mixture.yaml"
+    path.write_text(f"root: $SOURCES\ntasks:\n- {json.dumps(COLOURS)}\n")
+    monkeypatch.delenv("SOURCES", raising=False)
+    with pytest.raises(UserError, match=r"mixture\.yaml: root: the environment variable SOURCES is not set"):
+        parse_mixture(path)
+    assert parse_mixture(path, root=folder).tasks[0].source == Source(f"{folder}/colours.jsonl")
+    monkeypatch.setenv("SOURCES", str(folder))
+    assert parse_mixture(path).tasks[0].source == Source(f"{folder}/colours.jsonl")
+    task = {**COLOURS, "source": "${SOURCES}/colours.jsonl"}
+    assert parse_mixture([task]).tasks[0].source == Source(f"{folder}/colours.jsonl")
+    assert parse_mixture([{**task, "source": "hf:owner/name:en", "split": "train"}], root="x").tasks[
+        0
+    ].source == Source("hf:owner/name", name="en", split="train")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"instructions": "x"}, r"mixture: task 1: colours: unknown key 'instructions': did you mean 'instruction'\?$"),
+        ({"zzz": 1}, "unknown key 'zzz': the keys are name, type, source"),
+        ({"name": None}, "the task needs a name"),
+        ({"name": 5}, "name is 5; it must be a text"),
+        ({"source": ""}, "the task needs a source"),
+        ({"type": "clasification"}, r"type is 'clasification'; it must be one of .* \(did you mean classification\?\)"),
+        ({"mode": "labels"}, r"mode is 'labels'; it must be one of example, label \(did you mean label\?\)"),
+        ({"weight": 0}, "weight is 0; it must be a number above 0"),
+        ({"weight": True}, "weight is True; it must be a number"),
+        ({"max_samples": 1.5}, "max_samples is 1.5; it must be a whole number above 0"),
+        ({"stages": [3]}, r"stages is \[3\]; it must be a list of stages"),
+        ({"stages": 2}, "stages is 2; it must be a list of stages"),
+        ({"symmetric": "no"}, "symmetric is 'no'; it must be true or false"),
+        ({"where": "label"}, "where is 'label'; it must be a mapping"),
+        ({"columns": {"txt": "x"}}, r"columns: unknown key 'txt': did you mean 'text'\?"),
+        ({"columns": {"label": ["a", "b"]}}, r"label is \['a', 'b'\]; it must be one column"),
+        ({"corpus": "x.jsonl"}, "corpus is for retrieval, pairs, triplets, not for classification"),
+        ({"source": {"path": "x", "colour": 1}}, "source: source .* no such field as colour"),
+        ({"source": 5}, "source: it must be a path or a mapping with one, not 5"),
+    ],
+)
+def test_a_task_that_is_not_well_written(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        parse_mixture([{**COLOURS, **change}])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "it needs tasks, a list"),
+        ("tasks: []", "it needs tasks, a list"),
+        ("tasks: [1]", r"mixture\.yaml:1: a task is a mapping .* not 1"),
+        ("task:\n- {}", r"unknown key 'task': did you mean 'tasks'\?"),
+        (
+            "root: x\ntasks:\n- {name: a, type: pairs, source: x}\n- {name: b, typ: pairs}",
+            r"mixture\.yaml:4: b: unknown key 'typ'",
+        ),
+        (
+            "- {name: a, type: pairs, source: x}\n- {name: a, type: pairs, source: y}",
+            r"mixture\.yaml:2: a task 'a' is there before",
+        ),
+        ("stopping_strategy: never\ntasks: [x]", "stopping_strategy is 'never'; it must be one of first_exhausted"),
+        ("- {name: a\n- x", r"mixture\.yaml:2: not valid YAML"),
+    ],
+)
+def test_a_file_that_is_not_well_written(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "mixture.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message) as caught:
+        parse_mixture(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone\.yaml: cannot read the mixture: No such file"):
+        load_mixture(tmp_path / "gone.yaml")
+
+
+# --- sources that do not fit
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({**QUESTIONS, "columns": {"positive": "passage_id"}}, r"questions\.jsonl:1: task questions: no column 'anchor'; the columns are 'question', 'passage_id' \(choose with columns: \{anchor: \.\.\.\}\)"),
+        ({**QUESTIONS, "source": "gone.jsonl"}, r"no such file or folder: .*gone\.jsonl"),
+        ({**QUESTIONS, "corpus": {"path": "passages.jsonl.gz", "id_column": "docid"}}, r"passages\.jsonl\.gz:1: no column 'docid'; the columns are '_id', 'title', 'text' \(choose with id_column\)"),
+        ({**QUESTIONS, "corpus": {"path": "passages.jsonl.gz", "text_column": "body"}}, r"no column 'body'.*choose with text_column"),
+        ({**QUESTIONS, "corpus": "beir/corpus.jsonl.gz", "columns": {"anchor": "question", "positive": "question"}}, r"task questions: no positives for training \(of .*: 4 passage is not in the corpus\); check corpus and its id_column"),
+        ({**QUESTIONS, "split": "train"}, "split is for a BEIR folder"),
+        ({"name": "t", "type": "retrieval", "source": "beir"}, r"which split of the BEIR folder .*\? There is: train"),
+        ({"name": "t", "type": "retrieval", "source": "beir", "split": "dev"}, r"no dev\.tsv \(or dev\.tsv\.gz\) in .*, which has: train\.tsv"),
+        ({"name": "t", "type": "clustering", "source": "beir", "split": "train"}, "only type retrieval"),
+        ({"name": "t", "type": "triplets", "source": "questions.jsonl", "columns": QUESTIONS["columns"]}, "no column 'negative'"),
+        ({**COLOURS, "where": {"lang": "en"}}, r"no column 'lang'; the columns are 'text', 'label' \(where names it\)"),
+        ({**COLOURS, "where": {"label": "pink"}}, r"task colours: no positives for training \(of .*: 12 left out by where\); check where"),
+        ({**COLOURS, "where": {"label": "red"}}, r"no positives for training \(of .*, 4 without a possible negative\); give it texts that are different"),
+        ({**COLOURS, "columns": {"label": "text"}}, r"no positives .*: 12 in a class with one example\); mode: label needs one text of each class"),
+        ({**STS, "threshold": 9}, r"task sts: no positives for training \(of .*: 6 below the threshold\); lower the threshold"),
+        ({**STS, "columns": {"score": "sentence1"}}, r"sts\.jsonl:1: task sts: the score is 's0', not a number"),
+        ({**STS, "columns": {"sentence1": "score"}}, "sentence1 is of type float, not text"),
+        ({"name": "t", "type": "pairs", "source": "beir/qrels", "columns": {"anchor": "query-id", "positive": "x"}}, "no column 'x'"),
+        ({"name": "t", "type": "pairs", "source": "notes.txt"}, r"notes\.txt: rows are read from \.jsonl, \.jsonl\.gz, a BEIR folder"),
+        ({"name": "t", "type": "pairs", "source": "empty.jsonl"}, r"task t: no positives for training \(.*empty\.jsonl has no rows\)"),
+        ({"name": "t", "type": "pairs", "source": "broken.jsonl"}, r"broken\.jsonl:1: not valid JSON"),
+    ],
+)  # fmt: skip
+def test_a_source_that_does_not_fit(folder: Path, task: dict[str, Any], message: str) -> None:
+    (folder / "notes.txt").write_text("text")
+    (folder / "empty.jsonl").write_text("")
+    (folder / "broken.jsonl").write_text("{")
+    with pytest.raises(UserError, match=message) as caught:
+        load(folder, task)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("q0\tp0\t1\n", r"train\.tsv:1: the first line must be query-id<tab>corpus-id<tab>score"),
+        ("query-id\tcorpus-id\tscore\nq0\tp0\n", r"train\.tsv:2: three columns are needed, the last a number"),
+        ("query-id\tcorpus-id\tscore\nq0\tp0\tyes\n", r"train\.tsv:2: three columns are needed, the last a number"),
+    ],
+)
+def test_broken_judgements(folder: Path, content: str, message: str) -> None:
+    (folder / "beir/qrels/train.tsv").write_text(content)
+    with pytest.raises(UserError, match=message):
+        load(folder, {"name": "t", "type": "retrieval", "source": "beir", "split": "train"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"num_negatives": 0}, "num_negatives is 0"), ({"stage": 3}, "stage is 3")]
+)
+def test_options_that_make_no_sense(folder: Path, options: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(folder, COLOURS, **options)
+
+
+# --- the recipes
+
+
+def test_the_local_recipe(repository: Path, shared_data: Path, tmp_path: Path) -> None:
+    recipe = yaml.safe_load((repository / "examples/nvembed/local.yaml").read_text())
+    recipe["tasks"] = [{**task, "max_samples": 200} for task in recipe["tasks"]]
+
+    mixture = load_mixture(recipe, num_negatives=2, root=shared_data, cache_dir=tmp_path)
+    stage_one = load_mixture(recipe, num_negatives=2, stage=1, root=shared_data, cache_dir=tmp_path)
+
+    names = ["medquad", "squad", "scifact", "cosqa", "banking77", "stsb"]
+    assert counts(mixture) == dict.fromkeys(names, 200)
+    assert counts(stage_one) == dict.fromkeys(names[:4], 200)
+    assert set(stage_one.dataset["kind"]) == {"retrieval"}
+
+
+def test_the_recipe_of_the_paper_is_well_written(repository: Path) -> None:
+    tasks = parse_mixture(repository / "examples/nvembed/paper.yaml").tasks
+
+    types = Counter(task.type for task in tasks)
+    assert min(types[kind] for kind in ("retrieval", "triplets", "classification", "clustering", "sts")) > 0
+    assert all(task.instruction and task.source.is_dataset for task in tasks)
+    assert {task.name for task in tasks if 1 in task.in_stages} == {task.name for task in tasks if task.is_retrieval}

@@ -1,0 +1,108 @@
+"""BEIR folders: what is read, and what a broken one is told."""
+
+import gzip
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from revela_hub.data.sources.beir import read_beir
+from revela_hub.errors import UserError
+
+CORPUS = [
+    {"_id": "d1", "title": "Rivers", "text": "carry sediment."},
+    {"_id": "d2", "title": "", "text": " no title "},
+    {"_id": 3, "text": "a number as id", "metadata": {}},
+]
+QUERIES = [{"_id": "q1", "text": "what do rivers carry?"}, {"_id": "q2", "text": "judged in train"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "task"
+    (path / "qrels").mkdir(parents=True)
+    (path / "corpus.jsonl").write_text("\n".join(map(json.dumps, CORPUS)) + "\n\n")
+    (path / "queries.jsonl").write_text("\n".join(map(json.dumps, QUERIES)))
+    (path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\t3\t0\n")
+    (path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\r\nq2\td2\t1\r\n")
+    return path
+
+
+def test_reads_corpus_queries_and_judgements_of_the_split(folder: Path) -> None:
+    task = read_beir(folder)
+    assert task.corpus == {"d1": "Rivers carry sediment.", "d2": "no title", "3": "a number as id"}
+    assert task.queries == {"q1": "what do rivers carry?"}
+    assert task.qrels == {"q1": {"d1": 2, "3": 0}}
+    assert task.name == "task/test"
+    train = read_beir(str(folder), "train")
+    assert (train.queries, train.qrels) == ({"q2": "judged in train"}, {"q2": {"d2": 1}})
+
+
+def test_reads_compressed_files_the_same(folder: Path) -> None:
+    plain = read_beir(folder)
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
+        path = folder / name
+        (folder / f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert read_beir(folder) == plain
+
+
+def test_unknown_ids_in_judgements_are_reported(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (folder / "qrels" / "test.tsv").open("a") as stream:
+        stream.write("q1\tgone\t1\nq9\td1\t1\n")
+    with caplog.at_level(logging.WARNING):
+        task = read_beir(folder)
+    assert task.qrels == {"q1": {"d1": 2, "3": 0, "gone": 1}}  # a document that cannot be found lowers the score
+    assert "1 judged queries are not in the queries, left out (q9)" in caplog.text
+    assert "1 judged documents are not in the corpus, counted as not found (gone)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("corpus.jsonl", '{"_id": "a", "text": "x"}\n{"_id": \n', r"corpus\.jsonl, line 2: not JSON"),
+        ("corpus.jsonl", '\n["a"]\n', r"corpus\.jsonl, line 2: a JSON object .* not list"),
+        ("corpus.jsonl", '{"id": "a", "text": "x"}', r'corpus\.jsonl, line 1: no "_id" .* it has: id, text'),
+        ("corpus.jsonl", '{"_id": "a", "contents": "x"}', r'line 1: no "text" .* it has: _id, contents'),
+        ("corpus.jsonl", '{"_id": "a", "title": 3, "text": "x"}', r'line 1: "title" is not a string'),
+        ("corpus.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', r"line 2: the \"_id\" 'a' was there"),
+        ("corpus.jsonl", "", r"corpus\.jsonl is empty"),
+        ("corpus.jsonl", b'{"_id": "a", "text": "x"}\n\xff\xfe\n', r"corpus\.jsonl: not UTF-8"),
+        ("queries.jsonl", '{"_id": "other", "text": "x"}', r"none of the queries judged in .*test\.tsv is in"),
+        ("qrels/test.tsv", "q1\td1\t1\n", r"test\.tsv, line 1: the first line must be the header"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1 d1 1\n", r"test\.tsv, line 2: 1 fields, not 3"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\thigh\n", r"line 2: the grade 'high' is not a whole"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", r"test\.tsv has no judgements"),
+    ],
+)
+def test_broken_files_are_named_with_the_line(folder: Path, file: str, content: str | bytes, message: str) -> None:
+    (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=message):
+        read_beir(folder)
+
+
+def test_broken_compressed_file_is_named(folder: Path) -> None:
+    whole = gzip.compress((folder / "corpus.jsonl").read_bytes())
+    (folder / "corpus.jsonl").unlink()
+    for content in (whole[: len(whole) // 2], b"not gzip"):
+        (folder / "corpus.jsonl.gz").write_bytes(content)
+        with pytest.raises(UserError, match=r"corpus\.jsonl\.gz: cannot be read after line 0"):
+            read_beir(folder)
+
+
+def test_missing_files_are_named_with_what_is_there(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no folder .*elsewhere"):
+        read_beir(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"no split 'dev' in .*qrels; there is: test, train \(choose with --split\)"):
+        read_beir(folder, "dev")
+    (folder / "corpus.jsonl").unlink()
+    with pytest.raises(UserError, match=r"no corpus\.jsonl \(or corpus\.jsonl\.gz\) in .* has: qrels, queries\.jsonl"):
+        read_beir(folder)
+
+
+def test_folder_without_judgements(folder: Path) -> None:
+    for path in (folder / "qrels").iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match=r"no qrels/test\.tsv"):
+        read_beir(folder)

@@ -1,0 +1,357 @@
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from revela_hub.data import Document, ReadReport, Source, parse_source, read_documents
+from revela_hub.data.sources.source import parse_sources
+from revela_hub.errors import UserError
+
+
+def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    opened = gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w")
+    with opened as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return path
+
+
+def ids(documents: Iterable[Document], root: Path) -> list[str]:
+    return [Path(document.id).relative_to(root).as_posix() for document in documents]
+
+
+def test_folder_in_the_order_of_names_with_kinds(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.py", "sub/c.md", "sub/Makefile", "README"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"text of {name}")
+    report = ReadReport()
+
+    documents = list(read_documents(tmp_path, report=report))
+
+    assert ids(documents, tmp_path) == ["README", "a.py", "b.txt", "sub/Makefile", "sub/c.md"]
+    assert [document.kind for document in documents] == ["text", "code", "text", "code", "text"]
+    assert documents[1].text == "text of a.py"
+    assert documents[1].path == documents[1].id == str(tmp_path / "a.py")
+    assert str(report) == "5 documents"
+    assert {document.kind for document in read_documents(tmp_path, kind="code")} == {"code"}
+
+
+def test_everything_that_is_skipped_is_counted(tmp_path: Path) -> None:
+    for folder in (".git", "__pycache__", "node_modules", "tests"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "file.txt").write_text("not to be read")
+    (tmp_path / ".hidden.txt").write_text("not to be read")
+    (tmp_path / "app.min.js").write_text("not to be read")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "blank.txt").write_text(" \n\t\n")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG" + b"." * 8000 + b"\0")
+    (tmp_path / "late-nul.txt").write_bytes(b"text " * 2000 + b"\0")
+    (tmp_path / "latin.txt").write_bytes("déjà vu".encode("latin-1"))
+    (tmp_path / "large.txt").write_bytes(b"x" * (1024 * 1024 + 1))
+    (tmp_path / "nowhere.txt").symlink_to(tmp_path / "gone")
+    (tmp_path / "zz-loop").symlink_to(tmp_path, target_is_directory=True)
+    report = ReadReport()
+
+    source = Source(str(tmp_path), exclude=("*.min.js", "tests"), max_file_mib=1)
+    documents = list(read_documents(source, report=report))
+
+    assert ids(documents, tmp_path) == ["late-nul.txt", "latin.txt"]
+    assert documents[1].text == "d\ufffdj\ufffd vu"
+    assert report.skipped == {
+        "hidden": 2,
+        "generated": 2,
+        "excluded": 2,
+        "empty": 2,
+        "binary": 1,
+        "too large": 1,
+        "unreadable": 1,
+        "already read": 1,
+    }
+    assert str(report) == (
+        "2 documents; skipped: 2 empty, 2 excluded, 2 generated, 2 hidden, 1 already read, 1 binary, 1 too large, "
+        "1 unreadable; 1 file had invalid UTF-8 (replaced)"
+    )
+
+
+def test_report_line_in_full() -> None:
+    report = ReadReport(documents=1234, chunks=5678, groups=355, replaced=2, cut=7, absent=2, dropped=1)
+    report.skipped.update(binary=12, empty=3)
+
+    assert str(report) == (
+        "1,234 documents, 5,678 chunks, 355 groups; skipped: 12 binary, 3 empty; 2 files had invalid UTF-8 (replaced); "
+        "7 sentences or lines longer than a chunk (cut); last group is not full (2 rows absent); "
+        "1 chunk left over (dropped)"
+    )
+    assert ReadReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    assert str(ReadReport(documents=1, cut=1)) == "1 document; 1 sentence or line longer than a chunk (cut)"
+    report.add(ReadReport(documents=1))
+    assert report.documents == 1235
+
+
+def test_linked_folder_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a.txt").write_text("linked")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "first").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "root" / "second").symlink_to(tmp_path / "elsewhere")
+
+    assert ids(read_documents(tmp_path / "root"), tmp_path) == ["root/first/a.txt"]
+
+
+def test_byte_order_mark_goes_and_line_ends_stay(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\x0c\r\n")
+
+    assert next(read_documents(tmp_path)).text == "one\r\ntwo\x0c\r\n"
+
+
+def test_a_file_is_opened_when_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / "b.txt").write_text("second, as it was")
+    write_json_lines(tmp_path / "c.jsonl", [{"text": "third"}]).open("a").write("broken\n")
+
+    documents = read_documents(tmp_path)
+    assert next(documents).text == "first"
+    (tmp_path / "b.txt").write_text("second, changed after the first was read")
+    assert next(documents).text == "second, changed after the first was read"
+    assert next(documents).text == "third"
+    with pytest.raises(UserError, match=r"c\.jsonl:2: not valid JSON"):
+        next(documents)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_json_lines_are_streamed(tmp_path: Path, name: str) -> None:
+    path = write_json_lines(tmp_path / name, ({"text": f"{number} " + "word " * 400} for number in range(4000)))  # 8 MB
+
+    tracemalloc.start()
+    count = sum(1 for _ in read_documents(path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert count == 4000
+    assert peak < 1024 * 1024
+
+
+def test_json_lines_fields(tmp_path: Path) -> None:
+    rows = [
+        {"_id": "w-1", "title": "Rivers", "text": "They flow."},
+        {"_id": 2, "title": "They", "text": "They begin with the title."},
+        {"text": None},
+        {"body": "x", "text": "No id, no title."},
+    ]
+    path = write_json_lines(tmp_path / "rows.jsonl", rows)
+    report = ReadReport()
+
+    documents = list(read_documents(path, report=report))
+
+    assert [(document.id, document.text, document.path, document.kind) for document in documents] == [
+        ("w-1", "Rivers\n\nThey flow.", None, "text"),
+        ("2", "They begin with the title.", None, "text"),
+        (f"{path}:4", "No id, no title.", None, "text"),
+    ]
+    assert report.skipped == {"empty": 1}
+    without = next(read_documents({"path": str(path), "title_column": "", "id_column": "", "kind": "code"}))
+    assert (without.id, without.text, without.kind) == (f"{path}:1", "They flow.", "code")
+    several = next(read_documents({"path": str(path), "text_column": ["_id", "text"], "max_documents": 1}))
+    assert several.text == "Rivers\n\nw-1\n\nThey flow."
+
+
+def test_json_lines_with_invalid_utf8_and_empty_lines(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b'\n{"text": "caf\xe9"}\n\n{"text": "\xe9"}\n')
+    report = ReadReport()
+
+    documents = list(read_documents(tmp_path, report=report))
+
+    assert [document.id.rpartition(":")[2] for document in documents] == ["2", "4"]
+    assert documents[0].text == "caf\ufffd"
+    assert report.replaced == 1
+
+
+def test_merged_rows(tmp_path: Path) -> None:
+    rows = [("Aaron", "Aaron is", "p1"), ("Aaron", "a prophet.", "p2"), ("Aar", "A river.", "p3"), ("Aaron", "x", "p4")]
+    path = write_json_lines(tmp_path / "p.jsonl", ({"title": t, "text": x, "docid": d} for t, x, d in rows))
+
+    source = {"path": str(path), "merge_column": "title", "title_column": "", "id_column": "docid"}
+    documents = list(read_documents(source))
+
+    assert [(document.id, document.text) for document in documents] == [
+        ("p1", "Aaron is a prophet."),
+        ("p3", "A river."),
+        ("p4", "x"),
+    ]
+
+
+def test_patterns(tmp_path: Path) -> None:
+    for name in ("a/one.md", "a/b/two.md", "a/three.txt", "a/.hidden.md", "a/[x].md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+
+    assert ids(read_documents(f"{tmp_path}/**/*.md"), tmp_path) == ["a/[x].md", "a/b/two.md", "a/one.md"]
+    assert ids(read_documents(f"{tmp_path}/a/[x].md"), tmp_path) == ["a/[x].md"]  # there is a file of this name
+    assert ids(read_documents(f"{tmp_path}/**/*.md", exclude=["one*"]), tmp_path) == ["a/[x].md", "a/b/two.md"]
+    with pytest.raises(UserError, match="nothing matches the pattern"):
+        list(read_documents(f"{tmp_path}/*.rst"))
+
+
+def test_max_documents_is_for_each_source(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_json_lines(
+            tmp_path / f"{name}.jsonl", ({"_id": f"{name}{n}", "text": "x" if n else ""} for n in range(5))
+        )
+
+    documents = read_documents([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], max_documents=2)
+
+    assert [document.id for document in documents] == ["a1", "a2", "b1", "b2"]
+
+
+def dataset_folder(tmp_path: Path, form: str) -> str:
+    dataset = Dataset.from_dict({"body": ["Alpha.", "Beta."], "name": ["a", "b"], "text": [1, 2]})
+    folder = tmp_path / form
+    folder.mkdir()
+    if form == "parquet":
+        dataset.to_parquet(str(folder / "train-00000.parquet"))
+    elif form == "json":
+        dataset.to_json(str(folder / "train.jsonl"))
+    elif form == "saved":
+        DatasetDict({"train": dataset}).save_to_disk(str(folder))
+    else:
+        dataset.save_to_disk(str(folder))
+    return f"hf:{folder}"
+
+
+@pytest.mark.parametrize("form", ["parquet", "json", "saved", "saved split"])
+def test_local_data_sets(tmp_path: Path, form: str) -> None:
+    path = dataset_folder(tmp_path, form)
+
+    documents = list(read_documents({"path": path, "text_column": "body", "id_column": "name", "kind": "code"}))
+
+    assert documents == [Document("a", "Alpha.", None, "code"), Document("b", "Beta.", None, "code")]
+    assert next(read_documents(path, text_column="body")).id == path.removeprefix("hf:") + ":0"
+    with pytest.raises(UserError, match=r":0: no column 'missing'; the columns are 'body', 'name', 'text' \(choose"):
+        next(read_documents(path, text_column="missing"))
+    with pytest.raises(UserError, match=r":0: column 'text' holds int, not text"):
+        next(read_documents(path))
+    with pytest.raises(UserError, match="no split 'dev'; the splits are train"):
+        next(read_documents(f"{path}::dev", text_column="body"))
+
+
+def test_loader_with_data_files(tmp_path: Path) -> None:
+    path = write_json_lines(
+        tmp_path / "corpus.jsonl.gz", ({"docid": str(n), "text": f"Passage {n}."} for n in range(3))
+    )
+
+    documents = list(read_documents({"path": "hf:json", "data_files": str(path), "id_column": "docid"}))
+
+    assert [(document.id, document.text) for document in documents] == [(str(n), f"Passage {n}.") for n in range(3)]
+
+
+def test_data_sets_are_streamed(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "first"}\n' * 20)
+    (tmp_path / "b.jsonl").write_text("broken\n")
+
+    documents = read_documents(f"hf:{tmp_path}")
+
+    assert next(documents).text == "first"
+    with pytest.raises(UserError, match="cannot be read"):
+        list(documents)
+
+
+def unreachable(tmp_path: Path) -> Source:
+    return Source("hf:nobody/such-a-data-set")
+
+
+def damaged(tmp_path: Path) -> Path:
+    path = write_json_lines(tmp_path / "rows.jsonl.gz", ({"text": str(n)} for n in range(1000)))
+    path.write_bytes(path.read_bytes()[:-20])
+    return path
+
+
+def missing_field(tmp_path: Path) -> Path:
+    return write_json_lines(tmp_path / "rows.jsonl", [{"_id": "1", "body": "x"}])
+
+
+def no_object(tmp_path: Path) -> Path:
+    (tmp_path / "rows.jsonl").write_text('{"text": "x"}\n["text"]\n')
+    return tmp_path
+
+
+def all_skipped(tmp_path: Path) -> Source:
+    (tmp_path / "a.txt").write_bytes(b"\0")
+    (tmp_path / "b.txt").write_bytes(b"x" * (1024 * 1024 + 1))
+    return Source(str(tmp_path), max_file_mib=1)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (lambda folder: folder / "gone", r"no such file or folder: .*gone$"),
+        (
+            lambda folder: "owner/name",
+            r"no such file or folder: owner/name; a data set of the Hub is written hf:owner/na",
+        ),
+        (lambda folder: folder, r"no documents in .*$"),
+        (all_skipped, r"no documents in .*: skipped 1 binary, 1 too large \(over 1 MiB: raise max_file_mib\)$"),
+        (no_object, r"rows\.jsonl:2: list instead of an object; each line must be one JSON object"),
+        (missing_field, r"rows\.jsonl:1: no column 'text'; the columns are '_id', 'body' \(choose with text_column\)$"),
+        (damaged, r"rows\.jsonl\.gz: damaged or not gzip'd"),
+        (unreachable, r"data set nobody/such-a-data-set: cannot be read: "),
+        (lambda folder: [], r"no data: name a folder"),
+        (lambda folder: "", r"it needs a path"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path: Path, source: Callable[[Path], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        list(read_documents(source(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+def test_unreadable_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("secret")
+    (tmp_path / "a.txt").chmod(0)
+    (tmp_path / "b.txt").write_text("open")
+    report = ReadReport()
+
+    assert ids(read_documents(tmp_path, report=report), tmp_path) == ["b.txt"]
+    assert report.skipped == {"unreadable": 1}
+
+
+def test_sources_as_they_are_written() -> None:
+    assert parse_source("hf:owner/name:config:dev") == Source("hf:owner/name", name="config", split="dev")
+    assert parse_source("hf:owner/name::dev") == Source("hf:owner/name", split="dev")
+    assert parse_source("hf:owner/name:config") == Source("hf:owner/name", name="config")
+    mapping = {"path": "hf:owner/name:config", "split": "dev", "text_column": ["a", "b"], "exclude": "*.js"}
+    parsed = Source("hf:owner/name", name="config", split="dev", text_column=("a", "b"), exclude=("*.js",))
+    assert parse_source(mapping, kind=None) == parsed
+    assert parse_sources("docs", text_column="body") == [Source("docs", text_column="body")]
+    assert parse_source({"path": "docs", "text_column": "own"}, text_column="body").text_column == "own"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"path": "x", "column": "body"}, "no such field as column; the fields are path, name, split"),
+        ({"text_column": "body"}, "it needs a path"),
+        ({"path": "x", "kind": "prose"}, "kind is 'prose'; it must be text or code"),
+        ({"path": "owner/name", "split": "train"}, "split is for a data set; write path: hf:owner/name"),
+        ("hf:owner/name:a:b:c", "a data set is written hf:"),
+        ("hf:", "a data set is written hf:"),
+    ],
+)
+def test_sources_that_are_not_well_written(source: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_source(source)
+
+
+def test_reading_imports_neither_torch_nor_datasets() -> None:
+    code = (
+        "import sys; from revela_hub.data import RevelaDataArguments, chunk_document, read_documents; "
+        "assert not {'torch', 'datasets', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

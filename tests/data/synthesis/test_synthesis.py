@@ -1,0 +1,578 @@
+"""The generator of synthetic pairs, with a model that is a function in this file."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from revela_hub.data.synthesis.backends import LocalModel, Reply, Request, RequestT, Sampling, take
+from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
+from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, Form, brainstorm_prompt, example_prompt
+from revela_hub.data.synthesis.synthesis import SynthesisSettings, synthesize
+from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates, read_excluded, words
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+Answer = Callable[[Request], "str | Reply"]
+
+VOCABULARY = [f"{a}{b}" for a in ("ba", "de", "fi", "go", "lu", "mo", "ne", "ri", "sa", "tu") for b in "kmnprstvxz"]
+
+
+def sentence(random: Random, length: int) -> str:
+    return " ".join(random.choices(VOCABULARY, k=length))
+
+
+def answer(request: Request) -> str:
+    """A good model: its replies depend on prompt and seed alone."""
+    random = Random(f"{request.prompt}{request.seed}")
+    if "JSON list" in request.prompt:
+        return json.dumps([f"Find {sentence(random, 6)}." for _ in range(20)])
+    form = next(form for form, prompts in FORMS.items() if f'"{prompts.anchor.key}"' in request.prompt)
+    parts = FORMS[form].parts
+    return json.dumps({part.key: sentence(random, min(30, part.max_words // 3)) for part in parts})
+
+
+class Model:
+    """A backend that keeps `window` requests under way, and what it was asked."""
+
+    def __init__(self, answer: Answer = answer, window: int = 1) -> None:
+        self.answer, self.window, self.asked = answer, window, list[Request]()
+
+    def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
+        source, open_, more = iter(requests), list[RequestT](), True
+        while more or open_:
+            if more:
+                taken, more = take(source, self.window - len(open_))
+                open_ += taken
+            if open_:
+                request = open_.pop(0)
+                self.asked.append(request)
+                reply = self.answer(request)
+                yield request, reply if isinstance(reply, Reply) else Reply(reply)
+
+
+def spoiled(share: float, reply: str | Reply = "I cannot help with that.") -> Answer:
+    """The good model, but for a share of the examples, drawn by the request's seed."""
+
+    def answers(request: Request) -> str | Reply:
+        bad = "JSON list" not in request.prompt and Random(request.seed).random() < share
+        return reply if bad else answer(request)
+
+    return answers
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def settings() -> SynthesisSettings:
+    return SynthesisSettings(count=20, languages=("English", "German"), model="m")
+
+
+def test_rows_are_complete_and_match_their_prompts(tmp_path: Path, settings: SynthesisSettings) -> None:
+    model = Model()
+    report = synthesize(model, tmp_path, settings)
+    made = rows(tmp_path / "pairs.jsonl")
+    assert [row["task"] for row in made].count("synthetic/short-long") == 7  # 20 in three: 7, 7, 6
+    assert report.pairs == {"short-long": 7, "long-short": 7, "short-short": 6}
+    columns = {"task", "instruction", "anchor", "positive", "negative_1", "kind", "language", "model", "draw"}
+    prompts = [request.prompt for request in model.asked if "JSON object" in request.prompt]
+    assert len(prompts) == len(made)
+    for row, prompt in zip(made, prompts, strict=True):
+        assert set(row) == columns and all(row[name] or name == "draw" for name in columns)
+        assert row["instruction"] in prompt and f"in {row['language']}" in prompt
+        assert row["kind"] == ("other" if row["task"] == "synthetic/long-short" else "retrieval")
+    assert {row["language"] for row in made} == {"English", "German"}
+    # two examples a task, and no task that nothing is made of
+    tasks = rows(tmp_path / "tasks.jsonl")
+    assert [task["form"] for task in tasks] == ["short-long"] * 4 + ["long-short"] * 4 + ["short-short"] * 3
+    per_task = [[row["instruction"] for row in made].count(task["task"]) for task in tasks]
+    assert per_task == [2, 2, 2, 1, 2, 2, 2, 1, 2, 2, 2]
+    assert "20 pairs (7 short-long, 7 long-short, 6 short-short) of 11 tasks" in str(report)
+
+
+def test_placeholders_take_all_their_values() -> None:
+    for form, prompts in FORMS.items():
+        drawn = [example_prompt(form, "Find it.", ["English"], Random(number)) for number in range(200)]
+        for name, values in prompts.placeholders.items():
+            assert {draw.values[name] for draw in drawn} == set(values)
+            assert all(draw.values[name] in draw.prompt for draw in drawn)
+        assert not any("{" in draw.prompt for draw in drawn)
+        assert len({brainstorm_prompt(form, DOMAINS, Random(number)).prompt for number in range(200)}) > 150
+
+
+def test_concurrency_changes_nothing_and_no_request_is_wasted(tmp_path: Path, settings: SynthesisSettings) -> None:
+    """A third of the replies is unusable, so some draws are asked again and some given up."""
+    found = []
+    for window in (1, 3, 16):
+        model = Model(spoiled(0.34), window)
+        report = synthesize(model, tmp_path / str(window), settings)
+        made = {(row["task"], row["draw"]): row for row in rows(tmp_path / str(window) / "pairs.jsonl")}
+        found.append(made)
+        examples = [request for request in model.asked if "JSON object" in request.prompt]
+        assert len(examples) == len(made) + report.rejected["not JSON"]
+        assert len({request.seed for request in examples}) == len(examples)
+    assert found[0] == found[1] == found[2]
+    other = Model(spoiled(0.34))
+    synthesize(other, tmp_path / "other", SynthesisSettings(count=20, seed=1))
+    assert not {row["anchor"] for row in rows(tmp_path / "other" / "pairs.jsonl")} & {
+        row["anchor"] for row in found[0].values()
+    }
+
+
+@pytest.mark.parametrize("stop_after", [1, 5, 9, 17, 30])
+def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, settings: SynthesisSettings, stop_after: int
+) -> None:
+    whole = Model(spoiled(0.34))
+    synthesize(whole, tmp_path / "whole", settings)
+
+    class Interrupted(Model):
+        def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
+            for item in super().replies(requests):
+                yield item
+                if len(self.asked) == stop_after:
+                    raise KeyboardInterrupt
+
+    first, second = Interrupted(spoiled(0.34)), Model(spoiled(0.34))
+    with pytest.raises(KeyboardInterrupt):
+        synthesize(first, tmp_path / "stopped", settings)
+    before = sum(file.read_text().count("\n") for file in (tmp_path / "stopped").glob("*.jsonl"))
+    assert before >= min(stop_after, 1)
+    report = synthesize(second, tmp_path / "stopped", settings)
+    assert first.asked + second.asked == whole.asked  # nothing asked twice, nothing left out
+    for name in ("pairs.jsonl", "tasks.jsonl", "rejected.jsonl"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert report.pairs.total() == 20
+
+
+def test_a_finished_run_asks_nothing_and_a_higher_count_adds(tmp_path: Path, settings: SynthesisSettings) -> None:
+    synthesize(Model(), tmp_path, settings)
+    before = (tmp_path / "pairs.jsonl").read_text()
+    model = Model()
+    assert synthesize(model, tmp_path, settings).earlier == 20 and not model.asked
+    more = SynthesisSettings(count=26, languages=settings.languages, model="m")
+    assert synthesize(model, tmp_path, more).pairs.total() == 26
+    assert (tmp_path / "pairs.jsonl").read_text().startswith(before)
+    assert len(model.asked) == 6 + 3  # six examples; a list of tasks for each form
+
+
+def test_a_line_that_was_cut_off_is_made_again(tmp_path: Path, settings: SynthesisSettings) -> None:
+    synthesize(Model(), tmp_path, settings)
+    file = tmp_path / "pairs.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-40])
+    model = Model()
+    synthesize(model, tmp_path, settings)
+    assert file.read_bytes() == whole and len(model.asked) == 1
+    lines = whole.splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[:2], b'{"task": 1}\n', *lines[3:]]))
+    with pytest.raises(UserError, match=r"pairs\.jsonl:3: damaged \(no 'instruction'\); remove the line"):
+        synthesize(model, tmp_path, settings)
+
+
+def test_what_draws_depend_on_must_stay(tmp_path: Path, settings: SynthesisSettings) -> None:
+    synthesize(Model(), tmp_path, settings)
+    with pytest.raises(UserError, match=r"was begun with --seed 0, not 3; choose another --output"):
+        synthesize(Model(), tmp_path, SynthesisSettings(count=20, languages=settings.languages, seed=3))
+
+
+def test_two_runs_may_not_write_to_one_folder(tmp_path: Path, settings: SynthesisSettings) -> None:
+    def second(request: Request) -> str:
+        synthesize(Model(), tmp_path, settings)
+        return answer(request)
+
+    with pytest.raises(UserError, match="another run is writing there"):
+        synthesize(Model(second), tmp_path, settings)
+
+
+def test_unusable_replies_are_asked_again_with_the_same_placeholders(tmp_path: Path) -> None:
+    settings = SynthesisSettings(count=4, forms=["short-long"], attempts=3, patience=100)
+    bad: dict[str, int] = {}
+
+    def answers(request: Request) -> str:
+        if "JSON list" in request.prompt:
+            return answer(request)
+        bad.setdefault(request.prompt, [2, 99, 0, 1, 0][len(bad) % 5])
+        bad[request.prompt] -= 1
+        return '{"user_query": "q"}' if bad[request.prompt] >= 0 else answer(request)
+
+    model = Model(answers)
+    report = synthesize(model, tmp_path, settings)
+    prompts = [request.prompt for request in model.asked[1:]]
+    first = list(dict.fromkeys(prompts))
+    # twice bad, then good; bad three times and given up; good; bad once; good in its place
+    assert [prompts.count(prompt) for prompt in first] == [3, 3, 1, 2, 1]
+    assert [row["draw"] for row in rows(tmp_path / "pairs.jsonl")] == [0, 2, 3, 4]
+    assert report.rejected == {"key missing": 6}
+    rejected = rows(tmp_path / "rejected.jsonl")
+    assert [(row["draw"], row["attempt"]) for row in rejected] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (3, 0)]
+    assert rejected[0] == {
+        "step": "examples", "form": "short-long", "draw": 0, "attempt": 0,
+        "reason": "key missing", "reply": '{"user_query": "q"}',
+    }  # fmt: skip
+
+
+def test_gives_up_with_the_reasons_and_a_sample(tmp_path: Path) -> None:
+    settings = SynthesisSettings(count=9, patience=12)
+    with pytest.raises(UserError) as caught:
+        synthesize(Model(spoiled(1.0, "Certainly!\nHere is an example for you.")), tmp_path / "a", settings)
+    message = str(caught.value)
+    assert "short-long: 12 answers in a row could not be used (of this run: 12 not JSON)" in message
+    assert "'Certainly! Here is an example for you.'" in message and "--max-new-tokens" in message
+    with pytest.raises(UserError, match=r"short-long tasks: 10 answers .*10 no list of tasks.*'Tasks are hard.'"):
+        synthesize(Model(lambda request: "Tasks are hard."), tmp_path / "b", settings)
+    # cut off before the JSON's end, and nothing at all
+    with pytest.raises(UserError, match=r"12 cut off"):
+        synthesize(Model(spoiled(1.0, Reply('{"user_query": "wh', "cut off"))), tmp_path / "c", settings)
+    with pytest.raises(UserError, match=r"12 empty"):
+        synthesize(Model(spoiled(1.0, "")), tmp_path / "d", settings)
+
+
+def test_goes_on_with_fewer_tasks_where_the_lists_repeat_themselves(tmp_path: Path) -> None:
+    tasks = ["Find the river that flows through a town.", "Match a mountain with its height in metres."]
+
+    def answers(request: Request) -> str:
+        # the second list says the same in other letters
+        return (
+            json.dumps([task.upper() for task in tasks] + tasks) if "JSON list" in request.prompt else answer(request)
+        )
+
+    report = synthesize(Model(answers), tmp_path, SynthesisSettings(count=9, forms=["short-short"]))
+    assert report.tasks["short-short"] == 2 and report.rejected["no new task"] == 10
+    assert "the model thinks of no more tasks for short-short" in str(report)
+    instructions = [row["instruction"] for row in rows(tmp_path / "pairs.jsonl")]
+    assert [instructions.count(task.upper()) for task in tasks] == [5, 4]
+
+
+def test_a_list_that_is_cut_off_has_good_tasks(tmp_path: Path) -> None:
+    def answers(request: Request) -> str | Reply:
+        if "JSON list" not in request.prompt:
+            return answer(request)
+        tasks = [f"{i}. Find {sentence(Random(f'{request.seed}/{i}'), 6)}." for i in range(4)]
+        return Reply("\n".join(tasks)[:-9], "cut off")
+
+    report = synthesize(Model(answers), tmp_path, SynthesisSettings(count=8, forms=["short-short"]))
+    assert report.tasks["short-short"] == 4  # of two lists
+    assert all(task["task"].endswith(".") for task in rows(tmp_path / "tasks.jsonl"))
+
+
+def test_duplicates_among_the_generated_are_removed(tmp_path: Path) -> None:
+    """The model has three examples, which it writes with other capitals and a word more."""
+
+    def answers(request: Request) -> str:
+        if "JSON list" in request.prompt:
+            return answer(request)
+        random = Random(request.seed)
+        text = json.loads(answer(Request('"user_query"', random.randrange(3))))
+        text["positive_document"] = text["positive_document"].capitalize() + random.choice(["", " indeed", "!"])
+        return json.dumps(text)
+
+    settings = SynthesisSettings(count=10, forms=["short-long"], patience=60)
+    with pytest.raises(UserError, match=r"near-duplicate"):
+        synthesize(Model(answers), tmp_path, settings)
+    made = rows(tmp_path / "pairs.jsonl")
+    assert len(made) == len({tuple(words(row["anchor"])) for row in made}) == 3
+
+
+def test_the_same_query_under_one_instruction_is_a_duplicate(tmp_path: Path) -> None:
+    def answers(request: Request) -> str:
+        if "JSON list" in request.prompt:
+            return json.dumps(["Say who a person was.", "Say where a person was born."])
+        return json.dumps(json.loads(answer(request)) | {"input": "Ada Lovelace"})
+
+    settings = SynthesisSettings(count=4, forms=["short-short"], patience=20)
+    with pytest.raises(UserError, match="near-duplicate"):
+        synthesize(Model(answers), tmp_path, settings)
+    assert len({row["instruction"] for row in rows(tmp_path / "pairs.jsonl")}) == 2
+    assert len(rows(tmp_path / "pairs.jsonl")) == 2
+
+
+def test_examples_of_evaluation_sets_are_kept_out(tmp_path: Path) -> None:
+    folder = tmp_path / "scifact"
+    folder.mkdir()
+    plain = SynthesisSettings(count=12)
+    synthesize(Model(), tmp_path / "plain", plain)
+    made = rows(tmp_path / "plain" / "pairs.jsonl")
+    # Into the corpus goes what was made: 15 words from the middle of a document, a whole label's text, in other letters.
+    leaked = [" ".join(made[0]["negative_1"].split()[8:23]).upper(), made[4]["anchor"].replace(" ", ", ")]
+    query = " ".join(made[8]["positive"].split()[:12])
+    corpus = [{"_id": str(i), "title": "", "text": f"Before. {text}. After."} for i, text in enumerate(leaked)]
+    (folder / "corpus.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in corpus))
+    (folder / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": query}) + "\n")
+    excluded, summary = read_excluded([str(folder)])
+    assert summary == "excluded: 3 texts of scifact"
+    report = synthesize(Model(), tmp_path / "clean", plain, excluded=excluded)
+    assert report.rejected == {"overlapping scifact": 3} and report.pairs.total() == 12
+    clean = rows(tmp_path / "clean" / "pairs.jsonl")
+    before = {row["anchor"] for row in made}
+    assert before - {row["anchor"] for row in clean} == {made[0]["anchor"], made[4]["anchor"], made[8]["anchor"]}
+    queries_alone, summary = read_excluded([folder], corpus=False)
+    assert summary == "excluded: 1 text of scifact"
+    assert synthesize(Model(), tmp_path / "q", plain, excluded=queries_alone).rejected.total() == 1
+
+
+def test_overlap_is_what_a_loop_over_all_ngrams_finds() -> None:
+    random = Random(0)
+    small = VOCABULARY[:4]  # so that chance overlaps are common
+
+    def text(low: int, high: int) -> list[str]:
+        return random.choices(small, k=random.randint(low, high))
+
+    outcomes = []
+    for _ in range(150):
+        n = random.choice([3, 5, 7])
+        evaluation = [text(1, 12) for _ in range(3)]
+        excluded = ExcludedTexts(n)
+        excluded.add("set", (" ".join(tokens) for tokens in evaluation))
+        tested = text(1, 15)
+        expected = False
+        for tokens in evaluation:
+            size = min(n, len(tokens))
+            grams = [tokens[i : i + size] for i in range(len(tokens) - size + 1)]
+            inside = any(tested[i : i + size] in grams for i in range(len(tested) - size + 1))
+            same = len(tokens) < n and set(tokens) == set(tested)
+            expected |= (inside and size >= min(n, 5)) or same
+        outcomes.append(expected)
+        assert (excluded.find(" ".join(tested).title()) is not None) == expected
+    assert 30 < sum(outcomes) < 120
+
+
+def test_words_of_scripts_without_spaces_are_characters() -> None:
+    excluded = ExcludedTexts(8)
+    excluded.add("zh", ["北京是中华人民共和国的首都。"])
+    assert excluded.find("众所周知,北京是中华人民共和国的城市") == "zh"
+    assert excluded.find("上海是中国最大的城市") is None
+    with pytest.raises(UserError, match="at least 2 words, not 1"):
+        ExcludedTexts(1)
+
+
+@pytest.mark.parametrize("threshold", [0.6, 0.8])
+def test_near_duplicates_follow_the_jaccard_similarity(threshold: float) -> None:
+    """Well above the threshold all are found, well below none; the estimate's error is 0.035."""
+    random = Random(1)
+    wrong = total = 0
+    for _ in range(60):
+        base = random.choices(VOCABULARY, k=80)
+        changed = list(base)
+        for place in random.sample(range(80), random.randint(0, 20)):
+            changed[place] = random.choice(VOCABULARY)
+        pairs = [{(a, b) for a, b in zip(tokens, tokens[1:], strict=False)} for tokens in (base, changed)]
+        jaccard = len(pairs[0] & pairs[1]) / len(pairs[0] | pairs[1])
+        if abs(jaccard - threshold) > 0.12:
+            seen = NearDuplicates(threshold)
+            seen.add(" ".join(random.choices(VOCABULARY, k=80)))
+            seen.add(" ".join(base))
+            total += 1
+            wrong += (" ".join(changed) in seen) != (jaccard > threshold)
+    assert total > 20 and wrong == 0
+    with pytest.raises(UserError, match="above 0 and at most 1"):
+        NearDuplicates(0.0)
+
+
+def test_near_duplicates_of_one_word_and_of_none() -> None:
+    seen = NearDuplicates()
+    for text in ("Zinc", "∑"):
+        assert text not in seen
+        seen.add(text)
+        assert text in seen
+    assert "zinc!" in seen and "∫" not in seen
+
+
+GOOD = {
+    "user_query": "why?",
+    "positive_document": " ".join(VOCABULARY[:12]),
+    "hard_negative_document": " ".join(VOCABULARY[20:32]),
+}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        json.dumps(GOOD),
+        f"Sure! Here it is:\n```json\n{json.dumps(GOOD, indent=2)}\n```\nI hope this helps {{really}}.",
+        f"<think>A {{draft}}: {{'user_query': 1}}</think>{json.dumps(GOOD)}",
+        f"thinking without a beginning {{}} </think>\n{json.dumps(GOOD)}",
+        repr(GOOD),
+        json.dumps(GOOD | {"note": "more"}),
+        json.dumps([GOOD]),
+        json.dumps(GOOD).replace("why?", "  why?\n"),
+    ],
+)  # fmt: skip
+def test_examples_are_found_in_what_models_write(reply: str) -> None:
+    parsed = parse_example("short-long", reply)
+    assert parsed["anchor"] == "why?" and parsed["negative_1"] == GOOD["hard_negative_document"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("", "empty"),
+        ("<think>hm</think> ", "empty"),
+        ("I'm sorry.", "not JSON"),
+        (json.dumps(GOOD)[:-5], "not JSON"),
+        (json.dumps({"query": 1}), "key missing"),
+        (json.dumps(GOOD | {"user_query": ["why?"]}), "not a string"),
+        (json.dumps(GOOD | {"user_query": " \n"}), "empty text"),
+        (json.dumps(GOOD | {"user_query": "a string, a query of the task"}), "placeholder copied"),
+        (json.dumps(GOOD | {"user_query": "<query>"}), "placeholder copied"),
+        (json.dumps(GOOD | {"positive_document": "Because."}), "too short"),
+        (json.dumps(GOOD | {"positive_document": "so " * 5000}), "too long"),
+        (json.dumps(GOOD | {"user_query": GOOD["positive_document"].upper()}), "query equals positive"),
+        (json.dumps(GOOD | {"user_query": GOOD["hard_negative_document"] + "!"}), "query equals negative"),
+        (json.dumps(GOOD | {"hard_negative_document": GOOD["positive_document"]}), "positive equals negative"),
+    ],
+)
+def test_examples_that_are_none_are_rejected(reply: str, reason: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        parse_example("short-long", reply)
+    assert str(caught.value) == reason
+
+
+TASKS = ["Find the law that a case cites.", "Match a word with its antonym."]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        json.dumps(TASKS),
+        f"```python\n{TASKS!r}\n```",
+        json.dumps({"tasks": TASKS}),
+        json.dumps([{"task": task, "id": 1} for task in TASKS]),
+        "Here are two:\n\n" + "\n".join(f"{i}. **{task}**" for i, task in enumerate(TASKS, 1)),
+        "\n".join(f'- "{task}",' for task in TASKS),
+        json.dumps([*TASKS, TASKS[0].upper(), "", "Short.", "...", 3]),
+        json.dumps(TASKS, indent=1)[:-2] + ',\n "Find what is cut off in the mid',
+    ],
+)
+def test_tasks_are_found_in_what_models_write(reply: str) -> None:
+    found = parse_tasks(reply)
+    assert [words(task) for task in found] == [words(task) for task in TASKS]
+
+
+def test_no_tasks_in_prose() -> None:
+    for reply in ("", "I would think of law and of words.", "[]", "[1, 2]"):
+        with pytest.raises(Rejected, match="no list of tasks"):
+            parse_tasks(reply)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"count": 0}, "--count must be at least 1, not 0"),
+        ({"examples_per_task": 0}, "--examples-per-task must be at least 1"),
+        ({"languages": ()}, "--languages is empty"),
+        (
+            {"forms": ["short-long", "long-long"]},
+            "--forms must be different ones of short-long, long-short, short-short",
+        ),
+        ({"forms": ["short-long", "short-long"]}, "--forms must be different"),
+        ({"duplicate_similarity": 1.5}, "above 0 and at most 1, not 1.5"),
+    ],
+)
+def test_settings_that_do_not_work(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        synthesize(Model(), tmp_path, SynthesisSettings(**values))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, settings: SynthesisSettings) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/sub: cannot write there \(Not a directory\); choose another --output"):
+        synthesize(Model(), tmp_path / "file" / "sub", settings)
+
+
+def test_a_full_disk_stops_the_run_with_what_was_made(
+    tmp_path: Path, settings: SynthesisSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from revela_hub.data.synthesis.store import SyntheticFolder
+
+    class Full:
+        """A file on a disk that takes 1000 bytes more."""
+
+        def __init__(self, file: Any) -> None:
+            self.file, self.room = file, 1000
+
+        def write(self, line: bytes) -> None:
+            self.file.write(line[: self.room])
+            self.room -= len(line)
+            if self.room < 0:
+                self.file.flush()
+                raise OSError(28, "No space left on device")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+    opened = SyntheticFolder.__init__
+
+    def init(self: SyntheticFolder, *arguments: Any) -> None:
+        opened(self, *arguments)
+        self._files["pairs.jsonl"] = Full(self._files["pairs.jsonl"])  # type: ignore[assignment]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SyntheticFolder, "__init__", init)
+        with pytest.raises(UserError, match=r"pairs\.jsonl: cannot write \(No space left on device\); make room"):
+            synthesize(Model(), tmp_path / "full", settings)
+    synthesize(Model(), tmp_path / "full", settings)
+    synthesize(Model(), tmp_path / "whole", settings)
+    assert rows(tmp_path / "full" / "pairs.jsonl") == rows(tmp_path / "whole" / "pairs.jsonl")
+
+
+@pytest.mark.parametrize("template", [None, "{% for message in messages %}{{ message.content }}{% endfor %}\nA: "])
+def test_a_local_model_answers_in_batches_and_repeats_itself_by_seed(
+    tmp_path: Path, tiny_llama: "LlamaForCausalLM", bpe_tokenizer: "PreTrainedTokenizerFast", template: str | None
+) -> None:
+    bpe_tokenizer.chat_template = template
+    tiny_llama.save_pretrained(tmp_path)
+    bpe_tokenizer.save_pretrained(tmp_path)
+    model = LocalModel(str(tmp_path), Sampling(max_new_tokens=5), batch_size=2, device="cpu")
+    requests = [Request(f"Say {'a very long ' * number}word", seed=number) for number in range(5)]
+    first, second = list(model.replies(requests)), list(model.replies(requests))
+    assert [request for request, _ in first] == requests and first == second
+    assert all(reply.text and request.prompt not in reply.text for request, reply in first)
+    reseeded = [Request(request.prompt, seed=request.seed + 100) for request in requests]
+    assert [reply for _, reply in model.replies(reseeded)] != [reply for _, reply in first]
+    # greedy: what a model says does not depend on the batch it is in (padding is on the left)
+    greedy = LocalModel(str(tmp_path), Sampling(0.0, 1.0, 5), batch_size=5, device="cpu")
+    alone = LocalModel(str(tmp_path), Sampling(0.0, 1.0, 5), batch_size=1, device="cpu")
+    assert list(greedy.replies(requests)) == list(alone.replies(requests))
+
+
+def test_a_local_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot load the model .*nothing"):
+        LocalModel(str(tmp_path / "nothing"))
+    with pytest.raises(UserError, match="--batch-size must be at least 1"):
+        LocalModel("x", batch_size=0)
+
+
+def test_every_form_is_parsed_by_its_own_keys() -> None:
+    form: Form
+    for form in FORMS:
+        request = example_prompt(form, "Find it.", ["English"], Random(0))
+        parsed = parse_example(form, answer(Request(request.prompt, 0)))
+        assert set(parsed) == {"anchor", "positive", "negative_1"}
+
+
+def test_a_mixture_takes_the_pairs_as_they_are(tmp_path: Path, settings: SynthesisSettings) -> None:
+    """As the command's help says it."""
+    import yaml
+
+    from revela_hub.cli.commands import synthesize as command
+    from revela_hub.data.mixture.mixture import load_mixture
+
+    synthesize(Model(), tmp_path, settings)
+    assert command.__doc__ is not None
+    listed = command.__doc__.split("stage two):\n")[1].split("Examples:")[0]
+    tasks = yaml.safe_load(listed.replace("outputs/synthetic", str(tmp_path)))
+    rows_ = load_mixture({"tasks": tasks}, cache_dir=str(tmp_path / "cache")).dataset
+    assert len(rows_) == 20
+    written = {row["anchor"]: row for row in rows(tmp_path / "pairs.jsonl")}
+    for row in rows_:
+        assert row["positive"] == written[row["anchor"]]["positive"]
+        assert row["negative_1"] == written[row["anchor"]]["negative_1"]
+        assert row["task"] == {"retrieval": "synthetic", "other": "synthetic-labels"}[written[row["anchor"]]["kind"]]

@@ -1,0 +1,271 @@
+import gzip
+import json
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+from revela_hub.data import Document, ReadReport, chunk_document, read_documents
+from revela_hub.data.text.chunks import CHARACTERS_PER_WORD, count_words
+
+
+def prose(text: str, first_line: int = 1) -> Document:
+    return Document("d", text, "d.txt", "text", first_line)
+
+
+def code(text: str) -> Document:
+    return Document("d", text, "d.py", "code")
+
+
+def test_whole_sentences() -> None:
+    text = "Dr. Smith left at 3.30 p.m. on Friday. He had e.g. three bags! Was it J. R. R. Tolkien? Yes. No."
+
+    chunks = chunk_document(prose(text), max_words=12)
+
+    assert [chunk.text for chunk in chunks] == [
+        "Dr. Smith left at 3.30 p.m. on Friday.",
+        "He had e.g. three bags! Was it J. R. R. Tolkien? Yes.",
+        "No.",
+    ]
+    assert [chunk.document for chunk in chunks] == ["d"] * 3
+
+
+@pytest.mark.parametrize("gap", ["\n\n", "\n \t\n", "\r\n\r\n", "\n" * 40, "\n\r\r\n", "\n", " " * 500])
+@pytest.mark.parametrize("paragraphs", [3, 600])
+def test_nothing_is_lost_between_paragraphs(gap: str, paragraphs: int) -> None:
+    text = gap.join(f"Heading {n}{gap}It is (see a. b.) number {n}. It is over" for n in range(paragraphs))
+
+    chunks = chunk_document(prose(text), max_words=24)
+
+    assert [word for chunk in chunks for word in chunk.text.split()] == text.split()
+    lines = text.split("\n")
+    for chunk in chunks:
+        assert chunk.text in "\n".join(lines[chunk.start_line - 1 : chunk.end_line])
+        assert chunk.text.split("\n")[0].strip() in lines[chunk.start_line - 1]
+
+
+@pytest.mark.parametrize("paragraphs", [3, 3000])
+def test_paragraphs_of_long_texts(paragraphs: int) -> None:
+    sentences = ["Dr. A. Smith had bags.", "She\nleft at 3 p.m. on Friday."]
+
+    chunks = chunk_document(prose("\n\n".join([" ".join(sentences)] * paragraphs)), max_words=8)
+
+    assert [chunk.text for chunk in chunks] == sentences * paragraphs
+
+
+def test_chunks_are_filled(texts: list[str]) -> None:
+    sentences = [f"Sentence number {number} has exactly eight words here." for number in range(40)]
+
+    chunks = chunk_document(prose(" ".join(sentences)))
+
+    assert [len(chunk.text.split()) for chunk in chunks] == [120, 120, 80]
+    assert chunks[1].text.startswith("Sentence number 15 ")
+
+
+def test_lines_of_prose() -> None:
+    text = "\n\nOne is here.\nIt goes on\nto the third line.\n\n\n  Two is there.\r\nEnd"
+
+    chunks = chunk_document(prose(text, first_line=10), max_words=10)
+
+    assert [(chunk.text, chunk.start_line, chunk.end_line) for chunk in chunks] == [
+        ("One is here.\nIt goes on\nto the third line.", 12, 14),
+        ("Two is there.\r\nEnd", 17, 18),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", " \n\t\r\n ", "\x0c\u3000"])
+@pytest.mark.parametrize("document", [prose, code])
+def test_nothing_but_white_space(text: str, document: type[Document]) -> None:
+    report = ReadReport()
+    assert chunk_document(document(text), report=report) == []
+    assert report.chunks == 0
+
+
+def test_sentence_longer_than_a_chunk_is_cut_between_words() -> None:
+    report = ReadReport()
+    words = [f"w{number}" for number in range(25)]
+
+    chunks = chunk_document(prose("Short. " + " ".join(words) + ". After."), max_words=10, report=report)
+
+    assert [len(chunk.text.split()) for chunk in chunks] == [1, 10, 10, 6]
+    assert " ".join(chunk.text for chunk in chunks).split() == ["Short.", *words[:-1], "w24.", "After."]
+    assert (report.cut, report.chunks) == (1, 4)
+
+
+def test_closing_quotation_mark_stays_with_its_sentence() -> None:
+    text = 'The sign "was put up by him.\nIt says."\nNobody saw it. It is old.'
+
+    chunks = chunk_document(prose(text), max_words=8)
+
+    assert [chunk.text for chunk in chunks] == ['The sign "was put up by him.', 'It says."\nNobody saw it. It is old.']
+    joined = chunk_document(prose('He said "it is so."\u2014First of all. Then another.'), max_words=7)
+    assert [chunk.text for chunk in joined] == ['He said "it is so."\u2014First of all.', "Then another."]
+
+
+def test_list_without_full_stops_is_cut_at_its_lines() -> None:
+    report = ReadReport()
+    lines = [f"item {number} of the list" for number in range(30)]
+
+    chunks = chunk_document(prose("\n".join(lines)), max_words=12, report=report)
+
+    assert [chunk.text for chunk in chunks] == ["\n".join(lines[index : index + 2]) for index in range(0, 30, 2)]
+    assert [chunk.start_line for chunk in chunks] == list(range(1, 31, 2))
+    assert report.cut == 0
+
+
+def test_unclosed_quotation_mark_holds_to_the_end_of_its_line() -> None:
+    report = ReadReport()
+    line = "She met Dr. A. Smith there. He went to see Dr. C. Brown and Mr. D. Black then."
+    # The two marks make a pair, a quotation of eleven lines, to sentencex.
+    text = "\n".join(['"An unclosed one that is long enough for a chunk.', *[line] * 9, 'And then it is the "end.'])
+
+    chunks = chunk_document(prose(text), max_words=12, report=report)
+
+    sentences = [sentence + "." for sentence in line.removesuffix(".").split(". He ")]
+    assert [chunk.text for chunk in chunks[1:-1]] == [sentences[0], "He " + sentences[1]] * 9
+    assert report.cut == 0
+
+
+def test_long_quotation_is_cut_at_its_full_stops() -> None:
+    text = 'He said: "' + " ".join(f"This is part {n}." for n in range(10)) + '"'
+
+    chunks = chunk_document(prose(text), max_words=10)
+
+    assert [chunk.text for chunk in chunks][1:] == [
+        *(f"This is part {n}. This is part {n + 1}." for n in range(2, 8, 2)),
+        'This is part 8. This is part 9."',
+    ]
+
+
+def test_scripts_without_spaces() -> None:
+    text = "这是第一句话。" * 10
+
+    chunks = chunk_document(prose(text), max_words=30, language="zh")
+
+    assert "".join(chunk.text for chunk in chunks) == text
+    assert all(chunk.text.endswith("。") and len(chunk.text) <= 30 for chunk in chunks)
+    assert len(chunks) <= 4
+
+
+FUNCTIONS = '''import os
+
+
+def first(a, b):
+    """Adds."""
+    total = a + b
+    return total
+
+
+@decorated
+def second(a, b):
+    if a:
+        return {
+            "a": a,
+        }
+
+    return b
+'''
+
+
+def test_code_is_cut_before_functions_rather_than_inside() -> None:
+    chunks = chunk_document(code(FUNCTIONS), max_words=24)
+
+    assert [chunk.text.split()[0] for chunk in chunks] == ["import", "@decorated"]
+    assert [(chunk.start_line, chunk.end_line) for chunk in chunks] == [(1, 9), (10, 17)]
+    assert "".join(chunk.text for chunk in chunks) == FUNCTIONS
+
+
+def test_code_is_not_cut_before_a_closing_bracket() -> None:
+    blocks = ["first = 1 2 3 4\n", "second = [\n    5 6 7 8,\n]\n", "third = 9 9 9 9\n"]
+
+    assert [chunk.text for chunk in chunk_document(code("".join(blocks)), max_words=13)] == blocks
+
+
+@pytest.mark.parametrize("max_words", [1, 2, 3, 5, 8, 13, 40, 120])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("tail", ["", "\n\n\n", "x"])
+def test_code_is_kept_to_the_character(max_words: int, end: str, tail: str) -> None:
+    text = ("\n\n\t" + FUNCTIONS + "\x0c\n" + tail).replace("\n", end)
+
+    chunks = chunk_document(code(text), max_words=max_words)
+
+    kept = "".join(chunk.text for chunk in chunks)
+    assert kept.split() == text.split()
+    if max_words > 2:  # no chunk of blank lines alone was left out
+        assert kept == text
+    lines = text.split("\n")
+    for chunk in chunks:
+        assert not chunk.text.isspace()
+        assert count_words(chunk.text) <= max_words
+        assert chunk.text.rstrip("\n") in "\n".join(lines[chunk.start_line - 1 : chunk.end_line])
+        if chunk.text.endswith("\n"):
+            assert chunk.text.count("\n") == chunk.end_line - chunk.start_line + 1
+
+
+def test_minified_code_is_cut() -> None:
+    report = ReadReport()
+    text = "start\n" + ";".join(f"a{number}=b({number},c)" for number in range(2000)) + "\nend\n"
+
+    chunks = chunk_document(code(text), max_words=20, report=report)
+
+    assert "".join(chunk.text for chunk in chunks) == text
+    assert max(len(chunk.text) for chunk in chunks) <= 20 * CHARACTERS_PER_WORD
+    assert (chunks[5].start_line, chunks[5].end_line) == (2, 2)
+    assert chunks[-1].end_line == 3
+    assert report.cut == 1
+
+
+def test_blank_part_of_code_is_left_out_but_counted_in_the_lines() -> None:
+    text = "a\n" + "\n" * 100 + "b\n"
+
+    chunks = chunk_document(code(text), max_words=1)
+
+    assert [chunk.text.strip() for chunk in chunks] == ["a", "b"]
+    assert chunks[-1].end_line == 102
+
+
+@pytest.mark.parametrize("kind", ["text", "code"])
+@pytest.mark.parametrize(
+    "text", ["a" * 400_000, " " * 400_000 + "x", "x" + " " * 400_000, ". " * 200_000, '" a. ' * 80_000, "x.)" * 130_000]
+)
+def test_odd_input_takes_linear_time(kind: str, text: str) -> None:
+    began = time.process_time()
+    chunk_document(Document("d", text, None, "code" if kind == "code" else "text"))
+    assert time.process_time() - began < 5
+
+
+def test_max_words_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="max_words is 0"):
+        chunk_document(prose("x"), max_words=0)
+
+
+def test_standard_library_is_kept_to_the_character() -> None:
+    report = ReadReport()
+    for document in read_documents(f"{sysconfig.get_path('stdlib')}/email/*.py"):
+        chunks = chunk_document(document, report=report)
+        assert document.kind == "code"
+        assert "".join(chunk.text for chunk in chunks) == document.text
+        assert all(count_words(chunk.text) <= 120 for chunk in chunks)
+    assert report.chunks > 100
+
+
+def test_wikipedia(shared_data: Path) -> None:
+    with gzip.open(shared_data / "text" / "wikipedia" / "part-00.jsonl.gz", "rt") as file:
+        articles = [json.loads(line) for _, line in zip(range(300), file, strict=False)]
+    report = ReadReport()
+    whole_ends = 0
+
+    for article in articles:
+        chunks = chunk_document(prose(article["text"]), report=report)
+        assert " ".join(chunk.text for chunk in chunks).split() == article["text"].split()
+        assert all(count_words(chunk.text) <= 120 for chunk in chunks)
+        lines = article["text"].split("\n")
+        for chunk in chunks:
+            assert chunk.text in "\n".join(lines[chunk.start_line - 1 : chunk.end_line])
+        whole_ends += sum(chunk.text.rstrip("\"')\u201d ").endswith((".", "!", "?", ":", ";")) for chunk in chunks)
+
+    words = sum(count_words(article["text"]) for article in articles)
+    assert 95 < words / report.chunks <= 120  # chunks are well filled,
+    assert whole_ends / report.chunks > 0.97  # end where sentences do,
+    assert report.cut / report.chunks < 0.002  # and sentences are rarely cut

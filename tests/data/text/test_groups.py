@@ -1,0 +1,312 @@
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from revela_hub.data import Chunk, GroupSettings, ReadReport, build_groups, mix_groups
+from revela_hub.data import groups as groups_module
+from revela_hub.data.text.groups import groups_needed
+from revela_hub.errors import UserError
+
+
+def write_documents(path: Path, lengths: dict[str, int]) -> Path:
+    """Documents `a`, `b`, ... of so many sentences "a0 a0", "a1 a1", ..., each of which is a chunk of two words."""
+    rows = (
+        {"_id": name, "text": " ".join(f"Is {name}{n}." for n in range(length))} for name, length in lengths.items()
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def names(groups: Dataset) -> list[list[str]]:
+    return [[text.removeprefix("Is ").removesuffix(".") for text in row["text"]] for row in groups]
+
+
+def build(path: Any, tmp_path: Path, report: ReadReport | None = None, **settings: Any) -> Dataset:
+    settings = {"group_size": 4, "max_words": 2} | settings
+    return build_groups(path, GroupSettings(**settings), cache_dir=tmp_path / "cache", report=report)
+
+
+def test_chunks_in_the_order_of_the_documents(tmp_path: Path) -> None:
+    path = write_documents(tmp_path / "d.jsonl", {"a": 3, "b": 1, "none": 0, "c": 4})
+    report = ReadReport()
+
+    groups = build(path, tmp_path, report)
+
+    assert names(groups) == [["a0", "a1", "a2", "b0"], ["c0", "c1", "c2", "c3"]]
+    assert groups["document"][:] == [["a", "a", "a", "b"], ["c"] * 4]
+    assert groups["group"][:] == [0, 1]
+    assert {name: str(feature) for name, feature in groups.features.items()} == {
+        "group": "Value('int64')",
+        "document": "List(Value('string'))",
+        "text": "List(Value('string'))",
+    }
+    assert str(report) == "3 documents, 8 chunks, 2 groups; skipped: 1 empty"
+
+
+def test_last_group_that_is_not_full(tmp_path: Path) -> None:
+    report = ReadReport()
+
+    groups = build(write_documents(tmp_path / "d.jsonl", {"a": 6}), tmp_path, report)
+
+    assert names(groups) == [["a0", "a1", "a2", "a3"], ["a4", "a5", "", ""]]
+    assert groups[1]["document"] == ["a", "a", "", ""]
+    assert str(report) == "1 document, 6 chunks, 2 groups; last group is not full (2 rows absent)"
+
+
+def test_last_group_of_one_chunk(tmp_path: Path) -> None:
+    report = ReadReport()
+
+    groups = build(write_documents(tmp_path / "d.jsonl", {"a": 5}), tmp_path, report)
+
+    assert names(groups) == [["a0", "a1", "a2", "a3"]]
+    assert str(report) == "1 document, 5 chunks, 1 group; 1 chunk left over (dropped)"
+
+
+def test_two_documents_of_one_chunk_are_a_group(tmp_path: Path) -> None:
+    groups = build(write_documents(tmp_path / "d.jsonl", {"a": 1, "b": 1}), tmp_path)
+
+    assert names(groups) == [["a0", "b0", "", ""]]
+
+
+def test_one_chunk_is_not_enough(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="1 chunk of text; training needs at least 2 chunks"):
+        build(write_documents(tmp_path / "d.jsonl", {"a": 1}), tmp_path)
+
+
+def test_mistakes_in_the_data_are_the_user_s(tmp_path: Path) -> None:
+    path = write_documents(tmp_path / "d.jsonl", {"a": 9})
+    with path.open("a") as file:
+        file.write("broken\n")
+    with pytest.raises(UserError, match=r"d\.jsonl:2: not valid JSON"):
+        build(path, tmp_path)
+
+    write_documents(path, {"a": 9})  # put right, the same command works
+    assert len(build(path, tmp_path)) == 2
+    with pytest.raises(UserError, match="no such file or folder"):
+        build(tmp_path / "gone", tmp_path)
+    path.unlink()
+    with pytest.raises(UserError, match="no such file or folder"):
+        build(path, tmp_path)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="cannot write to the cache folder"):
+        build_groups(tmp_path / "file", cache_dir=tmp_path / "file" / "cache")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"group_size": 1}, "group_size is 1; a group needs at least 2 chunks"),
+        ({"run_length": 3}, "run_length is 3; it must divide group_size"),
+        ({"run_length": 0}, "run_length is 0"),
+        ({"max_words": 0}, "max_words is 0"),
+        ({"max_groups": 0}, "max_groups is 0"),
+    ],
+)
+def test_settings_that_make_no_groups(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        GroupSettings(**settings)
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each time that documents are read and cut."""
+    counts: list[int] = []
+    chunks = groups_module._chunks
+
+    def counted(*arguments: Any) -> Iterator[Chunk]:
+        counts.append(len(counts))
+        yield from chunks(*arguments)
+
+    monkeypatch.setattr(groups_module, "_chunks", counted)
+    return counts
+
+
+def test_second_run_reads_the_cache(tmp_path: Path, readings: list[int]) -> None:
+    path = write_documents(tmp_path / "d.jsonl", {"a": 6, "none": 0})
+    first, second = ReadReport(), ReadReport()
+
+    groups = build(path, tmp_path, first)
+    again = build(path, tmp_path, second, seed=7)  # nothing is drawn, so the seed makes no difference
+
+    assert len(readings) == 1
+    assert again[:] == groups[:]
+    assert (
+        str(second)
+        == str(first)
+        == ("1 document, 6 chunks, 2 groups; skipped: 1 empty; last group is not full (2 rows absent)")
+    )
+
+
+def test_what_changes_is_read_again(tmp_path: Path, readings: list[int]) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = write_documents(folder / "d.jsonl", {"a": 6})
+    build(folder, tmp_path)
+
+    write_documents(path, {"b": 6})
+    assert names(build(folder, tmp_path))[0] == ["b0", "b1", "b2", "b3"]
+    write_documents(folder / "e.jsonl", {"e": 2})
+    assert names(build(folder, tmp_path))[1] == ["b4", "b5", "e0", "e1"]
+    assert len(build(folder, tmp_path, group_size=2)) == 4
+    assert len(build(f"hf:{folder}", tmp_path)) == 2
+    path.unlink()
+    assert names(build(f"hf:{folder}", tmp_path)) == [["e0", "e1", "", ""]]
+    assert len(readings) == 6
+    build(f"hf:{folder}", tmp_path)
+    assert len(readings) == 6
+
+
+def test_run_that_was_killed_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_documents(tmp_path / "d.jsonl", {"a": 6})
+
+    def killed(*_: Any) -> Iterator[Chunk]:
+        yield from [Chunk("a", "x", None, 1, 1)] * 4
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(groups_module, "_chunks", killed)
+        with pytest.raises(Exception, match="generating the dataset"):
+            build(path, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(ReadReport, "to_dict", killed)  # between the rows and their report
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            build(path, tmp_path)
+
+    report = ReadReport()
+    assert names(build(path, tmp_path, report))[0] == ["a0", "a1", "a2", "a3"]
+    assert report.chunks == 6
+
+
+def test_processes_that_begin_together_build_once(tmp_path: Path, readings: list[int]) -> None:
+    path = write_documents(tmp_path / "d.jsonl", {"a": 60})
+    reports = [ReadReport() for _ in range(4)]
+
+    with ThreadPoolExecutor(4) as pool:
+        built = list(pool.map(lambda report: build(path, tmp_path, report), reports))
+
+    assert len(readings) == 1
+    assert all(groups[:] == built[0][:] for groups in built)
+    assert {str(report) for report in reports} == {"1 document, 60 chunks, 15 groups"}
+
+
+def test_max_groups_stops_reading(tmp_path: Path) -> None:
+    path = write_documents(tmp_path / "d.jsonl", {name: 2 for name in "abcdefgh"})
+    with path.open("a") as file:
+        file.write("broken, but never reached\n")
+    report = ReadReport()
+
+    groups = build(path, tmp_path, report, max_groups=2)
+
+    assert names(groups) == [["a0", "a1", "b0", "b1"], ["c0", "c1", "d0", "d1"]]
+    assert report.documents == 4
+
+
+def runs_of(groups: Dataset, length: int) -> list[list[str]]:
+    return [row[start : start + length] for row in names(groups) for start in range(0, len(row), length)]
+
+
+@pytest.mark.parametrize("buffer", [10_000, 5])
+def test_runs_mix_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int) -> None:
+    monkeypatch.setattr(groups_module, "SHUFFLE_BUFFER_RUNS", buffer)
+    path = write_documents(tmp_path / "d.jsonl", {"a": 40, "b": 40, "c": 41})
+
+    groups = build(path, tmp_path, run_length=2)
+
+    runs = runs_of(groups, 2)
+    in_order = [[f"a{n}", f"a{n + 1}"] for n in range(0, 40, 2)]
+    in_order += [[f"b{n}", f"b{n + 1}"] for n in range(0, 40, 2)]
+    in_order += [[f"c{n}", f"c{n + 1}"] for n in range(0, 40, 2)]
+    assert sorted(runs[: len(in_order)]) == sorted(in_order)  # each run once, unbroken
+    assert runs[: len(in_order)] != in_order
+    assert len(groups) == 30  # the 121st chunk is left over
+    mixed = sum(len(set(row["document"])) > 1 for row in groups)
+    assert mixed > (15 if buffer == 10_000 else 2)
+    if buffer == 5:  # a run waits for its turn, but none comes before it is read
+        assert all(runs.index(run) >= in_order.index(run) - buffer for run in in_order)
+
+
+def test_short_run_comes_last(tmp_path: Path) -> None:
+    path = write_documents(tmp_path / "d.jsonl", {"a": 15})
+    groups = build(path, tmp_path, run_length=2)
+
+    assert names(groups)[-1][2:] == ["a14", ""]
+
+
+def test_runs_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    path = write_documents(tmp_path / "d.jsonl", {"a": 60})
+
+    first = build(path, tmp_path, run_length=2)
+    settings = GroupSettings(group_size=4, max_words=2, run_length=2)
+    again = build_groups(path, settings, cache_dir=tmp_path / "other-cache")
+    other = build(path, tmp_path, run_length=2, seed=1)
+
+    assert again[:] == first[:]
+    assert names(other) != names(first)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Dataset]:
+    lengths = {"a": 4000, "b": 4000, "c": 40}
+    return [
+        build(write_documents(tmp_path / f"{name}.jsonl", {name: length}), tmp_path) for name, length in lengths.items()
+    ]
+
+
+def test_mixture_by_weights(three: list[Dataset]) -> None:
+    mixed = mix_groups(three[:2], [3, 1], seed=1)
+
+    drawn = Counter(row[0] for row in mixed["document"])
+    assert set(drawn.elements()) == {"a", "b"}
+    assert drawn["a"] == 1000  # the first to be used up
+    assert 270 < drawn["b"] < 400
+    assert all(len(set(row)) == 1 for row in mixed["document"])  # groups stay whole
+    assert [row for row in mixed["text"] if row[0].startswith("Is a")] == three[0]["text"][:]
+    assert mixed[:] == mix_groups(three[:2], [0.75, 0.25], seed=1)[:]
+    assert mixed[:] != mix_groups(three[:2], [3, 1], seed=2)[:]
+
+
+def test_mixture_until_all_are_used_up(three: list[Dataset]) -> None:
+    short = mix_groups([three[0], three[2]], [1, 1])
+    long = mix_groups([three[0], three[2]], [1, 1], stopping_strategy="all_exhausted")
+
+    assert len(short) < 40
+    assert set(three[0]["group"]) == {
+        n for n, row in zip(long["group"], long["document"], strict=True) if row[0] == "a"
+    }
+    assert len(long) > 1800
+
+
+@pytest.mark.parametrize("weights", [[1], [1, 0], [1, -1], [1, float("nan")], [1, 1, 1]])
+def test_weights_that_do_not_fit(three: list[Dataset], weights: list[float]) -> None:
+    with pytest.raises(UserError, match="one positive number for each of the 2 sources"):
+        mix_groups(three[:2], weights)
+
+
+def test_groups_needed_is_enough_and_not_much_more() -> None:
+    assert groups_needed(1.0, 1000) == 1000
+    assert groups_needed(0.5, 10) == 10
+    assert 100_000 < groups_needed(0.1, 1_000_000) < 102_000
+
+
+def test_wikipedia(shared_data: Path, tmp_path: Path) -> None:
+    with gzip.open(shared_data / "text" / "wikipedia" / "part-00.jsonl.gz", "rt") as file:
+        articles = [json.loads(line) for _, line in zip(range(200), file, strict=False)]
+    report = ReadReport()
+    settings = GroupSettings(run_length=4)
+
+    source = {"path": str(shared_data / "text" / "wikipedia"), "max_documents": 200, "exclude": "README.md"}
+    groups = build_groups(source, settings, cache_dir=tmp_path, report=report)
+
+    assert (report.documents, report.groups) == (200, len(groups))
+    assert all(len(row) == 16 for row in groups["text"])
+    words = Counter(word for row in groups["text"] for text in row for word in text.split())
+    expected = Counter(word for article in articles for field in ("title", "text") for word in article[field].split())
+    assert sum((expected - words).values()) < 0.001 * expected.total()  # at most the titles that texts begin with
+    assert sum(len(set(row)) > 1 for row in groups["document"]) > 0.95 * len(groups)

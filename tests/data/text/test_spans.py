@@ -1,0 +1,348 @@
+import gzip
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
+from transformers import ByT5Tokenizer, HfArgumentParser, PreTrainedTokenizerFast, TrainingArguments
+
+from revela_hub.data import ReadReport
+from revela_hub.data import spans as spans_module
+from revela_hub.data.text.spans import build_spans
+from revela_hub.errors import UserError
+from revela_hub.trainers.retromae.data_arguments import RetroMAEDataArguments, load_spans
+
+SPECIAL = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+
+
+def around(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """Adds `<s> ... </s>`, as RoBERTa and XLM-R have them."""
+    ends = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
+    tokenizer.post_processor = TemplateProcessing("<s> $A </s>", special_tokens=ends)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
+
+
+@pytest.fixture
+def byte_bpe(texts: list[str]) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=384, special_tokens=list(SPECIAL.values()), initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return around(tokenizer)
+
+
+@pytest.fixture
+def sentencepiece(texts: list[str]) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=list(SPECIAL.values()), unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return around(tokenizer)
+
+
+def write(path: Path, *texts: str) -> Path:
+    path.write_text("".join(json.dumps({"_id": str(n), "text": text}) + "\n" for n, text in enumerate(texts)))
+    return path
+
+
+def build(path: Any, tokenizer: Any, report: ReadReport | None = None, **settings: Any) -> Dataset:
+    cache = Path(path).parent / "cache"
+    return build_spans(path, tokenizer, **({"min_tokens": 1, "cache_dir": cache} | settings), report=report)
+
+
+def words(spans: Dataset, tokenizer: Any) -> list[list[str]]:
+    """The words of each span, as the marks have them."""
+    found: list[list[str]] = []
+    for row in spans:
+        assert len(row["input_ids"]) == len(row["word_starts"])
+        starts = [*np.flatnonzero(row["word_starts"]).tolist(), len(row["word_starts"])]
+        assert starts[0] == 0
+        found.append(
+            [tokenizer.decode(row["input_ids"][start:end]) for start, end in zip(starts, starts[1:], strict=False)]
+        )
+    return found
+
+
+def test_columns(tmp_path: Path, wordpiece_tokenizer: Any) -> None:
+    report = ReadReport()
+    spans = build(write(tmp_path / "d.jsonl", "The fox jumps.", "", "Rivers."), wordpiece_tokenizer, report)
+
+    assert {name: str(feature) for name, feature in spans.features.items()} == {
+        "span": "Value('int64')",
+        "input_ids": "List(Value('int32'))",
+        "word_starts": "List(Value('uint8'))",
+    }
+    assert spans["span"][:] == [0, 1]
+    assert (
+        spans["input_ids"][:]
+        == wordpiece_tokenizer(["The fox jumps.", "Rivers."], add_special_tokens=False)["input_ids"]
+    )
+    assert words(spans, wordpiece_tokenizer) == [["the", "fox", "jumps", "."], ["rivers", "."]]
+    assert str(report) == "2 documents, 2 spans; skipped: 1 empty"
+
+
+TEXT = "A retriever's text: naïve chunks,  documents!\n\tdef area(width): <mask> </s>"
+
+
+def test_words_of_wordpiece(tmp_path: Path, wordpiece_tokenizer: Any) -> None:
+    text = "A retriever's unhappy text: [MASK] perimeters."
+    spans = build(write(tmp_path / "d.jsonl", text), wordpiece_tokenizer)
+    expected = ["a", "retriever", "'", "s", "unhappy", "text", ":", "[", "mask", "]", "perimeters", "."]
+    # Unknown characters apart: the tiny vocabulary has no apostrophe and no brackets.
+    found = [word if word != "[UNK]" else expected[n] for n, word in enumerate(words(spans, wordpiece_tokenizer)[0])]
+    assert found == expected
+    assert wordpiece_tokenizer.mask_token_id not in spans[0]["input_ids"]  # text is never a special token
+
+
+def test_words_of_byte_bpe(tmp_path: Path, byte_bpe: Any) -> None:
+    spans = build(write(tmp_path / "d.jsonl", TEXT), byte_bpe)
+    expected = ["A", " retriever", "'s", " text", ":", " naïve", " chunks", ",", " ", " documents", "!", "\n", "\tdef"]
+    found = words(spans, byte_bpe)[0]
+    assert found[:11] == expected[:11]
+    assert "".join(found) == TEXT  # not a byte is lost, and `<mask>` is text
+    assert not set(spans[0]["input_ids"]) & set(byte_bpe.all_special_ids)
+    assert spans[0]["word_starts"][:2] == [1, 1] and 0 in spans[0]["word_starts"]
+
+
+def test_words_of_sentencepiece(tmp_path: Path, sentencepiece: Any) -> None:
+    text = "A retriever learns the text which settles."
+    spans = build(write(tmp_path / "d.jsonl", text), sentencepiece)
+    assert words(spans, sentencepiece) == [["A", "retriever", "learns", "the", "text", "which", "settles."]]
+    assert len(spans[0]["input_ids"]) > 7
+
+
+def test_scripts_without_spaces(tmp_path: Path, byte_bpe: Any) -> None:
+    spans = build(write(tmp_path / "d.jsonl", "日本語のfox。"), byte_bpe)
+    # Three bytes and tokens for each character; the pre-tokenizer alone would make one word of all before the full stop.
+    assert words(spans, byte_bpe) == [["日", "本", "語", "の", "fox", "。"]]
+    assert spans[0]["word_starts"][:9] == [1, 0, 0] * 3
+
+
+def test_whole_sentences_of_one_document(tmp_path: Path, wordpiece_tokenizer: Any) -> None:
+    # Sentences of four tokens each.
+    path = write(tmp_path / "d.jsonl", "The fox jumps. The dog jumps. The sea jumps. The text jumps.", "The raw fox.")
+    report = ReadReport()
+    spans = build(path, wordpiece_tokenizer, report, max_length=11)
+
+    assert [" ".join(span) for span in words(spans, wordpiece_tokenizer)] == [
+        "the fox jumps . the dog jumps .",
+        "the sea jumps . the text jumps .",
+        "the raw fox .",
+    ]
+    assert [" ".join(span) for span in words(build(path, wordpiece_tokenizer, max_length=9), wordpiece_tokenizer)] == [
+        "the fox jumps .",
+        "the dog jumps .",
+        "the sea jumps .",
+        "the text jumps .",
+        "the raw fox .",
+    ]
+    assert str(report) == "2 documents, 3 spans"
+
+
+def test_sentences_that_are_too_long(tmp_path: Path, byte_bpe: Any) -> None:
+    text = "The fox jumps over the lazy dog and over the river and the mountains. It settles."
+    report = ReadReport()
+    spans = build(write(tmp_path / "d.jsonl", text), byte_bpe, report, max_length=12)
+
+    found = words(spans, byte_bpe)
+    assert "".join(word for span in found for word in span) == text
+    assert all(len(row["input_ids"]) <= 10 for row in spans)
+    assert [word for span in found for word in span] == [
+        text[start:end] for _, (start, end) in byte_bpe.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    ]  # cut between words
+    assert report.cut >= 1
+    assert "longer than a span (cut)" in str(report)
+
+
+def test_word_longer_than_a_span(tmp_path: Path, byte_bpe: Any) -> None:
+    text = "fox " + "zqxjkvbw" * 10 + " dog"
+    report = ReadReport()
+    spans = build(write(tmp_path / "d.jsonl", text), byte_bpe, report, max_length=22)
+
+    assert byte_bpe.decode([token for row in spans for token in row["input_ids"]]) == text
+    assert max(len(row["input_ids"]) for row in spans) == 20
+    assert all(row["word_starts"][0] == 1 for row in spans)
+    assert report.cut == 1
+
+
+def test_code_is_cut_at_its_lines(tmp_path: Path, byte_bpe: Any) -> None:
+    path = tmp_path / "area.py"
+    lines = ["def area(width, height):\n", "    return width * height\n", "\n", "def perimeter(width):\n"]
+    path.write_text("".join(lines))
+    length = max(len(byte_bpe(line)["input_ids"]) for line in lines)
+    spans = build(path, byte_bpe, max_length=length)
+    texts = [byte_bpe.decode(row["input_ids"]) for row in spans]
+    assert "".join(texts) == path.read_text()
+    # A line's end may be of one token with the next line's indentation, and then goes with that.
+    assert all("\n" in one[-1:] + other[:1] for one, other in zip(texts, texts[1:], strict=False))
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize("name", ["wordpiece_tokenizer", "byte_bpe", "sentencepiece"])
+def test_tokens_are_those_of_running_text(
+    tmp_path: Path, name: str, texts: list[str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = request.getfixturevalue(name)
+    documents = [" ".join(texts * 3), "\n\n".join(texts[::-1]), "One. Two! (Three?) 'Four.' U.S. five..."]
+    path = write(tmp_path / "d.jsonl", *documents)
+    whole = tokenizer(documents, add_special_tokens=False)["input_ids"]
+
+    spans = build(path, tokenizer, max_length=32)
+    assert [token for row in spans for token in row["input_ids"]] == [token for tokens in whole for token in tokens]
+
+    # In shorter runs and batches, words begin at the same tokens but for the first of a run.
+    monkeypatch.setattr(spans_module, "RUN_CHARACTERS", 100)
+    monkeypatch.setattr(spans_module, "BATCH_CHARACTERS", 300)
+    again = build(path, tokenizer, max_length=32, cache_dir=tmp_path / "other-cache")
+    assert sum(len(row["input_ids"]) for row in again) == pytest.approx(sum(map(len, whole)), rel=0.03)
+    assert max(len(row["input_ids"]) for row in again) <= 30
+
+
+def test_short_spans_are_left_out(tmp_path: Path, wordpiece_tokenizer: Any) -> None:
+    path = write(tmp_path / "d.jsonl", "The fox jumps. The dog jumps.", "Fox.", "The raw text learns.")
+    report = ReadReport()
+    spans = build(path, wordpiece_tokenizer, report, min_tokens=5)
+    assert [" ".join(span) for span in words(spans, wordpiece_tokenizer)] == [
+        "the fox jumps . the dog jumps .",
+        "the raw text learns .",
+    ]
+    assert spans["span"][:] == [0, 1]
+    assert str(report) == "3 documents, 2 spans; skipped: 1 too short"
+    with pytest.raises(UserError, match="the data make no span of at least 50 tokens: give more text, or lower"):
+        build(path, wordpiece_tokenizer, min_tokens=50)
+
+
+def test_max_spans_stops_reading(tmp_path: Path, wordpiece_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans_module, "BATCH_CHARACTERS", 10)
+    path = write(tmp_path / "d.jsonl", *["The fox jumps."] * 5)
+    with path.open("a") as file:
+        file.write("broken, but never reached\n")
+    report = ReadReport()
+    assert len(build(path, wordpiece_tokenizer, report, max_spans=3)) == 3
+    assert str(report) == "3 documents, 3 spans"
+    with pytest.raises(UserError, match=r"d\.jsonl:6: not valid JSON"):
+        build(path, wordpiece_tokenizer)
+
+
+def test_second_run_reads_the_cache(
+    tmp_path: Path, wordpiece_tokenizer: Any, byte_bpe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "d.jsonl", "The fox jumps. The dog jumps.")
+    readings: list[int] = []
+    rows = spans_module._rows
+
+    def counted(*arguments: Any) -> Any:
+        readings.append(1)
+        yield from rows(*arguments)
+
+    monkeypatch.setattr(spans_module, "_rows", counted)
+    reports = [ReadReport() for _ in range(2)]
+    first = build(path, wordpiece_tokenizer, reports[0])
+    wordpiece_tokenizer("called otherwise", truncation=True, max_length=4, padding="max_length")  # changes nothing
+    again = build(path, wordpiece_tokenizer, reports[1])
+    assert (len(readings), again[:]) == (1, first[:])
+    assert str(reports[0]) == str(reports[1]) == "1 document, 1 span"
+
+    build(path, wordpiece_tokenizer, max_length=9)
+    build(path, byte_bpe)
+    write(path, "The dog jumps. The sea.")
+    assert build(path, wordpiece_tokenizer)[:] != first[:]
+    assert len(readings) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_length": 2}, r"max_length is 2; it must be at least 3 \(min_tokens and two special tokens\)"),
+        ({"max_length": 9, "min_tokens": 8}, "max_length is 9; it must be at least 10"),
+        ({"min_tokens": 0}, "min_tokens is 0; it must be at least 1"),
+        ({"max_spans": 0}, "max_spans is 0; it must be at least 1"),
+    ],
+)
+def test_settings_that_make_no_spans(
+    tmp_path: Path, wordpiece_tokenizer: Any, settings: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        build(write(tmp_path / "d.jsonl", "The fox."), wordpiece_tokenizer, **settings)
+
+
+def test_tokenizers_that_do_not_suit(tmp_path: Path, bpe_tokenizer: Any) -> None:
+    path = write(tmp_path / "d.jsonl", "The fox.")
+    with pytest.raises(UserError, match="has no mask token; take an encoder trained as a masked LM"):
+        build(path, bpe_tokenizer)
+    with pytest.raises(UserError, match="ByT5Tokenizer does not tell which tokens make a word; take a fast one"):
+        build(path, ByT5Tokenizer())
+
+
+def test_every_option_is_explained_and_clashes_with_none_of_the_trainer() -> None:
+    options = fields(RetroMAEDataArguments)
+    assert all(option.metadata["help"].endswith(".") for option in options)
+    assert not {option.name for option in options} & {option.name for option in fields(TrainingArguments)}
+
+
+def test_command_line() -> None:
+    line = "--data docs a.jsonl --max_length 128 --encoder_mask_ratio 0.2 --exclude tests *.js --max_spans 7"
+    (parsed,) = HfArgumentParser([RetroMAEDataArguments]).parse_args_into_dataclasses(line.split())
+    assert (parsed.data, parsed.max_length, parsed.exclude) == (["docs", "a.jsonl"], 128, ["tests", "*.js"])
+    assert (parsed.encoder_mask_ratio, parsed.decoder_mask_ratio, parsed.max_spans) == (0.2, 0.5, 7)
+
+
+def test_options_reach_the_spans(tmp_path: Path, wordpiece_tokenizer: Any) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a-left.jsonl").write_text('{"body": "The dog."}\n')
+    row = json.dumps({"body": "The fox jumps. The sea jumps."}) + "\n"
+    (tmp_path / "docs" / "d.jsonl").write_text(row * 5)
+    arguments = RetroMAEDataArguments(
+        data=[str(tmp_path / "docs")],
+        text_column="body",
+        exclude=["*left*"],
+        max_length=6,
+        min_tokens=4,
+        max_documents=3,
+        max_spans=5,
+        cache_dir=str(tmp_path / "cache"),
+    )
+    spans, report = load_spans(arguments, wordpiece_tokenizer)
+    assert len(spans) == 5
+    assert str(report) == "3 documents, 5 spans; skipped: 1 excluded"
+    arguments.decoder_mask_ratio = 1.5
+    with pytest.raises(UserError, match=r"decoder_mask_ratio is 1\.5"):
+        load_spans(arguments, wordpiece_tokenizer)
+
+
+def test_wikipedia(shared_data: Path, minilm_folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(minilm_folder)
+    source = {"path": str(shared_data / "text" / "wikipedia"), "max_documents": 30, "exclude": "README.md"}
+    report = ReadReport()
+    spans = build_spans(source, tokenizer, max_length=256, cache_dir=tmp_path, report=report)
+
+    assert (report.documents, report.spans) == (30, len(spans))
+    lengths = np.array([len(tokens) for tokens in spans["input_ids"]])
+    assert lengths.max() <= 254
+    assert lengths.mean() > 200  # well filled
+    with gzip.open(shared_data / "text" / "wikipedia" / "part-00.jsonl.gz", "rt") as file:
+        articles = [json.loads(line)["text"] for _, line in zip(range(30), file, strict=False)]
+    expected = sum(
+        len(encoding) for encoding in tokenizer(articles, add_special_tokens=False, verbose=False)["input_ids"]
+    )
+    assert 0.995 * expected < lengths.sum() < 1.01 * expected  # with the titles, without the short rests
+    starts = np.concatenate([np.array(row["word_starts"]) for row in spans])
+    continued = np.array(
+        [t.startswith("##") for row in spans for t in tokenizer.convert_ids_to_tokens(row["input_ids"])]
+    )
+    assert (starts[continued] == 0).mean() > 0.999
+    assert starts[~continued].all()

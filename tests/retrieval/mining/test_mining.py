@@ -1,0 +1,381 @@
+"""Hard negatives: which texts may be negatives, that nothing is computed twice, and that the corpus is not in memory."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval import bm25_scores, mining, scores, vector_store
+from revela_hub.retrieval.bm25 import BM25
+from revela_hub.retrieval.bm25_scores import BM25Scores
+from revela_hub.retrieval.mining.mining import MiningSettings, RankerSettings, mine_negatives
+from revela_hub.retrieval.texts import write_texts
+
+WORDS = "river sea stone moon iron salt wind leaf bird fish hill road lamp door rope seed".split()
+
+
+def vector(text: str) -> np.ndarray:
+    """A text of numbers is its own vector; any other is the sum of its words' vectors."""
+    try:
+        return np.array([float(word) for word in text.split()], dtype=np.float32)
+    except ValueError:
+        seeds = [sum(map(ord, word)) for word in text.split()]
+        return np.sum([np.random.default_rng(seed).normal(size=8) for seed in seeds], axis=0).astype(np.float32)
+
+
+class Encoder:
+    """Vectors by `vector`; stops after `limit` calls of `encode_document`, and keeps what it has encoded."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.queries: list[str] = []
+        self.documents: list[str] = []
+
+    def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
+        self.queries += inputs
+        return np.stack([vector(text) for text in inputs])
+
+    def encode_document(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
+        if self.limit is not None:
+            if self.limit == 0:
+                raise KeyboardInterrupt
+            self.limit -= 1
+        self.documents += inputs
+        return np.stack([vector(text) for text in inputs])
+
+
+def on_circle(score: float) -> str:
+    """A text whose cosine with the text "1 0" is `score`."""
+    return f"{score} {np.sqrt(1 - score**2)}"
+
+
+def negatives(row: dict[str, Any]) -> list[str]:
+    return [text for name, text in row.items() if name.startswith("negative_")]
+
+
+def random_texts(number: int, seed: int, length: int = 6) -> list[str]:
+    random = np.random.default_rng(seed)
+    return [f"{' '.join(random.choice(WORDS, length))} {seed}x{index}" for index in range(number)]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small data have several blocks of everything, and last blocks that are not full."""
+    monkeypatch.setattr(vector_store, "BLOCK_SIZE", 7)
+    monkeypatch.setattr(bm25_scores, "BLOCK_SIZE", 7)
+    monkeypatch.setattr(bm25_scores, "SCORE_COLUMNS", 3)
+    monkeypatch.setattr(scores, "SCORE_COLUMNS", 3)
+    monkeypatch.setattr(mining, "ANCHOR_BLOCK", 5)
+
+
+# --- the same as sentence-transformers
+
+
+VOCABULARY = (
+    "fox dog river sea text paris tokyo width height chunk layer capital retriever mountains jumps lazy".split()
+)
+
+
+@pytest.fixture
+def static_model() -> Any:
+    """Random word vectors, the same in every run, so that cosines are anywhere from -1 to 1; a prompt for queries."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: number for number, word in enumerate([*VOCABULARY, "the", "[UNK]"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    weights = np.random.default_rng(0).normal(size=(len(words), 6)).astype(np.float32)
+    module = StaticEmbedding(tokenizer, embedding_weights=weights)
+    return SentenceTransformer(modules=[module], device="cpu", prompts={"query": "the ", "document": ""})
+
+
+LIMITS: list[dict[str, Any]] = [
+    {"relative_margin": 0.05},
+    {"relative_margin": 0.3, "num_negatives": 4},
+    {"relative_margin": None},
+    {"relative_margin": None, "absolute_margin": 0.2},
+    {"relative_margin": 0.05, "absolute_margin": 0.1, "max_score": 0.6, "min_score": -0.2},
+    {"relative_margin": None, "range_min": 3, "range_max": 12, "num_negatives": 3},
+    {"relative_margin": 0.1, "range_min": 2, "range_max": 16},
+    {"relative_margin": 0.05, "range_max": 30, "max_score": 0.9},
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("own_corpus", [False, True])
+def test_equals_sentence_transformers(
+    static_model: Any, limits: dict[str, Any], own_corpus: bool, small_blocks: None
+) -> None:
+    from sentence_transformers.util import mine_hard_negatives
+
+    random = np.random.default_rng(0)
+    documents = list(dict.fromkeys(" ".join(random.choice(VOCABULARY, 4)) for _ in range(60)))
+    rows = [(" ".join(documents[-1 - index].split()[:2]), documents[-1 - index]) for index in range(14)]
+    rows += [(rows[index][0], documents[index]) for index in range(5)]  # unlike its anchor, and may score below 0
+    corpus = documents[:45] + documents[:5] if own_corpus else None  # with copies, and positives that are not in it
+    settings = {"num_negatives": 2, **limits}
+    theirs = mine_hard_negatives(
+        Dataset.from_dict({"anchor": [a for a, _ in rows], "positive": [p for _, p in rows]}),
+        static_model,
+        corpus=corpus,
+        output_format="n-tuple",
+        output_scores=True,
+        verbose=False,
+        **settings,
+    )
+    ours = mine_negatives(
+        [a for a, _ in rows],
+        [p for _, p in rows],
+        corpus,
+        static_model,
+        MiningSettings(**settings, scores=True),
+    )
+
+    def by_pair(dataset: Dataset) -> dict[tuple[str, str], tuple[list[str], list[float]]]:
+        return {(row["anchor"], row["positive"]): (negatives(row), row["scores"]) for row in dataset}
+
+    expected, found = by_pair(theirs), by_pair(ours.dataset)
+    assert len(expected) >= 3  # or the limits are so narrow that nothing is compared
+    assert {pair: texts for pair, (texts, _) in found.items()} == {pair: texts for pair, (texts, _) in expected.items()}
+    for pair, (_, values) in expected.items():
+        assert found[pair][1] == pytest.approx(values, abs=1e-5)
+    assert ours.report.mined == len(expected)
+    assert ours.report.mined + ours.report.fewer == len(rows)
+
+
+# --- the limits
+
+
+def test_a_negative_scores_at_most_95_percent_of_the_positive() -> None:
+    corpus = [on_circle(score) for score in (0.9, 0.79, 0.77, 0.75, 0.5)]
+    mined = mine_negatives(["1 0"], [on_circle(0.8)], corpus, Encoder(), MiningSettings(num_negatives=2, scores=True))
+    [row] = mined.dataset
+    assert negatives(row) == [on_circle(0.75), on_circle(0.5)]
+    assert row["scores"] == pytest.approx([0.8, 0.75, 0.5], abs=1e-6)
+    assert dict(mined.report.removed) == {"being a positive": 1, "being the anchor": 0, "relative margin": 3}
+    assert (mined.report.candidates, mined.report.mined, mined.report.added) == (6, 1, 1)
+    assert mined.report.positive_score == pytest.approx(0.8)
+    assert mined.report.negative_score == pytest.approx(0.625)
+
+
+def test_a_margin_to_a_negative_score_is_below_it() -> None:
+    corpus = [on_circle(score) for score in (0.1, -0.2, -0.205, -0.22)]
+    mined = mine_negatives(["1 0"], [on_circle(-0.2)], corpus, Encoder())
+    assert negatives(mined.dataset[0]) == [on_circle(-0.22)]
+
+
+def test_the_positive_that_scores_lowest_sets_the_margin() -> None:
+    positives = [on_circle(0.9), on_circle(0.5)]
+    corpus = [*positives, on_circle(0.6), on_circle(0.4)]
+    mined = mine_negatives(["1 0", "1 0"], positives, corpus, Encoder())
+    assert [(row["positive"], negatives(row)) for row in mined.dataset] == [
+        (positive, [on_circle(0.4)]) for positive in positives
+    ]
+    assert mined.report.removed["being a positive"] == 2
+
+
+def test_every_limit_reports_what_it_removed() -> None:
+    corpus = [on_circle(score / 100) for score in range(1, 100)]
+    settings = MiningSettings(
+        num_negatives=2,
+        absolute_margin=0.1,
+        relative_margin=0.2,
+        max_score=0.5,
+        min_score=0.2,
+        range_min=4,
+        range_max=99,
+    )
+    mined = mine_negatives(["1 0"], [on_circle(0.8)], corpus, Encoder(), settings)
+    assert dict(mined.report.removed) == {
+        "being a positive": 1,
+        "being the anchor": 0,
+        "absolute margin": 29 - 1,  # above 0.70 without the positive, of which 0.71 to 0.99 are 29
+        "relative margin": 6,  # 0.65 to 0.70, above 0.64
+        "maximum score": 14,  # 0.51 to 0.64
+        "minimum score": 19,  # 0.01 to 0.19
+        "rank": 4,
+    }
+    assert negatives(mined.dataset[0]) == [on_circle(0.46), on_circle(0.45)]
+    for reason in mined.report.removed:
+        assert f"by {reason}" in str(mined.report)
+
+
+@pytest.mark.parametrize(("similarity", "negative"), [("dot", "1.5 9"), ("cosine", "3 9")])
+def test_similarities(similarity: str, negative: str) -> None:
+    corpus, settings = ["5 1", "3 9", "1.5 9", "1 0"], MiningSettings(relative_margin=0.2)
+    mined = mine_negatives(["1 0"], ["2 0"], corpus, Encoder(), settings, RankerSettings(similarity=similarity))
+    assert negatives(mined.dataset[0]) == [negative]
+
+
+def test_random_negatives_are_within_the_limits_and_the_same_for_a_seed(small_blocks: None) -> None:
+    corpus = random_texts(80, 0)
+    positives = corpus[:12]
+    anchors = [" ".join(text.split()[1:]) for text in positives]
+
+    def mined(seed: int, sampling: str = "random") -> list[list[str]]:
+        settings = MiningSettings(
+            num_negatives=3, relative_margin=0.05, range_max=10, sampling=sampling, seed=seed, fewer="keep"
+        )
+        return [negatives(row) for row in mine_negatives(anchors, positives, corpus, Encoder(), settings).dataset]
+
+    settings = MiningSettings(num_negatives=10, relative_margin=0.05, range_max=10, fewer="keep")
+    allowed = [negatives(row) for row in mine_negatives(anchors, positives, corpus, Encoder(), settings).dataset]
+    assert mined(0) == mined(0)
+    assert mined(0) != mined(1)
+    assert mined(0) != mined(0, "top")
+    for drawn, possible in zip(mined(0), allowed, strict=True):
+        places = [possible.index(text) for text in drawn if text is not None]
+        assert places == sorted(set(places))
+        assert len(places) == min(3, sum(text is not None for text in possible))
+
+
+# --- what is no negative
+
+
+def test_copies_and_known_positives_are_no_negatives() -> None:
+    corpus = [
+        "river  sea\nstone",  # the positive with other white space
+        "moon iron",  # another positive of the anchor
+        "moon iron",
+        "River sea lamp",
+        "river sea",  # the anchor itself
+        "River sea lamp",
+        " ",
+    ]
+    anchors, positives = ["river sea", "river sea", "river sea", "", "hill"], ["river sea stone", "moon iron"]
+    mined = mine_negatives(
+        anchors, [*positives, positives[1], "road", "\t"], corpus, Encoder(), MiningSettings(relative_margin=None)
+    )
+    assert [(row["positive"], negatives(row)) for row in mined.dataset] == [
+        (positive, ["River sea lamp"]) for positive in positives
+    ]
+    report = mined.report
+    assert (report.pairs, report.anchors, report.documents, report.copies) == (2, 1, 4, 2)
+    assert dict(report.skipped) == {"empty pairs": 2, "pairs given twice": 1, "empty documents": 1}
+    assert dict(report.removed) == {"being a positive": 2, "being the anchor": 1}
+    assert "skipped: 2 empty pairs, 1 pairs given twice, 1 empty documents" in str(report)
+    assert "2 copies left out" in str(report)
+
+
+def test_pairs_with_fewer_negatives_are_dropped_or_kept() -> None:
+    corpus = [on_circle(0.9), on_circle(0.1)]
+    pairs = (["1 0", "0 1"], [on_circle(0.5), on_circle(0.1)])
+    dropped = mine_negatives(*pairs, corpus, Encoder(), MiningSettings(num_negatives=2))
+    assert [row["anchor"] for row in dropped.dataset] == ["0 1"]
+    assert (dropped.report.mined, dropped.report.fewer) == (1, 1)
+    kept = mine_negatives(*pairs, corpus, Encoder(), MiningSettings(num_negatives=2, fewer="keep", scores=True))
+    assert negatives(kept.dataset[0]) == [on_circle(0.1), None]
+    assert kept.dataset[0]["scores"] == pytest.approx([0.5, 0.1], abs=1e-6)
+    assert None not in negatives(kept.dataset[1])
+    assert "1 with fewer (kept; a larger range_max looks further down)" in str(kept.report)
+
+
+def test_what_leaves_nothing_is_an_error_that_says_why() -> None:
+    pair = (["1 0"], [on_circle(0.5)])
+    with pytest.raises(UserError, match="of 2 candidates: removed 1 by .*1 by relative margin.*widen the limits"):
+        mine_negatives(*pair, [on_circle(0.9)], Encoder())
+    with pytest.raises(UserError, match="no pair has 2 negatives, though 1 have fewer: .*fewer: keep"):
+        mine_negatives(*pair, [on_circle(0.1)], Encoder(), MiningSettings(num_negatives=2))
+    with pytest.raises(UserError, match="no pair with text"):
+        mine_negatives(["", " "], ["x", "y"], ["z"], Encoder())
+    with pytest.raises(UserError, match="no document with text"):
+        mine_negatives(["a"], ["x"], ["", "\n"], Encoder())
+    with pytest.raises(UserError, match="no document shares a word"):
+        mine_negatives(["river"], ["sea"], ["stone"], "bm25")
+    with pytest.raises(UserError, match="no document shares a word"):
+        mine_negatives(["the of"], ["sea"], ["stone"], "bm25")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_negatives": 0}, "num_negatives must be at least 1"),
+        ({"range_min": -1}, "range_min must be at least 0"),
+        ({"range_min": 3, "range_max": 4, "num_negatives": 2}, r"range_max must be at least .* \(5\), not 4"),
+        ({"min_score": 0.5, "max_score": 0.4}, "min_score .* is above max_score"),
+        ({"sampling": "best"}, "sampling must be top or random"),
+        ({"fewer": "fill"}, "fewer must be drop or keep"),
+    ],
+)
+def test_settings_that_nothing_can_fulfil(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        MiningSettings(**values)
+
+
+def test_rankers_that_are_none() -> None:
+    with pytest.raises(ValueError, match="an encoder or bm25, not 'bm52'"):
+        mine_negatives(["a"], ["b"], ["c"], "bm52")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="2 anchors and 1 positives"):
+        mine_negatives(["a", "b"], ["b"], ["c"], "bm25")
+    with pytest.raises(ValueError, match="similarity must be"):
+        RankerSettings(similarity="manhattan")
+
+
+def test_prompts_go_to_the_model(tmp_path: Path) -> None:
+    class Prompted(Encoder):
+        def encode_query(self, inputs: list[str], /, *, prompt: str = "own ", **options: Any) -> np.ndarray:
+            return super().encode_query([prompt + text for text in inputs], **options)
+
+        def encode_document(self, inputs: list[str], /, *, prompt: str = "", **options: Any) -> np.ndarray:
+            return super().encode_document([prompt + text for text in inputs], **options)
+
+    def encoded(**prompts: str) -> tuple[list[str], list[str]]:
+        ranker = Prompted()
+        ranking = RankerSettings(identity="model@1", **prompts)  # type: ignore[arg-type]
+        settings = MiningSettings(relative_margin=None)
+        mine_negatives(["river"], ["sea"], ["stone"], ranker, settings, ranking, cache_dir=tmp_path)
+        return ranker.queries, ranker.documents
+
+    assert encoded() == (["own river"], ["stone", "sea"])
+    assert encoded(query_prompt="Find: ") == (["Find: river"], [])  # the documents' vectors are those of before
+    assert encoded(query_prompt="Find: ", document_prompt="Text: ") == ([], ["Text: stone", "Text: sea"])
+
+
+# --- BM25
+
+
+def test_bm25_scores_as_the_index_in_memory(tmp_path: Path, small_blocks: None) -> None:
+    documents = [*random_texts(40, 0), "the of and", "River river rivers sea", "stone"]
+    anchors = ["river sea", "moon moon stone", *random_texts(5, 1), "the", "unheard"]
+    texts, _ = write_texts(documents, tmp_path)
+    queries, _ = write_texts(anchors, tmp_path)
+    parts = [texts.subset(np.arange(30)), texts.subset(np.arange(30, len(documents)))]
+    ours = BM25Scores(tmp_path, queries, parts)
+    dense = np.zeros((len(anchors), len(documents)), dtype=np.float32)
+    for first, block in ours.score_blocks(2, len(anchors)):
+        dense[2:, first : first + block.shape[1]] = block.clamp_min(0)
+    for first, block in ours.score_blocks(0, 2):
+        dense[:2, first : first + block.shape[1]] = block.clamp_min(0)
+    expected = np.zeros_like(dense)
+    for query, ranking in enumerate(BM25(documents).search(anchors, len(documents))):
+        expected[query, ranking.rows] = ranking.scores
+    assert (expected > 0).sum() > 50
+    np.testing.assert_allclose(dense, expected, rtol=1e-5, atol=1e-6)
+    pairs, rows = np.divmod(np.random.default_rng(0).permutation(dense.size)[:100], len(documents))
+    np.testing.assert_allclose(ours.pair_scores(pairs, rows), expected[pairs, rows], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ranker", ["bm25", BM25])
+def test_bm25_compares_with_a_positive_from_outside_the_corpus(ranker: Any) -> None:
+    corpus = ["river sea lamp", "river lamp rope", "lamp", "bird fish"]
+    settings = MiningSettings(num_negatives=1, scores=True)
+    mined = mine_negatives(["river sea", "seed"], ["river sea", "lamp door"], corpus, ranker, settings)
+    index = BM25([*corpus, "river sea", "lamp door"])
+    [ranking] = index.search(["river sea"], 10)
+    by_row = dict(zip(ranking.rows.tolist(), ranking.scores.tolist(), strict=True))
+    # The positive is the anchor's own text here, and "river sea lamp" scores less than 95% of it.
+    [row] = mined.dataset
+    assert negatives(row) == ["river sea lamp"]
+    assert row["scores"] == pytest.approx([by_row[4], by_row[0]], rel=1e-5)
+    assert mined.report.fewer == 1  # a positive that shares no word with its anchor scores 0, and nothing is below that
+
+
+def test_bm25_without_a_margin_takes_the_best() -> None:
+    corpus = ["river sea lamp", "river lamp rope", "lamp"]
+    mined = mine_negatives(["river sea"], ["bird"], corpus, "bm25", MiningSettings(2, relative_margin=None))
+    assert negatives(mined.dataset[0]) == ["river sea lamp", "river lamp rope"]

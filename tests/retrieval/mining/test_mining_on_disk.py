@@ -1,0 +1,270 @@
+"""Mining on disk: blocks, interruptions, full disks and damaged files; and that the corpus is not in memory."""
+
+import errno
+import logging
+import os
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval import bm25_scores, mining, scores, vector_store
+from revela_hub.retrieval.mining.mining import MiningSettings, RankerSettings, mine, mine_negatives
+
+WORDS = "river sea stone moon iron salt wind leaf bird fish hill road lamp door rope seed".split()
+CACHED = RankerSettings(identity="model@1")
+
+
+def vector(text: str) -> np.ndarray:
+    seeds = [sum(map(ord, word)) for word in text.split()]
+    return np.sum([np.random.default_rng(seed).normal(size=8) for seed in seeds], axis=0).astype(np.float32)
+
+
+class Encoder:
+    """Vectors of bags of words; stops after `limit` calls of `encode_document`, and keeps what it has encoded."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.queries: list[str] = []
+        self.documents: list[str] = []
+
+    def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
+        self.queries += inputs
+        return np.stack([vector(text) for text in inputs])
+
+    def encode_document(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
+        if self.limit is not None:
+            if self.limit == 0:
+                raise KeyboardInterrupt
+            self.limit -= 1
+        self.documents += inputs
+        return np.stack([vector(text) for text in inputs])
+
+
+def random_texts(number: int, seed: int, length: int = 6) -> list[str]:
+    random = np.random.default_rng(seed)
+    return [f"{' '.join(random.choice(WORDS, length))} {seed}x{index}" for index in range(number)]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small data have several blocks of everything, and last blocks that are not full."""
+    monkeypatch.setattr(vector_store, "BLOCK_SIZE", 7)
+    monkeypatch.setattr(bm25_scores, "BLOCK_SIZE", 7)
+    monkeypatch.setattr(bm25_scores, "SCORE_COLUMNS", 3)
+    monkeypatch.setattr(scores, "SCORE_COLUMNS", 3)
+    monkeypatch.setattr(mining, "ANCHOR_BLOCK", 5)
+
+
+DOCUMENTS = random_texts(40, 2)
+ANCHORS = random_texts(11, 3)
+
+
+def mined_rows(ranker: Any, folder: Path | None, **values: Any) -> list[dict[str, Any]]:
+    settings = MiningSettings(num_negatives=2, relative_margin=None, scores=True, **values)
+    return list(mine_negatives(ANCHORS, DOCUMENTS[:11], DOCUMENTS, ranker, settings, CACHED, cache_dir=folder).dataset)
+
+
+@pytest.mark.parametrize("ranker", [Encoder(), "bm25"])
+def test_blocks_change_nothing(ranker: Any, request: pytest.FixtureRequest) -> None:
+    whole = mined_rows(ranker, None)
+    request.getfixturevalue("small_blocks")
+    blocks = mined_rows(ranker, None)
+    for one, other in zip(whole, blocks, strict=True):
+        assert one.pop("scores") == pytest.approx(other.pop("scores"), rel=1e-5)
+        assert one == other
+    assert len(whole) == 11
+
+
+def test_an_interrupted_run_is_resumed_where_it_stopped(tmp_path: Path, small_blocks: None) -> None:
+    first = Encoder(limit=2)  # blocks of 7 texts
+    with pytest.raises(KeyboardInterrupt):
+        mined_rows(first, tmp_path)
+    assert first.documents == DOCUMENTS[:14]
+    assert list(tmp_path.rglob("*.tmp")) == []
+    second = Encoder()
+    resumed = mined_rows(second, tmp_path)
+    assert second.documents == DOCUMENTS[14:]
+    assert second.queries == []
+    assert resumed == mined_rows(Encoder(), None)
+    third = Encoder(limit=0)
+    assert mined_rows(third, tmp_path) == resumed
+    assert third.queries == third.documents == []
+
+
+def test_an_interrupted_search_is_resumed_and_other_limits_need_none(
+    tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[tuple[int, int]] = []
+    real = scores.VectorScores.score_blocks
+
+    def spy(self: Any, start: int, stop: int) -> Iterator[Any]:
+        if len(searched) == 2:
+            raise KeyboardInterrupt
+        searched.append((start, stop))
+        return real(self, start, stop)
+
+    monkeypatch.setattr(scores.VectorScores, "score_blocks", spy)
+    with pytest.raises(KeyboardInterrupt):
+        mined_rows(Encoder(), tmp_path)
+    assert searched == [(0, 5), (5, 10)]
+    searched.clear()
+    mined_rows(Encoder(), tmp_path)
+    assert searched == [(10, 11)]
+    mined_rows(Encoder(), tmp_path, max_score=0.99, range_max=3)
+    assert searched == [(10, 11)]
+
+
+def test_bm25_counts_are_kept(tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = mined_rows("bm25", tmp_path)
+    monkeypatch.setattr(bm25_scores.BM25Scores, "score_blocks", None)
+    monkeypatch.setattr(bm25_scores, "whole_file", None)  # nothing is written again
+    assert mined_rows("bm25", tmp_path) == first
+
+
+def test_models_corpora_and_types_do_not_share_vectors(tmp_path: Path) -> None:
+    encoder = Encoder()
+
+    def run(corpus: list[str], **values: Any) -> list[str]:
+        encoder.documents.clear()
+        ranking = RankerSettings(**({"identity": "model@1"} | values))
+        settings = MiningSettings(relative_margin=None)
+        mine_negatives(ANCHORS, DOCUMENTS[:11], corpus, encoder, settings, ranking, cache_dir=tmp_path)
+        return list(encoder.documents)
+
+    assert run(DOCUMENTS) == DOCUMENTS
+    assert run(DOCUMENTS) == []
+    assert run(DOCUMENTS, identity="model@2") == DOCUMENTS
+    assert run(DOCUMENTS, similarity="dot") == DOCUMENTS
+    assert run(DOCUMENTS, dtype="float16") == DOCUMENTS
+    assert run([*DOCUMENTS, "new"]) == [*DOCUMENTS, "new"]
+    with pytest.raises(ValueError, match="a cache needs the model's identity"):
+        mine_negatives(ANCHORS, DOCUMENTS[:11], DOCUMENTS, encoder, cache_dir=tmp_path)
+
+
+def test_float16_vectors_take_half_the_space(tmp_path: Path) -> None:
+    def size(dtype: str) -> int:
+        ranking = RankerSettings(identity="model@1", dtype=dtype)
+        settings = MiningSettings(relative_margin=None, scores=True)
+        folder = tmp_path / dtype
+        mined = mine_negatives(ANCHORS, DOCUMENTS[:11], DOCUMENTS, Encoder(), settings, ranking, cache_dir=folder)
+        values.append([row["scores"] for row in mined.dataset])
+        return sum(np.load(path).nbytes for path in folder.glob("vectors-*/*.npy"))
+
+    values: list[Any] = []
+    assert size("float32") == 2 * size("float16")
+    np.testing.assert_allclose(values[1], values[0], atol=2e-3)
+    assert values[0] != values[1]
+
+    class Loud(Encoder):
+        def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
+            return np.full((len(inputs), 8), 1e6, dtype=np.float32)
+
+    ranking = RankerSettings(similarity="dot", dtype="float16")
+    with pytest.raises(UserError, match="too large for float16; store them as float32"):
+        mine_negatives(ANCHORS, DOCUMENTS[:11], DOCUMENTS, Loud(), None, ranking)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 0x40
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, lambda path: path.write_bytes(b"")])
+def test_damaged_files_are_made_again_with_a_warning(
+    tmp_path: Path, small_blocks: None, caplog: pytest.LogCaptureFixture, damage: Any
+) -> None:
+    whole = mined_rows(Encoder(), tmp_path)
+    # The larger store is the corpus's.
+    store = max(tmp_path.glob("vectors-*"), key=lambda folder: len(list(folder.iterdir())))
+    damage(sorted(store.glob("*.npy"))[2])
+    for path in tmp_path.glob("hits-*/*.npz"):
+        damage(path)
+    encoder = Encoder()
+    with caplog.at_level(logging.WARNING):
+        assert mined_rows(encoder, tmp_path) == whole
+    assert encoder.documents == DOCUMENTS[14:21]
+    assert "its texts are encoded again" in caplog.text
+    assert "its anchors are searched for again" in caplog.text
+
+
+def test_damaged_counts_are_made_again(tmp_path: Path, small_blocks: None, caplog: pytest.LogCaptureFixture) -> None:
+    whole = mined_rows("bm25", tmp_path)
+    for path in [*tmp_path.glob("words-*/000001.npz"), *tmp_path.glob("hits-*/*.npz")]:
+        truncate(path)
+    with caplog.at_level(logging.WARNING):
+        assert mined_rows("bm25", tmp_path) == whole
+    assert "its words are counted again" in caplog.text
+
+
+@pytest.mark.parametrize("full_at", [1, 2, 4, 6, 12])
+def test_a_full_disk_is_one_message_and_loses_nothing(
+    tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch, full_at: int
+) -> None:
+    real, calls = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == full_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    first, second = Encoder(), Encoder()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match="the disk is full at .*--cache-dir.*run again to continue"):
+            mined_rows(first, tmp_path)
+    assert list(tmp_path.rglob("*.tmp")) == []
+    assert mined_rows(second, tmp_path) == mined_rows(Encoder(), None)
+    encoded = first.documents + second.documents
+    assert len(encoded) <= len(DOCUMENTS) + 7  # one block twice at most
+    assert set(encoded) == set(DOCUMENTS)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write to .*file.*--cache-dir"):
+        mined_rows(Encoder(), tmp_path / "file" / "cache")
+
+
+def test_the_corpus_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vector_store, "BLOCK_SIZE", 256)
+    monkeypatch.setattr(scores, "SCORE_COLUMNS", 256)
+    monkeypatch.setattr("revela_hub.retrieval.texts.LINES_PER_BATCH", 64)
+    number, filler = 3000, "x" * 10_000
+
+    class Sparse(Encoder):
+        """Vectors of 1,024 numbers, of which the first says all."""
+
+        def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
+            vectors = np.ones((len(inputs), 1024), dtype=np.float32)
+            vectors[:, 0] = [float(text.split()[0]) for text in inputs]
+            return vectors
+
+        encode_document = encode_query
+
+    def corpus() -> Iterator[str]:
+        for index in range(number):
+            yield f"{index} {filler}"
+
+    ranking = RankerSettings(identity="model@1", similarity="dot")
+    settings = MiningSettings(relative_margin=None)
+    tracemalloc.start()
+    try:
+        mined = mine([("1", "5")], corpus(), Sparse(), settings, ranking, folder=tmp_path)
+        [row] = mined.rows
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert row["negative_1"].startswith(f"{number - 1} ")
+    # The texts are 30 MB and their vectors 12 MB.
+    assert peak < 8e6

@@ -1,0 +1,87 @@
+"""Loading a model, and telling models apart."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval.encoder import Encoder, as_vectors, load_encoder, model_identity, similarity_of
+
+
+def test_loads_a_folder(retriever_folder: Path) -> None:
+    model = load_encoder(str(retriever_folder), device="cpu")
+    assert isinstance(model, Encoder)
+    assert model.encode_query(["rivers"]).shape == (1, 32)
+    assert load_encoder(str(retriever_folder), device="cpu", max_seq_length=7).max_seq_length == 7
+    assert similarity_of(model, "m") == "cosine"
+    model.similarity_fn_name = "euclidean"
+    with pytest.raises(UserError, match="m compares by euclidean distance"):
+        similarity_of(model, "m")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/no-such-folder-here", "a/b/c"])
+def test_a_path_that_is_no_folder_is_not_looked_up_on_the_hub(name: str) -> None:
+    with pytest.raises(UserError, match="is not a folder"):
+        load_encoder(name)
+
+
+def test_a_checkpoint_is_not_a_retriever(bert_folder: Path) -> None:
+    with pytest.raises(UserError, match=r"no modules\.json.*revela-hub export"):
+        load_encoder(str(bert_folder))
+
+
+def test_a_model_that_cannot_be_had_is_named() -> None:
+    with pytest.raises(UserError, match="cannot load the model no-one/nothing: .*connect"):  # the tests have no network
+        load_encoder("no-one/nothing")
+    with pytest.raises(UserError, match="which version of no-one/nothing"):
+        model_identity("no-one/nothing")
+
+
+def test_a_damaged_folder_is_named(retriever_folder: Path) -> None:
+    (retriever_folder / "modules.json").write_text("{oops")
+    with pytest.raises(UserError, match="cannot load the model .*tiny-retriever: "):
+        load_encoder(str(retriever_folder))
+
+
+def test_pickled_weights_are_refused(retriever_folder: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    weights = retriever_folder / "model.safetensors"
+    torch.save(load_file(weights), retriever_folder / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(UserError, match="safetensors"):
+        load_encoder(str(retriever_folder), device="cpu")
+
+
+def test_code_that_comes_with_a_model_needs_leave(retriever_folder: Path) -> None:
+    config = json.loads((retriever_folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}}
+    (retriever_folder / "config.json").write_text(json.dumps(config))
+    marker = retriever_folder / "ran"
+    (retriever_folder / "own.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    with pytest.raises(UserError, match="--trust-remote-code"):
+        load_encoder(str(retriever_folder), device="cpu")
+    assert not marker.exists()
+
+
+def test_identity_follows_the_content(retriever_folder: Path, tmp_path: Path) -> None:
+    identity = model_identity(str(retriever_folder))
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(retriever_folder, copy)
+    (copy / "README.md").write_text("A card changes nothing.")
+    assert model_identity(str(copy)) == identity
+    assert model_identity(str(copy), max_seq_length=64) != identity
+    content = bytearray((copy / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(content)
+    assert model_identity(str(copy)) != identity
+
+
+def test_vectors_are_normalised_and_zero_stays_zero() -> None:
+    given = np.array([[3.0, 4.0], [0.0, 0.0]])
+    np.testing.assert_allclose(as_vectors(given, 2, normalize=True), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
+    assert as_vectors(given, 2, normalize=False).dtype == np.float32

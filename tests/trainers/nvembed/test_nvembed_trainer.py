@@ -1,0 +1,402 @@
+"""An NV-Embed run: instructions per row, what is trained and saved, and that how it is split or interrupted changes nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
+
+from revela_hub.data.mixture.instructions import query_prompt
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.errors import UserError
+from revela_hub.hub_cards.nvembed import nvembed_encoder
+from revela_hub.trainers import nvembed_trainer
+from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
+from revela_hub.trainers.nvembed.checkpoint import load_nvembed
+from revela_hub.trainers.nvembed.collator import NVEmbedCollator, text_columns
+from revela_hub.trainers.nvembed.trainer import TRAINED_WEIGHTS, NVEmbedTrainer
+
+WORDS = "river sea mountain fox dog text layer chunk paris tokyo area width height retriever".split()
+PROMPTS = {"qa": query_prompt("Find what answers"), "sts": query_prompt("Find text of the same meaning, word for word")}
+
+
+@pytest.fixture
+def mixture() -> Dataset:
+    """28 rows of two tasks: every third is symmetric, with the instruction on both sides."""
+    generator = torch.Generator().manual_seed(1)
+
+    def text() -> str:
+        picks = torch.randint(len(WORDS), (1 + int(torch.randint(9, (1,), generator=generator)),), generator=generator)
+        return " ".join(WORDS[i] for i in picks)
+
+    rows = []
+    for number in range(28):
+        task = "sts" if number % 3 == 0 else "qa"
+        texts = {name: text() for name in ("anchor", "positive", "negative_1", "negative_2")}
+        prompts = {"anchor_prompt": PROMPTS[task], "document_prompt": PROMPTS[task] if task == "sts" else ""}
+        rows.append({"task": task, **texts, **prompts, "kind": "other" if task == "sts" else "retrieval"})
+    return Dataset.from_list(rows)
+
+
+def encoder(llama: Path, *, max_length: int = 64, **config: Any) -> SentenceTransformer:
+    torch.manual_seed(0)
+    start = load_nvembed(str(llama), **({"num_latents": 8, "num_heads": 2} | config))
+    return nvembed_encoder(
+        start.model, start.tokenizer, max_length=max_length, prompts={"query": PROMPTS["qa"], "document": ""}
+    )
+
+
+def trainer(
+    folder: Path, llama: Path, mixture: Dataset, *, config: dict[str, Any] | None = None, **options: Any
+) -> NVEmbedTrainer:
+    mine = ("callbacks", "retrieval_task")
+    defaults: dict[str, Any] = {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-2,
+        "temperature": 0.1,
+        "warmup_steps": 1,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "lora_rank": 4,
+        "lora_dropout": 0.0,
+        "bf16": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    arguments = NVEmbedTrainingArguments(**(defaults | {k: v for k, v in options.items() if k not in mine}))
+    model = encoder(llama, **(config or {}))
+    return NVEmbedTrainer(
+        model, arguments, train_dataset=mixture, **{name: options[name] for name in mine if name in options}
+    )
+
+
+def weights(run: NVEmbedTrainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in run.nvembed.named_parameters()}
+
+
+def losses(run: NVEmbedTrainer) -> list[float]:
+    return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "bos"), [("latent", False), ("latent", True), ("eos", True), ("self_attention", False)]
+)
+def test_a_row_is_embedded_in_training_as_it_is_encoded_with_its_prompt(
+    tmp_path: Path, llama_folder: Path, mixture: Dataset, pooling: str, bos: bool
+) -> None:
+    if bos:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(llama_folder)
+        tokenizer.bos_token = "<|pad|>"  # any token that texts do not begin with
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<|pad|> $A", pair="<|pad|> $A <|pad|> $B", special_tokens=[("<|pad|>", tokenizer.bos_token_id)]
+        )
+        tokenizer.save_pretrained(llama_folder)
+    rows = [*mixture.select(range(6))]
+    rows[0] |= {"anchor": "", "positive": "river sea " * 40}  # nothing but EOS, and a text that is cut
+    run = trainer(tmp_path, llama_folder, mixture, lora_rank=0, config={"pooling": pooling})
+    run.model.eval()
+    batch = run.data_collator(rows)
+    (features,), labels = run.collect_features(batch)
+    place = labels[..., 0]
+    with torch.no_grad():
+        trained = run.loss._embed(features, 0, len(features["input_ids"]))[place]
+    assert type(run.model[1]) is Pooling
+    for at, row in enumerate(rows):
+        for column, name in enumerate(run.columns):
+            prompt = row["anchor_prompt" if name == "anchor" else "document_prompt"]
+            expected = run.model.encode([row[name]], prompt=prompt, convert_to_tensor=True)[0]
+            torch.testing.assert_close(trained[at, column], expected, rtol=0, atol=1e-5)
+
+
+def test_a_text_is_in_a_batch_once_for_each_prompt(llama_folder: Path, mixture: Dataset) -> None:
+    row = mixture[1] | {"anchor": "river", "positive": "sea", "negative_1": "fox", "negative_2": "sea"}
+    rows = [row, row | {"positive": "river", "negative_1": "river", "document_prompt": PROMPTS["sts"]}]
+    batch = NVEmbedCollator(encoder(llama_folder), text_columns(mixture))(rows)
+    place, number = batch["label"].unbind(-1)
+    assert len(batch["text_input_ids"]) == 5  # river (asked), sea, fox; river and sea with the instruction
+    assert place[0, 1] == place[0, 3] != place[1, 3]
+    assert place[1, 1] == place[1, 2] != place[0, 0] == place[1, 0]
+    assert number[0, 0] == number[1, 1] and number[0, 1] == number[1, 3] and number[0, 0] != number[0, 1]
+
+
+@pytest.mark.parametrize("blend_tasks", [True, False])
+def test_batches_blend_the_tasks_or_not(
+    tmp_path: Path, llama_folder: Path, mixture: Dataset, monkeypatch: pytest.MonkeyPatch, blend_tasks: bool
+) -> None:
+    run = trainer(tmp_path, llama_folder, mixture, blend_tasks=blend_tasks, per_device_train_batch_size=4)
+    monkeypatch.setattr(NVEmbedCollator, "__call__", lambda _, rows: {"tasks": [row["task"] for row in rows]})
+    seen = [batch["tasks"] for batch in run.get_train_dataloader()]
+    assert sorted(task for tasks in seen for task in tasks) == sorted(mixture["task"])
+    assert any(len(set(tasks)) > 1 for tasks in seen) == blend_tasks
+    assert seen[:-1] != sorted(seen[:-1])  # not one task after the other
+
+
+def test_no_duplicates_looks_at_the_texts_alone(tmp_path: Path, llama_folder: Path, mixture: Dataset) -> None:
+    """Task and instruction are the same in every row."""
+    doubled = [row | {"anchor": f"{row['anchor']} twice"} for row in mixture]
+    both = Dataset.from_list([*mixture, *doubled])
+    run = trainer(tmp_path, llama_folder, both, batch_sampler="no_duplicates", per_device_train_batch_size=4)
+    batches = list(run.get_train_dataloader().batch_sampler)
+    assert len(batches) == 14 and {len(batch) for batch in batches} == {4}
+    for batch in batches:
+        texts = [{both[i][name] for name in run.columns} for i in batch]
+        assert len(set.union(*texts)) == sum(map(len, texts))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_what_is_trained(tmp_path: Path, llama_folder: Path, mixture: Dataset, lora_rank: int) -> None:
+    run = trainer(tmp_path, llama_folder, mixture, lora_rank=lora_rank, max_steps=12)
+    before = weights(run)
+    run.train()
+    assert losses(run)[-1] < losses(run)[0] - 0.3
+    changed = {name for name, value in weights(run).items() if not torch.equal(value, before[name])}
+    pooling = {name for name in before if name.startswith("latent_attention_model.")}
+    adapters = {name for name in before if ".lora_" in name}
+    assert pooling
+    if lora_rank:
+        assert changed == pooling | adapters
+        assert {name.split(".")[-4] for name in adapters} == {
+            "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+        }  # fmt: skip
+    else:
+        assert not adapters
+        assert {name for name in before if "layers.0." in name} | pooling <= changed
+
+
+def test_merged_adapters_change_nothing_but_the_form(
+    tmp_path: Path, llama_folder: Path, mixture: Dataset, texts: list[str]
+) -> None:
+    run = trainer(tmp_path, llama_folder, mixture)
+    run.train()
+    run.model.eval()
+    expected = {prompt: run.model.encode(texts, prompt=prompt) for prompt in (PROMPTS["sts"], "")}
+    start = encoder(llama_folder).encode(texts, prompt="")
+    folder = run.export()
+    assert not any("lora" in name for name in weights(run))
+    loaded = SentenceTransformer(str(folder), trust_remote_code=True, device="cpu")
+    assert loaded.max_seq_length == 64 and loaded.prompts["query"] == PROMPTS["qa"]
+    for prompt, vectors in expected.items():
+        assert abs(loaded.encode(texts, prompt=prompt) - vectors).max() < 1e-5
+    assert abs(expected[""] - start).max() > 1e-2
+    again = load_nvembed(str(tmp_path))  # the output folder as the start of the next stage
+    assert again.prompts["query"] == PROMPTS["qa"] and again.model.config.pooling == "latent"
+
+
+class _Kill(TrainerCallback):
+    """Ends the run as a power cut would, after the checkpoint of a step."""
+
+    def on_step_begin(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if state.global_step == 5:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("lora_rank", "blend_tasks"), [(0, True), (4, False)])
+def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
+    tmp_path: Path, llama_folder: Path, mixture: Dataset, lora_rank: int, blend_tasks: bool
+) -> None:
+    """In the second epoch, with dropout in the adapters."""
+    options = {
+        "lora_rank": lora_rank,
+        "blend_tasks": blend_tasks,
+        "lora_dropout": 0.2,
+        "max_steps": 8,
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "mini_batch_size": 10,
+    }
+    whole = trainer(tmp_path / "whole", llama_folder, mixture, **options)
+    whole.train()
+    killed = trainer(tmp_path / "killed", llama_folder, mixture, callbacks=[_Kill()], **options)
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    checkpoint = tmp_path / "killed" / "checkpoint-5"
+    assert (checkpoint / TRAINED_WEIGHTS).is_file() == bool(lora_rank)
+    resumed = trainer(tmp_path / "killed", llama_folder, mixture, **options)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert losses(resumed)[-3:] == losses(whole)[-3:]
+    expected, got = weights(whole), weights(resumed)
+    for name, value in expected.items():
+        assert torch.equal(got[name], value), name
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, llama_folder: Path, mixture: Dataset) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    trainer(tmp_path, llama_folder, mixture, **saving).train()
+    for other in ({"lora_rank": 0}, {"lora_rank": 4, "config": {"pooling": "self_attention"}}):
+        with pytest.raises(UserError, match="not a checkpoint of this run"):
+            trainer(tmp_path / "other", llama_folder, mixture, **other).train(
+                resume_from_checkpoint=str(tmp_path / "checkpoint-1")
+            )
+
+
+@pytest.mark.parametrize(
+    ("in_batch_negatives", "other"),
+    [(True, {"mini_batch_size": 5}), (False, {"mini_batch_num_tokens": 90}), (True, {"gradient_checkpointing": True})],
+)
+def test_what_is_in_memory_at_a_time_changes_nothing(
+    tmp_path: Path, llama_folder: Path, mixture: Dataset, in_batch_negatives: bool, other: dict[str, Any]
+) -> None:
+    options = {"in_batch_negatives": in_batch_negatives, "learning_rate": 1e-3, "lora_rank": 0}
+    runs = [trainer(tmp_path, llama_folder, mixture, **options, **more) for more in ({}, other)]
+    for run in runs:
+        run.train()
+    torch.testing.assert_close(torch.tensor(losses(runs[0])), torch.tensor(losses(runs[1])), rtol=1e-4, atol=1e-4)
+    for (name, a), b in zip(weights(runs[0]).items(), weights(runs[1]).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_cached_gradients_under_bf16_are_those_of_autocast(
+    tmp_path: Path, llama_folder: Path, mixture: Dataset
+) -> None:
+    """The second pass runs inside `backward`; outside of autocast its states would be in float32."""
+    run = trainer(tmp_path, llama_folder, mixture, bf16=True, mini_batch_size=5, max_steps=1)
+    kinds = []
+    layer = run.nvembed.embedding_model.layers[0].mlp.down_proj
+    layer.register_forward_hook(lambda _, __, output: kinds.append((output.dtype, output.requires_grad)))
+    run.train()
+    assert set(kinds) == {(torch.bfloat16, False), (torch.bfloat16, True)}
+
+
+def test_accumulation_adds_up_batches_that_do_not_see_each_other(
+    tmp_path: Path, llama_folder: Path, mixture: Dataset
+) -> None:
+    """So it is the same as a larger batch where rows do not see each other anyway, and only there."""
+
+    def run(**options: Any) -> list[float]:
+        made = trainer(tmp_path, llama_folder, mixture, lora_rank=0, max_steps=3, **options)
+        made.train()
+        return losses(made)
+
+    for in_batch in (False, True):
+        one = run(in_batch_negatives=in_batch)
+        two = run(in_batch_negatives=in_batch, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+        close = torch.allclose(torch.tensor(one), torch.tensor(two), rtol=1e-4, atol=1e-4)
+        assert close != in_batch
+
+
+def test_retrieval_is_measured_with_the_models_prompts(tmp_path: Path, llama_folder: Path, mixture: Dataset) -> None:
+    corpus = {f"d{i}": text for i, text in enumerate(mixture["positive"][:10])}
+    task = RetrievalTask(corpus, {"q": corpus["d3"]}, {"q": {"d3": 1}}, "tiny")
+    run = trainer(tmp_path, llama_folder, mixture, retrieval_task=task, eval_strategy="steps", eval_steps=2)
+    run.train()
+    measured = [entry for entry in run.state.log_history if "eval_ndcg_at_10" in entry]
+    assert [entry["step"] for entry in measured] == [2, 4]
+    assert all(0 <= entry["eval_ndcg_at_10"] <= 1 for entry in measured)
+    assert run.evaluate()["eval_recall_at_100"] == 1.0
+
+
+def test_an_instruction_that_leaves_no_room_names_its_task(
+    tmp_path: Path, llama_folder: Path, mixture: Dataset
+) -> None:
+    long = [row | {"anchor_prompt": query_prompt("so " * 60)} if row["task"] == "sts" else row for row in mixture]
+    with pytest.raises(UserError, match=r"task sts: its instruction takes \d+ tokens.*--max_length"):
+        trainer(tmp_path, llama_folder, Dataset.from_list(long))
+
+
+def test_an_instruction_that_leaves_room_for_one_token_is_fine(llama_folder: Path, mixture: Dataset) -> None:
+    model = encoder(llama_folder)
+    length = len(model.tokenizer(PROMPTS["sts"])["input_ids"]) - 1
+    for room, fits in ((1, False), (2, True)):
+        collator = NVEmbedCollator(model, text_columns(mixture))
+        collator.max_length = length + room
+        if fits:
+            collator.check_prompts(mixture)
+        else:
+            with pytest.raises(UserError, match="task sts"):
+                collator.check_prompts(mixture)
+
+
+def test_a_missing_column_is_named(tmp_path: Path, llama_folder: Path, mixture: Dataset) -> None:
+    with pytest.raises(UserError, match="no column 'document_prompt'"):
+        trainer(tmp_path, llama_folder, mixture.remove_columns("document_prompt"))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"lora_rank": -1}, "lora_rank"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"mini_batch_size": 0}, "mini_batch_size"),
+        ({"mini_batch_num_tokens": 0}, "mini_batch_num_tokens"),
+    ],
+)
+def test_arguments_out_of_range(tmp_path: Path, option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NVEmbedTrainingArguments(output_dir=str(tmp_path), **option)
+
+
+_PROCESSES = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from types import SimpleNamespace
+from datasets import load_from_disk
+from test_nvembed_trainer import losses, trainer, weights
+results = {{}}
+for in_batch, memory in ((True, 1000), (True, 5), (False, 5)):
+    run = trainer(
+        Path({out!r}), Path({llama!r}), load_from_disk({data!r}), per_device_train_batch_size={size}, lora_rank=0,
+        in_batch_negatives=in_batch, mini_batch_size=memory, max_steps=3,
+    )
+    run.train()
+    last = weights(run)["latent_attention_model.latents"].flatten()[:8].tolist()
+    results[f"{{in_batch}} {{memory}}"] = losses(run) + last
+if run.is_world_process_zero():
+    Path({out!r}, "results.json").write_text(json.dumps(results))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_give_what_one_gives_with_the_same_global_batch(
+    tmp_path: Path, llama_folder: Path, mixture: Dataset
+) -> None:
+    """In-batch negatives across processes, each of which embeds its own rows; also with cached gradients."""
+    mixture.save_to_disk(tmp_path / "data")
+    results = {}
+    for processes in (1, 2):
+        out = tmp_path / f"run{processes}"
+        out.mkdir()
+        script = tmp_path / f"run{processes}.py"
+        script.write_text(
+            _PROCESSES.format(
+                tests=str(Path(__file__).parent),
+                out=str(out),
+                llama=str(llama_folder),
+                data=str(tmp_path / "data"),
+                size=8 // processes,
+            )
+        )
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+        done = subprocess.run([sys.executable, *launch, str(script)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        results[processes] = json.loads((out / "results.json").read_text())
+    assert results[1].keys() == results[2].keys()
+    for name, expected in results[1].items():
+        torch.testing.assert_close(
+            torch.tensor(results[2][name]),
+            torch.tensor(expected),
+            rtol=1e-3,
+            atol=1e-4,
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
+
+
+def test_several_processes_need_a_newer_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    several: Any = SimpleNamespace(world_size=2)
+    monkeypatch.setattr(nvembed_trainer, "version", lambda name: "6.1.0")
+    with pytest.raises(UserError, match=r"2 processes needs sentence-transformers 6\.2"):
+        nvembed_trainer._check_processes(several)
+    nvembed_trainer._check_processes(SimpleNamespace(world_size=1))  # type: ignore[arg-type]
+    monkeypatch.setattr(nvembed_trainer, "version", lambda name: "6.2.0")
+    nvembed_trainer._check_processes(several)

@@ -1,0 +1,253 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from revela_hub.data.text.masking import masked_tokens
+from revela_hub.errors import UserError
+from revela_hub.trainers.retromae.collator import MASK_SETS, RetroMAECollator
+
+CLS, SEP, MASK, PAD, UNK = 2, 3, 4, 0, 1  # of wordpiece_tokenizer
+
+
+def make_rows(lengths: list[int], seed: int = 0, start_share: float = 0.7) -> list[dict[str, Any]]:
+    generator = np.random.default_rng(seed)
+    rows = []
+    for number, length in enumerate(lengths):
+        starts = (generator.random(length) < start_share).astype(int)
+        starts[:1] = 1
+        tokens = generator.integers(5, 200, size=length)
+        rows.append({"span": number, "input_ids": tokens.tolist(), "word_starts": starts.tolist()})
+    return rows
+
+
+def words_of(row: dict[str, Any]) -> list[list[int]]:
+    """The positions of each word between [CLS] and [SEP]."""
+    words: list[list[int]] = []
+    for position, start in enumerate(row["word_starts"], 1):
+        if start:
+            words.append([])
+        words[-1].append(position)
+    return words
+
+
+def same_but_padding(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], length: int) -> None:
+    """The first row of both batches agrees in its first `length` tokens."""
+    for name in one:
+        both = [batch[name][0][:length] for batch in (one, other)]
+        if both[0].dim() == 2:
+            both = [tensor[:, :length] for tensor in both]
+        assert torch.equal(*both), name
+
+
+@pytest.mark.parametrize("decoder", ["enhanced", "basic", "none"])
+def test_encoder_part(wordpiece_tokenizer: Any, decoder: Any) -> None:
+    rows = make_rows([30, 7, 51, 1])
+    batch = RetroMAECollator(wordpiece_tokenizer, decoder=decoder)(rows)
+
+    for number, row in enumerate(rows):
+        length = len(row["input_ids"]) + 2
+        original = [CLS, *row["input_ids"], SEP]
+        ids, labels = batch["encoder_input_ids"][number].tolist(), batch["encoder_labels"][number].tolist()
+        assert batch["encoder_attention_mask"][number].tolist() == [1] * length + [0] * (53 - length)
+        chosen = [position for position, label in enumerate(labels) if label != -100]
+        assert 0 < len(chosen) <= masked_tokens(length, 0.3)
+        assert all(labels[position] == original[position] for position in chosen)
+        assert all(set(word) <= set(chosen) or not set(word) & set(chosen) for word in words_of(row))
+        assert [token for p, token in enumerate(ids[:length]) if p not in chosen] == [
+            token for p, token in enumerate(original) if p not in chosen
+        ]
+        assert ids[length:] == [PAD] * (53 - length)
+    assert (decoder == "none") == ("decoder_input_ids" not in batch)
+    assert all(tensor.dtype == torch.int64 for name, tensor in batch.items() if name != "decoder_attention_mask")
+
+
+def test_encoder_part_is_the_same_for_every_decoder(wordpiece_tokenizer: Any) -> None:
+    rows = make_rows([30, 12])
+    batches = [
+        RetroMAECollator(wordpiece_tokenizer, decoder=decoder)(rows) for decoder in ("enhanced", "basic", "none")
+    ]
+    for name in batches[2]:
+        assert torch.equal(batches[0][name], batches[1][name]) and torch.equal(batches[0][name], batches[2][name])
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.7])
+def test_visibility_of_enhanced_decoding(wordpiece_tokenizer: Any, ratio: float) -> None:
+    rows = make_rows([30, 7, 150])
+    batch = RetroMAECollator(wordpiece_tokenizer, decoder_mask_ratio=ratio)(rows)
+
+    visible = batch["decoder_attention_mask"]
+    assert (visible.dtype, tuple(visible.shape)) == (torch.bool, (3, 152, 152))
+    for number, row in enumerate(rows):
+        length = len(row["input_ids"]) + 2
+        assert batch["decoder_input_ids"][number].tolist() == [CLS, *row["input_ids"], SEP] + [PAD] * (152 - length)
+        assert batch["decoder_labels"][number].tolist() == [-100, *row["input_ids"]] + [-100] * (153 - length)
+        words, size = words_of(row), masked_tokens(length, ratio)
+        for i in range(152):
+            seen = set(visible[number, i].nonzero()[:, 0].tolist())
+            if i >= length:
+                assert not seen
+                continue
+            assert seen <= set(range(length)) - {i}
+            assert (0 in seen) == (i != 0)
+            assert (length - 1 in seen) == (i != length - 1)
+            hidden = set(range(length)) - seen - {i}
+            assert size - 4 <= len(hidden) <= size  # itself may be one more of them
+            for word in words:
+                others = set(word) - {i}
+                assert others <= hidden or not others & hidden
+
+
+def test_rows_draw_from_a_limited_number_of_sets(wordpiece_tokenizer: Any) -> None:
+    row = {"span": 3, "input_ids": [5] * 1000, "word_starts": [1] * 1000}
+    visible = RetroMAECollator(wordpiece_tokenizer)([row])["decoder_attention_mask"][0]
+    # Rows of one set differ in the two positions that are their own, at most; others in about half of all.
+    first = [(visible != visible[i]).sum(1).le(2).nonzero()[0, 0].item() for i in range(1002)]
+    assert 110 < len(set(first)) <= MASK_SETS
+    hidden_share = 1 - visible[:, 1:-1].float().mean(1)
+    assert hidden_share.min() >= 0.5 and hidden_share.max() <= 0.505
+    assert (visible.float().mean(0)[1:-1] - 0.5).abs().max() < 0.3  # each token is hidden from about half of the rows
+
+
+def test_basic_decoding(wordpiece_tokenizer: Any) -> None:
+    rows = make_rows([60, 7])
+    batch = RetroMAECollator(wordpiece_tokenizer, decoder="basic", decoder_mask_ratio=0.8)(rows)
+
+    assert torch.equal(batch["decoder_attention_mask"], batch["encoder_attention_mask"])
+    for number, row in enumerate(rows):
+        original = [CLS, *row["input_ids"], SEP]
+        ids, labels = batch["decoder_input_ids"][number].tolist(), batch["decoder_labels"][number].tolist()
+        masked = [position for position, label in enumerate(labels) if label != -100]
+        size = masked_tokens(len(original), 0.8)
+        assert size - 3 <= len(masked) <= size
+        assert all(labels[position] == original[position] for position in masked)
+        expected = [MASK if position in masked else token for position, token in enumerate(original)]
+        assert ids[: len(original)] == expected
+        assert all(set(word) <= set(masked) or not set(word) & set(masked) for word in words_of(row))
+    assert not torch.equal(batch["decoder_labels"], batch["encoder_labels"])
+
+
+def test_what_becomes_of_the_chosen_tokens(wordpiece_tokenizer: Any) -> None:
+    rows = make_rows([98] * 400, start_share=1.0)
+    batch = RetroMAECollator(wordpiece_tokenizer, decoder="none")(rows)
+
+    ids, labels = batch["encoder_input_ids"], batch["encoder_labels"]
+    chosen = labels != -100
+    number = int(chosen.sum())
+    assert number == 400 * 30
+    masked = int((ids[chosen] == MASK).sum()) / number
+    kept = int((ids[chosen] == labels[chosen]).sum()) / number
+    others = ids[chosen & (ids != MASK) & (ids != labels)]
+    assert abs(masked - 0.8) < 0.02
+    assert abs(kept - 0.1) < 0.015
+    assert others.min() >= 5 and others.max() < len(wordpiece_tokenizer)
+    assert others.unique().numel() > 0.9 * (len(wordpiece_tokenizer) - 5)
+    counts = chosen.sum(0)[1:-1]  # each position as often: 120 of 400, standard deviation 9
+    assert counts.min() > 75 and counts.max() < 165
+
+
+def test_one_span_is_the_same_in_every_batch(wordpiece_tokenizer: Any) -> None:
+    rows = make_rows([20, 90, 5, 20])
+    collator = RetroMAECollator(wordpiece_tokenizer, seed=3)
+    alone, together = collator([rows[0]]), collator(rows)
+    same_but_padding(alone, together, 22)
+    same_but_padding(RetroMAECollator(wordpiece_tokenizer, seed=3, pad_to_multiple_of=64)([rows[0]]), together, 22)
+
+    def masks(batch: dict[str, torch.Tensor]) -> list[list[int]]:
+        return batch["encoder_labels"].tolist() + batch["decoder_attention_mask"].flatten(1).int().tolist()
+
+    assert masks(collator([rows[0]])) == masks(alone)
+    assert masks(RetroMAECollator(wordpiece_tokenizer, seed=4)([rows[0]])) != masks(alone)
+    assert masks(collator([rows[0] | {"span": 9}])) != masks(alone)
+    collator.epoch = 1
+    assert masks(collator([rows[0]])) != masks(alone)
+    assert masks(RetroMAECollator(wordpiece_tokenizer, seed=3, epoch=1)([rows[0]])) == masks(collator([rows[0]]))
+
+
+def test_global_random_state_plays_no_part(wordpiece_tokenizer: Any) -> None:
+    collator, rows = RetroMAECollator(wordpiece_tokenizer), make_rows([20, 9])
+    state = torch.get_rng_state()
+    first = collator(rows)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(9)
+    np.random.seed(9)  # noqa: NPY002 (what a trainer seeds)
+    again = collator(rows)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_workers_see_the_epoch(wordpiece_tokenizer: Any) -> None:
+    rows: Any = make_rows([20, 9, 14, 30])
+    collator = RetroMAECollator(wordpiece_tokenizer)
+    here = DataLoader(rows, batch_size=2, collate_fn=collator)
+    workers = DataLoader(rows, batch_size=2, collate_fn=collator, num_workers=2, persistent_workers=True)
+    seen = []
+    for epoch in (0, 1):
+        collator.epoch = epoch
+        for one, other in zip(here, workers, strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in one)
+            seen.append(one["encoder_labels"].tolist())
+    assert seen[:2] != seen[2:]
+
+
+def test_spans_of_one_token_and_of_none(wordpiece_tokenizer: Any) -> None:
+    rows = [
+        {"span": 0, "input_ids": [7], "word_starts": [1]},
+        {"span": 1, "input_ids": [], "word_starts": []},
+        {"span": 2, "input_ids": [7, 8], "word_starts": [1, 0]},  # a word that is longer than the encoder may mask
+    ]
+    batch = RetroMAECollator(wordpiece_tokenizer)(rows)
+    assert batch["encoder_labels"].tolist() == [[-100, 7, -100, -100], [-100] * 4, [-100] * 4]
+    assert batch["decoder_labels"].tolist() == [[-100, 7, -100, -100], [-100] * 4, [-100, 7, 8, -100]]
+    visible = batch["decoder_attention_mask"].int().tolist()
+    assert visible[0] == [[0, 0, 1, 0], [1, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    assert visible[1] == [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert visible[2] == [[0, 0, 0, 1], [1, 0, 0, 1], [1, 0, 0, 1], [1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("decoder", ["enhanced", "basic"])
+def test_batch_of_special_tokens(wordpiece_tokenizer: Any, decoder: Any) -> None:
+    rows = [{"span": n, "input_ids": [UNK, MASK, SEP], "word_starts": [1, 1, 1]} for n in range(2)]
+    batch = RetroMAECollator(wordpiece_tokenizer, decoder=decoder)(rows)
+    for part in ("encoder", "decoder"):
+        assert batch[f"{part}_input_ids"].tolist() == [[CLS, UNK, MASK, SEP, SEP]] * 2
+        assert (batch[f"{part}_labels"] == -100).all()
+    if decoder == "enhanced":
+        assert torch.equal(batch["decoder_attention_mask"][0], ~torch.eye(5, dtype=torch.bool))
+
+
+def test_unknown_tokens_are_not_predicted(wordpiece_tokenizer: Any) -> None:
+    rows = [{"span": n, "input_ids": [7, UNK, 8, UNK, 9], "word_starts": [1] * 5} for n in range(20)]
+    batch = RetroMAECollator(wordpiece_tokenizer)(rows)
+    assert (batch["encoder_labels"][:, [2, 4]] == -100).all()
+    assert batch["decoder_labels"].tolist() == [[-100, 7, -100, 8, -100, 9, -100]] * 20
+
+
+def test_lengths(wordpiece_tokenizer: Any) -> None:
+    rows = make_rows([20, 30])
+    assert RetroMAECollator(wordpiece_tokenizer, pad_to_multiple_of=8)(rows)["encoder_labels"].shape == (2, 32)
+    collator = RetroMAECollator(wordpiece_tokenizer, pad_to_multiple_of=64, max_length=32)
+    batch = collator(rows)  # no wider than there are positions
+    assert batch["decoder_attention_mask"].shape == (2, 32, 32)
+    with pytest.raises(UserError, match="span 0 has 33 tokens with the special ones, but .* positions for 32: make"):
+        collator(make_rows([31]))
+
+
+def test_spans_of_another_tokenizer(wordpiece_tokenizer: Any) -> None:
+    row = {"span": 5, "input_ids": [7, 9000], "word_starts": [1, 1]}
+    with pytest.raises(UserError, match="span 5 holds token 9000, but the tokenizer has .* tokenizer of the model"):
+        RetroMAECollator(wordpiece_tokenizer)([row])
+
+
+def test_settings_that_make_no_sense(wordpiece_tokenizer: Any, bpe_tokenizer: Any) -> None:
+    settings: list[tuple[dict[str, Any], str]] = [
+        ({"encoder_mask_ratio": 0.0}, "encoder_mask_ratio is 0.0"),
+        ({"decoder_mask_ratio": 1.0}, "decoder_mask_ratio is 1.0"),
+        ({"decoder": "other"}, "decoder is other; it must be enhanced, basic or none"),
+    ]
+    for keywords, message in settings:
+        with pytest.raises(UserError, match=message):
+            RetroMAECollator(wordpiece_tokenizer, **keywords)
+    with pytest.raises(UserError, match="has no mask token"):
+        RetroMAECollator(bpe_tokenizer)

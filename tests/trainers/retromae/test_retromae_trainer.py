@@ -1,0 +1,306 @@
+"""A RetroMAE run: what it learns, logs and saves, and that how it is split or interrupted changes nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
+
+from revela_hub.errors import UserError
+from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
+from revela_hub.trainers.retromae.checkpoint import (
+    RetroMAECheckpoint,
+    load_retromae_checkpoint,
+    load_retromae_encoder,
+)
+from revela_hub.trainers.retromae.trainer import RetroMAETrainer
+
+WORDS = 12
+
+
+@pytest.fixture
+def mlm_folder(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> Path:
+    """A tiny BERT with its masked-LM head, and dropout, which a resumed run has to draw alike."""
+    config = BertConfig(
+        vocab_size=len(wordpiece_tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+        pad_token_id=wordpiece_tokenizer.pad_token_id,
+    )
+    folder = tmp_path / "tiny-mlm"
+    BertForMaskedLM(config).save_pretrained(folder)
+    wordpiece_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def spans() -> Dataset:
+    """24 spans of 8 to 20 tokens of a few words, so that there is something to learn; the last has but one token."""
+    generator = torch.Generator().manual_seed(1)
+
+    def span(number: int) -> dict[str, object]:
+        length = 1 if number == 23 else 8 + int(torch.randint(13, (1,), generator=generator))
+        ids = 10 + torch.randint(WORDS, (length,), generator=generator)
+        starts = torch.rand(length, generator=generator) < 0.7
+        return {"span": number, "input_ids": ids.tolist(), "word_starts": starts.int().tolist()}
+
+    return Dataset.from_list([span(number) for number in range(24)])
+
+
+def load(folder: Path, **config: object) -> RetroMAECheckpoint:
+    torch.manual_seed(0)
+    return load_retromae_encoder(str(folder), **config)
+
+
+def trainer(
+    folder: Path,
+    start: RetroMAECheckpoint,
+    spans: Dataset,
+    *,
+    callbacks: tuple[TrainerCallback, ...] = (),
+    **options: object,
+) -> RetroMAETrainer:
+    defaults: dict[str, object] = {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "bf16": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    arguments = RetroMAETrainingArguments(**(defaults | options))
+    return RetroMAETrainer(
+        start.model, arguments, tokenizer=start.tokenizer, train_dataset=spans, callbacks=list(callbacks)
+    )
+
+
+def weights(run: RetroMAETrainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in run.model.named_parameters()}
+
+
+def logged(run: RetroMAETrainer, name: str) -> list[float]:
+    return [entry[name] for entry in run.state.log_history if name in entry]
+
+
+@pytest.mark.parametrize(
+    ("config", "losses"),
+    [
+        ({}, ["encoder_loss", "decoder_loss"]),
+        ({"bag_of_words": True}, ["encoder_loss", "decoder_loss", "bag_of_words_loss"]),
+        ({"decoder": "basic", "decoder_layers": 2}, ["encoder_loss", "decoder_loss"]),
+        ({"decoder": "none"}, ["encoder_loss"]),
+    ],
+)
+def test_every_part_learns_and_its_loss_is_logged(
+    tmp_path: Path, mlm_folder: Path, spans: Dataset, config: dict[str, object], losses: list[str]
+) -> None:
+    run = trainer(tmp_path / "run", load(mlm_folder, **config), spans, max_steps=30, logging_steps=5)
+    before = weights(run)
+    run.train()
+    unmoved = [name for name, value in weights(run).items() if torch.equal(value, before[name])]
+    assert unmoved == []
+    for name in ("loss", *losses):
+        values = logged(run, name)
+        assert len(values) == 6
+        assert values[-1] < values[0] - 0.5, name
+    parts = [logged(run, name) for name in losses]
+    assert logged(run, "loss") == pytest.approx([sum(values) for values in zip(*parts, strict=True)], abs=1e-3)
+    assert {name for entry in run.state.log_history for name in entry if name.endswith("_loss")} == {
+        *losses,
+        "train_loss",
+    }
+
+
+class _Kill(TrainerCallback):
+    """Ends the run as a power cut would, after the checkpoint of a step."""
+
+    def on_step_begin(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if state.global_step == 8:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("config", [{"bag_of_words": True}, {"decoder": "basic"}])
+def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
+    tmp_path: Path, mlm_folder: Path, spans: Dataset, config: dict[str, object]
+) -> None:
+    """Bit for bit, decoder included, with dropout, in the middle of the second of three epochs."""
+    options = {"max_steps": 15, "save_strategy": "steps", "save_steps": 8}
+    whole = trainer(tmp_path / "whole", load(mlm_folder, **config), spans, **options)
+    whole.train()
+    killed = trainer(tmp_path / "killed", load(mlm_folder, **config), spans, callbacks=(_Kill(),), **options)
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    resumed = trainer(tmp_path / "killed", load(mlm_folder, **config), spans, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-8"))
+    expected, got = weights(whole), weights(resumed)
+    assert any("decoder" in name for name in expected)
+    for name, value in expected.items():
+        assert torch.equal(got[name], value), name
+    assert logged(resumed, "decoder_loss")[-7:] == logged(whole, "decoder_loss")[-7:]
+
+
+def test_the_loss_on_other_spans_can_be_measured(tmp_path: Path, mlm_folder: Path, spans: Dataset) -> None:
+    run = trainer(tmp_path / "run", load(mlm_folder), spans, max_steps=40, eval_strategy="no")
+    before = run.evaluate(spans.select(range(8)))["eval_loss"]
+    run.train()
+    assert run.evaluate(spans.select(range(8)))["eval_loss"] < before - 1.0
+
+
+def test_masks_are_drawn_anew_in_every_epoch(tmp_path: Path, mlm_folder: Path, spans: Dataset) -> None:
+    """One span, seen in three epochs, with no learning: three different masked inputs; and the same in another run."""
+    seen: list[list[torch.Tensor]] = []
+    for number in range(2):
+        run = trainer(
+            tmp_path / str(number), load(mlm_folder), spans.select([0]), max_steps=3, learning_rate=0.0
+        )  # fmt: skip
+        batches: list[torch.Tensor] = []
+        run.model.register_forward_pre_hook(
+            lambda _m, _a, inputs, kept=batches: kept.append(inputs["encoder_labels"].clone()), with_kwargs=True
+        )
+        run.train()
+        seen.append(batches)
+    first, second = seen
+    assert len(first) == 3
+    assert not torch.equal(first[0], first[1]) and not torch.equal(first[1], first[2])
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_batch_and_accumulation_give_the_same_step(tmp_path: Path, mlm_folder: Path, spans: Dataset) -> None:
+    """Where the batches hold as many labels each; else each batch counts alike, as in the original."""
+    equal = Dataset.from_list(
+        [{"span": n, "input_ids": spans[n]["input_ids"][:8], "word_starts": [1] * 8} for n in range(16)]
+    )
+    runs = []
+    for name, size, steps in (("a", 2, 4), ("b", 8, 1)):
+        start = load(mlm_folder)
+        for module in start.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        run = trainer(
+            tmp_path / name, start, equal, per_device_train_batch_size=size, gradient_accumulation_steps=steps,
+            max_steps=3, learning_rate=1e-3,
+        )  # fmt: skip
+        run.train()
+        runs.append(run)
+    for name in ("loss", "encoder_loss", "decoder_loss"):
+        assert logged(runs[0], name) == pytest.approx(logged(runs[1], name), abs=1e-4), name
+
+
+_TWO_PROCESSES = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from datasets import load_from_disk
+from test_retromae_trainer import load, trainer
+run = trainer(Path({out!r}), load(Path({start!r})), load_from_disk({data!r}), max_steps=2, train_sampling_strategy="sequential")
+run.train()
+if run.is_world_process_zero():
+    Path({out!r}, "log.json").write_text(json.dumps(run.state.log_history))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_log_the_mean_of_both(tmp_path: Path, mlm_folder: Path, spans: Dataset) -> None:
+    """Under DDP, which also finds weights without a gradient; the parts of the loss add up to it."""
+    spans.save_to_disk(tmp_path / "data")
+    out = tmp_path / "out"
+    out.mkdir()
+    script = tmp_path / "run.py"
+    script.write_text(
+        _TWO_PROCESSES.format(
+            tests=str(Path(__file__).parent), out=str(out), start=str(mlm_folder), data=str(tmp_path / "data")
+        )
+    )
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run([sys.executable, *launch, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    entries = [entry for entry in json.loads((out / "log.json").read_text()) if "encoder_loss" in entry]
+    assert len(entries) == 2
+    for entry in entries:
+        assert entry["loss"] == pytest.approx(entry["encoder_loss"] + entry["decoder_loss"], abs=1e-3)
+
+
+def test_a_checkpoint_holds_the_decoder_and_the_tokenizer(tmp_path: Path, mlm_folder: Path, spans: Dataset) -> None:
+    run = trainer(tmp_path / "run", load(mlm_folder), spans, save_strategy="steps", save_steps=4)
+    run.train()
+    folder = tmp_path / "run" / "checkpoint-4"
+    loaded = load_retromae_checkpoint(folder)
+    assert not loaded.model.training
+    batch = run.collator([spans[n] for n in range(3)])
+    run.model.eval()
+    expected, got = run.model(**batch), loaded.model(**batch)
+    assert torch.equal(got.decoder_logits, expected.decoder_logits)
+    assert loaded.tokenizer.get_vocab() == load(mlm_folder).tokenizer.get_vocab()
+    # And a new run may start from it, and keeps the decoder.
+    further = load(folder, attn_implementation="eager")
+    assert further.model.encoder.config._attn_implementation == "eager"
+    torch.testing.assert_close(further.model.eval()(**batch).decoder_logits, expected.decoder_logits)
+    with pytest.raises(UserError, match="was pre-trained with decoder=enhanced: go on with that"):
+        load(folder, decoder="basic")
+
+
+def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, mlm_folder: Path, spans: Dataset) -> None:
+    run = trainer(tmp_path / "run", load(mlm_folder), spans, max_steps=1)
+    run.train()
+    folder = tmp_path / "run"
+    run.save_model(str(folder))
+    weights_file = folder / "model.safetensors"
+    whole = weights_file.read_bytes()
+    weights_file.write_bytes(whole[:1000])
+    with pytest.raises(UserError, match="cannot load"):
+        load_retromae_checkpoint(folder)
+    from safetensors.torch import load as load_tensors
+    from safetensors.torch import save_file
+
+    tensors = {name: value for name, value in load_tensors(whole).items() if not name.startswith("decoder")}
+    save_file(tensors, weights_file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"its weights lack decoder\.layers\.0\.attention.* and \d+ more"):
+        load_retromae_checkpoint(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match="cannot load"):
+        load_retromae_checkpoint(folder)
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        load_retromae_checkpoint(tmp_path)
+    with pytest.raises(UserError, match="not of a RetroMAE checkpoint"):
+        load_retromae_checkpoint(mlm_folder)
+
+
+def test_encoders_that_do_not_do_are_refused(tmp_path: Path, mlm_folder: Path, llama_folder: Path) -> None:
+    with pytest.raises(UserError, match="cannot load the encoder"):
+        load(tmp_path / "nothing")
+    with pytest.raises(UserError, match="cannot load the encoder .*LlamaConfig"):
+        load(llama_folder)
+    with pytest.raises(UserError, match="decoder_layers must be exactly 1"):
+        load(mlm_folder, decoder_layers=2)
+    bigger = transformers.AutoTokenizer.from_pretrained(mlm_folder)
+    bigger.add_tokens(["river-bank"])
+    bigger.save_pretrained(mlm_folder)
+    with pytest.raises(UserError, match="tokens, more than the model's"):
+        load(mlm_folder)
+    config = json.loads((mlm_folder / "tokenizer_config.json").read_text())
+    config["mask_token"] = None
+    (mlm_folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="has no mask token"):
+        load(mlm_folder)
+
+
+def test_the_paper_is_the_default(tmp_path: Path) -> None:
+    arguments = RetroMAETrainingArguments(output_dir=str(tmp_path))
+    assert (arguments.learning_rate, arguments.num_train_epochs, arguments.per_device_train_batch_size) == (1e-4, 8, 32)
+    assert (arguments.weight_decay, arguments.get_warmup_steps(1000)) == (0.01, 100)
+
+
+def test_push_to_hub_without_a_name_is_refused(tmp_path: Path, mlm_folder: Path, spans: Dataset) -> None:
+    with pytest.raises(UserError, match="--hub_model_id OWNER/NAME"):
+        trainer(tmp_path / "run", load(mlm_folder), spans).push_to_hub()

@@ -1,0 +1,352 @@
+"""A Revela run: what it learns, logs and saves, and that how it is split or interrupted changes nothing."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
+
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.errors import UserError
+from revela_hub.modeling import RevelaForCausalLM
+from revela_hub.trainers import (
+    RevelaTrainer,
+    RevelaTrainingArguments,
+    load_backbones,
+    load_checkpoint,
+    similarity_statistics,
+)
+
+WORDS = "river sea mountain fox dog text layer chunk paris tokyo area width height retriever".split()
+
+
+@pytest.fixture
+def groups() -> Dataset:
+    """12 groups of 4 chunks, two of each of two documents."""
+    generator = torch.Generator().manual_seed(1)
+
+    def chunk() -> str:
+        picks = torch.randint(len(WORDS), (6 + int(torch.randint(6, (1,), generator=generator)),), generator=generator)
+        return " ".join(WORDS[i] for i in picks)
+
+    rows = [
+        {"group": g, "document": [f"a{g}"] * 2 + [f"b{g}"] * 2, "text": [chunk() for _ in range(4)]} for g in range(12)
+    ]
+    return Dataset.from_list(rows)
+
+
+def trainer(
+    folder: Path,
+    llama: Path,
+    groups: Dataset,
+    *,
+    callbacks: tuple[TrainerCallback, ...] = (),
+    task: RetrievalTask | None = None,
+    **options: object,
+) -> RevelaTrainer:
+    defaults: dict[str, object] = {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2,
+        "warmup_steps": 1,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "lora_rank": 4,
+        "bf16": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    torch.manual_seed(0)
+    backbones = load_backbones(str(llama), str(llama), group_size=4, temperature=0.1)
+    return RevelaTrainer(
+        backbones.model,
+        RevelaTrainingArguments(**(defaults | options)),
+        retriever_tokenizer=backbones.retriever_tokenizer,
+        lm_tokenizer=backbones.lm_tokenizer,
+        max_length=32,
+        retrieval_task=task,
+        train_dataset=groups,
+        callbacks=list(callbacks),
+    )
+
+
+def trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def losses(trainer: RevelaTrainer) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_both_models_learn_and_the_similarity_is_logged(
+    tmp_path: Path, llama_folder: Path, groups: Dataset, lora_rank: int
+) -> None:
+    run = trainer(tmp_path / "run", llama_folder, groups, lora_rank=lora_rank, max_steps=12)
+    before = trained(run.model)
+    run.train()
+    after = trained(run.model)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any("retriever" in name for name in changed)
+    assert any(".lm." in f".{name}" for name in changed)
+    assert losses(run)[-1] < losses(run)[0] - 0.1
+    entry = next(e for e in run.state.log_history if "loss" in e)
+    assert 0 < entry["similarity_entropy"] <= math.log(3) + 1e-6
+    assert 0 < entry["same_document_share"] < 1
+    assert lora_rank == 0 or all("lora_" in name for name in before)
+
+
+class _Kill(TrainerCallback):
+    """Ends the run as a power cut would, after the checkpoint of a step."""
+
+    def on_step_begin(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if state.global_step == 3:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
+    tmp_path: Path, llama_folder: Path, groups: Dataset, lora_rank: int
+) -> None:
+    """Over an epoch's end, with the retriever's later start, a falling temperature and dropout in the adapters."""
+    options = {
+        "lora_rank": lora_rank,
+        "lora_dropout": 0.2 if lora_rank else 0.0,
+        "max_steps": 10,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "retriever_start_step": 2,
+        "temperature_start": 0.5,
+    }
+    whole = trainer(tmp_path / "whole", llama_folder, groups, **options)
+    whole.train()
+    killed = trainer(tmp_path / "killed", llama_folder, groups, callbacks=(_Kill(),), **options)
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    resumed = trainer(tmp_path / "killed", llama_folder, groups, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-3"))
+    expected, got = trained(whole.model), trained(resumed.model)
+    assert expected.keys() == got.keys()
+    for name, value in expected.items():
+        assert torch.equal(got[name], value), name
+    assert losses(resumed)[-3:] == losses(whole)[-3:]
+
+
+def test_batch_and_accumulation_give_the_same_step(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
+    """Also where the batches of an update hold different numbers of tokens."""
+    one = trainer(tmp_path / "a", llama_folder, groups, per_device_train_batch_size=1, gradient_accumulation_steps=4)
+    four = trainer(tmp_path / "b", llama_folder, groups, per_device_train_batch_size=4, gradient_accumulation_steps=1)
+    for run in (one, four):
+        run.train()
+    torch.testing.assert_close(torch.tensor(losses(one)), torch.tensor(losses(four)), rtol=1e-4, atol=1e-4)
+    for (name, a), b in zip(trained(one.model).items(), trained(four.model).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+_TWO_PROCESSES = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from datasets import load_from_disk
+from test_revela_trainer import losses, trainer
+run = trainer(Path({out!r}), Path({llama!r}), load_from_disk({data!r}), gradient_accumulation_steps={steps}, lora_rank=0, train_sampling_strategy="sequential")
+run.train()
+if run.is_world_process_zero():
+    Path({out!r}, "losses.json").write_text(json.dumps(losses(run)))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_losses_of_one_with_the_same_global_batch(
+    tmp_path: Path, llama_folder: Path, groups: Dataset
+) -> None:
+    groups.save_to_disk(tmp_path / "data")
+    results = {}
+    for processes in (1, 2):
+        out = tmp_path / f"run{processes}"
+        out.mkdir()
+        script = tmp_path / f"run{processes}.py"
+        script.write_text(
+            _TWO_PROCESSES.format(
+                tests=str(Path(__file__).parent),
+                out=str(out),
+                llama=str(llama_folder),
+                data=str(tmp_path / "data"),
+                steps=4 // processes,
+            )
+        )
+        # What `accelerate launch` starts for several GPUs; for several CPU processes it wants MPI.
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+        done = subprocess.run([sys.executable, *launch, str(script)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        results[processes] = json.loads((out / "losses.json").read_text())
+    assert len(results[1]) == 4
+    assert results[1] == pytest.approx(results[2], rel=1e-4)
+
+
+def test_the_retriever_waits_for_its_start_and_then_warms_up(
+    tmp_path: Path, llama_folder: Path, groups: Dataset
+) -> None:
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+            weights = {n: v for n, v in trained(kwargs["model"]).items() if "retriever" in n}
+            rates = {bool(g.get("is_retriever")): g["lr"] for g in kwargs["optimizer"].param_groups}
+            seen.append((weights, rates[True], rates[False]))
+
+    run = trainer(
+        tmp_path / "run", llama_folder, groups, callbacks=(Watch(),), max_steps=6, retriever_start_step=2,
+        warmup_steps=2, retriever_learning_rate=1e-3, lr_scheduler_type="constant_with_warmup",
+    )  # fmt: skip
+    start = {n: v for n, v in trained(run.model).items() if "retriever" in n}
+    run.train()
+
+    def moved(weights: dict[str, torch.Tensor]) -> bool:
+        return any(not torch.equal(weights[n], start[n]) for n in start)
+
+    assert [moved(weights) for weights, _, _ in seen] == [False, False, True, True, True, True]
+    assert [rate for _, rate, _ in seen] == pytest.approx([0, 5e-4, 1e-3, 1e-3, 1e-3, 1e-3])
+    assert seen[-1][2] == pytest.approx(1e-2)
+
+
+def test_the_temperature_falls_to_that_of_the_model(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
+    run = trainer(tmp_path / "run", llama_folder, groups, temperature_start=1.6, max_steps=4)
+    run.train()
+    logged = [entry["temperature"] for entry in run.state.log_history if "loss" in entry]
+    assert logged == pytest.approx([0.8, 0.4, 0.2, 0.1])
+    assert run.revela.config.temperature == pytest.approx(0.1)
+
+
+def test_retrieval_is_measured_during_training(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
+    task = RetrievalTask({"d1": "river sea", "d2": "fox dog"}, {"q": "river sea"}, {"q": {"d1": 1}}, "tiny")
+    run = trainer(tmp_path / "run", llama_folder, groups, task=task, eval_strategy="steps", eval_steps=2)
+    run.train()
+    measured = [entry for entry in run.state.log_history if "eval_ndcg_at_10" in entry]
+    assert [entry["step"] for entry in measured] == [2, 4]
+    assert all(entry["eval_recall_at_100"] == 1.0 for entry in measured)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_checkpoint_holds_everything(tmp_path: Path, llama_folder: Path, groups: Dataset, lora_rank: int) -> None:
+    run = trainer(
+        tmp_path / "run", llama_folder, groups, lora_rank=lora_rank, save_strategy="steps", save_steps=4, max_steps=4
+    )
+    run.train()
+    loaded = load_checkpoint(tmp_path / "run" / "checkpoint-4")
+    ids = torch.tensor([[5, 6, 7, loaded.retriever_tokenizer.eos_token_id]])
+    mask = torch.ones_like(ids)
+    run.revela.eval()
+    torch.testing.assert_close(loaded.model.embed(ids, mask), run.revela.embed(ids, mask), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        loaded.model.lm(ids, attention_mask=mask).logits, run.revela.lm(ids, attention_mask=mask).logits,
+        rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
+    assert loaded.retriever_tokenizer("fox")["input_ids"][-1] == loaded.retriever_tokenizer.eos_token_id
+    assert loaded.lm_tokenizer("fox")["input_ids"][-1] != loaded.lm_tokenizer.eos_token_id
+    assert not any("lora_" in name for name, _ in loaded.model.named_parameters())
+
+
+def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
+    run = trainer(tmp_path / "run", llama_folder, groups, lora_rank=0, max_steps=1)
+    run.train()
+    run.save_model(str(tmp_path / "run"))
+    weights = tmp_path / "run" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UserError, match="cannot load"):
+        load_checkpoint(tmp_path / "run")
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        load_checkpoint(tmp_path)
+    with pytest.raises(UserError, match="not of a Revela checkpoint"):
+        load_checkpoint(llama_folder)
+
+
+def test_similarity_statistics_by_hand() -> None:
+    similarity = torch.tensor([[[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 0.0]]])
+    statistics = similarity_statistics(similarity, torch.tensor([0, 0, 1]))
+    # The third chunk reads nothing, so it does not count.
+    assert statistics["similarity_entropy"] == pytest.approx(math.log(2) / 2)
+    assert statistics["same_document_share"] == pytest.approx(0.75)
+
+
+def test_a_sentence_transformers_retriever_keeps_its_pooling_and_prompts(
+    minilm_folder: Path, llama_folder: Path
+) -> None:
+    """And so gives, inside Revela, the embeddings that it gives in sentence-transformers."""
+    from sentence_transformers import SentenceTransformer
+
+    backbones = load_backbones(str(minilm_folder), str(llama_folder), group_size=2)
+    assert backbones.model.config.pooling == "mean"
+    assert backbones.model.config.prompts == {"query": "", "document": ""}
+    texts = ["Rivers carry sediment.", "Paris"]
+    batch = backbones.retriever_tokenizer(texts, padding=True, return_tensors="pt")
+    got = backbones.model.eval().embed(batch["input_ids"], batch["attention_mask"])
+    expected = SentenceTransformer(str(minilm_folder), device="cpu").encode(texts, convert_to_tensor=True)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_backbones_that_do_not_fit_are_refused(tmp_path: Path, llama_folder: Path, bert_folder: Path) -> None:
+    with pytest.raises(UserError, match="cannot load retriever"):
+        load_backbones(str(tmp_path / "nothing"), str(llama_folder))
+    (bert_folder / "modules.json").write_text(
+        json.dumps(
+            [
+                {
+                    "idx": i,
+                    "name": str(i),
+                    "path": f"{i}_{kind}" if i else "",
+                    "type": f"sentence_transformers.models.{kind}",
+                }
+                for i, kind in enumerate(("Transformer", "Pooling"))
+            ]
+        )
+    )
+    (bert_folder / "1_Pooling").mkdir()
+    (bert_folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True})
+    )
+    with pytest.raises(UserError, match="pools by max"):
+        load_backbones(str(bert_folder), str(llama_folder))
+
+
+def test_chunks_longer_than_a_models_positions_are_refused(
+    tmp_path: Path, llama_folder: Path, bert_folder: Path
+) -> None:
+    """Not with an index error in the first step: the tiny BERT has 128 positions, the default is 160 tokens."""
+    backbones = load_backbones(str(bert_folder), str(llama_folder), group_size=4, pooling="cls")
+    with pytest.raises(UserError, match="128 positions, fewer than --max_length 160"):
+        RevelaTrainer(
+            backbones.model,
+            RevelaTrainingArguments(output_dir=str(tmp_path)),
+            retriever_tokenizer=backbones.retriever_tokenizer,
+            lm_tokenizer=backbones.lm_tokenizer,
+        )
+
+
+def test_arguments_out_of_range_say_so(tmp_path: Path) -> None:
+    for options, message in (
+        ({"lora_rank": -1}, "lora_rank"),
+        ({"retriever_start_step": -1}, "retriever_start_step"),
+        ({"temperature_start": 0.0}, "temperature_start"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            RevelaTrainingArguments(output_dir=str(tmp_path), **options)
+
+
+def test_the_paper_is_the_default(tmp_path: Path) -> None:
+    arguments = RevelaTrainingArguments(output_dir=str(tmp_path))
+    assert (arguments.learning_rate, arguments.warmup_steps, arguments.gradient_accumulation_steps) == (1e-4, 100, 8)
+    assert (arguments.lora_rank, arguments.retriever_start_step) == (256, 0)
+
+
+def test_a_loaded_model_can_be_given(tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    """What `from_backbones` takes is what the trainer trains, without a folder."""
+    model = RevelaForCausalLM.from_backbones(tiny_llama.model, LlamaForCausalLM(tiny_llama.config), group_size=2)
+    assert model.retriever is tiny_llama.model
+    assert bpe_tokenizer.pad_token_id is not None

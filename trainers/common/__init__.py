@@ -1,0 +1,1 @@
+"""What two trainers share, once."""

@@ -1,0 +1,1 @@
+"""NV-Embed: arguments, collator, loss, trainer, checkpoint."""

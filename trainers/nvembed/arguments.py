@@ -1,0 +1,78 @@
+"""Arguments of an NV-Embed run; the defaults are the paper's for stage one (arXiv 2405.17428, section 5.1 and appendix)."""
+
+from dataclasses import dataclass, field
+
+from sentence_transformers import SentenceTransformerTrainingArguments
+
+from revela_hub.trainers.common.precision import settle_precision
+
+
+@dataclass
+class NVEmbedTrainingArguments(SentenceTransformerTrainingArguments):
+    """`SentenceTransformerTrainingArguments` for both stages of NV-Embed.
+
+    | | `in_batch_negatives` | `learning_rate` | data |
+    |---|---|---|---|
+    | stage one | true | 2e-5 | retrieval |
+    | stage two | false | 1.5e-5 | retrieval and all else, blended |
+
+    A batch is `per_device_train_batch_size` rows on each device; how many of its texts are in memory at a time is set by
+    `mini_batch_size` or `mini_batch_num_tokens` and changes nothing but time. `gradient_accumulation_steps` is not the
+    same: it adds up batches that do not see each other's passages.
+    """
+
+    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate. The paper: 2e-5, then 1.5e-5."})
+    warmup_steps: float = field(default=50, metadata={"help": "Steps of linear warm-up, again in stage two."})
+    weight_decay: float = field(default=0.03, metadata={"help": "Of AdamW, not on norms and biases."})
+    per_device_train_batch_size: int = field(
+        default=128, metadata={"help": "Rows per device and batch; the paper's 128 are those of all devices."}
+    )
+    bf16: bool | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Train under bf16 autocast; by default where the hardware has bf16."}
+    )
+    logging_steps: float = field(default=10, metadata={"help": "Log every so many updates."})
+    in_batch_negatives: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether the passages of the other rows, on all devices, are negatives too (stage one), or only the"
+            " row's own (stage two)."
+        },
+    )
+    temperature: float = field(
+        default=0.02,
+        metadata={"help": "Cosines are divided by it. The paper does not say; this is E5-Mistral's."},
+    )
+    mini_batch_size: int = field(
+        default=32, metadata={"help": "Texts in memory at a time (GradCache); a whole batch in one is twice as fast."}
+    )
+    mini_batch_num_tokens: int | None = field(
+        default=None, metadata={"help": "Instead of a number of texts: a number of tokens, padding not counted."}
+    )
+    blend_tasks: bool = field(
+        default=True, metadata={"help": "Rows of all tasks in a batch (the paper's), or of one task in each batch."}
+    )
+    lora_rank: int = field(
+        default=16,
+        metadata={"help": "Rank of the decoder's adapters; 0 trains all its weights. Pooling is always trained."},
+    )
+    lora_alpha: int | None = field(default=None, metadata={"help": "LoRA alpha; by default twice the rank."})
+    lora_dropout: float = field(default=0.1, metadata={"help": "Dropout of the adapters."})
+
+    def __post_init__(self) -> None:
+        """Resolves what depends on the hardware and checks the rest.
+
+        Raises:
+            ValueError: for a value out of range.
+        """
+        settle_precision(self)
+        super().__post_init__()
+        if self.lora_rank < 0:
+            raise ValueError(f"lora_rank must be 0 (all weights) or positive, got {self.lora_rank}")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be positive, got {self.temperature}")
+        for name in ("mini_batch_size", "mini_batch_num_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if self.lora_alpha is None:
+            self.lora_alpha = 2 * self.lora_rank

@@ -1,0 +1,236 @@
+"""Trains a generalist embedder from a decoder (NV-Embed, arXiv 2405.17428, section 4), on sentence-transformers' trainer.
+
+What this adds to `SentenceTransformerTrainer`: an instruction for each row of a batch (`NVEmbedCollator`), the loss with
+or without the other rows (`NVEmbedLoss`), adapters on the decoder beside a pooling that is trained in full, checkpoints of
+what is trained, and batches of one task as an option. Checkpoints resume with the same numbers as if nothing had happened.
+
+The paper trains two stages, each with an optimizer and a warm-up of its own: two runs of this trainer, the second one on
+the model of the first.
+"""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, DatasetDict
+from packaging.version import Version
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers.base.evaluation import BaseEvaluator
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler
+from transformers import set_seed
+from transformers.trainer import TRAINING_ARGS_NAME
+
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.errors import UserError
+from revela_hub.evaluation import evaluate_retrieval
+from revela_hub.modeling.modeling_nvembed import NVEmbedModel
+from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
+from revela_hub.trainers.nvembed.checkpoint import EMBEDDER
+from revela_hub.trainers.nvembed.collator import TASK, NVEmbedCollator, text_columns
+from revela_hub.trainers.nvembed.loss import NVEmbedLoss
+
+TRAINED_WEIGHTS = "trained.safetensors"
+
+
+class NVEmbedTrainer(SentenceTransformerTrainer):
+    """Trainer of an `NVEmbedModel` as `nvembed_encoder` wraps it.
+
+    Args:
+        model: Transformer (an `NVEmbedModel`), Pooling, Normalize; with `args.lora_rank` its decoder gets adapters in place.
+        args: the run.
+        train_dataset: the rows of a mixture (`revela_hub.data.Mixture.dataset`): task, anchor, positive, negative_1 to
+            negative_N, anchor_prompt, document_prompt.
+        retrieval_task: measured at every evaluation, if given, under the names `eval_ndcg_at_10` and so on.
+        **kwargs: of `SentenceTransformerTrainer`: `eval_dataset` with the same columns, `callbacks`, ...
+
+    Raises:
+        UserError: if a column is missing, or an instruction leaves no room for a text.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        args: NVEmbedTrainingArguments,
+        *,
+        train_dataset: Dataset,
+        retrieval_task: RetrievalTask | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.args: NVEmbedTrainingArguments
+        transformer: Any = model[0]
+        self.nvembed: NVEmbedModel = transformer.auto_model
+        self.columns = text_columns(train_dataset)
+        _check_processes(args)
+        collator = NVEmbedCollator(model, self.columns)
+        collator.check_prompts(train_dataset)
+        set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
+        self._adapters = add_adapters(self.nvembed, args) if args.lora_rank else None
+        model[1].register_forward_pre_hook(_pool_by_row)
+        if retrieval_task is not None:
+            kwargs["evaluator"] = _RetrievalEvaluator(retrieval_task)
+        loss = NVEmbedLoss(
+            model,
+            temperature=args.temperature,
+            in_batch_negatives=args.in_batch_negatives,
+            mini_batch_size=args.mini_batch_size,
+            mini_batch_num_tokens=args.mini_batch_num_tokens,
+        )
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_dataset if args.blend_tasks else by_task(train_dataset),
+            loss=loss,
+            data_collator=collator,  # type: ignore[arg-type] # it is called, and read for its label columns
+            **kwargs,
+        )
+
+    def merge_adapters(self) -> NVEmbedModel:
+        """Puts the adapters into the decoder's weights, in place, and returns the model; training ends with this."""
+        if self._adapters is not None:
+            self._adapters.merge_and_unload()
+            self._adapters = None
+        return self.nvembed
+
+    def export(self, dtype: torch.dtype | None = None) -> Path:
+        """Writes `embedder/` into the output folder, a folder that loads without this package; training ends with this.
+
+        Args:
+            dtype: of the weights from here on; by default each keeps its own.
+        """
+        from revela_hub.hub_cards.nvembed import export_nvembed
+
+        model = self.merge_adapters()
+        if dtype is not None:
+            nn.Module.to(model, dtype)
+        return export_nvembed(
+            model,
+            self.model.tokenizer,
+            Path(self.args.output_dir or ".") / EMBEDDER,
+            max_length=int(self.model.max_seq_length or model.config.text_config.max_position_embeddings),
+            prompts={name: prompt or "" for name, prompt in self.model.prompts.items()},
+        )
+
+    def get_batch_sampler(self, dataset: Dataset, *args: Any, **kwargs: Any) -> BatchSampler | None:
+        """As in the base class; `--batch_sampler no_duplicates` looks at texts alone, not at task and instruction."""
+        sampler: BatchSampler | None = super().get_batch_sampler(dataset.select_columns(self.columns), *args, **kwargs)
+        return sampler
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """None: our card is written by `hub_cards` after the run, without another pass over the data."""
+
+    def push_to_hub(self, *_: Any, **__: Any) -> Any:
+        """Publishes `embedder/` under `args.hub_model_id`: verified, uploaded, read back; returns `Published`.
+
+        Raises:
+            UserError: without `hub_model_id`, or if a check or the upload fails.
+        """
+        from revela_hub.hub_cards import Assembly, Destination, publish
+
+        if not self.args.hub_model_id:
+            raise UserError("push_to_hub needs --hub_model_id OWNER/NAME")
+        if not self.is_world_process_zero():
+            return None
+        folder = Path(self.args.output_dir or ".") / EMBEDDER
+        if not folder.is_dir():
+            self.export()
+        destination = Destination(self.args.hub_model_id, private=bool(self.args.hub_private_repo), update=True)
+        # The code that the verification has to run is this package's own.
+        return publish(folder, destination, Assembly(trust_remote_code=True))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Nothing is uploaded during a run: a raw checkpoint is not what a reader can load."""
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """A checkpoint holds what is trained (adapters and pooling, or everything), the configuration and the tokenizer."""
+        folder = Path(output_dir or self.args.output_dir or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._adapters is None:
+            self.nvembed.save_pretrained(folder)
+        else:
+            trained = {name: p.detach().contiguous() for name, p in self.nvembed.named_parameters() if p.requires_grad}
+            save_file(trained, folder / TRAINED_WEIGHTS, metadata={"format": "pt"})
+            self.nvembed.config.save_pretrained(folder)
+        self.model.tokenizer.save_pretrained(folder)
+        torch.save(self.args, folder / TRAINING_ARGS_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Reads the weights back in place; sentence-transformers would load the model a second time."""
+        folder = Path(resume_from_checkpoint)
+        expected = {name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad}
+        for file in folder.glob("model*.safetensors" if self._adapters is None else TRAINED_WEIGHTS):
+            weights = load_file(file)
+            if self.nvembed.load_state_dict(weights, strict=False).unexpected_keys:
+                break
+            expected -= weights.keys()
+        if expected:
+            raise UserError(
+                f"{folder} is not a checkpoint of this run: is --lora_rank, --pooling or the model another?"
+            )
+
+
+def _check_processes(args: NVEmbedTrainingArguments) -> None:
+    """Refuses what would hang: before 6.2, sentence-transformers synchronises the processes at every mini-batch.
+
+    Of a batch's distinct texts one process may have more than another, and so more mini-batches.
+    """
+    if args.world_size > 1 and Version(version("sentence-transformers")) < Version("6.2"):
+        raise UserError(
+            f"NV-Embed on {args.world_size} processes needs sentence-transformers 6.2 or newer, this is"
+            f" {version('sentence-transformers')}: pip install -U sentence-transformers"
+        )
+
+
+def add_adapters(model: NVEmbedModel, args: NVEmbedTrainingArguments) -> PeftModel:
+    """LoRA on every linear layer of the decoder, in place; the pooling on top stays trained in full.
+
+    The model's own structure and names stay (the wrapper that is returned is needed only to merge), so that what runs and
+    saves the model need not know of adapters.
+    """
+    config = LoraConfig(
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha or 2 * args.lora_rank,
+        lora_dropout=args.lora_dropout,
+        target_modules="all-linear",
+    )
+    adapters = get_peft_model(model.embedding_model, config)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()  # also beside a decoder that is frozen in bf16
+    return adapters
+
+
+def by_task(dataset: Dataset) -> DatasetDict:
+    """One data set for each task, of which sentence-transformers makes batches of one task each."""
+    task_N = np.asarray(dataset[TASK])
+    return DatasetDict({str(task): dataset.select(np.flatnonzero(task_N == task)) for task in np.unique(task_N)})
+
+
+def _pool_by_row(pooling: nn.Module, arguments: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """What goes into `Pooling`: in training its mask is that of the batch, in which each text lacks its own prompt.
+
+    A hook rather than a class of its own, so that the model stays one of stock modules.
+    """
+    features, *rest = arguments
+    if "pool_mask" in features:
+        features = {**features, "attention_mask": features["pool_mask"]}
+    return (features, *rest)
+
+
+class _RetrievalEvaluator(BaseEvaluator):
+    """Our measure in sentence-transformers' form."""
+
+    def __init__(self, task: RetrievalTask) -> None:
+        super().__init__()
+        self.task = task
+        self.primary_metric = "ndcg_at_10"
+
+    def __call__(
+        self, model: Any, output_path: str | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        scores = evaluate_retrieval(model, self.task)
+        return {name: getattr(scores, name) for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}

@@ -1,0 +1,1 @@
+"""RetroMAE: arguments, collator, trainer, checkpoint."""

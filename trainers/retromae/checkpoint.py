@@ -1,0 +1,86 @@
+"""What a RetroMAE run starts from and leaves behind: the model with its decoder, and the tokenizer."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from revela_hub.data.text.masking import Vocabulary
+from revela_hub.errors import UserError
+from revela_hub.modeling.configuration_retromae import RetroMAEConfig
+from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
+
+
+@dataclass
+class RetroMAECheckpoint:
+    """A model and the tokenizer that goes with it."""
+
+    model: RetroMAEForPreTraining
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load_retromae_encoder(
+    name: str, *, trust_remote_code: bool = False, attn_implementation: str | None = None, **config: Any
+) -> RetroMAECheckpoint:
+    """Loads what to pre-train: an encoder, which gets a fresh decoder, or a RetroMAE model, which keeps its own.
+
+    Args:
+        name: Hub id or folder.
+        trust_remote_code: for models whose code lies in their repository.
+        attn_implementation: of the encoder; None for transformers' choice.
+        **config: fields of `RetroMAEConfig`.
+
+    Raises:
+        UserError: if it cannot be loaded, is no encoder with a masked-LM head, has no mask token, or is a RetroMAE model
+            with another decoder than `config` asks for.
+    """
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(name)
+        settings: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        if fields.get("model_type") == RetroMAEConfig.model_type:
+            model = RetroMAEForPreTraining.from_pretrained(name, dtype=torch.float32)
+            if attn_implementation is not None:
+                model.encoder.set_attn_implementation(attn_implementation)
+            # With the configuration at hand, transformers does not ask whether it may run the folder's code to read it.
+            settings["config"] = model.config
+        else:
+            model = RetroMAEForPreTraining.from_encoder(
+                name, trust_remote_code=trust_remote_code, attn_implementation=attn_implementation, **config
+            )
+        tokenizer = AutoTokenizer.from_pretrained(name, **settings)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"cannot load the encoder {name!r}: {str(error).strip().splitlines()[0]}") from error
+    for field, value in config.items():
+        if (kept := getattr(model.config, field)) != value:
+            raise UserError(f"{name} was pre-trained with {field}={kept}: go on with that, or start from its encoder")
+    Vocabulary.of(tokenizer)  # says what is missing before any text is read
+    if len(tokenizer) > (vocabulary := model.config.get_text_config().vocab_size):
+        raise UserError(f"the tokenizer of {name} has {len(tokenizer)} tokens, more than the model's {vocabulary}")
+    return RetroMAECheckpoint(model, tokenizer)
+
+
+def load_retromae_checkpoint(folder: str | Path) -> RetroMAECheckpoint:
+    """Loads a folder that `RetroMAETrainer` saved, in float32 and in eval mode.
+
+    Raises:
+        UserError: if the folder is no RetroMAE checkpoint, or is damaged.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is not a checkpoint: it holds no config.json")
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(folder)
+        if fields.get("model_type") != RetroMAEConfig.model_type:
+            raise UserError(f"{folder / 'config.json'} is not of a RetroMAE checkpoint")
+        # With the information on what was loaded comes a pair, which the method's annotation does not say.
+        loaded: Any = RetroMAEForPreTraining.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        model, info = loaded
+        tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"cannot load {folder}: {str(error).strip().splitlines()[0]}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(f"cannot load {folder}: its weights lack {missing[0]} and {len(missing) - 1} more")
+    return RetroMAECheckpoint(model.eval(), tokenizer)

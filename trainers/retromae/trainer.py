@@ -1,0 +1,95 @@
+"""Pre-trains an encoder as a masked auto-encoder (RetroMAE, arXiv 2205.12035)."""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainingArguments as HFTrainingArguments
+
+from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
+from revela_hub.trainers.common.publishing import PublishingTrainer
+from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
+from revela_hub.trainers.retromae.collator import RetroMAECollator
+
+LOSSES = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
+
+
+class RetroMAETrainer(PublishingTrainer):
+    """Trainer of `RetroMAEForPreTraining`.
+
+    Args:
+        model: the encoder with its decoder.
+        args: the run; `args.seed` also draws the masks, other ones in every epoch.
+        tokenizer: of the encoder; saved with every checkpoint.
+        encoder_mask_ratio: share of the words that the encoder does not see.
+        decoder_mask_ratio: share of the tokens that each position of the decoder does not see.
+        **kwargs: of `Trainer`: `train_dataset` (columns span, input_ids, word_starts), `callbacks`, ...
+
+    Raises:
+        UserError: if the tokenizer or the ratios do not suit the collator.
+    """
+
+    _tag_names = ("retromae",)
+
+    def __init__(
+        self,
+        model: RetroMAEForPreTraining,
+        args: RetroMAETrainingArguments,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder_mask_ratio: float = 0.3,
+        decoder_mask_ratio: float = 0.5,
+        **kwargs: Any,
+    ) -> None:
+        self._sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, device=args.device))
+        self.collator = RetroMAECollator(
+            tokenizer,
+            encoder_mask_ratio=encoder_mask_ratio,
+            decoder_mask_ratio=decoder_mask_ratio,
+            decoder=model.config.decoder,
+            max_length=model.max_length,
+            seed=args.seed,
+            pad_to_multiple_of=8,
+        )
+        super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
+        self.add_callback(_NewMasks(self.collator))
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
+        """The sum of the losses, scored where there are labels; keeps each for the next log."""
+        arguments: dict[str, Any] = {**inputs, "return_logits": False}
+        loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
+        if model.training:
+            for name in LOSSES:
+                if outputs.get(name) is not None:
+                    value = outputs[name].detach().float().mean()
+                    self._sums[name] += torch.stack([value, torch.ones_like(value)])
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the losses one by one, averaged over the processes and since the last log."""
+        if "loss" in logs:
+            for name, value in self._sums.items():
+                total, count = self.accelerator.reduce(value).tolist()
+                logs[name] = round(total / max(count, 1.0), 6)
+            self._sums.clear()
+        super().log(logs, start_time)
+
+
+class _NewMasks(TrainerCallback):
+    """Tells the collator the epoch, and so draws the same masks after a resume, too."""
+
+    def __init__(self, collator: RetroMAECollator) -> None:
+        self.collator = collator
+
+    def on_epoch_begin(
+        self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.collator.epoch = int((state.epoch or 0.0) + 1e-6)

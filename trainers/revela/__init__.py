@@ -1,0 +1,1 @@
+"""Revela: arguments, collator, trainer, checkpoint."""

@@ -1,0 +1,274 @@
+"""Trains a retriever and a language model together by in-batch attention (Revela, arXiv 2506.16552).
+
+What is not in the paper, and off in its recipe: a start of the retriever later than that of the language model, and a
+temperature that falls over the run. Both are for small models; `examples/quickstart` says what they change.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainingArguments as HFTrainingArguments
+
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.errors import UserError
+from revela_hub.evaluation import evaluate_retrieval
+from revela_hub.modeling import RevelaForCausalLM
+from revela_hub.trainers.common.publishing import PublishingTrainer
+from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
+from revela_hub.trainers.revela.collator import RevelaCollator
+
+EVALUATION_MAX_LENGTH = 512
+RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
+
+
+class RevelaTrainer(PublishingTrainer):
+    """Trainer of `RevelaForCausalLM`.
+
+    Args:
+        model: both models; with `args.lora_rank` it gets adapters in place.
+        args: the run.
+        retriever_tokenizer: ends every text with EOS itself if the retriever pools its last token.
+        lm_tokenizer: of the language model.
+        max_length: tokens kept of a chunk.
+        retrieval_task: measured at every evaluation, if given, under the names `eval_ndcg_at_10` and so on.
+        **kwargs: of `Trainer`: `train_dataset` (columns group, document, text), `callbacks`, ...
+
+    Raises:
+        UserError: if a model has fewer positions than `max_length`, or the tokenizers do not suit the collator.
+    """
+
+    _tag_names = ("revela",)
+
+    def __init__(
+        self,
+        model: RevelaForCausalLM,
+        args: RevelaTrainingArguments,
+        *,
+        retriever_tokenizer: PreTrainedTokenizerBase,
+        lm_tokenizer: PreTrainedTokenizerBase,
+        max_length: int = 160,
+        retrieval_task: RetrievalTask | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.args: RevelaTrainingArguments
+        self.revela = model
+        self.retriever_tokenizer, self.lm_tokenizer = retriever_tokenizer, lm_tokenizer
+        self.retrieval_task = retrieval_task
+        self._sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, device=args.device))
+        for name, parameter in model.retriever.named_parameters():
+            # A pooler of BERT's kind gets no gradient from the token states; left in, it breaks DDP.
+            if "pooler" in name.split("."):
+                parameter.requires_grad_(False)
+        if retrieval_task is not None:
+            kwargs.setdefault("eval_dataset", {})  # the Trainer wants one before it evaluates anything
+        for part, backbone in (("retriever", model.retriever), ("language model", model.lm)):
+            positions = getattr(backbone.config, "max_position_embeddings", max_length)
+            if max_length > positions:
+                raise UserError(f"the {part} has {positions} positions, fewer than --max_length {max_length}: lower it")
+        self.collator = RevelaCollator(
+            retriever_tokenizer,
+            lm_tokenizer,
+            max_length=max_length,
+            passage_prompt=model.config.prompts["document"],
+            similarity_span=model.config.similarity_span,
+            seed=args.seed,
+        )
+        super().__init__(
+            model=add_adapters(model, args) if args.lora_rank else model,
+            args=args,
+            data_collator=self.collator,
+            **kwargs,
+        )
+        self.add_callback(_Schedule(self.revela, self.collator, args))
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
+        """Next-token loss of stream h; keeps what the similarities look like for the next log."""
+        document_N = inputs.pop("document")
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if model.training:
+            for name, value in similarity_statistics(outputs.similarity, document_N).items():
+                self._sums[name] += torch.stack([value, torch.ones_like(value)])
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the similarity's entropy and same-document share, averaged over processes and since the last log."""
+        if "loss" in logs:
+            for name, value in self._sums.items():
+                total, count = self.accelerator.reduce(value).tolist()
+                logs[name] = round(total / max(count, 1.0), 6)
+            logs["temperature"] = self.revela.config.temperature
+            self._sums.clear()
+        super().log(logs, start_time)
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,  # noqa: ANN401 (as in Trainer)
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Retrieval on `retrieval_task`, then the loss on an evaluation data set if there is one."""
+        metrics: dict[str, float] = {}
+        if self.retrieval_task is not None:
+            encoder = _RetrieverEncoder(self.revela, self.collator)
+            scores = evaluate_retrieval(encoder, self.retrieval_task)
+            numbers = (scores.ndcg_at_10, scores.mrr_at_10, scores.recall_at_100)
+            names = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
+            metrics = {f"{metric_key_prefix}_{n}": v for n, v in zip(names, numbers, strict=True)}
+        if eval_dataset or self.eval_dataset:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix) | metrics
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The Trainer's optimizer, with the retriever's parameters in groups of their own."""
+        optimizer = super().create_optimizer(model)
+        trained = self.model if model is None else model
+        assert trained is not None  # the Trainer has one by now
+        retriever = {id(p) for n, p in trained.named_parameters() if "retriever" in n.split(".")}
+        for group in list(optimizer.param_groups):
+            own = [p for p in group["params"] if id(p) in retriever]
+            group["params"] = [p for p in group["params"] if id(p) not in retriever]
+            rate = self.args.retriever_learning_rate
+            settings = {k: v for k, v in group.items() if k != "params"}
+            optimizer.add_param_group(
+                settings | {"params": own, "lr": group["lr"] if rate is None else rate, "is_retriever": True}
+            )
+        return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:  # noqa: ANN401
+        """The Trainer's schedule; the retriever's part stays at zero until its start and then warms up."""
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if self.args.retriever_start_step and isinstance(scheduler, LambdaLR):
+            for index, group in enumerate(scheduler.optimizer.param_groups):
+                if group.get("is_retriever"):
+                    factor = partial(_delayed, scheduler.lr_lambdas[index], self.args)
+                    scheduler.lr_lambdas[index] = factor
+                    group["lr"] = group["initial_lr"] * factor(0)
+        return scheduler
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """A checkpoint holds, beside the weights or adapters, the configuration and both tokenizers."""
+        super()._save(output_dir, state_dict)
+        folder = Path(output_dir or self.args.output_dir or ".")
+        self.revela.config.save_pretrained(folder)
+        self.retriever_tokenizer.save_pretrained(folder / RETRIEVER_TOKENIZER)
+        self.lm_tokenizer.save_pretrained(folder / LM_TOKENIZER)
+
+
+def add_adapters(model: RevelaForCausalLM, args: RevelaTrainingArguments) -> PeftModel:
+    """LoRA on every linear layer of both models but the output projection and BERT's unused pooler."""
+    targets = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not {"lm_head", "pooler"} & set(name.split("."))
+    ]
+    config = LoraConfig(
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha or args.lora_rank,
+        lora_dropout=args.lora_dropout,
+        target_modules=targets,
+    )
+    return get_peft_model(model, config)
+
+
+def similarity_statistics(similarity_GBB: Tensor, document_N: Tensor) -> dict[str, Tensor]:
+    """What to watch while the retriever learns, as means over chunks that have another chunk to read.
+
+    Args:
+        similarity_GBB: (groups, B, B), rows sum to one over j != i.
+        document_N: the document each chunk came from, -1 for absent chunks.
+
+    Returns:
+        `similarity_entropy`: in nats; log(B - 1) is uniform, 0 is one-hot.
+        `same_document_share`: the share of the similarity that falls on chunks of the same document.
+    """
+    similarity = similarity_GBB.detach().float()
+    document_GB = document_N.view(similarity.shape[:2])
+    reading_GB = (similarity.sum(-1) > 0) & (document_GB >= 0)
+    count = reading_GB.sum().clamp(min=1)
+    entropy_GB = torch.special.entr(similarity).sum(-1)
+    same_GB = (similarity * (document_GB[:, :, None] == document_GB[:, None, :])).sum(-1)
+    return {
+        "similarity_entropy": (entropy_GB * reading_GB).sum() / count,
+        "same_document_share": (same_GB * reading_GB).sum() / count,
+    }
+
+
+def _delayed(factor: Callable[[int], float], args: RevelaTrainingArguments, step: int) -> float:
+    """Learning-rate factor of the retriever: zero before its start, then its own linear warm-up under the schedule."""
+    since = step - args.retriever_start_step
+    if since < 0:
+        return 0.0
+    return factor(step) * min(1.0, (since + 1) / max(1, args.warmup_steps))
+
+
+class _Schedule(TrainerCallback):
+    """Sets what depends on the step or the epoch, and so is right after a resume, too."""
+
+    def __init__(self, model: RevelaForCausalLM, collator: RevelaCollator, args: RevelaTrainingArguments) -> None:
+        self.model, self.collator, self.own = model, collator, args
+        self.start, self.end = args.temperature_start, model.config.temperature
+
+    def on_epoch_begin(
+        self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.collator.epoch = int((state.epoch or 0.0) + 1e-6)
+
+    def on_step_begin(
+        self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.model.freeze_retriever = state.global_step < self.own.retriever_start_step
+        if self.start is not None:
+            progress = min(1.0, (state.global_step + 1) / max(1, state.max_steps))
+            self.model.config.temperature = self.start * (self.end / self.start) ** progress
+
+
+class _RetrieverEncoder:
+    """The retriever as it stands, as an encoder for evaluation."""
+
+    def __init__(self, model: RevelaForCausalLM, collator: RevelaCollator) -> None:
+        self.model, self.collator = model, collator
+
+    def encode_query(self, texts: list[str], **kwargs: Any) -> np.ndarray:
+        return self._encode(texts, self.model.config.prompts["query"], **kwargs)
+
+    def encode_document(self, texts: list[str], **kwargs: Any) -> np.ndarray:
+        return self._encode(texts, self.model.config.prompts["document"], **kwargs)
+
+    @torch.no_grad()
+    def _encode(self, texts: list[str], prompt: str, batch_size: int = 32, **_: Any) -> np.ndarray:
+        tokenizer, model = self.collator.retriever_tokenizer, self.model
+        longest = min(EVALUATION_MAX_LENGTH, tokenizer.model_max_length)
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        parts = []
+        training = model.training
+        model.eval()
+        for start in range(0, len(order), batch_size):
+            batch = tokenizer(
+                [prompt + texts[i] for i in order[start : start + batch_size]],
+                padding=True,
+                truncation=True,
+                max_length=longest,
+                return_tensors="pt",
+            ).to(model.device)
+            parts.append(model.embed(batch["input_ids"], batch["attention_mask"]).float().cpu())
+        model.train(training)
+        vectors = torch.empty(len(texts), parts[0].shape[-1])
+        vectors[torch.tensor(order)] = torch.cat(parts)
+        return vectors.numpy()
