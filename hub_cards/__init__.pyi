@@ -8,11 +8,10 @@ from .facts import ModelCardFacts as ModelCardFacts
 from .facts import Paper as Paper
 from .facts import Result as Result
 from .facts import describe as describe
-from .publish import Destination as Destination
-from .publish import Published as Published
-from .publish import check as check
-from .publish import publish as publish
 from .tokenizers import with_eos as with_eos
+from .upload import Destination as Destination
+from .upload import Published as Published
+from .upload import check as check
+from .upload import publish as publish
 from .verify.files import Check as Check
 from .verify.verify import as_table as as_table
-from .verify.verify import verify as verify

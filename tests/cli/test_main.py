@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 import revela_hub
-from revela_hub import cli
+from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
 
 

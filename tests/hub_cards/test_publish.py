@@ -18,14 +18,14 @@ from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from revela_hub import cli
+from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardFacts, Result, publish, with_eos
 from revela_hub.hub_cards.assemble import assemble
 from revela_hub.modeling import RevelaForCausalLM
 
 # The module, which in the package stands behind the function of the same name.
-publishing = importlib.import_module("revela_hub.hub_cards.publish")
+publishing = importlib.import_module("revela_hub.hub_cards.upload")
 
 FACTS = ModelCardFacts(
     description="A tiny one.",

@@ -8,7 +8,7 @@ from revela_hub.errors import UserError
 
 
 class PublishingTrainer(Trainer):
-    """A `Trainer` whose `push_to_hub` goes through `revela_hub.hub_cards.publish`."""
+    """A `Trainer` whose `push_to_hub` goes through `revela_hub.hub_cards.upload`."""
 
     def push_to_hub(self, *_: Any, **__: Any) -> Any:
         """Publishes the model under `args.hub_model_id`: assembled, verified, uploaded, read back; returns `Published`.

@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 
 from revela_hub.data import Chunk, GroupSettings, ReadReport, build_groups, mix_groups
-from revela_hub.data import groups as groups_module
+from revela_hub.data.text import groups as groups_module
 from revela_hub.data.text.groups import groups_needed
 from revela_hub.errors import UserError
 

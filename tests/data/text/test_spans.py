@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import ByT5Tokenizer, HfArgumentParser, PreTrainedTokenizerFast, TrainingArguments
 
 from revela_hub.data import ReadReport
-from revela_hub.data import spans as spans_module
+from revela_hub.data.text import spans as spans_module
 from revela_hub.data.text.spans import build_spans
 from revela_hub.errors import UserError
 from revela_hub.trainers.retromae.data_arguments import RetroMAEDataArguments, load_spans

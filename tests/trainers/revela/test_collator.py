@@ -9,9 +9,9 @@ from tokenizers.processors import TemplateProcessing
 from torch.utils.data import DataLoader
 from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
-from revela_hub.data import collator
 from revela_hub.errors import UserError
 from revela_hub.trainers import RevelaCollator
+from revela_hub.trainers.revela import collator
 
 Row = dict[str, Any]
 
