@@ -13,7 +13,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDERS = {
     "src/revela_hub": "revela_hub",
-    **{name: f"revela_hub.{name}" for name in ("modeling", "data", "trainers", "evaluation", "search", "hub_cards")},
+    **{name: f"revela_hub.{name}" for name in ("modeling", "data", "retrieval", "trainers", "evaluation", "hub_cards")},
 }
 MODULES = sorted(
     ".".join([package, *file.relative_to(REPOSITORY / folder).with_suffix("").parts]).removesuffix(".__init__")

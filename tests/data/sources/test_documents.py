@@ -351,7 +351,7 @@ def test_sources_that_are_not_well_written(source: Any, message: str) -> None:
 
 def test_reading_imports_neither_torch_nor_datasets() -> None:
     code = (
-        "import sys; from revela_hub.data import RevelaDataArguments, chunk_document, read_documents; "
+        "import sys; from revela_hub.data import chunk_document, read_documents; "
         "assert not {'torch', 'datasets', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

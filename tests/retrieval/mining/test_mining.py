@@ -8,7 +8,8 @@ import pytest
 from datasets import Dataset
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval import bm25_scores, mining, scores, vector_store
+from revela_hub.retrieval import bm25_scores, scores, vector_store
+from revela_hub.retrieval.mining import mining
 from revela_hub.retrieval.bm25 import BM25
 from revela_hub.retrieval.bm25_scores import BM25Scores
 from revela_hub.retrieval.mining.mining import MiningSettings, RankerSettings, mine_negatives

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval import bm25_scores, mining, scores, vector_store
+from revela_hub.retrieval import bm25_scores, scores, vector_store
+from revela_hub.retrieval.mining import mining
 from revela_hub.retrieval.mining.mining import MiningSettings, RankerSettings, mine, mine_negatives
 
 WORDS = "river sea stone moon iron salt wind leaf bird fish hill road lamp door rope seed".split()
