@@ -3,21 +3,30 @@
 Inside this folder: torch, transformers and `from .sibling import name` only.
 """
 
+from .configuration_imprag import ImpRAGConfig
 from .configuration_nvembed import LatentAttentionConfig, NVEmbedConfig
 from .configuration_retromae import RetroMAEConfig
 from .configuration_revela import RevelaConfig
+from .modeling_imprag import ImpRAGForCausalLM, ImpRAGModel, ImpRAGOutput, Retrieved
 from .modeling_nvembed import NVEmbedModel, NVEmbedOutput
 from .modeling_retromae import RetroMAEForPreTraining, RetroMAEOutput
 from .modeling_revela import RevelaForCausalLM, RevelaOutput
+from .passage_attention import PassageStates
 
 __all__ = [
+    "ImpRAGConfig",
+    "ImpRAGForCausalLM",
+    "ImpRAGModel",
+    "ImpRAGOutput",
     "LatentAttentionConfig",
     "NVEmbedConfig",
     "NVEmbedModel",
     "NVEmbedOutput",
+    "PassageStates",
     "RetroMAEConfig",
     "RetroMAEForPreTraining",
     "RetroMAEOutput",
+    "Retrieved",
     "RevelaConfig",
     "RevelaForCausalLM",
     "RevelaOutput",
