@@ -1,0 +1,378 @@
+"""ImpRAG as a user of transformers meets it: backbones, generation, checkpoints, retrieval, errors."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM, ImpRAGModel
+
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+DECODERS = {
+    "Llama": {},
+    "Qwen2": {},  # biases
+    "Qwen3": {"head_dim": 8},  # norms of queries and keys
+    "Mistral": {"sliding_window": None},
+    "Gemma": {"head_dim": 8},
+    "Gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},
+    "Gemma3Text": {"head_dim": 8, "query_pre_attn_scalar": 8},
+}
+
+
+def decoder(family: str = "Llama", **settings: object) -> transformers.PreTrainedModel:
+    config = getattr(transformers, f"{family}Config")(**(SMALL | DECODERS[family] | settings))
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def build(family: str = "Llama", settings: dict[str, object] | None = None, **config: object) -> ImpRAGForCausalLM:
+    options = {"b": 1, "t": 2, "k": 2, "l_max": 8} | config
+    return ImpRAGForCausalLM.from_backbone(decoder(family, **(settings or {})), **options).eval()
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(2, SMALL["vocab_size"], shape)
+
+
+def passages(rows: int = 3) -> dict[str, Tensor]:
+    ids, mask = tokens(rows, 2, 8), torch.ones(rows, 2, 8, dtype=torch.long)
+    mask[0, 0, 5:] = 0
+    mask[-1, 1, :3] = 0
+    return {"passage_input_ids": ids, "passage_attention_mask": mask}
+
+
+def prompts() -> dict[str, Tensor]:
+    """Three prompts of different lengths, padded on the left as for generation."""
+    ids, mask = tokens(3, 6), torch.ones(3, 6, dtype=torch.long)
+    mask[1, :3] = 0
+    return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@torch.no_grad()
+def test_every_family_reads_as_if_the_passage_were_in_its_own_text(family: str) -> None:
+    """Cut at the first and last layer, with a passage that fills l_max, reading is the backbone on passage + prompt."""
+    lm = decoder(family)
+    passage, prompt = tokens(2, 8), tokens(2, 5)
+    expected = lm(torch.cat([passage, prompt], dim=1)).logits[:, 8:]
+    alone = lm(prompt).logits
+    model = ImpRAGForCausalLM.from_backbone(lm, b=0, t=3, k=1, l_max=8)
+    output = model(prompt, passage_input_ids=passage[:, None])
+    torch.testing.assert_close(output.logits, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(model(prompt).logits, alone)
+    assert (output.logits - alone).abs().max() > 1e-2
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(model(prompt, passage_input_ids=passage[:, None]).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "query_state", "key_state"),
+    [
+        ("Llama", "q_proj", "k_proj"),
+        ("Qwen2", "q_proj", "k_proj"),
+        ("Qwen3", "q_norm", "k_norm"),
+        ("Mistral", "q_proj", "k_proj"),
+        ("Gemma3Text", "q_norm", "k_norm"),
+    ],
+)
+@torch.no_grad()
+def test_vectors_are_the_states_that_the_rotary_embedding_starts_from(
+    family: str, query_state: str, key_state: str
+) -> None:
+    model = build(family)
+    ids = tokens(2, 6)
+    seen: dict[str, Tensor] = {}
+    ran: list[int] = []
+    for number, layer in enumerate(model.get_decoder().layers):
+        layer.register_forward_hook(lambda *_, number=number: ran.append(number))
+    attention = model.get_decoder().layers[1].self_attn
+    for name in (query_state, key_state):
+        getattr(attention, name).register_forward_hook(lambda _m, _a, out, name=name: seen.update({name: out}))
+    query_vectors = model.embed_queries(ids)
+    passage_vectors = model.embed_passages(ids)
+    assert ran == [0, 1, 0, 1]  # layers 0..b only
+
+    def last(state: Tensor, heads: int) -> Tensor:
+        """(N, heads, D) from (N, L, heads * D), (N, L, heads, D) or (N, heads, L, D)."""
+        if state.dim() == 4 and state.shape[1] == heads:
+            return state[:, :, -1]
+        return state[:, -1].reshape(2, heads, -1)
+
+    queries = last(seen[query_state], 4)
+    expected = torch.stack([queries[:, :2].mean(1), queries[:, 2:].mean(1)], dim=1).flatten(1)
+    torch.testing.assert_close(query_vectors, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(passage_vectors, last(seen[key_state], 2).flatten(1), rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_sliding_window_holds_in_the_prompt_and_passages_are_read_whole() -> None:
+    sliding = {"sliding_window": 3, "layer_types": ["sliding_attention"] * 4}
+    model = build("Gemma3Text", sliding, b=0, t=3)
+    prompt, read = tokens(1, 6), passages(1)
+    read["passage_attention_mask"][:] = 1
+    before = model(prompt, **read).logits
+    # Layer 0 alone decides how far a change travels: the last token is beyond the window of the first passage token.
+    changed = {**read, "passage_input_ids": read["passage_input_ids"].clone()}
+    changed["passage_input_ids"][0, 0, 0] += 1
+    assert (model(prompt, **changed).logits[0, -1] - before[0, -1]).abs().max() > 1e-4
+    step = model.generate(prompt, **read, max_new_tokens=8, do_sample=False, eos_token_id=None)
+    whole = model(step[:, :-1], **read).logits.argmax(-1)
+    assert torch.equal(step[:, 6:], whole[:, 5:])
+
+
+@pytest.mark.parametrize("encoding", ["full", "segmented", "independent"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2"])
+@torch.no_grad()
+def test_decoding_step_by_step_is_one_full_forward(family: str, encoding: str) -> None:
+    model = build(family, passage_encoding=encoding)
+    batch, read = prompts(), passages()
+    ids = torch.cat([batch["input_ids"], tokens(3, 4)], dim=1)
+    mask = torch.cat([batch["attention_mask"], torch.ones(3, 4, dtype=torch.long)], dim=1)
+    whole = model(ids, mask, **read).logits
+    step = model(ids[:, :6], mask[:, :6], **read, use_cache=True)
+    torch.testing.assert_close(step.logits[:, -1], whole[:, 5], rtol=1e-4, atol=1e-5)
+    for at in range(6, 10):
+        step = model(
+            ids[:, at : at + 1],
+            mask[:, : at + 1],
+            passage_states=step.passage_states,
+            past_key_values=step.past_key_values,
+        )
+        torch.testing.assert_close(step.logits[:, 0], whole[:, at], rtol=1e-4, atol=1e-5)
+
+
+def greedy_by_hand(model: ImpRAGForCausalLM, ids: Tensor, read: dict[str, Tensor], steps: int) -> list[int]:
+    for _ in range(steps):
+        token = model(ids, **read).logits[:, -1].argmax(-1)
+        ids = torch.cat([ids, token[:, None]], dim=1)
+        if token == SMALL["eos_token_id"]:
+            break
+    return ids[0].tolist()
+
+
+def one(read: dict[str, Tensor], row: int) -> dict[str, Tensor]:
+    return {name: value[row : row + 1] for name, value in read.items()}
+
+
+@torch.no_grad()
+def test_generate_of_a_batch_is_each_prompt_alone() -> None:
+    model = build()
+    batch, read = prompts(), passages()
+    read["passage_attention_mask"][1] = 0  # one prompt without passages
+    together = model.generate(**batch, **read, max_new_tokens=8, do_sample=False)
+    for row in range(3):
+        own = batch["input_ids"][row : row + 1, int((batch["attention_mask"][row] == 0).sum()) :]
+        expected = greedy_by_hand(model, own, one(read, row), 8)
+        got = together[row, 6 - own.shape[1] :].tolist()
+        assert got[: len(expected)] == expected
+        assert set(got[len(expected) :]) <= {0}
+    without_cache = model.generate(**batch, **read, max_new_tokens=8, do_sample=False, use_cache=False)
+    assert torch.equal(without_cache, together)
+
+
+@torch.no_grad()
+def test_passages_are_encoded_once_and_beams_samples_and_streams_work() -> None:
+    model = build()
+    batch, read = prompts(), passages()
+    calls: list[int] = []
+    encode = model.encode_passages
+    model.encode_passages = lambda *args: calls.append(1) or encode(*args)
+    beams = model.generate(**batch, **read, max_new_tokens=6, num_beams=3, num_return_sequences=2, do_sample=False)
+    assert len(calls) == 1
+    assert beams.shape[0] == 6
+    for row in range(3):  # each prompt's beams alone are the same
+        own = {name: value[row : row + 1] for name, value in batch.items()}
+        alone = model.generate(
+            **own, **one(read, row), max_new_tokens=6, num_beams=3, num_return_sequences=2, do_sample=False
+        )
+        width = min(alone.shape[1], beams.shape[1])
+        assert torch.equal(beams[2 * row : 2 * row + 2, :width], alone[:, :width])
+    torch.manual_seed(3)
+    sampled = model.generate(**batch, **read, max_new_tokens=5, do_sample=True, num_return_sequences=2)
+    assert sampled.shape[0] == 6
+    pieces: list[Tensor] = []
+    streamer = SimpleNamespace(put=lambda value: pieces.append(value.flatten()), end=lambda: None)
+    own = batch["input_ids"][:1]
+    whole = model.generate(own, **one(read, 0), max_new_tokens=5, do_sample=False, streamer=streamer)
+    assert torch.equal(torch.cat(pieces), whole[0])
+    static = model.generate(
+        own, **one(read, 0), max_new_tokens=5, do_sample=False, cache_implementation="static", disable_compile=True
+    )
+    assert torch.equal(static, whole)
+
+
+@torch.no_grad()
+def test_generation_goes_on_from_a_cache() -> None:
+    model = build(settings={"eos_token_id": None})
+    read = one(passages(), 0)
+    states = model.encode_passages(**read)
+    ids = tokens(1, 6)
+    first = model.generate(ids, passage_states=states, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
+    more = torch.cat([first.sequences, tokens(1, 2)], dim=1)
+    on = model.generate(
+        more, passage_states=states, past_key_values=first.past_key_values, max_new_tokens=4, do_sample=False
+    )
+    assert torch.equal(on, model.generate(more, **read, max_new_tokens=4, do_sample=False))
+
+
+class RowsIndex:
+    """Answers as a FAISS index does: scores and rows."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        self.vectors, self.calls = vectors, 0
+
+    def search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        top = (vectors @ self.vectors.T).topk(min(k, len(self.vectors)))
+        return top.values, top.indices
+
+
+@torch.no_grad()
+def test_generate_retrieves_once_from_any_index() -> None:
+    model = build()
+    collection, batch = tokens(20, 8), prompts()
+    vectors = model.embed_passages(collection)
+    index = RowsIndex(vectors)
+    expected_rows = (model.embed_queries(**batch) @ vectors.T).topk(2).indices
+    expected = model.generate(**batch, passage_input_ids=collection[expected_rows], max_new_tokens=5, do_sample=False)
+    got = model.generate(**batch, index=index, passage_input_ids=collection, max_new_tokens=5, do_sample=False)
+    assert torch.equal(got, expected)
+    assert index.calls == 1
+    found = model.retrieve(**batch, index=index, k=1, passage_input_ids=collection)
+    assert torch.equal(found.rows, expected_rows[:, :1])
+    stored = SimpleNamespace(  # an index that stores states
+        search=lambda _vectors, k: SimpleNamespace(
+            scores=None, passage_states=model.encode_passages(collection[expected_rows[:, :k]])
+        )
+    )
+    assert torch.equal(model.generate(**batch, index=stored, max_new_tokens=5, do_sample=False), expected)
+    faiss = pytest.importorskip("faiss")
+    flat = faiss.IndexFlatIP(vectors.shape[1])
+    flat.add(vectors.numpy())
+    got = model.generate(**batch, index=flat, passage_input_ids=collection, max_new_tokens=5, do_sample=False)
+    assert torch.equal(got, expected)
+    with pytest.raises(ValueError, match="k=21 passages were asked for, but the index holds fewer"):
+        model.retrieve(**batch, index=flat, k=21, passage_input_ids=collection)
+
+
+@pytest.mark.parametrize("encoding", ["full", "independent"])
+def test_gradients_flow_through_reading_and_retrieval_with_checkpointing(encoding: str) -> None:
+    model = build(passage_encoding=encoding)
+    batch, read = prompts(), passages()
+    batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    batch |= {"query_input_ids": tokens(3, 5), "candidate_input_ids": tokens(4, 8)}
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.train().zero_grad()
+        output = model(**batch, **read)
+        (output.loss + model.score(output.query_vectors, output.passage_vectors).logsumexp(-1).mean()).backward()
+        gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+    assert set(gradients[0]) == {n for n, _ in model.named_parameters()}
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_save_load_in_a_fresh_process_with_remote_code_gives_equal_outputs(tmp_path: Path) -> None:
+    """`AutoModelForCausalLM` runs the files in the folder; our package cannot be imported there."""
+    model = build("Qwen3", {"tie_word_embeddings": True})
+    batch, read = prompts(), passages()
+    with torch.no_grad():
+        logits = model(**batch, **read).logits
+    generated = model.generate(**batch, **read, max_new_tokens=5, do_sample=False)
+    model.save_pretrained(tmp_path / "model")
+    saved = {"batch": batch | read, "logits": logits, "generated": generated, "query": model.embed_queries(**batch)}
+    torch.save({k: v.detach() if isinstance(v, Tensor) else v for k, v in saved.items()}, tmp_path / "expected.pt")
+    code = f"""
+import sys; sys.modules["revela_hub"] = None
+import torch
+from transformers import AutoModel, AutoModelForCausalLM
+saved = torch.load({str(tmp_path / "expected.pt")!r})
+model = AutoModelForCausalLM.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True).eval()
+assert type(model).__name__ == "ImpRAGForCausalLM" and type(model).__module__.startswith("transformers_modules")
+assert model.backbone.lm_head.weight is model.get_input_embeddings().weight
+with torch.no_grad():
+    torch.testing.assert_close(model(**saved["batch"]).logits, saved["logits"])
+assert torch.equal(model.generate(**saved["batch"], max_new_tokens=5, do_sample=False), saved["generated"])
+model = AutoModel.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True).eval()
+assert type(model).__name__ == "ImpRAGModel"
+prompts = dict(input_ids=saved["batch"]["input_ids"], attention_mask=saved["batch"]["attention_mask"])
+torch.testing.assert_close(model.embed_queries(**prompts), saved["query"])
+print("equal")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "equal"
+
+
+def test_from_backbone_loads_folders_and_keeps_official_names(llama_folder: Path, tmp_path: Path) -> None:
+    lm = transformers.AutoModelForCausalLM.from_pretrained(llama_folder)
+    model = ImpRAGForCausalLM.from_backbone(str(llama_folder), b=0, t=1)
+    assert {f"backbone.{name}" for name in lm.state_dict()} == set(model.state_dict())
+    model.save_pretrained(tmp_path / "imprag")
+    hidden = ImpRAGModel.from_pretrained(tmp_path / "imprag").eval()
+    ids, read = torch.randint(2, 60, (1, 5)), {"passage_input_ids": torch.randint(2, 60, (1, 2, 8))}
+    expected = model.eval()(ids, **read).logits
+    torch.testing.assert_close(lm.lm_head(hidden(ids, **read).last_hidden_state), expected)
+
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "b above t": (lambda: build(b=3, t=2), "b=3 is above t=2"),
+    "t beyond": (lambda: build(t=4), "t=4 is beyond the last layer: the backbone has layers 0 to 3"),
+    "negative b": (lambda: build(b=-1), "b must not be negative"),
+    "no passages": (lambda: build(k=0), "k, the number of passages, must be at least 1"),
+    "l_max": (lambda: build(l_max=0), "l_max, the tokens of a passage, must be at least 1"),
+    "encoding": (lambda: ImpRAGConfig(passage_encoding="none"), "passage_encoding must be"),
+    "long passage": (lambda: build()(tokens(1, 4), passage_input_ids=tokens(1, 2, 9)), "9 tokens is longer than l_max=8"),
+    "many passages": (lambda: build()(tokens(1, 4), passage_input_ids=tokens(1, 3, 8)), "made for k=2"),
+    "long prompt": (lambda: build()(tokens(1, 120), passage_input_ids=tokens(1, 2, 8)), "does not fit"),
+    "flat passages": (lambda: build()(tokens(1, 4), passage_input_ids=tokens(2, 8)), "must be .batch, k, tokens."),
+    "shared": (lambda: build()(tokens(3, 4), passage_input_ids=tokens(2, 2, 8)), "3 prompts cannot share"),
+    "collection": (
+        lambda: build().retrieve(tokens(1, 4), None, RowsIndex(torch.ones(5, 16))),
+        "this index returns rows: give passage_input_ids",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_says_what_is_wrong(case: str) -> None:
+    call, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_encoders_and_foreign_attention_are_refused() -> None:
+    bert = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
+    with pytest.raises(ValueError, match="not a causal decoder"):
+        ImpRAGForCausalLM.from_backbone(transformers.BertLMHeadModel(transformers.BertConfig(**bert)))
+    modern = transformers.ModernBertConfig(**bert, pad_token_id=0, cls_token_id=1, sep_token_id=2)
+    with pytest.raises(ValueError, match="not a causal decoder"):
+        ImpRAGForCausalLM.from_backbone(transformers.AutoModelForMaskedLM.from_config(modern))
+    xlnet = transformers.XLNetConfig(vocab_size=61, d_model=32, n_layer=1, n_head=2, d_inner=32)
+    with pytest.raises(ValueError, match="not a causal decoder"):
+        ImpRAGForCausalLM.from_backbone(transformers.AutoModelForCausalLM.from_config(xlnet))
