@@ -7,7 +7,8 @@ from .configuration_imprag import ImpRAGConfig
 from .configuration_nvembed import LatentAttentionConfig, NVEmbedConfig
 from .configuration_retromae import RetroMAEConfig
 from .configuration_revela import RevelaConfig
-from .modeling_imprag import ImpRAGForCausalLM, ImpRAGModel, ImpRAGOutput, Retrieved
+from .imprag_model import ImpRAGModel, Retrieved
+from .modeling_imprag import ImpRAGForCausalLM, ImpRAGOutput
 from .modeling_nvembed import NVEmbedModel, NVEmbedOutput
 from .modeling_retromae import RetroMAEForPreTraining, RetroMAEOutput
 from .modeling_revela import RevelaForCausalLM, RevelaOutput

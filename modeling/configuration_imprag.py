@@ -62,8 +62,9 @@ class ImpRAGConfig(PreTrainedConfig):
             raise ValueError(f"l_max, the tokens of a passage, must be at least 1, got {l_max}")
         if passage_encoding not in PASSAGE_ENCODINGS:
             raise ValueError(f'passage_encoding must be "full", "segmented" or "independent", got {passage_encoding!r}')
-        self.b = b
-        self.t = t
+        # A bare configuration, which transformers builds to compare with, has no layers to cut.
+        self.b: int = -1 if b is None else b
+        self.t: int = -1 if t is None else t
         self.k = k
         self.l_max = l_max
         self.passage_encoding = passage_encoding

@@ -9,9 +9,9 @@ from datasets import Dataset
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval import bm25_scores, scores, vector_store
-from revela_hub.retrieval.mining import mining
 from revela_hub.retrieval.bm25 import BM25
 from revela_hub.retrieval.bm25_scores import BM25Scores
+from revela_hub.retrieval.mining import mining
 from revela_hub.retrieval.mining.mining import MiningSettings, RankerSettings, mine_negatives
 from revela_hub.retrieval.texts import write_texts
 
