@@ -13,15 +13,17 @@ PACKAGE = "revela_hub"
 # What each folder of the package may import, besides itself.
 LAYERS = {
     "errors": set(),
+    "ranges": set(),
     "modeling": set(),
-    "data": {"errors"},
-    "retrieval": {"errors", "data"},
-    "evaluation": {"errors", "data", "retrieval"},
-    "hub_cards": {"errors", "data", "retrieval", "modeling", "evaluation", "__version__"},
-    "trainers": {"errors", "data", "retrieval", "modeling", "evaluation", "hub_cards"},
+    "data": {"errors", "ranges"},
+    "retrieval": {"errors", "ranges", "data"},
+    "evaluation": {"errors", "ranges", "data", "retrieval"},
+    "hub_cards": {"errors", "ranges", "data", "retrieval", "modeling", "evaluation", "__version__"},
+    "trainers": {"errors", "ranges", "data", "retrieval", "modeling", "evaluation", "hub_cards"},
     "checkpoints": {"errors", "modeling", "trainers", "hub_cards"},
     "cli": {
         "errors",
+        "ranges",
         "data",
         "retrieval",
         "modeling",

@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import HUB_PREFIX, Document, Source
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, first_line
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
 
@@ -157,5 +157,4 @@ def _open_dataset(source: Source, name: str) -> Iterable[Mapping[str, Any]]:
 
 
 def _unreadable(name: str, error: Exception) -> UserError:
-    reason = str(error).strip().splitlines()
-    return UserError(f"data set {name}: cannot be read: {reason[0] if reason else type(error).__name__}")
+    return UserError(f"data set {name}: cannot be read: {first_line(error)}")

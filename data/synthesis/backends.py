@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, first_line
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,7 @@ class LocalModel:
                 "text-generation", model=name, dtype="auto", device=device, trust_remote_code=trust_remote_code
             )
         except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
-            lines = str(error).strip().splitlines()
-            raise UserError(f"cannot load the model {name}: {lines[0] if lines else type(error).__name__}") from error
+            raise UserError(f"cannot load the model {name}: {first_line(error)}") from error
         self._tokenizer = cast("Any", self._pipeline.tokenizer)
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token

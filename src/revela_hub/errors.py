@@ -1,4 +1,4 @@
-"""The one exception that means: the user can put this right."""
+"""The one exception that means: the user can put this right; and what an error of a library says in one line."""
 
 
 class UserError(Exception):
@@ -8,3 +8,8 @@ class UserError(Exception):
     one, and the remedy. The command line prints it without a traceback and exits with status 2; code that calls the
     package catches it like any exception.
     """
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that says something; the error's type where it has no message."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, first_line
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 
@@ -50,8 +50,7 @@ def load_nvembed(backbone: str, *, dtype: torch.dtype = torch.float32, **config:
         _check_settings(backbone, model.config, config)
         return NVEmbedStart(model, model.tokenizer, _saved_prompts(backbone))
     except (OSError, ValueError, SafetensorError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot load the backbone {backbone!r}: {first_line}") from error
+        raise UserError(f"cannot load the backbone {backbone!r}: {first_line(error)}") from error
 
 
 def _check_settings(name: str, trained: NVEmbedConfig, given: dict[str, Any]) -> None:

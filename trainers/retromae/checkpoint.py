@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from revela_hub.data.text.masking import Vocabulary
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, first_line
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 
@@ -52,7 +52,7 @@ def load_retromae_encoder(
             )
         tokenizer = AutoTokenizer.from_pretrained(name, **settings)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load the encoder {name!r}: {str(error).strip().splitlines()[0]}") from error
+        raise UserError(f"cannot load the encoder {name!r}: {first_line(error)}") from error
     for field, value in config.items():
         if (kept := getattr(model.config, field)) != value:
             raise UserError(f"{name} was pre-trained with {field}={kept}: go on with that, or start from its encoder")
@@ -80,7 +80,7 @@ def load_retromae_checkpoint(folder: str | Path) -> RetroMAECheckpoint:
         model, info = loaded
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load {folder}: {str(error).strip().splitlines()[0]}") from error
+        raise UserError(f"cannot load {folder}: {first_line(error)}") from error
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"cannot load {folder}: its weights lack {missing[0]} and {len(missing) - 1} more")
     return RetroMAECheckpoint(model.eval(), tokenizer)

@@ -10,7 +10,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, first_line
 from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 
@@ -55,8 +55,9 @@ def load_backbones(retriever: str, lm: str, *, trust_remote_code: bool = False, 
             loaded.model, lm, trust_remote_code=trust_remote_code, **(loaded.settings | config)
         )
     except (OSError, ValueError, SafetensorError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot load retriever {retriever!r} and language model {lm!r}: {first_line}") from error
+        raise UserError(
+            f"cannot load retriever {retriever!r} and language model {lm!r}: {first_line(error)}"
+        ) from error
     tokenizer = with_eos(loaded.tokenizer) if model.config.pooling == "last" else loaded.tokenizer
     return RevelaBackbones(model, tokenizer, _with_padding(lm_tokenizer))
 
@@ -114,7 +115,7 @@ def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> R
             model = RevelaForCausalLM.from_pretrained(folder, dtype=torch.float32)
         tokenizers = [AutoTokenizer.from_pretrained(folder / part) for part in ("retriever_tokenizer", "lm_tokenizer")]
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load {folder}: {str(error).strip().splitlines()[0]}") from error
+        raise UserError(f"cannot load {folder}: {first_line(error)}") from error
     return RevelaBackbones(model.eval(), *tokenizers)
 
 
