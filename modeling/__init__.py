@@ -3,11 +3,13 @@
 Inside this folder: torch, transformers and `from .sibling import name` only.
 """
 
+from .configuration_cot_mote import CoTMoTEConfig
 from .configuration_imprag import ImpRAGConfig
 from .configuration_nvembed import LatentAttentionConfig, NVEmbedConfig
 from .configuration_retromae import RetroMAEConfig
 from .configuration_revela import RevelaConfig
 from .imprag_model import ImpRAGModel, Retrieved
+from .modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel, CoTMoTEOutput, CoTMoTEPreTrainingOutput
 from .modeling_imprag import ImpRAGForCausalLM, ImpRAGOutput
 from .modeling_nvembed import NVEmbedModel, NVEmbedOutput
 from .modeling_retromae import RetroMAEForPreTraining, RetroMAEOutput
@@ -19,6 +21,11 @@ __all__ = [
     "ImpRAGForCausalLM",
     "ImpRAGModel",
     "ImpRAGOutput",
+    "CoTMoTEConfig",
+    "CoTMoTEForPreTraining",
+    "CoTMoTEModel",
+    "CoTMoTEOutput",
+    "CoTMoTEPreTrainingOutput",
     "LatentAttentionConfig",
     "NVEmbedConfig",
     "NVEmbedModel",
