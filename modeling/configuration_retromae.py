@@ -2,19 +2,9 @@
 
 from typing import Any, Literal
 
-from transformers import AutoConfig, BertConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 Decoding = Literal["enhanced", "basic", "none"]
-
-# What the families call the settings that a decoder layer has; the first that a configuration knows is taken.
-_NAMES = {
-    "intermediate_size": ("intermediate_size", "hidden_dim"),
-    "hidden_act": ("hidden_act", "hidden_activation", "activation"),
-    "hidden_dropout_prob": ("hidden_dropout_prob", "dropout", "mlp_dropout"),
-    "attention_probs_dropout_prob": ("attention_probs_dropout_prob", "attention_dropout"),
-    "layer_norm_eps": ("layer_norm_eps", "norm_eps"),
-    "initializer_range": ("initializer_range",),
-}
 
 
 class RetroMAEConfig(PreTrainedConfig):
@@ -71,18 +61,6 @@ class RetroMAEConfig(PreTrainedConfig):
         """The encoder's configuration: transformers would take the field `decoder` for one."""
         inner: PreTrainedConfig | None = getattr(self, "encoder", None)  # not there yet while the base class is set up
         return self if inner is None else inner
-
-    def layer_config(self) -> BertConfig:
-        """The configuration of a decoder layer: BERT's layer in the encoder's sizes, BERT's defaults for the rest."""
-        encoder = self.get_text_config()
-        settings: dict[str, Any] = {"intermediate_size": 4 * encoder.hidden_size}
-        for name, candidates in _NAMES.items():
-            known = [getattr(encoder, candidate) for candidate in candidates if hasattr(encoder, candidate)]
-            if known:
-                settings[name] = known[0]
-        settings |= {"hidden_size": encoder.hidden_size, "num_attention_heads": encoder.num_attention_heads}
-        settings["attn_implementation"] = "sdpa"  # the encoder's may be one that takes no mask per query
-        return BertConfig(**settings)
 
 
 RetroMAEConfig.register_for_auto_class()

@@ -10,6 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.bert.modeling_bert import BertAttention, BertIntermediate, BertOutput
 
 from .configuration_retromae import RetroMAEConfig
+from .masked_lm import additive, bert_layer_config
 
 
 class RetroMAEDecoderLayer(GradientCheckpointingLayer):
@@ -34,7 +35,7 @@ class RetroMAEDecoder(nn.Module):
     def __init__(self, config: RetroMAEConfig, *, own_positions: bool) -> None:
         super().__init__()
         self.enhanced = config.decoder == "enhanced"
-        layer = config.layer_config()
+        layer = bert_layer_config(config.get_text_config())
         self.layers = nn.ModuleList([RetroMAEDecoderLayer(layer) for _ in range(config.decoder_layers)])
         self.position_embeddings: nn.Embedding | None = None
         if own_positions:
@@ -53,7 +54,7 @@ class RetroMAEDecoder(nn.Module):
         sentence_B1D = sentence_BD[:, None]
         key_value_BLD = torch.cat([sentence_B1D, embeddings_BLD[:, 1:]], dim=1)
         visible = (mask[:, None] if self.enhanced else mask[:, None, None]).bool()
-        bias = _additive(visible, key_value_BLD)
+        bias = additive(visible, key_value_BLD)
         if self.enhanced:
             states: Tensor = self.layers[0](positions_LD + sentence_B1D, key_value_BLD, bias)
             return states
@@ -61,11 +62,3 @@ class RetroMAEDecoder(nn.Module):
         for layer in self.layers:
             states = layer(states, states, bias)
         return states
-
-
-def _additive(visible: Tensor, like: Tensor) -> Tensor:
-    """0 where visible, elsewhere the lowest finite number: a row that sees nothing gets the mean, and not NaN."""
-    device = like.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
-    bias = torch.zeros(visible.shape, dtype=dtype, device=like.device)
-    return bias.masked_fill(~visible, torch.finfo(dtype).min)

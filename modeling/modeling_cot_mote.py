@@ -165,6 +165,7 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
         if config.decoder == "ae":
             self.ae_decoder = nn.ModuleList([BertLayer(layer) for _ in range(config.decoder_layers)])
         elif config.decoder == "ar":
+            settings: dict[str, Any] = {"attn_implementation": "sdpa"}  # as of the layer of the other decoder
             gpt2 = GPT2Config(
                 n_embd=layer.hidden_size,
                 n_head=layer.num_attention_heads,
@@ -173,7 +174,7 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
                 resid_pdrop=layer.hidden_dropout_prob,
                 attn_pdrop=layer.attention_probs_dropout_prob,
                 layer_norm_epsilon=layer.layer_norm_eps,
-                attn_implementation="sdpa",
+                **settings,
             )
             self.ar_decoder = nn.ModuleList([GPT2Block(gpt2, layer_idx=i) for i in range(config.decoder_layers)])
             self.ar_decoder_dropout = nn.Dropout(layer.hidden_dropout_prob)
@@ -189,7 +190,9 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
         config = copy.deepcopy(self.config)
         config.architectures, config.decoder = None, "none"
         config.attention_window, config.auto_map = None, {"AutoModel": "modeling_cot_mote.CoTMoTEModel"}
-        return CoTMoTEModel(config, self.lm, self.query_lm).train(self.training)
+        model = CoTMoTEModel(config, self.lm, self.query_lm)
+        model.train(self.training)
+        return model
 
     def forward(
         self,

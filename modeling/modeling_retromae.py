@@ -22,7 +22,6 @@ Shapes: B passages, L tokens, D hidden size, V vocabulary.
 """
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +33,7 @@ from transformers.utils import ModelOutput
 
 from .configuration_retromae import RetroMAEConfig
 from .enhanced_decoder import RetroMAEDecoder
-
-IGNORED = -100
+from .masked_lm import IGNORED, check_masked_lm, first_position, max_tokens, position_table, score
 
 
 @dataclass
@@ -81,11 +79,10 @@ class RetroMAEForPreTraining(PreTrainedModel):
         """
         super().__init__(config)
         self.lm: PreTrainedModel = AutoModelForMaskedLM.from_config(config.encoder) if lm is None else lm
-        _check(self.lm)
+        check_masked_lm(self.lm)
         self.decoder: RetroMAEDecoder | None = None
         if config.decoder != "none":
-            self.decoder = RetroMAEDecoder(config, own_positions=_position_table(self.encoder) is None)
-        self.encoder.register_forward_hook(_hand_over)
+            self.decoder = RetroMAEDecoder(config, own_positions=position_table(self.encoder) is None)
         self.post_init()
 
     @property
@@ -98,10 +95,7 @@ class RetroMAEForPreTraining(PreTrainedModel):
     @property
     def max_length(self) -> int:
         """The tokens that a passage may have, special ones included."""
-        table = _position_table(self.encoder)
-        if table is None:
-            return int(self.config.get_text_config().max_position_embeddings)
-        return table.num_embeddings - _first_position(table)
+        return max_tokens(self.encoder)
 
     @classmethod
     def from_encoder(
@@ -168,18 +162,15 @@ class RetroMAEForPreTraining(PreTrainedModel):
         decoder_inputs = (decoder_input_ids, decoder_attention_mask, decoder_labels)
         self._check_inputs(encoder_input_ids, (encoder_attention_mask, encoder_labels), decoder_inputs)
         whole_encoder = return_logits or self.config.bag_of_words
-        states: list[Tensor] = []  # h, then what the head scores of the encoder and of the decoder
-
-        def read_out(hidden_BLD: Tensor) -> Tensor:
-            states.extend((hidden_BLD[:, 0], _rows(hidden_BLD, encoder_labels, whole_encoder)))
-            if self.decoder is not None:
-                decoded_BLD = self._decode(states[0], decoder_input_ids, decoder_attention_mask)
-                states.append(_rows(decoded_BLD, decoder_labels, return_logits))
-            return torch.cat(states[1:])[None]
-
-        logits_PV = self._score(encoder_input_ids, encoder_attention_mask, read_out)
-        encoder_PV, *decoder_PV = logits_PV.split([len(part) for part in states[1:]])
-        output = RetroMAEOutput(sentence_embedding=states[0])
+        encoded = self.encoder(input_ids=encoder_input_ids, attention_mask=encoder_attention_mask)
+        hidden_BLD: Tensor = encoded.last_hidden_state
+        states = [_rows(hidden_BLD, encoder_labels, whole_encoder)]  # what the head scores, of encoder and decoder
+        if self.decoder is not None:
+            decoded_BLD = self._decode(hidden_BLD[:, 0], decoder_input_ids, decoder_attention_mask)
+            states.append(_rows(decoded_BLD, decoder_labels, return_logits))
+        logits_PV = score(self.lm, torch.cat(states))
+        encoder_PV, *decoder_PV = logits_PV.split([len(part) for part in states])
+        output = RetroMAEOutput(sentence_embedding=hidden_BLD[:, 0])
         output.loss = output.encoder_loss = _cross_entropy(encoder_PV, encoder_labels, whole_encoder)
         shape = (*encoder_input_ids.shape, logits_PV.shape[-1])
         if decoder_PV:
@@ -194,29 +185,15 @@ class RetroMAEForPreTraining(PreTrainedModel):
             output.decoder_logits = decoder_PV[0].view(shape) if decoder_PV else None
         return output
 
-    def _score(self, input_ids: Tensor, attention_mask: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """(P, V) logits that the masked LM's own head, whatever its family calls it, gives what `read_out` returns.
-
-        The head's input is exchanged by a hook on the encoder, which finds `read_out` on the module that it is called
-        with: under `nn.DataParallel` that is a copy, and all copies share their hooks.
-        """
-        encoder: Any = self.encoder
-        encoder.read_out = read_out
-        try:
-            logits: Tensor = self.lm(input_ids=input_ids, attention_mask=attention_mask).logits
-        finally:
-            encoder.__dict__.pop("read_out", None)
-        return logits[0]
-
     def _decode(self, sentence_BD: Tensor, input_ids: Tensor | None, mask: Tensor | None) -> Tensor:
         """(B, L, D) states of the decoder."""
         assert self.decoder is not None and input_ids is not None and mask is not None  # _check_inputs has seen to it
         encoder: Any = self.encoder
         embeddings_BLD: Tensor = encoder.embeddings(input_ids=input_ids)
-        table = _position_table(encoder)
+        table = position_table(encoder)
         positions_L = torch.arange(input_ids.shape[1], device=input_ids.device)
         if table is not None:
-            positions_LD = table(positions_L + _first_position(table))
+            positions_LD = table(positions_L + first_position(table))
         else:
             assert self.decoder.position_embeddings is not None
             positions_LD = self.decoder.position_embeddings(positions_L)
@@ -246,40 +223,6 @@ class RetroMAEForPreTraining(PreTrainedModel):
                 raise ValueError(
                     f"{name} must be {wanted} with {self.config.decoder} decoding, got {tuple(tensor.shape)}"
                 )
-
-
-def _check(lm: PreTrainedModel) -> None:
-    """Refuses models whose embeddings or head the decoder cannot share."""
-    body: Any = lm.base_model
-    if lm.get_output_embeddings() is None or body is lm:
-        raise ValueError(f"{type(lm).__name__} has no masked-LM head: load it with AutoModelForMaskedLM")
-    if lm.config.is_encoder_decoder or not isinstance(getattr(body, "embeddings", None), nn.Module):
-        raise ValueError(f"{type(lm).__name__} is not a BERT-like encoder (BERT, RoBERTa, DistilBERT, ModernBERT, ...)")
-    width = body.get_input_embeddings().embedding_dim
-    if width != lm.config.hidden_size:
-        raise ValueError(
-            f"{type(lm).__name__} has embeddings of {width} dimensions and states of {lm.config.hidden_size}: RetroMAE's"
-            " decoder reads both in one stream"
-        )
-
-
-def _position_table(encoder: Any) -> nn.Embedding | None:
-    """The encoder's absolute position embeddings; None where it has others (rotary, relative)."""
-    table = getattr(encoder.embeddings, "position_embeddings", None)
-    return table if isinstance(table, nn.Embedding) else None
-
-
-def _first_position(table: nn.Embedding) -> int:
-    """0, but RoBERTa and its kin count from behind the row that padding gets."""
-    return 0 if table.padding_idx is None else table.padding_idx + 1
-
-
-def _hand_over(encoder: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-    """Forward hook of the encoder: exchanges what the head scores, once, where `_score` has asked for it."""
-    read_out = encoder.__dict__.pop("read_out", None)
-    if read_out is not None:
-        output.last_hidden_state = read_out(output.last_hidden_state)
-    return output
 
 
 def _rows(states_BLD: Tensor, labels_BL: Tensor | None, whole: bool) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModel, BertModel, PreTrainedModel
 
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
-from revela_hub.modeling.enhanced_decoder import _additive
+from revela_hub.modeling.masked_lm import additive
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 
 VOCABULARY, POSITIONS = 61, 24
@@ -290,7 +290,7 @@ def test_autocast_stays_near_float32_and_finite_where_a_row_sees_nothing(decoder
     with torch.autocast("cpu", dtype):
         output = model(**batch)
         # Lowest in the type that the kernel sees: float32's lowest would become -infinity in it, and NaN on some devices.
-        bias = _additive(torch.tensor([[True, False]]), torch.zeros(1))
+        bias = additive(torch.tensor([[True, False]]), torch.zeros(1))
     assert bias.to(dtype).isfinite().all() and bias[0, 1] < -1e4
     assert torch.isfinite(output.encoder_logits).all() and torch.isfinite(output.decoder_logits).all()
     assert output.loss.dtype == torch.float32

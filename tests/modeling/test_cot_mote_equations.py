@@ -1,0 +1,169 @@
+"""CoT-MoTE against its equations in plain loops, values and gradients, in float32 and float64."""
+
+import pytest
+import torch
+from cot_mote_reference import Reference, ReferenceCoTMoTE, sparse_by_loop
+from torch import Tensor
+from transformers import BertConfig, BertForMaskedLM
+
+from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, cot_mae_names
+from revela_hub.modeling.textual_experts import keep_top_k, sparse_vectors
+
+VOCABULARY, CLS, SEP, MASK, IGNORED = 31, 2, 3, 4, -100
+LENGTHS, SPANS = (7, 5, 3, 2), (6, 8, 3, 2)  # special tokens counted; the last text and the last span are empty
+EXPERTS = ["query", "passage", "passage", "query"]
+DECODERS = [("ae", 1, None), ("ae", 2, None), ("ar", 1, 3), ("ar", 2, None), ("ar", 1, 1)]
+
+
+def build(decoder: str, layers: int, window: int | None, variant: str = "experts") -> CoTMoTEForPreTraining:
+    bert = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=12,
+        pad_token_id=0,
+        initializer_range=0.4,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    model = CoTMoTEForPreTraining.from_backbone(
+        BertForMaskedLM(bert), variant=variant, decoder=decoder, decoder_layers=layers, attention_window=window
+    )
+    generator = torch.Generator().manual_seed(7)
+    for parameter in model.parameters():  # zeros and ones would hide what goes wrong with them, and experts must differ
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def rows(lengths: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(5, VOCABULARY, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed))
+    positions, last = torch.arange(ids.shape[1]), torch.tensor(lengths)[:, None] - 1
+    ids[:, 0] = CLS
+    ids[positions == last] = SEP
+    mask = positions <= last
+    return ids.masked_fill(~mask, 0), mask.long()
+
+
+def batch(decoder: str) -> dict[str, Tensor]:
+    ids, mask = rows(LENGTHS, 1)
+    labels = torch.full_like(ids, IGNORED)
+    labels[:3, 1] = ids[:3, 1]
+    labels[0, 4] = ids[0, 4]
+    span, span_mask = rows(SPANS, 2)
+    inputs = {
+        "input_ids": ids.masked_fill(labels != IGNORED, MASK),
+        "attention_mask": mask,
+        "labels": labels,
+        "decoder_input_ids": span,
+        "decoder_attention_mask": span_mask,
+    }
+    if decoder == "ae":
+        inputs["decoder_labels"] = torch.full_like(span, IGNORED)
+        inputs["decoder_labels"][:2, 2:4] = span[:2, 2:4]
+        inputs["decoder_input_ids"] = span.masked_fill(inputs["decoder_labels"] != IGNORED, MASK)
+    return inputs
+
+
+def reference(model: CoTMoTEForPreTraining, inputs: dict[str, Tensor], experts: list[str]) -> tuple[Reference, dict]:
+    """The reference's results, and its weights, from which gradients can be taken; those shared are one tensor."""
+    own = {id(p): p.detach().double().requires_grad_() for p in model.parameters()}
+    weights = {name: own[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    config = model.config
+    written_out = ReferenceCoTMoTE(weights, heads=4, layers=2, eps=config.encoder.layer_norm_eps)
+    result = written_out(
+        inputs,
+        experts,
+        decoder=config.decoder,
+        decoder_layers=config.decoder_layers,
+        window=config.attention_window,
+    )
+    return result, weights
+
+
+def close(got: Tensor, wanted: Tensor, tolerance: float, name: str) -> None:
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=tolerance, msg=lambda m: f"{name}: {m}")
+
+
+@pytest.mark.parametrize(("decoder", "layers", "window"), DECODERS)
+def test_losses_states_and_vectors_are_those_of_the_equations(decoder: str, layers: int, window: int | None) -> None:
+    """A batch with both kinds of text, an empty text and an empty span: float32 to 1e-4, float64 to rounding."""
+    model, inputs = build(decoder, layers, window), batch(decoder)
+    expected, _ = reference(model, inputs, EXPERTS)
+    for tolerance in (1e-4, 1e-10):
+        output = model(**inputs, expert=EXPERTS)
+        for name in ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss", "pooler_output", "sparse"):
+            close(output[name], getattr(expected, name), tolerance, name)
+        close(output.last_hidden_state, torch.stack(expected.last_hidden_state), tolerance, "last_hidden_state")
+        close(output.decoder_loss, expected.dense_decoder_loss + expected.sparse_decoder_loss, 2 * tolerance, "sum")
+        torch.testing.assert_close(output.loss, output.encoder_loss + output.decoder_loss)
+        model.double()
+    assert abs(expected.dense_decoder_loss - expected.sparse_decoder_loss) > 1e-2, "nothing to tell the two apart"
+
+
+@pytest.mark.parametrize(("decoder", "layers", "window"), [("ae", 2, None), ("ar", 1, 3)])
+@pytest.mark.parametrize("variant", ["siamese", "experts"])
+def test_gradients_of_all_weights_are_those_of_the_equations(
+    decoder: str, layers: int, window: int | None, variant: str
+) -> None:
+    """Of what the routes share, too, and of the embeddings, which vectors, decoder and head all use."""
+    model, inputs = build(decoder, layers, window, variant).double(), batch(decoder)
+    expected, weights = reference(model, inputs, EXPERTS)
+    (expected.encoder_loss + expected.dense_decoder_loss + expected.sparse_decoder_loss).backward()
+    model(**inputs, expert=EXPERTS).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        wanted = weights[name].grad
+        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-8, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_one_bottleneck_alone_gives_its_part_of_the_loss() -> None:
+    both, inputs = build("ar", 1, 3), batch("ar")
+    whole = both(**inputs, expert=EXPERTS)
+    for bottleneck in ("dense", "sparse"):
+        both.config.bottlenecks = [bottleneck]
+        output = both(**inputs, expert=EXPERTS)
+        torch.testing.assert_close(output.decoder_loss, whole[f"{bottleneck}_decoder_loss"])
+        torch.testing.assert_close(output.encoder_loss, whole.encoder_loss)
+
+
+def test_weights_under_the_names_of_the_published_implementation_load_without_a_rest() -> None:
+    """Both of its releases: with `lm.` before the masked language model and without, masks of old GPT-2 blocks dropped."""
+    for decoder, window, head in (("ae", None, "c_head"), ("ar", 3, "d_head")):
+        model = build(decoder, 1, window, "siamese")
+        theirs = {n.replace(f"{decoder}_decoder", head): t for n, t in model.state_dict().items()}
+        if decoder == "ae":
+            theirs = {name.removeprefix("lm."): tensor for name, tensor in theirs.items()}
+        else:
+            assert "d_head_ln_f.weight" in theirs
+            theirs["d_head.0.attn.bias"] = torch.ones(1, 1, 4, 4)
+        fresh = build(decoder, 1, window, "siamese")
+        for parameter in fresh.parameters():
+            parameter.data.zero_()
+        assert fresh.load_state_dict(cot_mae_names(theirs)).missing_keys == []
+        inputs = batch(decoder)
+        torch.testing.assert_close(fresh(**inputs).loss, model(**inputs).loss, rtol=0, atol=0)
+
+
+def test_sparse_vectors_are_those_of_the_loop_and_leave_the_first_token_and_padding_out() -> None:
+    logits = torch.randn(4, 6, 50) * 3
+    logits[:, 0] += 100
+    logits[2:, 4:] += 100
+    mask = torch.ones(4, 6, dtype=torch.long)
+    mask[2:, 4:] = 0
+    mask[3, 1:] = 0  # [CLS] alone: no term
+    expected = torch.stack(
+        [sparse_by_loop(list(row.double()), m.tolist()) for row, m in zip(logits, mask, strict=True)]
+    )
+    torch.testing.assert_close(sparse_vectors(logits, mask).double(), expected, rtol=0, atol=1e-6)
+    assert not expected[3].any() and expected.max() < 5
+
+
+def test_pruning_keeps_ties() -> None:
+    sparse = torch.tensor([[3.0, 1.0, 2.0, 2.0, 0.0], [0.0, 0.0, 5.0, 0.0, 0.0]])
+    assert keep_top_k(sparse, 2).tolist() == [[3.0, 0.0, 2.0, 2.0, 0.0], [0.0, 0.0, 5.0, 0.0, 0.0]]
+    assert keep_top_k(sparse, 1).tolist() == [[3.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 5.0, 0.0, 0.0]]
+    assert torch.equal(keep_top_k(sparse, 99), sparse)
+    with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
+        keep_top_k(sparse, 0)
