@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 from transformers.utils import ModelOutput
