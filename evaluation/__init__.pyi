@@ -5,3 +5,6 @@ from .retrieval import RetrievalScores as RetrievalScores
 from .retrieval import evaluate_bm25 as evaluate_bm25
 from .retrieval import evaluate_retrieval as evaluate_retrieval
 from .retrieval import score_run as score_run
+from .significance import PairedDifference as PairedDifference
+from .significance import compare_queries as compare_queries
+from .significance import paired_bootstrap as paired_bootstrap

@@ -6,8 +6,8 @@ does not grow with the corpus.
 Letters in names: Q queries, N documents of a block, K hits kept, D the vectors' dimension.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -33,13 +33,20 @@ CORPUS_BLOCK = 16_384
 QUERY_BLOCK = 512
 """Queries scored at a time: 512 x 16,384 float32 scores are 32 MiB."""
 
+METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
+
 Run = dict[str, dict[str, float]]
 """Query id to its hits, document id to score: what trec_eval calls a run."""
 
 
 @dataclass(frozen=True)
 class RetrievalScores:
-    """The means over the queries of a task; each score is between 0 and 1."""
+    """The means over the queries of a task; each score is between 0 and 1.
+
+    Attributes:
+        per_query: Metric ("ndcg_at_10", ...) to query id to score, for a paired test (`evaluation.significance`); not
+            part of the record that is written to files.
+    """
 
     name: str
     ndcg_at_10: float
@@ -47,10 +54,11 @@ class RetrievalScores:
     recall_at_100: float
     queries: int
     documents: int
+    per_query: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dictionary, for JSON."""
-        return asdict(self)
+        """A plain dictionary of the means, for JSON."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "per_query"}
 
 
 def evaluate_retrieval(
@@ -125,20 +133,24 @@ def score_run(run: Run, task: RetrievalTask) -> RetrievalScores:
     """
     pytrec_eval = _require_pytrec_eval()
     evaluator = pytrec_eval.RelevanceEvaluator(task.qrels, {"ndcg_cut.10", "recip_rank", "recall.100"})
-    # trec_eval leaves out a query without hits, which would raise the mean.
-    per_query = evaluator.evaluate({query: hits for query, hits in run.items() if hits})
+    found = evaluator.evaluate({query: hits for query, hits in run.items() if hits})
 
-    def mean(values: Iterator[float]) -> float:
-        return float(sum(values) / len(task.queries))
+    def scores_of(query: str) -> dict[str, float]:
+        if query not in found:  # trec_eval leaves out a query without hits, which would raise the mean
+            return {"ndcg_at_10": 0.0, "mrr_at_10": 0.0, "recall_at_100": 0.0}
+        scores = found[query]
+        # trec_eval's reciprocal rank has no cut-off: below rank 10 it is 0 to us.
+        mrr = scores["recip_rank"] if scores["recip_rank"] > 1 / 10.5 else 0.0
+        return {"ndcg_at_10": scores["ndcg_cut_10"], "mrr_at_10": mrr, "recall_at_100": scores["recall_100"]}
 
+    by_query = {query: scores_of(query) for query in task.queries}
+    per_query = {metric: {query: by_query[query][metric] for query in by_query} for metric in METRICS}
     return RetrievalScores(
         name=task.name,
-        ndcg_at_10=mean(scores["ndcg_cut_10"] for scores in per_query.values()),
-        # trec_eval's reciprocal rank has no cut-off: below rank 10 it is 0 to us.
-        mrr_at_10=mean(rank for scores in per_query.values() if (rank := scores["recip_rank"]) > 1 / 10.5),
-        recall_at_100=mean(scores["recall_100"] for scores in per_query.values()),
+        **{metric: sum(scores.values()) / len(scores) for metric, scores in per_query.items()},
         queries=len(task.queries),
         documents=len(task.corpus),
+        per_query=per_query,
     )
 
 

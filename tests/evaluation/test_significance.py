@@ -1,0 +1,60 @@
+"""The paired bootstrap against a plain loop, and what it says of equal, better and unlike models."""
+
+import numpy as np
+import pytest
+
+from revela_hub.evaluation import compare_queries, paired_bootstrap
+
+
+def test_equals_a_plain_loop() -> None:
+    random = np.random.default_rng(1)
+    a = random.random(40)
+    b = a + random.normal(0.05, 0.15, 40)
+    mean = float(np.mean(b - a))
+    draws = np.random.default_rng(2)
+    means = [float(np.mean((b - a)[draws.integers(0, 40, 40)])) for _ in range(20_000)]
+    found = paired_bootstrap(a, b)
+    assert found.difference == pytest.approx(mean)
+    assert (found.low, found.high) == pytest.approx(np.percentile(means, [2.5, 97.5]), abs=2e-3)
+    assert found.p_value == pytest.approx(np.mean([abs(m - mean) >= abs(mean) for m in means]), abs=0.01)
+    assert found == paired_bootstrap(a, b)
+
+
+def test_verdicts() -> None:
+    a = np.linspace(0, 1, 50)
+    noise = np.where(np.arange(50) % 2, 0.3, -0.3)
+    assert paired_bootstrap(a, a).to_dict() | {"queries": 50} == {
+        "difference": 0.0, "low": 0.0, "high": 0.0, "p_value": 1.0, "queries": 50, "confidence": 0.95,
+        "verdict": "no difference",
+    }  # fmt: skip
+    assert paired_bootstrap(a, a + noise).verdict == "no difference"
+    assert paired_bootstrap(a, a + 0.2 + noise / 10).verdict == "better"
+    worse = paired_bootstrap(a, a - 0.2 + noise / 10)
+    assert worse.verdict == "worse"
+    assert str(worse).endswith(", p < 0.001: worse") and str(worse).startswith("-0.2000 [-0.2")
+
+
+def test_chance_alone_is_significant_as_often_as_it_should_be() -> None:
+    random = np.random.default_rng(0)
+    found = [paired_bootstrap(random.random(60), random.random(60), samples=500, seed=s) for s in range(200)]
+    assert 0.01 <= np.mean([f.p_value < 0.05 for f in found]) <= 0.10
+
+
+def test_queries_are_paired_by_their_ids() -> None:
+    a, b = {"q1": 0.1, "q2": 0.9, "q3": 0.5}, {"q3": 0.6, "q2": 1.0, "q1": 0.2}
+    assert compare_queries(a, b).difference == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="2 queries have a score from one of the models only"):
+        compare_queries(a, {"q1": 0.1, "q2": 0.9, "q4": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        ([0.5], [0.4], "at least two"),
+        ([1.0, 2.0], [1.0], "one for each query"),
+        ([1.0, np.nan], [1, 2], "not a number"),
+    ],
+)
+def test_what_cannot_be_compared(a: list[float], b: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        paired_bootstrap(a, b)
