@@ -4,9 +4,12 @@ The file's name is made from the settings and from what the sources are (for fil
 set of the Hub is what its name and revision say: give a revision, or another cache folder, to follow its changes.
 """
 
+import errno
 import hashlib
 import json
+import logging
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,63 +21,105 @@ from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
-    from datasets import Dataset, Features
+    from datasets import Dataset
+
+logger = logging.getLogger(__name__)
+
+ROWS, REPORT = "rows.arrow", "report.json"
 
 
 def cached_rows(
-    kind: str,
-    fingerprint: str,
-    features: "Features",
-    rows: Callable[[], Iterator[dict[str, Any]]],
-    report: ReadReport,
+    name: str,
+    features: "Mapping[str, Any]",
+    rows: Callable[[], Iterator[Mapping[str, Any]]],
+    counts: Callable[[], Mapping[str, Any]],
     *,
     cache_dir: str | Path | None = None,
-) -> "tuple[Dataset, ReadReport]":
-    """Writes the rows, or takes them from the cache.
+) -> "tuple[Dataset, dict[str, Any]]":
+    """Writes the rows, or takes them from the cache; a damaged entry is made again.
 
     Args:
-        kind: What they are, for the name of their folder.
-        fingerprint: See `rows_fingerprint`.
+        name: Of their folder: what they are and their fingerprint.
         features: Of the data set.
         rows: Makes them; called only if they are not in the cache.
-        report: What `rows` counts up.
+        counts: What to keep with them, as JSON; called after the last row.
         cache_dir: Where they are kept; by default in the cache of `datasets`.
 
     Returns:
-        The data set, and the report of the run that wrote it.
+        The data set, memory-mapped, and the counts of the run that wrote it.
 
     Raises:
         UserError: One that `rows` raised; a folder that cannot be written to.
     """
     from filelock import FileLock
 
-    folder = cache_folder(cache_dir) / f"{kind}-{fingerprint}"
+    folder = cache_folder(cache_dir) / name
     with FileLock(f"{folder}.lock"):  # one process writes, the others of the machine wait for it
-        report_file = folder / "report.json"
-        if not report_file.is_file():
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was ended half-way
-        dataset = _from_generator(rows, features, folder, fingerprint)
-        if report_file.is_file():
-            report = ReadReport.from_dict(json.loads(report_file.read_text()))
-        else:
-            report_file.write_text(json.dumps(report.to_dict()))
-    return dataset, report
+        if (kept := _kept(folder)) is not None:
+            return kept
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was ended half-way
+        try:
+            folder.mkdir()
+            dataset = write_rows(rows(), features, folder / ROWS)
+            # Written last: it says that the rows are all there.
+            entry: dict[str, Any] = {"crc32": _checksum(folder / ROWS), "counts": dict(counts())}
+            (folder / REPORT).write_text(json.dumps(entry), encoding="utf-8")
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise UserError(f"no room to write {folder}: make some, or give another cache_dir") from error
+            raise
+    return dataset, entry["counts"]
+
+
+def _kept(folder: Path) -> "tuple[Dataset, dict[str, Any]] | None":
+    """What is in the cache, or None if nothing is, or not what was written."""
+    import datasets
+
+    try:
+        entry = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+        if _checksum(folder / ROWS) != entry["crc32"]:
+            raise ValueError("the rows are not those that were written")
+        return datasets.Dataset.from_file(str(folder / ROWS)), entry["counts"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s is damaged (%s): making it again", folder, error)
+        return None
+
+
+def _checksum(path: Path) -> int:
+    """CRC-32 of a file: a gigabyte or two a second, less than the first epoch's reading."""
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def write_rows(rows: Iterable[Mapping[str, Any]], features: "Mapping[str, Any]", path: Path) -> "Dataset":
+    """Writes rows to an Arrow file as they come, and opens it memory-mapped."""
+    import datasets
+    from datasets.arrow_writer import ArrowWriter
+    from tqdm import tqdm
+
+    bar = tqdm(rows, desc=path.parent.name.partition("-")[0], unit=" rows", disable=None, leave=False)
+    with ArrowWriter(path=str(path), features=datasets.Features(features)) as writer:
+        for row in bar:
+            writer.write(row)
+        writer.finalize()
+    return datasets.Dataset.from_file(str(path))
 
 
 def rows_fingerprint(made_with: Mapping[str, Any], sources: Sequence[Source]) -> str:
-    """Names the rows: by what they are made with (anything JSON can hold), and what the sources are."""
-    digest = hashlib.sha256(json.dumps(made_with).encode())
+    """Names the rows: by what they are made with, and what the sources are (files: path, size and time of change)."""
+    digest = hashlib.sha256(json.dumps(made_with, default=str).encode())
     for source in sources:
         digest.update(json.dumps(asdict(source)).encode())
-        update_with_files(digest, _local_files(source))
+        for file in _local_files(source):
+            status = file.stat()
+            digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]
-
-
-def update_with_files(digest: "hashlib._Hash", files: Iterable[Path]) -> None:
-    """Adds which files they are, how large, and when they were changed."""
-    for file in files:
-        status = file.stat()
-        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
 
 
 def cache_folder(cache_dir: str | Path | None) -> Path:
@@ -93,19 +138,6 @@ def cache_folder(cache_dir: str | Path | None) -> Path:
             f"cannot write to the cache folder {folder}: {error.strerror}; give another cache_dir"
         ) from error
     return folder
-
-
-def _from_generator(
-    rows: Callable[[], Iterator[dict[str, Any]]], features: "Features", folder: Path, fingerprint: str
-) -> "Dataset":
-    import datasets
-
-    try:
-        return datasets.Dataset.from_generator(rows, features, cache_dir=str(folder), fingerprint=fingerprint)
-    except datasets.exceptions.DatasetGenerationError as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        raise
 
 
 def _local_files(source: Source) -> Iterator[Path]:

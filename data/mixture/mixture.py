@@ -11,9 +11,7 @@ task t gives `weight_t / sum(weights)` of the rows, and the mixture is as long a
 """
 
 import hashlib
-import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -35,9 +33,9 @@ from revela_hub.data.mixture.pairs import (
 )
 from revela_hub.data.mixture.report import MixtureReport, TaskReport, no_positives
 from revela_hub.data.mixture.rows import TaskRows, read_task
-from revela_hub.data.mixture.sources import Column, task_files, write_rows
+from revela_hub.data.mixture.sources import Column
 from revela_hub.data.mixture.tasks import MixtureFile, Task, parse_mixture
-from revela_hub.data.row_cache import cache_folder, update_with_files
+from revela_hub.data.row_cache import cache_folder, cached_rows, rows_fingerprint
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -93,7 +91,7 @@ def load_mixture(
         raise UserError(f"num_negatives is {num_negatives}; it must be at least 1")
     described = parse_mixture(mixture, root)
     tasks = _in_stage(described, stage)
-    made = [_task_rows(task, num_negatives, seed, cache_folder(cache_dir)) for task in tasks]
+    made = [_task_rows(task, num_negatives, seed, cache_dir) for task in tasks]
     counts = mixture_counts(tasks, [len(rows) for rows, _ in made], described.stopping_strategy)
     rng = np.random.default_rng(seed)
     chosen, offset = [], 0
@@ -137,41 +135,32 @@ def mixture_counts(tasks: Sequence[Task], available: Sequence[int], stopping_str
 # --- one task
 
 
-def _task_rows(task: Task, num_negatives: int, seed: int, cache: Path) -> "tuple[Dataset, TaskReport]":
+def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path | None) -> "tuple[Dataset, TaskReport]":
     """The rows of a task, from the cache or made now."""
-    import datasets
-    from filelock import FileLock
-
-    fingerprint = _fingerprint(task, num_negatives, seed)
-    folder = cache / f"mixture-{fingerprint}"
-    with FileLock(f"{folder}.lock"):  # one process writes, the others of the machine wait for it
-        rows_file, report_file = folder / "rows.arrow", folder / "report.json"
-        if report_file.is_file():
-            values = json.loads(report_file.read_text())
-            counters = {key: Counter(values[key]) for key in ("dropped", "negatives")}
-            return datasets.Dataset.from_file(str(rows_file)), TaskReport(**(values | counters))
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was ended half-way
-        folder.mkdir()
-        try:
-            rows, report = _make_rows(task, num_negatives, seed, rows_file)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        report_file.write_text(json.dumps(vars(report)))
-    return rows, report
-
-
-def _make_rows(task: Task, num_negatives: int, seed: int, path: Path) -> "tuple[Dataset, TaskReport]":
     report = TaskReport(task.name, task.type)
-    with TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as temporary:
+    rows, counts = cached_rows(
+        f"mixture-{_fingerprint(task, num_negatives, seed)}",
+        _features(num_negatives),
+        lambda: _made_rows(task, num_negatives, seed, report, cache_dir),
+        lambda: vars(report),
+        cache_dir=cache_dir,
+    )
+    counters = {key: Counter(counts[key]) for key in ("dropped", "negatives")}
+    return rows, TaskReport(**(counts | counters))
+
+
+def _made_rows(
+    task: Task, num_negatives: int, seed: int, report: TaskReport, cache_dir: str | Path | None
+) -> Iterator[dict[str, str]]:
+    # Not in /tmp, which may be small: it is as large as the corpus.
+    with TemporaryDirectory(dir=cache_folder(cache_dir), ignore_cleanup_errors=True) as temporary:
         read = read_task(task, Path(temporary))
-        pairs = _pairs(task, read, num_negatives, _task_seed(task, seed), report)
-        rows = write_rows(_rows(task, pairs), _features(num_negatives), path)
+        for row in _rows(task, _pairs(task, read, num_negatives, _task_seed(task, seed), report)):
+            report.rows += 1
+            yield row
     report.dropped.update(read.dropped)
-    report.rows = len(rows)
     if not report.rows:
         raise UserError(no_positives(task, report))
-    return rows, report
 
 
 def _pairs(task: Task, read: TaskRows, num_negatives: int, seed: int, report: TaskReport) -> Iterator[Pair]:
@@ -281,6 +270,4 @@ def _fingerprint(task: Task, num_negatives: int, seed: int) -> str:
     if task.weight is not None or task.stages is not None:
         task = replace(task, weight=None, stages=None)  # for other tasks or none
     made_with = {"format": _FORMAT, "num_negatives": num_negatives, "seed": seed, **asdict(task)}
-    digest = hashlib.sha256(json.dumps(made_with, default=str).encode())
-    update_with_files(digest, task_files(task))
-    return digest.hexdigest()[:32]
+    return rows_fingerprint(made_with, [source for source in (task.source, task.corpus, task.queries) if source])

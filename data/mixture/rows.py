@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from revela_hub.data.mixture.sources import Column, read_rows, with_beir_parts, write_rows
+from revela_hub.data.mixture.sources import Column, read_rows, with_beir_parts
 from revela_hub.data.mixture.tasks import Task
+from revela_hub.data.row_cache import write_rows
 from revela_hub.data.sources.rows import Row
 from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
@@ -28,6 +29,8 @@ LEFT_OUT = "left out by where"
 NO_PASSAGE = "passage is not in the corpus"
 NO_QUERY = "query is not in queries"
 
+_ID_COLUMN = re.compile(r"(^|[_-])ids?$", re.IGNORECASE)
+_SURE_OF_IDS = 8  # so many rows without a text but for words with digits in them
 _NUMBERED = re.compile(r"negative_(\d+)")
 
 
@@ -221,7 +224,15 @@ def _pairs(
     task: Task, dropped: Counter[str], queries: _Texts | None, corpus: _Texts | None
 ) -> Iterator[dict[str, Any]]:
     by_id = corpus is not None
+    ids = {} if by_id else {"positive": "corpus"}
+    ids |= {} if queries is not None else {"anchor": "queries"}
+    made = 0
     for row in _selected_rows(task, dropped):
+        for role, source in list(ids.items()):
+            if not all(map(_like_an_id, _texts(row, role, task))):
+                del ids[role]
+            elif any(_ID_COLUMN.search(name) for name in task.columns.get(role, ())):
+                raise UserError(f"{row.where}: {_ids_for_texts(task, role, source)}")
         anchor: str | None = _one(row, "anchor", task, ids=queries is not None)
         if queries is not None:
             anchor = queries.find(cast("str", anchor))
@@ -237,12 +248,29 @@ def _pairs(
             if found is None:
                 dropped[NO_PASSAGE] += 1
                 continue
+            made += 1
             yield {
                 "anchor": anchor,
                 "positive": found,
                 "negatives": [text for text in negatives if text],
                 "instruction": instruction,
             }
+
+    for role, source in ids.items():
+        if made >= _SURE_OF_IDS:
+            raise UserError(_ids_for_texts(task, role, source))
+
+
+def _like_an_id(text: str) -> bool:
+    return len(text.split()) < 2 and any(map(str.isdigit, text))
+
+
+def _ids_for_texts(task: Task, role: str, source: str) -> str:
+    name = " and ".join(task.columns.get(role, (role,)))
+    return (
+        f"task {task.name}: {role} is the column {name}, which has ids and no text: say where the texts are "
+        f"({source}: FILE), or choose another with columns: {{{role}: ...}}"
+    )
 
 
 def _labelled(task: Task, dropped: Counter[str]) -> Iterator[dict[str, Any]]:

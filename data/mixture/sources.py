@@ -5,11 +5,11 @@ A source is a file, folder or pattern of JSON lines, a data set (`hf:...`), or a
 
 import csv
 import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, TypeVar, cast, overload
 
 from revela_hub.data.mixture.tasks import Task
 from revela_hub.data.sources.documents import source_files
@@ -48,35 +48,9 @@ class Column(Sequence[T]):
             yield from chunk.to_pylist()
 
 
-def write_rows(rows: Iterable[Mapping[str, Any]], features: Mapping[str, Any], path: Path) -> "Dataset":
-    """Writes rows to an Arrow file as they come, and opens it memory-mapped."""
-    import datasets
-    from datasets.arrow_writer import ArrowWriter
-
-    with ArrowWriter(path=str(path), features=datasets.Features(features)) as writer:
-        for row in rows:
-            writer.write(row)
-        writer.finalize()
-    return datasets.Dataset.from_file(str(path))
-
-
 def _is_beir(path: str) -> bool:
     """Whether the path is a BEIR folder: corpus, queries and judgements."""
     return Path(path, "qrels").is_dir()
-
-
-def task_files(task: Task) -> list[Path]:
-    """The files on this machine that the task is read from, as far as they can be told."""
-    files: list[Path] = []
-    for source in (task.source, task.corpus, task.queries):
-        if source is None:
-            continue
-        data_files = source.data_files or ()
-        data_files = (data_files,) if isinstance(data_files, str) else data_files
-        for path in (source.path.removeprefix(HUB_PREFIX), *data_files):
-            if "://" not in path and (not source.is_dataset or Path(path).exists()):
-                files += source_files(Source(path=path, exclude=source.exclude), ReadReport())
-    return files
 
 
 def with_beir_parts(task: Task) -> Task:

@@ -208,6 +208,11 @@ def _converted(values: dict[str, Any], root: str, place: str) -> dict[str, Any]:
     for key in values["columns"].keys() & {"label", "score"}:
         if len(values["columns"][key]) != 1:
             raise UserError(f"{place}: columns: {key} is {list(values['columns'][key])}; it must be one column")
+    for one, other in (("anchor", "positive"), ("positive", "negative"), ("sentence1", "sentence2"), ("text", "label")):
+        columns = [values["columns"].get(role, (role,)) for role in (one, other)]
+        if columns[0] == columns[1]:
+            names = " and ".join(columns[0])
+            raise UserError(f"{place}: columns: {one} and {other} are both {names}; name two different ones")
     if "stages" in values:
         values["stages"] = tuple(values["stages"])
     return values

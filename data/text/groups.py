@@ -103,9 +103,9 @@ def build_groups(
     texts = datasets.List(datasets.Value("string"))
     features = datasets.Features({"group": datasets.Value("int64"), "document": texts, "text": texts})
     fingerprint = _fingerprint(parsed, settings)
-    groups, written = cached_rows("groups", fingerprint, features, rows, fresh, cache_dir=cache_dir)
+    groups, written = cached_rows(f"groups-{fingerprint}", features, rows, fresh.to_dict, cache_dir=cache_dir)
     if report is not None:
-        report.add(written)
+        report.add(ReadReport.from_dict(written))
     return groups
 
 

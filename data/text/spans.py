@@ -118,9 +118,9 @@ def build_spans(
     made_with = {"format": _FORMAT, **versions, **vars(settings), "tokenizer": _tokenizer_digest(tokenizer)}
     fingerprint = rows_fingerprint(made_with, parsed)
     rows = partial(_rows, documents, tokenizer, settings, fresh)
-    spans, written = cached_rows("spans", fingerprint, features, rows, fresh, cache_dir=cache_dir)
+    spans, written = cached_rows(f"spans-{fingerprint}", features, rows, fresh.to_dict, cache_dir=cache_dir)
     if report is not None:
-        report.add(written)
+        report.add(ReadReport.from_dict(written))
     return spans
 
 

@@ -527,16 +527,21 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({**QUESTIONS, "source": "gone.jsonl"}, r"no such file or folder: .*gone\.jsonl"),
         ({**QUESTIONS, "corpus": {"path": "passages.jsonl.gz", "id_column": "docid"}}, r"passages\.jsonl\.gz:1: no column 'docid'; the columns are '_id', 'title', 'text' \(choose with id_column\)"),
         ({**QUESTIONS, "corpus": {"path": "passages.jsonl.gz", "text_column": "body"}}, r"no column 'body'.*choose with text_column"),
-        ({**QUESTIONS, "corpus": "beir/corpus.jsonl.gz", "columns": {"anchor": "question", "positive": "question"}}, r"task questions: no positives for training \(of .*: 4 passage is not in the corpus\); check corpus and its id_column"),
+        ({**QUESTIONS, "source": "numbers.jsonl", "columns": {"anchor": "question", "positive": "document"}}, r"task questions: no positives for training \(of .*: 9 passage is not in the corpus\); check corpus and its id_column"),
         ({**QUESTIONS, "split": "train"}, "split is for a BEIR folder"),
         ({"name": "t", "type": "retrieval", "source": "beir"}, r"which split of the BEIR folder .*\? There is: train"),
         ({"name": "t", "type": "retrieval", "source": "beir", "split": "dev"}, r"no dev\.tsv \(or dev\.tsv\.gz\) in .*, which has: train\.tsv"),
         ({"name": "t", "type": "clustering", "source": "beir", "split": "train"}, "only type retrieval"),
-        ({"name": "t", "type": "triplets", "source": "questions.jsonl", "columns": QUESTIONS["columns"]}, "no column 'negative'"),
+        ({"name": "t", "type": "triplets", "source": "sts.jsonl", "columns": {"anchor": "sentence1", "positive": "sentence2"}}, "no column 'negative'"),
         ({**COLOURS, "where": {"lang": "en"}}, r"no column 'lang'; the columns are 'text', 'label' \(where names it\)"),
         ({**COLOURS, "where": {"label": "pink"}}, r"task colours: no positives for training \(of .*: 12 left out by where\); check where"),
         ({**COLOURS, "where": {"label": "red"}}, r"no positives for training \(of .*, 4 without a possible negative\); give it texts that are different"),
-        ({**COLOURS, "columns": {"label": "text"}}, r"no positives .*: 12 in a class with one example\); mode: label needs one text of each class"),
+        ({**COLOURS, "source": "classes.jsonl"}, r"no positives .*: 12 in a class with one example\); mode: label needs one text of each class"),
+        ({**COLOURS, "columns": {"label": "text"}}, r"colours: columns: text and label are both text; name two different ones"),
+        ({**QUESTIONS, "columns": {"anchor": "question", "positive": "question"}}, r"columns: anchor and positive are both question"),
+        ({key: value for key, value in QUESTIONS.items() if key != "corpus"}, r"questions\.jsonl:1: task questions: positive is the column passage_id, which has ids and no text: say where the texts are \(corpus: FILE\)"),
+        ({**QUESTIONS, "columns": {"anchor": "passage_id", "positive": "passage_id2"}, "source": "numbers.jsonl"}, r"anchor is the column passage_id, which has ids and no text: say where the texts are \(queries: FILE\)"),
+        ({"name": "t", "type": "retrieval", "source": "numbers.jsonl", "columns": {"anchor": "question", "positive": "document"}}, r"task t: positive is the column document, which has ids and no text: say where"),
         ({**STS, "threshold": 9}, r"task sts: no positives for training \(of .*: 6 below the threshold\); lower the threshold"),
         ({**STS, "columns": {"score": "sentence1"}}, r"sts\.jsonl:1: task sts: the score is 's0', not a number"),
         ({**STS, "columns": {"sentence1": "score"}}, "sentence1 is of type float, not text"),
@@ -549,6 +554,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_source_that_does_not_fit(folder: Path, task: dict[str, Any], message: str) -> None:
     (folder / "notes.txt").write_text("text")
     (folder / "empty.jsonl").write_text("")
+    write_lines(folder / "classes.jsonl", ({"text": f"red {n}", "label": n} for n in range(12)))
+    numbers = ({"question": f"Where is {n}?", "document": f"MED-{n}"} for n in range(9))
+    write_lines(
+        folder / "numbers.jsonl", ({**row, "passage_id": row["document"], "passage_id2": "p1"} for row in numbers)
+    )
     (folder / "broken.jsonl").write_text("{")
     with pytest.raises(UserError, match=message) as caught:
         load(folder, task)

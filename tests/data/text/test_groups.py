@@ -172,16 +172,42 @@ def test_run_that_was_killed_leaves_nothing_half(tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(groups_module, "_chunks", killed)
-        with pytest.raises(Exception, match="generating the dataset"):
+        with pytest.raises(Exception, match="killed"):
             build(path, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(ReadReport, "to_dict", killed)  # between the rows and their report
-        with pytest.raises(TypeError, match="not JSON serializable"):
+        with pytest.raises(TypeError, match="cannot convert"):
             build(path, tmp_path)
 
     report = ReadReport()
     assert names(build(path, tmp_path, report))[0] == ["a0", "a1", "a2", "a3"]
     assert report.chunks == 6
+
+
+@pytest.mark.parametrize("damage", ["cut", "other bytes", "no report", "half a report", "empty"])
+def test_a_damaged_cache_is_made_again(
+    tmp_path: Path, readings: list[int], damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_documents(tmp_path / "d.jsonl", {"a": 40})
+    whole = build(path, tmp_path)[:]
+    [rows] = (tmp_path / "cache").glob("groups-*/rows.arrow")
+    content = rows.read_bytes()
+    report = rows.with_name("report.json")
+    if damage == "no report":
+        report.unlink()
+    elif damage == "half a report":
+        report.write_text(report.read_text()[:9])
+    else:
+        middle = content.rindex(b"a20")
+        damaged = {"cut": content[:middle], "other bytes": content[:middle] + b"\0\0\0" + content[middle + 3 :]}
+        rows.write_bytes(damaged.get(damage, b""))
+
+    report_again = ReadReport()
+    assert build(path, tmp_path, report_again)[:] == whole
+    assert report_again.chunks == 40 and len(readings) == 2
+    assert damage == "no report" or "is damaged" in caplog.text
+    build(path, tmp_path)
+    assert len(readings) == 2
 
 
 def test_processes_that_begin_together_build_once(tmp_path: Path, readings: list[int]) -> None:
