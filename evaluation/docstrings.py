@@ -5,6 +5,7 @@ whether a retriever learnt the code base and not whether it saw the answer.
 """
 
 import ast
+import io
 import random
 import re
 import textwrap
@@ -79,11 +80,7 @@ def docstring_task(root: str | Path, *, queries: int = 500, seed: int = 0, name:
         first, last = function.docstring_lines
         remove.setdefault(function.path, set()).update(range(first, last + 1))
     kept = {
-        path: "".join(
-            line
-            for number, line in enumerate(text.splitlines(keepends=True), start=1)
-            if number not in remove.get(path, ())
-        )
+        path: "".join(line for number, line in enumerate(_lines(text), start=1) if number not in remove.get(path, ()))
         for path, text in sources.items()
     }
     return DocstringTask(task, kept)
@@ -104,13 +101,18 @@ def _read_sources(root: Path) -> dict[str, str]:
     return sources
 
 
+def _lines(text: str) -> list[str]:
+    """The lines as Python counts them: not splitlines(), which also ends them at form feeds and U+2028."""
+    return list(io.StringIO(text, newline=None))
+
+
 def _documented_functions(path: str, text: str) -> list[_Function]:
     """Functions and methods with a real docstring on lines of its own and a body beside it."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return []
-    lines = text.splitlines(keepends=True)
+    lines = _lines(text)
     found = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:

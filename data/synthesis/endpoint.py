@@ -195,9 +195,8 @@ class Endpoint:
                 return _Failure(f"{where} did not answer within {self.timeout:g} seconds (see --timeout)")
             return _Failure(f"cannot reach {where}: {self._shown(error) or kind}", unreachable=True)
         except (ValueError, AttributeError, IndexError, KeyError, TypeError) as error:
-            return _Failure(
-                f"{where} does not answer as OpenAI's chat completions do ({self._shown(error)})", fatal=True
-            )
+            # Not fatal: a proxy in front of a server that restarts answers with a page of HTML.
+            return _Failure(f"{where} does not answer as OpenAI's chat completions do ({self._shown(error)})")
 
     def _refusal(self, error: Any, where: str) -> "Reply | _Failure":
         """What an HTTP status means for this request and for the run."""

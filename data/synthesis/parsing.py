@@ -41,7 +41,7 @@ def parse_tasks(reply: str) -> list[str]:
     """
     text = _THINKING.sub("", reply)
     lists = [value for value in _literals(text, "[") if isinstance(value, list)]
-    lists.append([match[1] or match[2] or match[3] for line in text.splitlines() if (match := _LIST_ITEM.match(line))])
+    lists.append([match[1] or match[2] or match[3] for line in text.split("\n") if (match := _LIST_ITEM.match(line))])
     for found in lists:
         tasks: dict[tuple[str, ...], str] = {}
         for item in found:

@@ -13,7 +13,7 @@ between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character coun
 import hashlib
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -103,13 +103,15 @@ class ExcludedTexts:
         self._sets: dict[str, dict[int, Hashes]] = {}
 
     def add(self, name: str, texts: Iterable[str]) -> int:
-        """Takes the texts of one set, and says how many they were.
+        """Takes the texts of one set, beside those that it has already, and says how many they were.
 
         Args:
             name: What `find` answers with.
             texts: Queries and documents; read once, and not kept.
         """
         found: dict[int, list[Hashes]] = defaultdict(list)
+        for length, hashes in self._sets.get(name, {}).items():
+            found[length].append(hashes)
         count = 0
         for count, text in enumerate(texts, start=1):  # noqa: B007 (it is returned)
             tokens = words(text)
@@ -162,13 +164,16 @@ def read_excluded(sources: Sequence[SourceLike], n: int = 13, *, corpus: bool = 
         UserError: Something is not there or cannot be read.
     """
     excluded, counts = ExcludedTexts(n), []
-    for source in parse_sources(sources):
+    parsed = parse_sources(sources)
+    names = Counter(Path(source.path).expanduser().resolve().name for source in parsed)
+    for source in parsed:
         folder = Path(source.path).expanduser()
         parts = [source]
         if queries := [*folder.glob("queries.jsonl"), *folder.glob("queries.jsonl.gz")][:1]:
             found = [*folder.glob("corpus.jsonl"), *folder.glob("corpus.jsonl.gz")][:1] if corpus else []
             parts = [replace(source, path=str(file)) for file in queries + found]
         name = folder.resolve().name
+        name = name if names[name] == 1 else source.path  # a/queries.jsonl and b/queries.jsonl
         number = excluded.add(name, (document.text for document in read_documents(parts)))
         counts.append(f"{counted(number, 'text')} of {name}")
     return excluded, f"excluded: {', '.join(counts)}"

@@ -361,10 +361,6 @@ def test_a_server_that_goes_away(server: Server) -> None:
         (403, {"error": "no"}, "HTTP 403 .*the API key was refused"),
         (404, {"error": {"message": "The model `m` does not exist."}}, "HTTP 404 .*does not exist.*--model m"),
         (400, {"error": {"message": "unknown field seed"}}, "HTTP 400 .*unknown field seed.*--extra-body"),
-        (422, ["what", "is", "this"], "does not answer as OpenAI's chat completions do"),
-        (200, b"<html>Welcome</html>", "does not answer as OpenAI's chat completions do"),
-        (200, {"choices": []}, "does not answer as OpenAI's chat completions do"),
-        (200, {"error": "x"}, "does not answer as OpenAI's chat completions do"),
     ],
 )
 def test_what_cannot_work_fails_at_once(server: Server, status: int, answer: Any, message: str) -> None:
@@ -372,6 +368,29 @@ def test_what_cannot_work_fails_at_once(server: Server, status: int, answer: Any
     with pytest.raises(UserError, match=message) as caught:
         ask(endpoint(server, api_key=KEY))
     assert len(server.bodies) == 1
+    assert KEY not in str(caught.value) and server.url in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        (422, ["what", "is", "this"]),
+        (200, b"<html>Welcome</html>"),
+        (200, b'{"choices": [{'),
+        (200, {"choices": []}),
+        (200, {"error": "x"}),
+        (200, b""),
+    ],
+)
+def test_a_reply_that_is_none_is_asked_for_again(server: Server, status: int, answer: Any) -> None:
+    """A proxy's page while the server behind it restarts; a server of another kind gives nothing else."""
+    server.respond = lambda body, number: (status, {}, answer) if number in (1, 3) else good(body, number)
+    assert len(ask(endpoint(server, concurrency=1), 3)) == 3
+    assert len(server.bodies) == 5
+
+    server.respond = lambda body, number: (status, {}, answer)
+    with pytest.raises(UserError, match=r"does not answer as OpenAI's chat completions do .*\(3 times\)") as caught:
+        ask(endpoint(server, api_key=KEY, retries=2))
     assert KEY not in str(caught.value) and server.url in str(caught.value)
 
 

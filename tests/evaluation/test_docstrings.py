@@ -50,6 +50,21 @@ def test_held_out_docstrings_leave_the_text_and_the_functions(sources: Path) -> 
     assert text.count('"""') == 2 * (30 - 8)
 
 
+@pytest.mark.parametrize("character", ["\f", "\v", "\x1c", "\x85", "\u2028"])
+def test_other_ends_of_lines_are_none(sources: Path, character: str) -> None:
+    """Python ends no line there: counted as ends, they moved every function below, and held-out docstrings stayed."""
+    for file in sources.rglob("*.py"):
+        header = (
+            f"\f\nSEPARATOR = 'a{character}b'  # a{character}b\n" if character not in "\f\v" else f"# a{character}b\n"
+        )
+        file.write_text(header + file.read_text(), encoding="utf-8", newline="\n")
+    built = docstring_task(sources, queries=8, seed=3)
+    text = "".join(built.sources.values())
+    assert not any(query in text for query in built.task.queries.values())
+    assert text.count("def make_") == 30
+    assert all(code.startswith("@decorated\ndef make_") for code in built.task.corpus.values())
+
+
 def test_the_choice_depends_on_the_seed_alone(sources: Path) -> None:
     first, again, other = (docstring_task(sources, queries=8, seed=seed).task for seed in (1, 1, 2))
     assert first == again

@@ -318,6 +318,23 @@ def test_examples_of_evaluation_sets_are_kept_out(tmp_path: Path) -> None:
     assert synthesize(Model(), tmp_path / "q", plain, excluded=queries_alone).rejected.total() == 1
 
 
+def test_sets_of_one_name_all_count(tmp_path: Path) -> None:
+    """The sets were kept by the file's name alone: of two queries.jsonl only the last counted, and both were reported."""
+    texts = {"a": "zinc shortens the common cold by a day", "b": "the moon has no atmosphere of its own to speak of"}
+    for folder, text in texts.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "queries.jsonl").write_text(json.dumps({"_id": "1", "text": text}) + "\n")
+    files = [str(tmp_path / folder / "queries.jsonl") for folder in texts]
+    excluded, summary = read_excluded(files)
+    assert [excluded.find(text) for text in texts.values()] == files
+    assert summary == f"excluded: 1 text of {files[0]}, 1 text of {files[1]}"
+
+    excluded = ExcludedTexts()
+    for text in texts.values():
+        excluded.add("one name", [text])
+    assert [excluded.find(text) for text in texts.values()] == ["one name"] * 2
+
+
 def test_overlap_is_what_a_loop_over_all_ngrams_finds() -> None:
     random = Random(0)
     small = VOCABULARY[:4]  # so that chance overlaps are common
