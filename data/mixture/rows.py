@@ -224,15 +224,9 @@ def _pairs(
     task: Task, dropped: Counter[str], queries: _Texts | None, corpus: _Texts | None
 ) -> Iterator[dict[str, Any]]:
     by_id = corpus is not None
-    ids = {} if by_id else {"positive": "corpus"}
-    ids |= {} if queries is not None else {"anchor": "queries"}
-    made = 0
+    check = _NoIds(task)
     for row in _selected_rows(task, dropped):
-        for role, source in list(ids.items()):
-            if not all(map(_like_an_id, _texts(row, role, task))):
-                del ids[role]
-            elif any(_ID_COLUMN.search(name) for name in task.columns.get(role, ())):
-                raise UserError(f"{row.where}: {_ids_for_texts(task, role, source)}")
+        check.take(row)
         anchor: str | None = _one(row, "anchor", task, ids=queries is not None)
         if queries is not None:
             anchor = queries.find(cast("str", anchor))
@@ -248,7 +242,6 @@ def _pairs(
             if found is None:
                 dropped[NO_PASSAGE] += 1
                 continue
-            made += 1
             yield {
                 "anchor": anchor,
                 "positive": found,
@@ -256,21 +249,38 @@ def _pairs(
                 "instruction": instruction,
             }
 
-    for role, source in ids.items():
-        if made >= _SURE_OF_IDS:
-            raise UserError(_ids_for_texts(task, role, source))
+    check.end()
 
 
-def _like_an_id(text: str) -> bool:
-    return len(text.split()) < 2 and any(map(str.isdigit, text))
+class _NoIds:
+    """Sees to it that what is read as text is text: a task that forgot `corpus` would train on the passages' ids."""
 
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._rows = 0
+        sources = {"positive": ("corpus", task.corpus), "anchor": ("queries", task.queries)}
+        self._roles = {role: name for role, (name, source) in sources.items() if source is None}
 
-def _ids_for_texts(task: Task, role: str, source: str) -> str:
-    name = " and ".join(task.columns.get(role, (role,)))
-    return (
-        f"task {task.name}: {role} is the column {name}, which has ids and no text: say where the texts are "
-        f"({source}: FILE), or choose another with columns: {{{role}: ...}}"
-    )
+    def take(self, row: Row) -> None:
+        """Refuses a column that has the name of ids, and holds what looks like some."""
+        self._rows += 1
+        for role in list(self._roles):
+            if not all(len(text.split()) < 2 and any(map(str.isdigit, text)) for text in _texts(row, role, self._task)):
+                del self._roles[role]
+            elif any(map(_ID_COLUMN.search, self._task.columns.get(role, ()))):
+                raise self._error(role, f"{row.where}: ")
+
+    def end(self) -> None:
+        """Refuses a column that held nothing else than what looks like ids."""
+        if self._rows >= _SURE_OF_IDS and self._roles:
+            raise self._error(next(iter(self._roles)), "")
+
+    def _error(self, role: str, place: str) -> UserError:
+        name = " and ".join(self._task.columns.get(role, (role,)))
+        return UserError(
+            f"{place}task {self._task.name}: {role} is the column {name}, which has ids and no text: say where the "
+            f"texts are ({self._roles[role]}: FILE), or choose another with columns: {{{role}: ...}}"
+        )
 
 
 def _labelled(task: Task, dropped: Counter[str]) -> Iterator[dict[str, Any]]:

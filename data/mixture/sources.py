@@ -3,15 +3,13 @@
 A source is a file, folder or pattern of JSON lines, a data set (`hf:...`), or a BEIR folder: corpus, queries, judgements.
 """
 
-import csv
-import gzip
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast, overload
 
 from revela_hub.data.mixture.tasks import Task
+from revela_hub.data.sources.beir import beir_files, beir_splits, read_judgements
 from revela_hub.data.sources.documents import source_files
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import JSON_LINES, Row, dataset_rows, json_lines_rows
@@ -48,41 +46,31 @@ class Column(Sequence[T]):
             yield from chunk.to_pylist()
 
 
-def _is_beir(path: str) -> bool:
-    """Whether the path is a BEIR folder: corpus, queries and judgements."""
-    return Path(path, "qrels").is_dir()
-
-
 def with_beir_parts(task: Task) -> Task:
     """A task on a BEIR folder as a task on its three files; its judgements are read by `read_rows`."""
-    if task.source.is_dataset or not _is_beir(task.source.path):
+    folder = task.source.path
+    splits = [] if task.source.is_dataset else beir_splits(folder)
+    if not splits:
         if task.split is not None:
             raise UserError(
-                f"task {task.name}: split is for a BEIR folder (with qrels/<split>.tsv) or a data set; "
-                f"{task.source.path} is neither"
+                f"task {task.name}: split is for a BEIR folder (with qrels/<split>.tsv) or a data set; {folder} is neither"
             )
         return task
-    folder = Path(task.source.path)
     if not task.is_retrieval or task.corpus or task.queries or task.columns:
         raise UserError(f"task {task.name}: {folder} is a BEIR folder: only type retrieval, without corpus and columns")
     if task.split is None:
-        splits = sorted({path.name.split(".tsv")[0] for path in folder.glob("qrels/*.tsv*")})
         raise UserError(f"task {task.name}: which split of the BEIR folder {folder}? There is: {', '.join(splits)}")
+    try:
+        files = beir_files(folder, task.split)
+    except UserError as error:
+        raise UserError(f"task {task.name}: {error}") from error
     return replace(
         task,
-        source=Source(_existing(task, folder / "qrels" / f"{task.split}.tsv")),
+        source=Source(str(files.qrels)),
         columns={"anchor": ("query-id",), "positive": ("corpus-id",)},
-        corpus=Source(_existing(task, folder / "corpus.jsonl")),
-        queries=Source(_existing(task, folder / "queries.jsonl")),
+        corpus=Source(str(files.corpus)),
+        queries=Source(str(files.queries)),
     )
-
-
-def _existing(task: Task, path: Path) -> str:
-    for candidate in (path, path.with_name(f"{path.name}.gz")):
-        if candidate.is_file():
-            return str(candidate)
-    there = ", ".join(sorted(other.name for other in path.parent.iterdir())[:8])
-    raise UserError(f"task {task.name}: no {path.name} (or {path.name}.gz) in {path.parent}, which has: {there}")
 
 
 def read_rows(source: Source) -> Iterator[Row]:
@@ -100,7 +88,9 @@ def _file_rows(source: Source) -> Iterator[Row]:
     for path in source_files(source, report):
         found = True
         if path.name.endswith((".tsv", ".tsv.gz")):
-            yield from _judgements(path)
+            for where, query, document, grade in read_judgements(path):
+                if grade > 0:
+                    yield Row(where, {"query-id": query, "corpus-id": document, "score": grade})
         elif path.name.endswith(JSON_LINES):
             yield from json_lines_rows(path, report)
         else:
@@ -108,18 +98,3 @@ def _file_rows(source: Source) -> Iterator[Row]:
             raise UserError(f"{path}: rows are read from {forms}")
     if not found:
         raise UserError(f"no such file or folder: {source.path}, or nothing in it")
-
-
-def _judgements(path: Path) -> Iterator[Row]:
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8") as file:
-        reader = csv.DictReader(cast("Iterable[str]", file), delimiter="\t", quoting=csv.QUOTE_NONE)
-        if reader.fieldnames is None or list(reader.fieldnames) != ["query-id", "corpus-id", "score"]:
-            raise UserError(f"{path}:1: the first line must be query-id<tab>corpus-id<tab>score")
-        for columns in reader:
-            where = f"{path.as_posix()}:{reader.line_num}"
-            try:
-                relevant = float(columns["score"]) > 0
-            except (TypeError, ValueError) as error:
-                raise UserError(f"{where}: three columns are needed, the last a number") from error
-            if relevant:
-                yield Row(where, columns)

@@ -205,17 +205,21 @@ def _converted(values: dict[str, Any], root: str, place: str) -> dict[str, Any]:
         values["source"] = replace(values["source"], split=values.pop("split"))
     for key in ("columns", "where"):
         values[key] = {name: _tuple(value) for name, value in values.get(key, {}).items()}
-    for key in values["columns"].keys() & {"label", "score"}:
-        if len(values["columns"][key]) != 1:
-            raise UserError(f"{place}: columns: {key} is {list(values['columns'][key])}; it must be one column")
-    for one, other in (("anchor", "positive"), ("positive", "negative"), ("sentence1", "sentence2"), ("text", "label")):
-        columns = [values["columns"].get(role, (role,)) for role in (one, other)]
-        if columns[0] == columns[1]:
-            names = " and ".join(columns[0])
-            raise UserError(f"{place}: columns: {one} and {other} are both {names}; name two different ones")
+    _check_columns(values["columns"], place)
     if "stages" in values:
         values["stages"] = tuple(values["stages"])
     return values
+
+
+def _check_columns(columns: Mapping[str, tuple[str, ...]], place: str) -> None:
+    for key in columns.keys() & {"label", "score"}:
+        if len(columns[key]) != 1:
+            raise UserError(f"{place}: columns: {key} is {list(columns[key])}; it must be one column")
+    for one, other in (("anchor", "positive"), ("positive", "negative"), ("sentence1", "sentence2"), ("text", "label")):
+        both = [columns.get(role, (role,)) for role in (one, other)]
+        if both[0] == both[1]:
+            names = " and ".join(both[0])
+            raise UserError(f"{place}: columns: {one} and {other} are both {names}; name two different ones")
 
 
 def _tuple(value: Any) -> tuple[Any, ...]:

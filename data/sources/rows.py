@@ -90,31 +90,39 @@ def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     Raises:
         UserError: A line is not a JSON object, or the gzip'd data are damaged.
     """
+    for where, text in text_lines(path, report):
+        try:
+            row = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            problem = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+            raise UserError(f"{where}: not valid JSON ({problem}); {_REMEDY}") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: {type(row).__name__} instead of an object; {_REMEDY}")
+        yield Row(where, row)
+
+
+def text_lines(path: Path, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
+    """The lines of a file that are not empty, each with where it stands (`file:3`); gzip'd where the name ends in `.gz`.
+
+    Raises:
+        UserError: The gzip'd data are damaged.
+    """
     replaced = False
     opened = gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
     with cast("IO[bytes]", opened) as file:
-        for number, line in _numbered_lines(file, path):
-            where = f"{path.as_posix()}:{number}"
-            try:
-                text = line.decode()
-            except UnicodeDecodeError:
-                text, replaced = line.decode(errors="replace"), True
-            try:
-                row = json.loads(text.removeprefix("\ufeff"))
-            except (json.JSONDecodeError, RecursionError) as error:
-                problem = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-                raise UserError(f"{where}: not valid JSON ({problem}); {_REMEDY}") from error
-            if not isinstance(row, dict):
-                raise UserError(f"{where}: {type(row).__name__} instead of an object; {_REMEDY}")
-            yield Row(where, row)
-    report.replaced += replaced
-
-
-def _numbered_lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: damaged or not gzip'd ({error}); fetch or write it again") from error
+        try:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    text = line.decode()
+                except UnicodeDecodeError:
+                    text, replaced = line.decode(errors="replace"), True
+                yield f"{path.as_posix()}:{number}", text.removeprefix("\ufeff")
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"{path}: damaged or not gzip'd ({error}); fetch or write it again") from error
+    if report is not None:
+        report.replaced += replaced
 
 
 def dataset_rows(source: Source) -> Iterator[Row]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from revela_hub.data.sources.beir import find_file, find_qrels, read_qrels
+from revela_hub.data.sources.beir import beir_files, find_file, read_qrels
 from revela_hub.data.sources.documents import source_files
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import JSON_LINES, Row, dataset_rows, json_lines_rows
@@ -53,14 +53,7 @@ def read_beir_pairs(folder: str | Path, split: str) -> Iterator[tuple[str, str]]
     Raises:
         UserError: A file is missing or damaged, or there is no such pair.
     """
-    folder = Path(folder).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"no folder {folder}; a BEIR folder has corpus.jsonl, queries.jsonl and qrels/<split>.tsv")
-    corpus, queries, qrels_file = (
-        find_file(folder, "corpus.jsonl"),
-        find_file(folder, "queries.jsonl"),
-        find_qrels(folder, split),
-    )
+    corpus, queries, qrels_file = beir_files(folder, split)
     qrels = read_qrels(qrels_file)
     wanted = {document for judged in qrels.values() for document, grade in judged.items() if grade > 0}
     documents = {id_: _document(row, "text") for row in _rows(parse_source(corpus)) if (id_ := _id(row)) in wanted}

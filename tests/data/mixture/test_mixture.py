@@ -530,7 +530,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({**QUESTIONS, "source": "numbers.jsonl", "columns": {"anchor": "question", "positive": "document"}}, r"task questions: no positives for training \(of .*: 9 passage is not in the corpus\); check corpus and its id_column"),
         ({**QUESTIONS, "split": "train"}, "split is for a BEIR folder"),
         ({"name": "t", "type": "retrieval", "source": "beir"}, r"which split of the BEIR folder .*\? There is: train"),
-        ({"name": "t", "type": "retrieval", "source": "beir", "split": "dev"}, r"no dev\.tsv \(or dev\.tsv\.gz\) in .*, which has: train\.tsv"),
+        ({"name": "t", "type": "retrieval", "source": "beir", "split": "dev"}, r"no split 'dev' in .*qrels; there is: train"),
         ({"name": "t", "type": "clustering", "source": "beir", "split": "train"}, "only type retrieval"),
         ({"name": "t", "type": "triplets", "source": "sts.jsonl", "columns": {"anchor": "sentence1", "positive": "sentence2"}}, "no column 'negative'"),
         ({**COLOURS, "where": {"lang": "en"}}, r"no column 'lang'; the columns are 'text', 'label' \(where names it\)"),
@@ -568,9 +568,9 @@ def test_a_source_that_does_not_fit(folder: Path, task: dict[str, Any], message:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("q0\tp0\t1\n", r"train\.tsv:1: the first line must be query-id<tab>corpus-id<tab>score"),
-        ("query-id\tcorpus-id\tscore\nq0\tp0\n", r"train\.tsv:2: three columns are needed, the last a number"),
-        ("query-id\tcorpus-id\tscore\nq0\tp0\tyes\n", r"train\.tsv:2: three columns are needed, the last a number"),
+        ("q0\tp0\t1\n", r"train\.tsv:1: the first line must be the header query-id<tab>corpus-id<tab>score"),
+        ("query-id\tcorpus-id\tscore\nq0\tp0\n", r"train\.tsv:2: 2 fields, not 3"),
+        ("query-id\tcorpus-id\tscore\nq0\tp0\tyes\n", r"train\.tsv:2: the grade 'yes' is not a whole number"),
     ],
 )
 def test_broken_judgements(folder: Path, content: str, message: str) -> None:

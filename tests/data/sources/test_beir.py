@@ -58,21 +58,40 @@ def test_unknown_ids_in_judgements_are_reported(folder: Path, caplog: pytest.Log
     assert "1 judged documents are not in the corpus, counted as not found (gone)" in caplog.text
 
 
+def test_empty_texts_are_reported(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": " "}\n')
+    with (folder / "corpus.jsonl").open("a") as stream:
+        stream.write('{"_id": "e1", "title": "", "text": ""}\n{"_id": "e2", "text": "\\n"}\n')
+    with caplog.at_level(logging.WARNING):
+        read_beir(folder)
+    assert "1 queries are empty" in caplog.text and "2 documents are empty (e1)" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("corpus.jsonl", '{"_id": "a", "text": "x"}\n{"_id": \n', r"corpus\.jsonl, line 2: not JSON"),
-        ("corpus.jsonl", '\n["a"]\n', r"corpus\.jsonl, line 2: a JSON object .* not list"),
-        ("corpus.jsonl", '{"id": "a", "text": "x"}', r'corpus\.jsonl, line 1: no "_id" .* it has: id, text'),
-        ("corpus.jsonl", '{"_id": "a", "contents": "x"}', r'line 1: no "text" .* it has: _id, contents'),
-        ("corpus.jsonl", '{"_id": "a", "title": 3, "text": "x"}', r'line 1: "title" is not a string'),
-        ("corpus.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', r"line 2: the \"_id\" 'a' was there"),
+        ("corpus.jsonl", '{"_id": "a", "text": "x"}\n{"_id": \n', r"corpus\.jsonl:2: not valid JSON"),
+        ("corpus.jsonl", '\n["a"]\n', r"corpus\.jsonl:2: list instead of an object"),
+        ("corpus.jsonl", '{"id": "a", "text": "x"}', r'corpus\.jsonl:1: no "_id" .* it has: id, text'),
+        ("corpus.jsonl", '{"_id": "a", "contents": "x"}', r'jsonl:1: no "text" .* it has: _id, contents'),
+        ("corpus.jsonl", '{"_id": "a", "title": 3, "text": "x"}', r'jsonl:1: "title" is not a string'),
+        ("corpus.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', r"jsonl:2: the \"_id\" 'a' was there"),
         ("corpus.jsonl", "", r"corpus\.jsonl is empty"),
-        ("corpus.jsonl", b'{"_id": "a", "text": "x"}\n\xff\xfe\n', r"corpus\.jsonl: not UTF-8"),
+        ("corpus.jsonl", b'{"_id": "a", "text": "\xff\xfe"}\n', r"corpus\.jsonl: not UTF-8"),
         ("queries.jsonl", '{"_id": "other", "text": "x"}', r"none of the queries judged in .*test\.tsv is in"),
-        ("qrels/test.tsv", "q1\td1\t1\n", r"test\.tsv, line 1: the first line must be the header"),
-        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1 d1 1\n", r"test\.tsv, line 2: 1 fields, not 3"),
-        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\thigh\n", r"line 2: the grade 'high' is not a whole"),
+        ("qrels/test.tsv", "q1\td1\t1\n", r"test\.tsv:1: the first line must be the header"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1 d1 1\n", r"test\.tsv:2: 1 fields, not 3"),
+        (
+            "qrels/test.tsv",
+            "query-id\tcorpus-id\tscore\nq1\td1\thigh\n",
+            r"test\.tsv:2: the grade 'high' is not a whole",
+        ),
+        (
+            "qrels/test.tsv",
+            "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t0\n",
+            r"tsv:3: query q1, document d1 has grade 0 here and 1",
+        ),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\t0\n", r"test\.tsv: no grade is above 0"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", r"test\.tsv has no judgements"),
     ],
 )
@@ -87,7 +106,7 @@ def test_broken_compressed_file_is_named(folder: Path) -> None:
     (folder / "corpus.jsonl").unlink()
     for content in (whole[: len(whole) // 2], b"not gzip"):
         (folder / "corpus.jsonl.gz").write_bytes(content)
-        with pytest.raises(UserError, match=r"corpus\.jsonl\.gz: cannot be read after line 0"):
+        with pytest.raises(UserError, match=r"corpus\.jsonl\.gz: damaged or not gzip"):
             read_beir(folder)
 
 
