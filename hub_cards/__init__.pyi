@@ -1,7 +1,7 @@
+from .assemble import Assembled as Assembled
 from .assemble import Assembly as Assembly
 from .card import collection_card as collection_card
 from .card import write_card as write_card
-from .export import export_checkpoint as export_checkpoint
 from .export import export_retriever as export_retriever
 from .facts import Figure as Figure
 from .facts import ModelCardFacts as ModelCardFacts
@@ -12,6 +12,5 @@ from .tokenizers import with_eos as with_eos
 from .upload import Destination as Destination
 from .upload import Published as Published
 from .upload import check as check
-from .upload import publish as publish
 from .verify.files import Check as Check
 from .verify.verify import as_table as as_table

@@ -1,4 +1,4 @@
-"""From a trained checkpoint to the folder that is published, with the vectors that the folder has to give."""
+"""What the folder for readers is made of, whatever trained it: its parts, the vectors it has to give, the facts of its card."""
 
 from __future__ import annotations
 
@@ -9,21 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.card import write_card
-from revela_hub.hub_cards.export import (
-    RetrieverSettings,
-    model_type,
-    save_backbone,
-    save_settings,
-    save_tokenizer,
-    with_pooler,
-)
 from revela_hub.hub_cards.facts import Figure, ModelCardFacts
 from revela_hub.hub_cards.figures import training_curve
 from revela_hub.hub_cards.verify.model import probe_texts
@@ -31,23 +22,22 @@ from revela_hub.hub_cards.verify.model import probe_texts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from revela_hub.trainers import RevelaBackbones
-
 Part = Literal["retriever", "lm", "model"]
 
+# In a folder that was made of a checkpoint: the vectors that it has to give. Hidden, so that no reader takes it for weights.
+REFERENCE = ".revela_hub/reference.safetensors"
 CARD_FACTS = "card.yaml"  # in a checkpoint: the facts of its card, in the form of `ModelCardFacts`
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """What to publish, and how to put it together.
+    """What to make of a checkpoint.
 
     Attributes:
-        part: the retriever as a sentence-transformers model, the language model, or both as one `RevelaForCausalLM`
-            with its code.
+        part: the retriever as a sentence-transformers model, the language model, or all of it with its training code.
         adapter_only: the retriever's LoRA adapter instead of the whole retriever.
-        max_length: tokens the retriever keeps of a text, EOS included.
+        max_length: tokens the retriever keeps of a text, EOS included; None for what the checkpoint says.
         dtype: type of the stored weights; None for the one they have.
         facts: of the card; None for those in the checkpoint's card.yaml.
         trust_remote_code: run the code that a finished model folder brings with it.
@@ -55,7 +45,7 @@ class Assembly:
 
     part: Part = "retriever"
     adapter_only: bool = False
-    max_length: int = 2048
+    max_length: int | None = None
     dtype: torch.dtype | None = None
     facts: ModelCardFacts | None = None
     trust_remote_code: bool = False
@@ -63,146 +53,85 @@ class Assembly:
 
 @dataclass(frozen=True)
 class Assembled:
-    """A folder ready to be verified: where it is, the vectors it has to give, and whether its code is to be run."""
+    """A folder ready to be verified.
+
+    Attributes:
+        folder: where it is.
+        method: that trained it, a key of `PAPERS`; None for a finished folder, whose own card says it.
+        base: the model it was trained from, a Hub id or a folder.
+        reference: safetensors file of the vectors it has to give.
+        remote_code: whether the verification runs the folder's code.
+        adapter_of: the base, where the folder holds an adapter alone.
+    """
 
     folder: Path
-    reference: Path | None
-    remote_code: bool
+    method: str | None = None
+    base: str | None = None
+    reference: Path | None = None
+    remote_code: bool = False
     adapter_of: str | None = None
 
 
-def assemble(checkpoint: str | Path, work: Path, repo_id: str, assembly: Assembly) -> Assembled:
-    """Puts the folder together under `work`, card included.
+# A method's own: (checkpoint, folder, assembly) -> what it wrote into that folder, which is not there yet.
+Assemble = Callable[[Path, Path, Assembly], Assembled]
 
-    Args:
-        checkpoint: folder that a trainer saved, or a finished sentence-transformers folder, which is copied.
-        work: an empty folder.
-        repo_id: the id under which it will be on the Hub.
-        assembly: what to put together.
+
+def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+    """Copies a finished sentence-transformers folder.
 
     Raises:
-        UserError: the checkpoint is none, or does not have what was asked for.
+        UserError: a part of it is asked for.
     """
-    checkpoint, folder = Path(checkpoint), work / "model"
-    if (checkpoint / "modules.json").is_file():
-        if assembly.part != "retriever" or assembly.adapter_only:
-            raise UserError(f"{checkpoint} is a finished model, not a checkpoint: it can only be published as it is")
-        shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns(".*", CARD_FACTS, "__pycache__"))
-        assembled = Assembled(folder, None, assembly.trust_remote_code)
-        facts = _facts(checkpoint, assembly, None, work)
-        if facts != ModelCardFacts() or not (folder / "README.md").is_file():
-            write_card(folder, facts, repo_id=repo_id)
-        return assembled
-    assemble_method = _assemble_retromae if model_type(checkpoint) == "retromae" else _assemble_revela
-    assembled, method, base = assemble_method(checkpoint, work, assembly)
-    write_card(folder, _facts(checkpoint, assembly, base, work, method), repo_id=repo_id)
-    return assembled
+    if assembly.part != "retriever" or assembly.adapter_only:
+        raise UserError(f"{checkpoint} is a finished model, not a checkpoint: it can only be published as it is")
+    shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns(".*", CARD_FACTS, "__pycache__"))
+    reference = checkpoint / REFERENCE
+    return Assembled(
+        folder, reference=reference if reference.is_file() else None, remote_code=assembly.trust_remote_code
+    )
 
 
-class _Trained(NamedTuple):
-    """A folder, the method that trained it, and the model it was trained from."""
-
-    assembled: Assembled
-    method: str
-    base: str
-
-
-def _assemble_revela(checkpoint: Path, work: Path, assembly: Assembly) -> _Trained:
-    from revela_hub.trainers import load_checkpoint
-
-    loaded, folder = load_checkpoint(checkpoint), work / "model"
-    trained: Any = loaded.model.config.lm if assembly.part == "lm" else loaded.model.config.retriever
-    base = trained._name_or_path
-    if assembly.part == "retriever":
-        assembled = _retriever(checkpoint, loaded, base, work, assembly)
-    elif assembly.part == "lm":
-        save_backbone(loaded.model.lm, folder, dtype=assembly.dtype)
-        save_tokenizer(loaded.lm_tokenizer, folder)
-        assembled = Assembled(folder, None, remote_code=False)
-    else:
-        save_backbone(loaded.model, folder, dtype=assembly.dtype)
-        _forget_origins(folder / "config.json", ("retriever", "lm"))
-        save_tokenizer(loaded.retriever_tokenizer, folder / "retriever_tokenizer")
-        save_tokenizer(loaded.lm_tokenizer, folder / "lm_tokenizer")
-        assembled = Assembled(folder, None, remote_code=True)
-    return _Trained(assembled, "revela", base)
-
-
-def _assemble_retromae(checkpoint: Path, work: Path, assembly: Assembly) -> _Trained:
-    """The encoder with its first token as the vector, or all of it with the decoder, to pre-train further."""
-    from revela_hub.trainers import load_retromae_checkpoint
-
-    if assembly.part == "lm" or assembly.adapter_only:
-        wrong = "an adapter" if assembly.adapter_only else "a separate language model"
-        raise UserError(f"{checkpoint} is of RetroMAE, which has not {wrong}: publish the retriever or the model")
-    loaded, folder = load_retromae_checkpoint(checkpoint), work / "model"
-    base = loaded.model.config.encoder._name_or_path
-    if assembly.part == "model":
-        save_backbone(loaded.model, folder, dtype=assembly.dtype)
-        _forget_origins(folder / "config.json", ("encoder",))
-        save_tokenizer(loaded.tokenizer, folder)
-        return _Trained(Assembled(folder, None, remote_code=True), "retromae", base)
-    encoder = with_pooler(loaded.model.encoder)
-    settings = RetrieverSettings("cls", {"query": "", "document": ""})
-    settings = replace(settings, max_length=assembly.max_length)
-    tokenizer = settings.tokenizer(loaded.tokenizer)
-    save_backbone(encoder, folder, dtype=assembly.dtype)
-    save_settings(settings, tokenizer, encoder.config, folder)
-
-    def embed(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        hidden = encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        return torch.nn.functional.normalize(hidden[:, 0], dim=-1)
-
-    reference = _save_reference(embed, tokenizer, settings.prompts, work)
-    return _Trained(Assembled(folder, reference, remote_code=False), "retromae", base)
-
-
-def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, work: Path, assembly: Assembly) -> Assembled:
-    model, folder, adapter_of = loaded.model, work / "model", None
-    settings = RetrieverSettings(model.config.pooling, model.config.prompts, assembly.max_length)
-    tokenizer = settings.tokenizer(loaded.retriever_tokenizer)
-    if assembly.adapter_only:
-        adapter_of = _save_adapter(checkpoint, folder, base)
-    else:
-        save_backbone(model.retriever, folder, dtype=assembly.dtype)
-    needed = {"peft": ">=0.18"} if assembly.adapter_only else {}
-    save_settings(settings, tokenizer, model.retriever.config, folder, needed)
-    return Assembled(folder, _save_reference(model.embed, tokenizer, settings.prompts, work), False, adapter_of)
-
-
-def _forget_origins(file: Path, parts: tuple[str, ...]) -> None:
-    """Takes out where the models were loaded from, which may be a folder of this machine; the card names the base."""
-    config = json.loads(file.read_text(encoding="utf-8"))
-    for part in parts:
-        config[part].pop("_name_or_path", None)
-    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _save_reference(
-    embed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+def save_reference(
+    embed: Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor],
     tokenizer: PreTrainedTokenizerBase,
     prompts: dict[str, str],
-    work: Path,
+    folder: Path,
 ) -> Path:
-    """Writes the checkpoint's own vectors of the probe texts, which the folder has to give, too."""
-    length = json.loads((work / "model" / "sentence_bert_config.json").read_text(encoding="utf-8"))["max_seq_length"]
+    """Writes the checkpoint's own vectors of the probe texts, which the folder has to give, too.
+
+    Args:
+        embed: the trained model's own way from token ids and mask (n, length), and the prompt that they begin with, to
+            vectors (n, d).
+        tokenizer: as it was trained with.
+        prompts: of queries and documents.
+        folder: what was written for readers.
+    """
+    length = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8"))["max_seq_length"]
     texts = probe_texts(length)
     vectors = {}
-    for kind, prompt in prompts.items():
-        parts = []
+    for kind in ("query", "document"):
+        prompt, parts = prompts[kind], []
         for batch in (texts[:-1], texts[-1:]):  # the text that is cut would make all the others as long
             tokens = tokenizer(
                 [prompt + text for text in batch], padding=True, truncation=True, max_length=length, return_tensors="pt"
             )
             with torch.no_grad():
-                parts.append(embed(tokens["input_ids"], tokens["attention_mask"]).float())
+                parts.append(embed(tokens["input_ids"], tokens["attention_mask"], prompt).float())
         vectors[kind] = torch.cat(parts)
-    save_file(vectors, work / "reference.safetensors")
-    return work / "reference.safetensors"
+    file = folder / REFERENCE
+    file.parent.mkdir(exist_ok=True)
+    save_file(vectors, file)
+    return file
 
 
-def _save_adapter(checkpoint: Path, folder: Path, base: str) -> str:
-    """Writes the retriever's part of the LoRA weights as a PEFT repository, and returns the model it belongs to.
+def save_adapter(checkpoint: Path, folder: Path, *, part: str, base: str) -> str:
+    """Writes one part's LoRA weights as a PEFT repository, and returns the model it belongs to.
+
+    Args:
+        checkpoint: a folder with the adapters of the whole model.
+        folder: where to write.
+        part: name of the part in the whole model, `retriever`.
+        base: what that part was trained from.
 
     Raises:
         UserError: the checkpoint has no adapters, or they belong to a model that is not on the Hub.
@@ -217,7 +146,7 @@ def _save_adapter(checkpoint: Path, folder: Path, base: str) -> str:
             f"the adapter belongs to {base or 'a model without a name'}, which is not a Hub id, so nobody else could load it:"
             " publish the whole model (without --adapter-only), or train from a model on the Hub"
         )
-    inner, outer = "base_model.model.", "base_model.model.retriever."
+    inner, outer = "base_model.model.", f"base_model.model.{part}."
     tensors = {
         inner + key.removeprefix(outer): value for key, value in load_file(weights).items() if key.startswith(outer)
     }
@@ -231,18 +160,31 @@ def _save_adapter(checkpoint: Path, folder: Path, base: str) -> str:
     return base
 
 
-def _facts(
-    checkpoint: Path, assembly: Assembly, base: str | None, work: Path, method: str | None = None
-) -> ModelCardFacts:
-    """The card's facts: those given, or those in the checkpoint, and what the checkpoint itself tells."""
-    facts = assembly.facts
+def forget_origins(folder: Path, *parts: str) -> None:
+    """Takes out where the models were loaded from, which may be a folder of this machine; the card names the base."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    for part in parts:
+        config[part].pop("_name_or_path", None)
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def card_facts(checkpoint: Path, assembled: Assembled, given: ModelCardFacts | None, work: Path) -> ModelCardFacts:
+    """The card's facts: those given, or those in the checkpoint, and what the checkpoint itself tells.
+
+    Args:
+        checkpoint: what was assembled.
+        assembled: what came out.
+        given: facts that go before the checkpoint's card.yaml.
+        work: a folder for the picture of the run.
+    """
+    facts, file = given, checkpoint / CARD_FACTS
     if facts is None:
-        file = checkpoint / CARD_FACTS
         facts = ModelCardFacts.from_file(file) if file.is_file() else ModelCardFacts()
-    if base is not None:
-        facts = replace(facts, method=facts.method or method)
-        if facts.base_model is None and HUB_ID.fullmatch(base) and not Path(base).exists():
-            facts = replace(facts, base_model=base)
+    facts = replace(facts, method=facts.method or assembled.method)
+    base = assembled.base
+    if base and facts.base_model is None and HUB_ID.fullmatch(base) and not Path(base).exists():
+        facts = replace(facts, base_model=base)
     state = checkpoint / "trainer_state.json"
     if not facts.figures and state.is_file() and find_spec("matplotlib"):
         picture = work / "training_curve.png"

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, snapshot_download
@@ -29,7 +30,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from revela_hub import __version__
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import Assembled, Assembly, assemble
+from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assembly, card_facts
+from revela_hub.hub_cards.card import write_card
+from revela_hub.hub_cards.facts import ModelCardFacts
 from revela_hub.hub_cards.verify.files import Check
 from revela_hub.hub_cards.verify.verify import verify
 
@@ -58,6 +61,7 @@ class Destination:
         tag: to set on the new commit.
         update: replace the model that is already there.
         collection: title of a collection of the same namespace to add the model to, made if it is not there.
+        token: to use instead of the one of `hf auth login` or HF_TOKEN; never written anywhere.
     """
 
     repo_id: str
@@ -67,6 +71,7 @@ class Destination:
     tag: str | None = None
     update: bool = False
     collection: str | None = None
+    token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Refuses what the Hub would refuse after everything else is done."""
@@ -91,6 +96,7 @@ class Published:
 
 
 def publish(
+    assemble: Assemble,
     checkpoint: str | Path,
     destination: Destination,
     assembly: Assembly | None = None,
@@ -98,9 +104,10 @@ def publish(
     dry_run: bool = False,
     keep: str | Path | None = None,
 ) -> Published:
-    """Publishes a checkpoint on the Hub, or refuses to and says why.
+    """Publishes what is made of a checkpoint, or refuses to and says why. `revela_hub.checkpoints.publish` is for people.
 
     Args:
+        assemble: makes it: the method's own, or `copy_finished`.
         checkpoint: folder that a trainer saved, or a finished sentence-transformers folder.
         destination: where to.
         assembly: what of it, and how.
@@ -110,7 +117,7 @@ def publish(
     Raises:
         UserError: the checkpoint cannot be assembled, a check failed, or the Hub refused; nothing is visible there then.
     """
-    assembly = assembly or Assembly()
+    checkpoint, assembly = Path(checkpoint), assembly or Assembly()
     with tempfile.TemporaryDirectory(prefix="revela-hub-publish-") as scratch, _disk_errors("nothing was published"):
         work = Path(keep) if keep else Path(scratch)
         if (work / "model").exists():
@@ -118,11 +125,14 @@ def publish(
         work.mkdir(parents=True, exist_ok=True)
         if not dry_run:
             with _hub_errors(destination.repo_id):
-                _look(_client(), destination)  # before the work, not after it
-        assembled = assemble(checkpoint, work, destination.repo_id, assembly)
+                _look(_client(destination.token), destination)  # before the work, not after it
+        assembled = _without_reference(assemble(checkpoint, work / "model", assembly), work)
+        facts = card_facts(checkpoint, assembled, assembly.facts, work)
+        if facts != ModelCardFacts() or not (assembled.folder / "README.md").is_file():
+            write_card(assembled.folder, facts, repo_id=destination.repo_id)
         if assembled.adapter_of:
             with _hub_errors(assembled.adapter_of):
-                snapshot_download(assembled.adapter_of)
+                snapshot_download(assembled.adapter_of, token=destination.token)
         checks = _verified(assembled, assembled.folder, "not published")
         files = {str(file.relative_to(assembled.folder)): file.stat().st_size for file in _files(assembled.folder)}
         if dry_run:
@@ -130,6 +140,15 @@ def publish(
         commit, url = _upload(assembled.folder, destination)
         _read_back(assembled, destination, commit)
     return Published(checks, files, url, commit)
+
+
+def _without_reference(assembled: Assembled, work: Path) -> Assembled:
+    """Takes the reference vectors, which are no part of the model, out of the folder."""
+    if (inside := assembled.folder / REFERENCE).is_file():
+        reference = Path(shutil.move(inside, work / "reference.safetensors"))
+        inside.parent.rmdir()
+        return replace(assembled, reference=reference)
+    return assembled
 
 
 def check(folder_or_id: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> list[Check]:
@@ -154,8 +173,8 @@ def check(folder_or_id: str | Path, *, revision: str | None = None, trust_remote
     return verify(snapshot, trust_remote_code=trust_remote_code, offline=False)
 
 
-def _client() -> HfApi:
-    return HfApi(library_name="revela-hub", library_version=__version__)
+def _client(token: str | None) -> HfApi:
+    return HfApi(token=token, library_name="revela-hub", library_version=__version__)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -176,7 +195,7 @@ def _verified(assembled: Assembled, folder: Path, consequence: str) -> list[Chec
 
 def _upload(folder: Path, destination: Destination) -> tuple[str, str]:
     """Uploads all files in one commit, and returns its hash and the address where it can be seen."""
-    api, repo_id, revision = _client(), destination.repo_id, destination.revision
+    api, repo_id, revision = _client(destination.token), destination.repo_id, destination.revision
     with _hub_errors(repo_id):
         before = _prepared(api, destination)
         local = {file.relative_to(folder).as_posix(): file for file in _files(folder)}
@@ -240,13 +259,15 @@ def _read_back(assembled: Assembled, destination: Destination, commit: str) -> N
     not_read = f"published as {destination.repo_id} at {commit[:10]}, but not read back"
     with tempfile.TemporaryDirectory(prefix="revela-hub-read-back-") as cache, _disk_errors(not_read):
         with _hub_errors(destination.repo_id):
-            copy = Path(snapshot_download(destination.repo_id, revision=commit, cache_dir=cache))
+            copy = Path(
+                snapshot_download(destination.repo_id, revision=commit, cache_dir=cache, token=destination.token)
+            )
         for file in _files(assembled.folder):
             name = file.relative_to(assembled.folder)
             if not (copy / name).is_file() or _sha256(copy / name) != _sha256(file):
                 raise UserError(f"{consequence}: {name} is not what was uploaded")
         _verified(assembled, copy, consequence)
-    api = _client()
+    api = _client(destination.token)
     with _hub_errors(destination.repo_id):
         if destination.tag:
             api.create_tag(destination.repo_id, tag=destination.tag, revision=commit)

@@ -1,3 +1,5 @@
+from .checkpoints import export_checkpoint as export_checkpoint
+from .checkpoints import publish as publish
 from .data import RetrievalTask as RetrievalTask
 from .data import build_groups as build_groups
 from .data import build_spans as build_spans
@@ -10,7 +12,6 @@ from .errors import UserError as UserError
 from .evaluation import RetrievalScores as RetrievalScores
 from .evaluation import evaluate_bm25 as evaluate_bm25
 from .evaluation import evaluate_retrieval as evaluate_retrieval
-from .hub_cards import export_checkpoint as export_checkpoint
 from .hub_cards import export_retriever as export_retriever
 from .modeling import NVEmbedConfig as NVEmbedConfig
 from .modeling import NVEmbedModel as NVEmbedModel

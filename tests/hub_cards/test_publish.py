@@ -18,11 +18,12 @@ from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardFacts, Result, publish, with_eos
-from revela_hub.hub_cards.assemble import assemble
+from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardFacts, Result, with_eos
 from revela_hub.modeling import RevelaForCausalLM
+from revela_hub.trainers.revela.export import assemble_revela
 
 # The module, which in the package stands behind the function of the same name.
 publishing = importlib.import_module("revela_hub.hub_cards.upload")
@@ -168,8 +169,8 @@ def test_no_part_keeps_a_local_path(checkpoint: Path, tmp_path: Path) -> None:
         config[part]["_name_or_path"] = str(tmp_path / part)
     (checkpoint / "config.json").write_text(json.dumps(config))
     for part in ("retriever", "lm", "model"):
-        folder = assemble(checkpoint, tmp_path / f"out-{part}", "org/x", Assembly(part=part)).folder
-        for file in folder.rglob("*.*"):
+        folder = assemble_revela(checkpoint, tmp_path / f"out-{part}", Assembly(part=part)).folder
+        for file in filter(Path.is_file, folder.rglob("*")):
             assert str(tmp_path) not in file.read_text(errors="ignore"), file
 
 

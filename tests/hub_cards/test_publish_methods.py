@@ -8,8 +8,9 @@ from loopback_hub import LoopbackHub
 from sentence_transformers import SentenceTransformer
 from transformers import BertForMaskedLM, BertModel, BertTokenizerFast, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, export_checkpoint, publish
+from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts
 from revela_hub.hub_cards.nvembed import export_nvembed
 from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining
 
@@ -49,7 +50,7 @@ def test_retromae_has_no_language_model_and_no_adapter(
 ) -> None:
     with pytest.raises(UserError, match="RetroMAE, which has not"):
         publish(retromae_checkpoint, Destination("org/x"), assembly, dry_run=True)
-    with pytest.raises(UserError, match="no language model"):
+    with pytest.raises(UserError, match="not a language model"):
         export_checkpoint(retromae_checkpoint, tmp_path / "out", lm=True)
 
 

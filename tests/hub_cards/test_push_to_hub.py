@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from loopback_hub import LoopbackHub
+from loopback_hub import WRITER, LoopbackHub
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
@@ -45,6 +45,35 @@ def test_the_trainer_publishes_its_retriever(
     files = set(hub.repositories["org/pushed"].files(published.commit) or ())
     assert {"modules.json", "model.safetensors", "README.md"} <= files
     assert not any("adapter" in name or name.endswith((".bin", ".pt")) for name in files)
+
+
+def test_push_to_hub_asks_nothing_of_the_hub_before_the_end(
+    hub: LoopbackHub, tmp_path: Path, llama_folder: Path, texts: list[str]
+) -> None:
+    """With `--push_to_hub` saving neither publishes nor, as it did, publishes what saves what publishes."""
+    options = {"hub_model_id": "org/pushed", "hub_revision": "tries", "hub_private_repo": True, "hub_token": WRITER}
+    run = trainer(tmp_path / "run", llama_folder, texts, push_to_hub=True, **options)
+    run.train()
+    run.save_model(str(tmp_path / "run"))
+    assert hub.requests == []
+    published = run.push_to_hub()
+    repository = hub.repositories["org/pushed"]
+    assert repository.private
+    assert repository.refs["tries"] == published.commit
+    assert set(repository.files("main") or ()) == {".gitattributes"}
+
+
+def test_options_of_the_hub_that_cannot_work_are_refused_before_training(
+    hub: LoopbackHub, tmp_path: Path, llama_folder: Path, texts: list[str]
+) -> None:
+    for options, message in (
+        ({}, "hub_model_id"),
+        ({"hub_model_id": "pushed"}, "no namespace"),
+        ({"hub_model_id": "org/x", "hub_strategy": "all_checkpoints"}, "raw checkpoints"),
+    ):
+        with pytest.raises(UserError, match=message):
+            trainer(tmp_path / "run", llama_folder, texts, push_to_hub=True, **options)
+    assert hub.requests == []
 
 
 def test_nvembed_is_published_with_its_code(

@@ -8,6 +8,7 @@ The paper trains two stages, each with an optimizer and a warm-up of its own: tw
 the model of the first.
 """
 
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,19 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_retrieval
+from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
+from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import EMBEDDER
 from revela_hub.trainers.nvembed.collator import TASK, NVEmbedCollator, text_columns
+from revela_hub.trainers.nvembed.export import assemble_model
 from revela_hub.trainers.nvembed.loss import NVEmbedLoss
 
 TRAINED_WEIGHTS = "trained.safetensors"
 
 
-class NVEmbedTrainer(SentenceTransformerTrainer):
+class NVEmbedTrainer(Publishing, SentenceTransformerTrainer):
     """Trainer of an `NVEmbedModel` as `nvembed_encoder` wraps it.
 
     Args:
@@ -100,20 +104,11 @@ class NVEmbedTrainer(SentenceTransformerTrainer):
         """Writes `embedder/` into the output folder, a folder that loads without this package; training ends with this.
 
         Args:
-            dtype: of the weights from here on; by default each keeps its own.
+            dtype: of the weights from here on; by default the decoder's.
         """
-        from revela_hub.hub_cards.nvembed import export_nvembed
-
-        model = self.merge_adapters()
-        if dtype is not None:
-            nn.Module.to(model, dtype)
-        return export_nvembed(
-            model,
-            self.model.tokenizer,
-            Path(self.args.output_dir or ".") / EMBEDDER,
-            max_length=int(self.model.max_seq_length or model.config.text_config.max_position_embeddings),
-            prompts={name: prompt or "" for name, prompt in self.model.prompts.items()},
-        )
+        folder = Path(self.args.output_dir or ".") / EMBEDDER
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier run's
+        return self.assemble(folder.parent, folder, Assembly(dtype=dtype)).folder
 
     def get_batch_sampler(self, dataset: Dataset, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """As in the base class; `--batch_sampler no_duplicates` looks at texts alone, not at task and instruction."""
@@ -123,27 +118,12 @@ class NVEmbedTrainer(SentenceTransformerTrainer):
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """None: our card is written by `hub_cards` after the run, without another pass over the data."""
 
-    def push_to_hub(self, *_: Any, **__: Any) -> Any:
-        """Publishes `embedder/` under `args.hub_model_id`: verified, uploaded, read back; returns `Published`.
-
-        Raises:
-            UserError: without `hub_model_id`, or if a check or the upload fails.
-        """
-        from revela_hub.hub_cards import Assembly, Destination, publish
-
-        if not self.args.hub_model_id:
-            raise UserError("push_to_hub needs --hub_model_id OWNER/NAME")
-        if not self.is_world_process_zero():
-            return None
-        folder = Path(self.args.output_dir or ".") / EMBEDDER
-        if not folder.is_dir():
-            self.export()
-        destination = Destination(self.args.hub_model_id, private=bool(self.args.hub_private_repo), update=True)
-        # The code that the verification has to run is this package's own.
-        return publish(folder, destination, Assembly(trust_remote_code=True))
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing is uploaded during a run: a raw checkpoint is not what a reader can load."""
+    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+        """What `push_to_hub` publishes: the model as it stands, adapters merged; training ends with this."""
+        prompts = {name: prompt or "" for name, prompt in self.model.prompts.items()}
+        model = self.merge_adapters()
+        nn.Module.to(model, assembly.dtype or model.dtype)  # the pooling is float32 beside a decoder in bf16
+        return assemble_model(model, self.model.tokenizer, prompts, folder, assembly)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """A checkpoint holds what is trained (adapters and pooling, or everything), the configuration and the tokenizer."""

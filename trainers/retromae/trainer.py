@@ -1,22 +1,25 @@
 """Pre-trains an encoder as a masked auto-encoder (RetroMAE, arXiv 2205.12035)."""
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers import TrainingArguments as HFTrainingArguments
 
+from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.common.publishing import PublishingTrainer
+from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.collator import RetroMAECollator
+from revela_hub.trainers.retromae.export import assemble_retromae
 
 LOSSES = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
 
 
-class RetroMAETrainer(PublishingTrainer):
+class RetroMAETrainer(Publishing, Trainer):
     """Trainer of `RetroMAEForPreTraining`.
 
     Args:
@@ -55,6 +58,10 @@ class RetroMAETrainer(PublishingTrainer):
         )
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
         self.add_callback(_NewMasks(self.collator))
+
+    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+        """What `push_to_hub` publishes."""
+        return assemble_retromae(checkpoint, folder, assembly)
 
     def compute_loss(
         self,

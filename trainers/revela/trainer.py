@@ -15,22 +15,24 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers import TrainingArguments as HFTrainingArguments
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_retrieval
+from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling import RevelaForCausalLM
-from revela_hub.trainers.common.publishing import PublishingTrainer
+from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
 from revela_hub.trainers.revela.collator import RevelaCollator
+from revela_hub.trainers.revela.export import assemble_revela
 
 EVALUATION_MAX_LENGTH = 512
 RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
 
 
-class RevelaTrainer(PublishingTrainer):
+class RevelaTrainer(Publishing, Trainer):
     """Trainer of `RevelaForCausalLM`.
 
     Args:
@@ -89,6 +91,10 @@ class RevelaTrainer(PublishingTrainer):
             **kwargs,
         )
         self.add_callback(_Schedule(self.revela, self.collator, args))
+
+    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+        """What `push_to_hub` publishes."""
+        return assemble_revela(checkpoint, folder, assembly)
 
     def compute_loss(
         self,

@@ -22,7 +22,9 @@ class Arguments:
     checkpoint: str = field(metadata={"help": "Folder that `revela-hub train` saved."})
     output: str = field(metadata={"help": "Folder to write into; made if it is not there."})
     lm: bool = field(default=False, metadata={"help": "Also write the co-trained language model."})
-    max_length: int = field(default=2048, metadata={"help": "Tokens the retriever keeps of a text, EOS included."})
+    max_length: int | None = field(
+        default=None, metadata={"help": "Tokens kept of a text, EOS included; by default those of the checkpoint."}
+    )
     dtype: Literal["float32", "bfloat16", "float16"] | None = field(
         default=None, metadata={"help": "Type of the stored weights; by default the one they have."}
     )
@@ -32,13 +34,13 @@ def run(arguments: Arguments) -> None:
     """Writes the folders and prints how to load them."""
     import torch
 
-    from revela_hub.hub_cards import export_checkpoint
+    from revela_hub.checkpoints import METHODS, export_checkpoint
 
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
     output = export_checkpoint(
         arguments.checkpoint, arguments.output, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype
     )
-    exported = next(output / name for name in ("retriever", "encoder") if (output / name).is_dir())
+    exported = next(output / method.folder for method in METHODS.values() if (output / method.folder).is_dir())
     print(f'{exported.name}: SentenceTransformer("{exported}")')
     if arguments.lm:
         print(f'language model: AutoModelForCausalLM.from_pretrained("{output / "lm"}")')

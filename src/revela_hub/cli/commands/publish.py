@@ -41,7 +41,9 @@ class Arguments:
         default=False, metadata={"help": "Publish the retriever's LoRA adapter; its base must be a model on the Hub."}
     )
     card: str | None = field(default=None, metadata={"help": "YAML file with the facts of the model card."})
-    max_length: int = field(default=2048, metadata={"help": "Tokens the retriever keeps of a text, EOS included."})
+    max_length: int | None = field(
+        default=None, metadata={"help": "Tokens kept of a text, EOS included; by default those of the checkpoint."}
+    )
     dtype: Literal["float32", "bfloat16", "float16"] | None = field(
         default=None, metadata={"help": "Type of the stored weights; by default the one they have."}
     )
@@ -54,7 +56,8 @@ def run(arguments: Arguments) -> None:
     """Publishes, and prints the checks, the files and the address."""
     import torch
 
-    from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, as_table, publish
+    from revela_hub.checkpoints import publish
+    from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, as_table
 
     destination = Destination(
         arguments.repo_id,

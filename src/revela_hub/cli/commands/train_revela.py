@@ -79,8 +79,9 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
     Raises:
         UserError: for data, models or options that do not work.
     """
+    from revela_hub.checkpoints import export_checkpoint
     from revela_hub.data.sources.beir import read_beir
-    from revela_hub.hub_cards import export_checkpoint, write_card
+    from revela_hub.hub_cards import write_card
     from revela_hub.hub_cards.run_facts import facts_of_run
     from revela_hub.trainers import load_groups
 

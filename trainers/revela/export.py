@@ -1,0 +1,44 @@
+"""What a Revela checkpoint becomes for its readers: a plain retriever, a plain language model, or both with their code."""
+
+from pathlib import Path
+from typing import Any
+
+from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_adapter, save_reference
+from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
+from revela_hub.trainers.revela.checkpoint import RevelaBackbones, load_checkpoint
+
+
+def assemble_revela(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+    """Writes the part that is asked for; adapters are merged.
+
+    Raises:
+        UserError: the checkpoint is damaged, or does not have what was asked for.
+    """
+    loaded = load_checkpoint(checkpoint)
+    trained: Any = loaded.model.config.lm if assembly.part == "lm" else loaded.model.config.retriever
+    base = trained._name_or_path
+    if assembly.part == "retriever":
+        return _retriever(checkpoint, loaded, base, folder, assembly)
+    if assembly.part == "lm":
+        save_backbone(loaded.model.lm, folder, dtype=assembly.dtype)
+        save_tokenizer(loaded.lm_tokenizer, folder)
+        return Assembled(folder, "revela", base)
+    save_backbone(loaded.model, folder, dtype=assembly.dtype)
+    forget_origins(folder, "retriever", "lm")
+    save_tokenizer(loaded.retriever_tokenizer, folder / "retriever_tokenizer")
+    save_tokenizer(loaded.lm_tokenizer, folder / "lm_tokenizer")
+    return Assembled(folder, "revela", base, remote_code=True)
+
+
+def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, folder: Path, assembly: Assembly) -> Assembled:
+    model, adapter_of = loaded.model, None
+    settings = RetrieverSettings(model.config.pooling, model.config.prompts, assembly.max_length or 2048)
+    tokenizer = settings.tokenizer(loaded.retriever_tokenizer)
+    if assembly.adapter_only:
+        adapter_of = save_adapter(checkpoint, folder, part="retriever", base=base)
+    else:
+        save_backbone(model.retriever, folder, dtype=assembly.dtype)
+    needed = {"peft": ">=0.18"} if assembly.adapter_only else {}
+    save_settings(settings, tokenizer, model.retriever.config, folder, needed)
+    reference = save_reference(lambda ids, mask, _: model.embed(ids, mask), tokenizer, settings.prompts, folder)
+    return Assembled(folder, "revela", base, reference, adapter_of=adapter_of)
