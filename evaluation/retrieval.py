@@ -6,7 +6,7 @@ does not grow with the corpus.
 Letters in names: Q queries, N documents of a block, K hits kept, D the vectors' dimension.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25
 from revela_hub.retrieval.encoder import Encoder, as_vectors
-from revela_hub.retrieval.top_k import Hits, stable_top_k
+from revela_hub.retrieval.top_k import Hits, best_hits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,9 +29,6 @@ TOP_K = 100
 
 CORPUS_BLOCK = 16_384
 """Documents encoded at a time: 16,384 vectors of 4,096 float32 numbers are 256 MiB."""
-
-QUERY_BLOCK = 512
-"""Queries scored at a time: 512 x 16,384 float32 scores are 32 MiB."""
 
 METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
 
@@ -92,18 +89,22 @@ def evaluate_retrieval(
     queries = list(task.queries.values())
     encoded = encoder.encode_query(queries, batch_size=batch_size, show_progress_bar=show_progress_bar)
     queries_QD = torch.from_numpy(as_vectors(encoded, len(queries), normalize=normalize))
-    best: Hits | None = None
-    for start in tqdm(
-        range(0, len(documents), corpus_block),
-        desc=f"{task.name}: corpus blocks",
-        disable=not show_progress_bar or len(documents) <= corpus_block,
-    ):
-        texts = [task.corpus[id_] for id_ in documents[start : start + corpus_block]]
-        encoded = encoder.encode_document(texts, batch_size=batch_size, show_progress_bar=show_progress_bar)
-        block_ND = torch.from_numpy(as_vectors(encoded, len(texts), normalize=normalize))
-        best = _merge(best, _search_block(queries_QD, block_ND, start))
-    assert best is not None
-    return score_run(_to_run(task, documents, best), task)
+
+    def blocks() -> Iterator[Tensor]:
+        for start in tqdm(
+            range(0, len(documents), corpus_block),
+            desc=f"{task.name}: corpus blocks",
+            disable=not show_progress_bar or len(documents) <= corpus_block,
+        ):
+            texts = [task.corpus[id_] for id_ in documents[start : start + corpus_block]]
+            encoded = encoder.encode_document(texts, batch_size=batch_size, show_progress_bar=show_progress_bar)
+            yield torch.from_numpy(as_vectors(encoded, len(texts), normalize=normalize))
+
+    starts = range(0, len(documents), corpus_block)
+    hits = best_hits(
+        ((start, queries_QD @ block_ND.T) for start, block_ND in zip(starts, blocks(), strict=True)), TOP_K
+    )
+    return score_run(_to_run(task, documents, hits), task)
 
 
 def evaluate_bm25(task: RetrievalTask, *, show_progress_bar: bool = False) -> RetrievalScores:
@@ -154,25 +155,11 @@ def score_run(run: Run, task: RetrievalTask) -> RetrievalScores:
     )
 
 
-def _search_block(queries_QD: "Tensor", block_ND: "Tensor", start: int) -> Hits:
-    parts = [stable_top_k(part_QD @ block_ND.T, TOP_K) for part_QD in queries_QD.split(QUERY_BLOCK)]
-    return Hits(torch.cat([part.scores_QK for part in parts]), torch.cat([part.rows_QK for part in parts]) + start)
-
-
-def _merge(best: Hits | None, block: Hits) -> Hits:
-    if best is None:
-        return block
-    scores_QN = torch.cat([best.scores_QK, block.scores_QK], dim=1)
-    rows_QN = torch.cat([best.rows_QK, block.rows_QK], dim=1)
-    scores_QK, columns_QK = stable_top_k(scores_QN, TOP_K)
-    return Hits(scores_QK, rows_QN.gather(1, columns_QK))
-
-
 def _to_run(task: RetrievalTask, documents: list[str], hits: Hits) -> Run:
     def hits_of(scores: NDArray[np.float32], rows: NDArray[np.int64]) -> dict[str, float]:
         return {documents[row]: score for score, row in zip(scores.tolist(), rows.tolist(), strict=True)}
 
-    scores_QK, rows_QK = hits.scores_QK.numpy(), hits.rows_QK.numpy()
+    scores_QK, rows_QK = hits
     return {
         query: hits_of(*pair) for query, pair in zip(task.queries, zip(scores_QK, rows_QK, strict=True), strict=True)
     }

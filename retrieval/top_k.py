@@ -1,20 +1,72 @@
-"""The best k of many scores, the same ones every time."""
+"""The best k of many scores, the same ones every time.
 
+Letters in names: Q queries, N texts of a block, K hits.
+"""
+
+from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
 class Hits(NamedTuple):
-    """The best hits of every query, best first: scores (Q, K) and positions in the corpus (Q, K)."""
+    """What was found for Q queries, best first: what every index and every ranker here returns.
 
-    scores_QK: Tensor
-    rows_QK: Tensor
+    Attributes:
+        scores_QK: Higher is better; minus infinity where a query has fewer than K hits.
+        rows_QK: The number of the text that was found; -1 where there are fewer.
+    """
+
+    scores_QK: NDArray[np.float32]
+    rows_QK: NDArray[np.int64]
+
+    @staticmethod
+    def concatenate(parts: "Iterable[Hits]") -> "Hits":
+        """The hits of queries that were searched for in several calls."""
+        parts = list(parts)
+        depth = max(part.rows_QK.shape[1] for part in parts)
+
+        def widened(array: NDArray[np.generic], fill: float) -> NDArray[np.generic]:
+            return np.pad(array, ((0, 0), (0, depth - array.shape[1])), constant_values=fill)
+
+        return Hits(
+            np.concatenate([widened(part.scores_QK, -np.inf) for part in parts]),
+            np.concatenate([widened(part.rows_QK, -1) for part in parts]),
+        )
+
+    @staticmethod
+    def none(queries: int) -> "Hits":
+        """Nothing found."""
+        return Hits(np.empty((queries, 0), np.float32), np.empty((queries, 0), np.int64))
 
 
-def stable_top_k(scores_QN: Tensor, k: int) -> Hits:
-    """The `k` best columns of each row, the lower column first among equals.
+def best_hits(blocks: Iterable[tuple[int, Tensor]], k: int, floor: float = -np.inf) -> Hits:
+    """The `k` best of scores that come block by block, the lower number first among equals.
+
+    Args:
+        blocks: The number of a block's first text, and the scores (Q, N) of its texts; in ascending order.
+        k: How many to keep.
+        floor: What scores no more than this is no hit.
+    """
+    best: tuple[Tensor, Tensor] | None = None
+    for first, scores_QN in blocks:
+        scores_QK, rows_QK = stable_top_k(scores_QN, k)
+        rows_QK = rows_QK + first
+        if best is not None:
+            scores_QK, columns_QK = stable_top_k(torch.cat([best[0], scores_QK], dim=1), k)
+            rows_QK = torch.cat([best[1], rows_QK], dim=1).gather(1, columns_QK)
+        best = scores_QK, rows_QK
+    if best is None:
+        return Hits.none(0)
+    scores, rows = best[0].cpu().float().numpy(), best[1].cpu().numpy()
+    return Hits(np.where(scores > floor, scores, np.float32(-np.inf)), np.where(scores > floor, rows, -1))
+
+
+def stable_top_k(scores_QN: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` best columns of each row, the lower column first among equals: scores (Q, K) and columns (Q, K).
 
     `torch.topk` does not say which of several equal scores it takes. With copies of a document in the corpus, or with
     a model that maps everything to one vector, the result would depend on chance; here it does not.
@@ -28,4 +80,4 @@ def stable_top_k(scores_QN: Tensor, k: int) -> Hits:
     # Equal scores further up: by column, which a stable sort by score then keeps.
     columns_QK, order_QK = columns_QK.sort(dim=1)
     scores_QK, order_QK = scores_QK.gather(1, order_QK).sort(dim=1, descending=True, stable=True)
-    return Hits(scores_QK, columns_QK.gather(1, order_QK))
+    return scores_QK, columns_QK.gather(1, order_QK)

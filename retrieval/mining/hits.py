@@ -5,12 +5,11 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from revela_hub.retrieval.disk import key_of, make_folder, whole_file
 from revela_hub.retrieval.mining.negatives import Found
 from revela_hub.retrieval.scores import Scores
-from revela_hub.retrieval.top_k import Hits, stable_top_k
+from revela_hub.retrieval.top_k import best_hits
 
 logger = logging.getLogger(__name__)
 
@@ -46,22 +45,8 @@ class HitsOnDisk:
                     return Found(arrays["scores"], arrays["rows"])
             except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
                 logger.warning("%s is damaged (%s): its anchors are searched for again", path, error)
-        best: Hits | None = None
-        for first, block_AN in self._scores.score_blocks(start, stop):
-            scores_AK, columns_AK = stable_top_k(block_AN, self._depth)
-            best = self._merge(best, Hits(scores_AK, columns_AK + first))
-        assert best is not None  # a corpus has a text
-        scores, rows = best.scores_QK.cpu().numpy(), best.rows_QK.cpu().numpy()
-        found = Found(scores, np.where(scores > self._scores.floor, rows, -1))
+        hits = best_hits(self._scores.score_blocks(start, stop), self._depth, self._scores.floor)
+        found = Found(hits.scores_QK, hits.rows_QK)
         with whole_file(path) as stream:
             np.savez(stream, scores=found.scores_AK, rows=found.rows_AK)
         return found
-
-    def _merge(self, best: Hits | None, block: Hits) -> Hits:
-        """The best of what was found before and of what a later block has."""
-        if best is None:
-            return block
-        scores_AN = torch.cat([best.scores_QK, block.scores_QK], dim=1)
-        rows_AN = torch.cat([best.rows_QK, block.rows_QK], dim=1)
-        scores_AK, columns_AK = stable_top_k(scores_AN, self._depth)
-        return Hits(scores_AK, rows_AN.gather(1, columns_AK))

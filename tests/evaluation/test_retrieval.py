@@ -102,10 +102,10 @@ def test_equal_scores_rank_by_descending_id_whatever_the_block(corpus_block: int
 def test_stable_top_k_prefers_lower_columns_among_equals() -> None:
     scores = torch.randint(0, 4, (50, 30)).float()
     for k in (1, 5, 30, 99):
-        hits = stable_top_k(scores, k)
+        found_scores, found_rows = stable_top_k(scores, k)
         expected_scores, expected_rows = torch.sort(scores, dim=1, descending=True, stable=True)
-        assert torch.equal(hits.scores_QK, expected_scores[:, :k])
-        assert torch.equal(hits.rows_QK, expected_rows[:, :k])
+        assert torch.equal(found_scores, expected_scores[:, :k])
+        assert torch.equal(found_rows, expected_rows[:, :k])
 
 
 def test_vectors_that_are_no_numbers_are_reported() -> None:

@@ -1,0 +1,185 @@
+r"""Hybrid search: the hits of two or three rankers made into one ranking.
+
+For query q and text d, with the parts' scores s_p, weights w_p, and the sums over the parts p:
+
+    sum      sum of w_p * s_p(q, d)                                         (CoT-MoTE: dense + sparse)
+    minmax   sum of w_p * (s_p(q, d) - min_p(q)) / (max_p(q) - min_p(q))    least and largest score of p's hits for q
+    rrf      sum of w_p / (60 + rank_p(q, d))                               (Cormack, Clarke and Buettcher 2009)
+
+A text that a part has not found adds nothing for that part to minmax and rrf. To the sum it adds its score, if the part
+can say it (`Hybrid` asks), and else the part's lowest.
+
+Letters in names: Q queries, K hits, P parts, U texts that any part has found.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval.disk import key_of
+from revela_hub.retrieval.ranker import Ranker
+from revela_hub.retrieval.top_k import Hits
+
+Fusion = Literal["sum", "minmax", "rrf"]
+
+RRF_CONSTANT = 60
+
+
+def fuse(
+    parts: Sequence[Hits], k: int, fusion: Fusion | str = "minmax", weights: Sequence[float] | None = None
+) -> Hits:
+    """Makes one ranking of the hits of several rankers for the same queries.
+
+    Args:
+        parts: The hits of each ranker, all over the same numbered texts.
+        k: How many to keep of each query.
+        fusion: "sum", "minmax" or "rrf", see above.
+        weights: One for each part, by default all equal with the sum 1 (for "sum": all 1).
+
+    Raises:
+        UserError: Another fusion, or weights that are not one for each part.
+    """
+    return _best(*_union(parts), k, fusion, _weights(weights, len(parts), fusion))
+
+
+@dataclass
+class HybridQueries:
+    """Queries as each part wants them, and what the parts have found, so that nothing is searched for twice."""
+
+    parts: list[Any]
+    found: dict[int, list[Hits]] = field(default_factory=dict)
+
+
+class Hybrid:
+    """Several rankers of the same texts as one (a `Ranker`).
+
+    Args:
+        parts: Two or more rankers.
+        fusion: See `fuse`.
+        weights: See `fuse`.
+        depth: How many hits of each part are joined, where not more are asked for.
+
+    Raises:
+        UserError: As `fuse`.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Ranker],
+        fusion: Fusion | str = "minmax",
+        weights: Sequence[float] | None = None,
+        depth: int = 100,
+    ) -> None:
+        """Searches nothing yet."""
+        self.parts = list(parts)
+        self.fusion = fusion
+        self.weights = _weights(weights, len(parts), fusion)
+        self.depth = depth
+        self.key = key_of("hybrid", [part.key for part in parts], fusion, self.weights, depth)
+
+    def encode(self, queries: Sequence[str]) -> HybridQueries:
+        """See `Ranker`."""
+        return HybridQueries([part.encode(queries) for part in self.parts])
+
+    def search(self, queries: HybridQueries, k: int) -> Hits:
+        """See `Ranker`."""
+        rows_QU, scores_PQU = _union(self._found(queries, k))
+        if self.fusion == "sum":
+            for part, scores_QU, encoded in zip(self.parts, scores_PQU, queries.parts, strict=True):
+                queries_M, columns_M = np.nonzero(np.isnan(scores_QU) & (rows_QU >= 0))
+                rows_M = rows_QU[queries_M, columns_M]
+                scores_QU[queries_M, columns_M] = part.pair_scores(encoded, queries_M, rows_M)
+        return _best(rows_QU, scores_PQU, k, self.fusion, self.weights)
+
+    def pair_scores(
+        self, queries: HybridQueries, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """See `Ranker`. What minmax and rrf give a text that none of the hits is: its place among them, or 0 below."""
+        total_P = np.zeros(len(rows_P), dtype=np.float64)
+        for part, encoded, hits, weight in zip(
+            self.parts, queries.parts, self._found(queries, 0), self.weights, strict=True
+        ):
+            scores_P = part.pair_scores(encoded, queries_P, rows_P).astype(np.float64)
+            found_PK = hits.scores_QK[queries_P]
+            if self.fusion == "minmax":
+                low_P, high_P = _range(found_PK)
+                scores_P = np.clip((scores_P - low_P) / np.where(high_P > low_P, high_P - low_P, 1), 0, None)
+                scores_P = np.where(high_P > low_P, scores_P, (scores_P >= high_P).astype(float))
+            elif self.fusion == "rrf":
+                above_P = (found_PK > scores_P[:, None]).sum(axis=1)
+                scores_P = np.where(above_P < found_PK.shape[1], 1 / (RRF_CONSTANT + 1 + above_P), 0)
+            total_P += weight * scores_P
+        return total_P.astype(np.float32)
+
+    def _found(self, queries: HybridQueries, k: int) -> list[Hits]:
+        depth = max(k, self.depth)
+        if depth not in queries.found:
+            queries.found[depth] = [
+                part.search(encoded, depth) for part, encoded in zip(self.parts, queries.parts, strict=True)
+            ]
+        return queries.found[depth]
+
+
+def _weights(weights: Sequence[float] | None, parts: int, fusion: str) -> list[float]:
+    if fusion not in get_args(Fusion):
+        raise UserError(f"the fusion must be one of {', '.join(get_args(Fusion))}, not {fusion!r}")
+    if weights is None:
+        return [1.0 if fusion == "sum" else 1.0 / parts] * parts
+    if len(weights) != parts or not all(np.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
+        raise UserError(f"{parts} weights are needed, none below 0 and one above it, not {list(weights)}")
+    return [float(weight) for weight in weights]
+
+
+def _union(parts: Sequence[Hits]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The texts that any part has found (Q, U), ascending, then -1; and each part's scores (P, Q, U), NaN for none."""
+    all_QK = np.sort(np.concatenate([part.rows_QK for part in parts], axis=1), axis=1)
+    repeated_QK = np.zeros_like(all_QK, dtype=bool)
+    repeated_QK[:, 1:] = all_QK[:, 1:] == all_QK[:, :-1]
+    all_QK[repeated_QK] = -1
+    end = np.iinfo(np.int64).max
+    rows_QU = np.sort(np.where(all_QK < 0, end, all_QK), axis=1)
+    rows_QU = rows_QU[:, : max(1, int((rows_QU < end).sum(axis=1).max(initial=0)))]
+    scores_PQU = np.full((len(parts), *rows_QU.shape), np.nan)
+    for part, scores_QU in zip(parts, scores_PQU, strict=True):
+        for query, (rows_U, rows_K) in enumerate(zip(rows_QU, part.rows_QK, strict=True)):
+            there_K = rows_K >= 0
+            scores_QU[query, np.searchsorted(rows_U, rows_K[there_K])] = part.scores_QK[query, there_K]
+    return np.where(rows_QU == end, -1, rows_QU), scores_PQU
+
+
+def _range(scores_QK: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The least and the largest score of each query's hits (Q,); 0 where there are none."""
+    there_QK = np.isfinite(scores_QK)
+    low_Q = np.min(scores_QK, axis=1, where=there_QK, initial=np.inf).astype(np.float64)
+    high_Q = np.max(scores_QK, axis=1, where=there_QK, initial=-np.inf).astype(np.float64)
+    any_Q = there_QK.any(axis=1)
+    return np.where(any_Q, low_Q, 0), np.where(any_Q, high_Q, 0)
+
+
+def _best(
+    rows_QU: NDArray[np.int64], scores_PQU: NDArray[np.float64], k: int, fusion: str, weights: Sequence[float]
+) -> Hits:
+    total_QU = np.zeros(rows_QU.shape)
+    for scores_QU, weight in zip(scores_PQU, weights, strict=True):
+        low_Q, high_Q = _range(scores_QU)
+        low_Q1, high_Q1 = low_Q[:, None], high_Q[:, None]
+        if fusion == "sum":
+            total_QU += weight * np.where(np.isnan(scores_QU), low_Q1, scores_QU)
+        elif fusion == "minmax":  # a part whose hits all score the same says of each that it is its best
+            scaled_QU = (scores_QU - low_Q1) / np.where(high_Q1 > low_Q1, high_Q1 - low_Q1, 1)
+            scaled_QU = np.where(high_Q1 > low_Q1, scaled_QU, 1.0)
+            total_QU += weight * np.where(np.isnan(scores_QU), 0, scaled_QU)
+        else:
+            order_QU = np.argsort(np.where(np.isnan(scores_QU), np.inf, -scores_QU), axis=1, kind="stable")
+            ranks_QU = np.argsort(order_QU, axis=1) + 1
+            total_QU += np.where(np.isnan(scores_QU), 0, weight / (RRF_CONSTANT + ranks_QU))
+    total_QU[rows_QU < 0] = -np.inf
+    # Stable: texts are in ascending order, so that the lower number comes first among equals.
+    order_QK = np.argsort(-total_QU, axis=1, kind="stable")[:, :k]
+    return Hits(
+        np.take_along_axis(total_QU, order_QK, axis=1).astype(np.float32), np.take_along_axis(rows_QU, order_QK, axis=1)
+    )
