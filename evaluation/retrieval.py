@@ -90,7 +90,7 @@ def evaluate_retrieval(
     encoded = encoder.encode_query(queries, batch_size=batch_size, show_progress_bar=show_progress_bar)
     queries_QD = torch.from_numpy(as_vectors(encoded, len(queries), normalize=normalize))
 
-    def blocks() -> Iterator[Tensor]:
+    def blocks() -> "Iterator[Tensor]":
         for start in tqdm(
             range(0, len(documents), corpus_block),
             desc=f"{task.name}: corpus blocks",
