@@ -160,8 +160,7 @@ def test_the_papers_configurations_are_read(tmp_path: Path, repository: Path, na
     [
         (["--mixture", "nowhere.yaml"], "nowhere.yaml"),
         (["--backbone", "nowhere/model"], "nowhere/model"),
-        (["--resume_from_checkpoint", "last"], "no checkpoint-*"),
-        (["--temperature", "0"], "temperature must be positive"),
+        (["--temperature", "0"], "temperature must be above 0"),
         (["--eval_strategy", "steps"], "--eval_corpus"),
         (["--dtype", "bfloat16", "--lora_rank", "0"], "--dtype bfloat16 is for LoRA"),
         (["--dtype", "bfloat16"], "--dtype bfloat16 needs --bf16 true"),

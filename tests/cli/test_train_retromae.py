@@ -111,7 +111,6 @@ def test_a_sentence_transformers_folder_and_an_earlier_run_are_starts(
     [
         (["--data", "nowhere/at/all"], "nowhere/at/all"),
         (["--encoder", "nowhere/model"], "nowhere/model"),
-        (["--resume_from_checkpoint", "last"], "no checkpoint-*"),
         (["--max_length", "64"], "48 positions, fewer than --max_length 64"),
         (["--decoder_layers", "2"], "decoder_layers must be exactly 1 with enhanced decoding"),
         (["--decoder", "basic", "--bag_of_words", "true"], "bag_of_words goes with enhanced decoding"),

@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from revela_hub.trainers.common.precision import settle_precision
+from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
+from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
 
 
 @dataclass
-class NVEmbedTrainingArguments(SentenceTransformerTrainingArguments):
+class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransformerTrainingArguments):
     """`SentenceTransformerTrainingArguments` for both stages of NV-Embed.
 
     | | `in_batch_negatives` | `learning_rate` | data |
@@ -27,10 +28,6 @@ class NVEmbedTrainingArguments(SentenceTransformerTrainingArguments):
     per_device_train_batch_size: int = field(
         default=128, metadata={"help": "Rows per device and batch; the paper's 128 are those of all devices."}
     )
-    bf16: bool | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Train under bf16 autocast; by default where the hardware has bf16."}
-    )
-    logging_steps: float = field(default=10, metadata={"help": "Log every so many updates."})
     in_batch_negatives: bool = field(
         default=True,
         metadata={
@@ -38,41 +35,32 @@ class NVEmbedTrainingArguments(SentenceTransformerTrainingArguments):
             " row's own (stage two)."
         },
     )
-    temperature: float = field(
+    temperature: PositiveFloat = field(
         default=0.02,
         metadata={"help": "Cosines are divided by it. The paper does not say; this is E5-Mistral's."},
     )
-    mini_batch_size: int = field(
+    mini_batch_size: PositiveInt = field(
         default=32, metadata={"help": "Texts in memory at a time (GradCache); a whole batch in one is twice as fast."}
     )
-    mini_batch_num_tokens: int | None = field(
+    mini_batch_num_tokens: PositiveInt | None = field(
         default=None, metadata={"help": "Instead of a number of texts: a number of tokens, padding not counted."}
     )
     blend_tasks: bool = field(
         default=True, metadata={"help": "Rows of all tasks in a batch (the paper's), or of one task in each batch."}
     )
-    lora_rank: int = field(
+    lora_rank: NonNegativeInt = field(
         default=16,
         metadata={"help": "Rank of the decoder's adapters; 0 trains all its weights. Pooling is always trained."},
     )
-    lora_alpha: int | None = field(default=None, metadata={"help": "LoRA alpha; by default twice the rank."})
-    lora_dropout: float = field(default=0.1, metadata={"help": "Dropout of the adapters."})
+    lora_alpha: PositiveInt | None = field(default=None, metadata={"help": "LoRA alpha; by default twice the rank."})
+    lora_dropout: Probability = field(default=0.1, metadata={"help": "Dropout of the adapters."})
 
     def __post_init__(self) -> None:
-        """Resolves what depends on the hardware and checks the rest.
+        """Fills in what depends on another field, and checks the numbers.
 
         Raises:
             ValueError: for a value out of range.
         """
-        settle_precision(self)
         super().__post_init__()
-        if self.lora_rank < 0:
-            raise ValueError(f"lora_rank must be 0 (all weights) or positive, got {self.lora_rank}")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be positive, got {self.temperature}")
-        for name in ("mini_batch_size", "mini_batch_num_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be positive, got {value}")
-        if self.lora_alpha is None:
+        if self.lora_alpha is None and self.lora_rank:
             self.lora_alpha = 2 * self.lora_rank

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 from packaging.version import Version
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftConfig
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.base.evaluation import BaseEvaluator
@@ -30,8 +30,10 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_retrieval
 from revela_hub.hub_cards.assemble import Assembled, Assembly
+from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
-from revela_hub.trainers.common.publishing import Publishing
+from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import EMBEDDER
 from revela_hub.trainers.nvembed.collator import TASK, NVEmbedCollator, text_columns
@@ -41,14 +43,16 @@ from revela_hub.trainers.nvembed.loss import NVEmbedLoss
 TRAINED_WEIGHTS = "trained.safetensors"
 
 
-class NVEmbedTrainer(Publishing, SentenceTransformerTrainer):
+class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
     """Trainer of an `NVEmbedModel` as `nvembed_encoder` wraps it.
 
     Args:
-        model: Transformer (an `NVEmbedModel`), Pooling, Normalize; with `args.lora_rank` its decoder gets adapters in place.
+        model: Transformer (an `NVEmbedModel`), Pooling, Normalize; its decoder gets adapters in place, unless all weights
+            are trained. The pooling on top is always trained in full.
         args: the run.
         train_dataset: the rows of a mixture (`revela_hub.data.Mixture.dataset`): task, anchor, positive, negative_1 to
             negative_N, anchor_prompt, document_prompt.
+        peft_config: of the adapters; by default LoRA as `args` says.
         retrieval_task: measured at every evaluation, if given, under the names `eval_ndcg_at_10` and so on.
         **kwargs: of `SentenceTransformerTrainer`: `eval_dataset` with the same columns, `callbacks`, ...
 
@@ -62,6 +66,7 @@ class NVEmbedTrainer(Publishing, SentenceTransformerTrainer):
         args: NVEmbedTrainingArguments,
         *,
         train_dataset: Dataset,
+        peft_config: PeftConfig | None = None,
         retrieval_task: RetrievalTask | None = None,
         **kwargs: Any,
     ) -> None:
@@ -73,7 +78,11 @@ class NVEmbedTrainer(Publishing, SentenceTransformerTrainer):
         collator = NVEmbedCollator(model, self.columns)
         collator.check_prompts(train_dataset)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
-        self._adapters = add_adapters(self.nvembed, args) if args.lora_rank else None
+        adapters = peft_config or args.lora_config(self.nvembed.embedding_model)
+        self._adapters = None if adapters is None else add_adapters(self.nvembed.embedding_model, adapters)
+        for parameter in self.nvembed.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()  # the pooling, also beside a decoder that is frozen in bf16
         model[1].register_forward_pre_hook(_pool_by_row)
         if retrieval_task is not None:
             kwargs["evaluator"] = _RetrievalEvaluator(retrieval_task)
@@ -89,9 +98,17 @@ class NVEmbedTrainer(Publishing, SentenceTransformerTrainer):
             args=args,
             train_dataset=train_dataset if args.blend_tasks else by_task(train_dataset),
             loss=loss,
-            data_collator=collator,  # type: ignore[arg-type] # it is called, and read for its label columns
+            data_collator=collator,  # it is called, and read for its label columns
             **kwargs,
         )
+
+    def trained_config(self) -> NVEmbedConfig:
+        """That of the model inside of the sentence-transformers one."""
+        return self.nvembed.config
+
+    def model_names(self) -> str:
+        """The decoder's."""
+        return f"NV-Embed on {self.nvembed.config.text_config._name_or_path or 'a decoder'}"
 
     def merge_adapters(self) -> NVEmbedModel:
         """Puts the adapters into the decoder's weights, in place, and returns the model; training ends with this."""
@@ -163,25 +180,6 @@ def _check_processes(args: NVEmbedTrainingArguments) -> None:
             f"NV-Embed on {args.world_size} processes needs sentence-transformers 6.2 or newer, this is"
             f" {version('sentence-transformers')}: pip install -U sentence-transformers"
         )
-
-
-def add_adapters(model: NVEmbedModel, args: NVEmbedTrainingArguments) -> PeftModel:
-    """LoRA on every linear layer of the decoder, in place; the pooling on top stays trained in full.
-
-    The model's own structure and names stay (the wrapper that is returned is needed only to merge), so that what runs and
-    saves the model need not know of adapters.
-    """
-    config = LoraConfig(
-        r=args.lora_rank,
-        lora_alpha=args.lora_alpha or 2 * args.lora_rank,
-        lora_dropout=args.lora_dropout,
-        target_modules="all-linear",
-    )
-    adapters = get_peft_model(model.embedding_model, config)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()  # also beside a decoder that is frozen in bf16
-    return adapters
 
 
 def by_task(dataset: Dataset) -> DatasetDict:

@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from transformers import TrainingArguments
-
-from revela_hub.trainers.common.precision import settle_precision
+from revela_hub.trainers.common.arguments import RunArguments
 
 
 @dataclass
-class RetroMAETrainingArguments(TrainingArguments):
+class RetroMAETrainingArguments(RunArguments):
     """`TrainingArguments` with the paper's defaults; one row of the data set is a span of text."""
 
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
@@ -18,13 +16,3 @@ class RetroMAETrainingArguments(TrainingArguments):
         default=0.1, metadata={"help": "Linear warm-up: steps, or below 1 the share of all steps."}
     )
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, on all but biases and norms."})
-    bf16: bool | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Train under bf16 autocast; by default where the hardware has bf16."}
-    )
-    logging_steps: float = field(default=10, metadata={"help": "Log every so many updates."})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Kept off: the collator reads the columns."})
-
-    def __post_init__(self) -> None:
-        """Resolves what depends on the hardware."""
-        settle_precision(self)
-        super().__post_init__()

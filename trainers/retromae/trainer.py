@@ -1,17 +1,15 @@
 """Pre-trains an encoder as a masked auto-encoder (RetroMAE, arXiv 2205.12035)."""
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
 from transformers import TrainingArguments as HFTrainingArguments
 
 from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.common.publishing import Publishing
+from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.collator import RetroMAECollator
 from revela_hub.trainers.retromae.export import assemble_retromae
@@ -19,7 +17,7 @@ from revela_hub.trainers.retromae.export import assemble_retromae
 LOSSES = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
 
 
-class RetroMAETrainer(Publishing, Trainer):
+class RetroMAETrainer(MethodTrainer):
     """Trainer of `RetroMAEForPreTraining`.
 
     Args:
@@ -46,7 +44,6 @@ class RetroMAETrainer(Publishing, Trainer):
         decoder_mask_ratio: float = 0.5,
         **kwargs: Any,
     ) -> None:
-        self._sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, device=args.device))
         self.collator = RetroMAECollator(
             tokenizer,
             encoder_mask_ratio=encoder_mask_ratio,
@@ -63,6 +60,10 @@ class RetroMAETrainer(Publishing, Trainer):
         """What `push_to_hub` publishes."""
         return assemble_retromae(checkpoint, folder, assembly)
 
+    def model_names(self) -> str:
+        """The encoder's."""
+        return str(self.trained_config().encoder._name_or_path or "an encoder")
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -76,18 +77,8 @@ class RetroMAETrainer(Publishing, Trainer):
         if model.training:
             for name in LOSSES:
                 if outputs.get(name) is not None:
-                    value = outputs[name].detach().float().mean()
-                    self._sums[name] += torch.stack([value, torch.ones_like(value)])
+                    self.keep(name, outputs[name].mean())
         return (loss, outputs) if return_outputs else loss
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the losses one by one, averaged over the processes and since the last log."""
-        if "loss" in logs:
-            for name, value in self._sums.items():
-                total, count = self.accelerator.reduce(value).tolist()
-                logs[name] = round(total / max(count, 1.0), 6)
-            self._sums.clear()
-        super().log(logs, start_time)
 
 
 class _NewMasks(TrainerCallback):

@@ -4,7 +4,6 @@ What is not in the paper, and off in its recipe: a start of the retriever later 
 temperature that falls over the run. Both are for small models; `examples/quickstart` says what they change.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,18 +11,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
 from transformers import TrainingArguments as HFTrainingArguments
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_retrieval
 from revela_hub.hub_cards.assemble import Assembled, Assembly
+from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import RevelaForCausalLM
-from revela_hub.trainers.common.publishing import Publishing
+from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
 from revela_hub.trainers.revela.collator import RevelaCollator
 from revela_hub.trainers.revela.export import assemble_revela
@@ -32,14 +33,15 @@ EVALUATION_MAX_LENGTH = 512
 RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
 
 
-class RevelaTrainer(Publishing, Trainer):
+class RevelaTrainer(MethodTrainer):
     """Trainer of `RevelaForCausalLM`.
 
     Args:
-        model: both models; with `args.lora_rank` it gets adapters in place.
+        model: both models; it gets adapters in place, unless all weights are trained.
         args: the run.
-        retriever_tokenizer: ends every text with EOS itself if the retriever pools its last token.
+        retriever_tokenizer: of the retriever; where that pools its last token, a copy that ends every text with EOS is used.
         lm_tokenizer: of the language model.
+        peft_config: of the adapters; by default LoRA as `args` says.
         max_length: tokens kept of a chunk.
         retrieval_task: measured at every evaluation, if given, under the names `eval_ndcg_at_10` and so on.
         **kwargs: of `Trainer`: `train_dataset` (columns group, document, text), `callbacks`, ...
@@ -57,15 +59,17 @@ class RevelaTrainer(Publishing, Trainer):
         *,
         retriever_tokenizer: PreTrainedTokenizerBase,
         lm_tokenizer: PreTrainedTokenizerBase,
+        peft_config: PeftConfig | None = None,
         max_length: int = 160,
         retrieval_task: RetrievalTask | None = None,
         **kwargs: Any,
     ) -> None:
         self.args: RevelaTrainingArguments
         self.revela = model
+        if model.config.pooling == "last":  # as the export has it: what is trained is what is published
+            retriever_tokenizer = with_eos(retriever_tokenizer)
         self.retriever_tokenizer, self.lm_tokenizer = retriever_tokenizer, lm_tokenizer
         self.retrieval_task = retrieval_task
-        self._sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, device=args.device))
         for name, parameter in model.retriever.named_parameters():
             # A pooler of BERT's kind gets no gradient from the token states; left in, it breaks DDP.
             if "pooler" in name.split("."):
@@ -84,17 +88,23 @@ class RevelaTrainer(Publishing, Trainer):
             similarity_span=model.config.similarity_span,
             seed=args.seed,
         )
-        super().__init__(
-            model=add_adapters(model, args) if args.lora_rank else model,
-            args=args,
-            data_collator=self.collator,
-            **kwargs,
-        )
+        set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
+        adapters = peft_config or args.lora_config(model)
+        trained = model if adapters is None else add_adapters(model, adapters)
+        super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
         self.add_callback(_Schedule(self.revela, self.collator, args))
 
     def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
         """What `push_to_hub` publishes."""
         return assemble_revela(checkpoint, folder, assembly)
+
+    def model_names(self) -> str:
+        """Both models'."""
+        names = [
+            str(getattr(part, "_name_or_path", "")) or "a model"
+            for part in (self.revela.config.retriever, self.revela.config.lm)
+        ]
+        return f"{names[0]} with {names[1]}"
 
     def compute_loss(
         self,
@@ -108,17 +118,13 @@ class RevelaTrainer(Publishing, Trainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training:
             for name, value in similarity_statistics(outputs.similarity, document_N).items():
-                self._sums[name] += torch.stack([value, torch.ones_like(value)])
+                self.keep(name, value)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the similarity's entropy and same-document share, averaged over processes and since the last log."""
+        """Adds the temperature."""
         if "loss" in logs:
-            for name, value in self._sums.items():
-                total, count = self.accelerator.reduce(value).tolist()
-                logs[name] = round(total / max(count, 1.0), 6)
             logs["temperature"] = self.revela.config.temperature
-            self._sums.clear()
         super().log(logs, start_time)
 
     def evaluate(
@@ -175,22 +181,6 @@ class RevelaTrainer(Publishing, Trainer):
         self.revela.config.save_pretrained(folder)
         self.retriever_tokenizer.save_pretrained(folder / RETRIEVER_TOKENIZER)
         self.lm_tokenizer.save_pretrained(folder / LM_TOKENIZER)
-
-
-def add_adapters(model: RevelaForCausalLM, args: RevelaTrainingArguments) -> PeftModel:
-    """LoRA on every linear layer of both models but the output projection and BERT's unused pooler."""
-    targets = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and not {"lm_head", "pooler"} & set(name.split("."))
-    ]
-    config = LoraConfig(
-        r=args.lora_rank,
-        lora_alpha=args.lora_alpha or args.lora_rank,
-        lora_dropout=args.lora_dropout,
-        target_modules=targets,
-    )
-    return get_peft_model(model, config)
 
 
 def similarity_statistics(similarity_GBB: Tensor, document_N: Tensor) -> dict[str, Tensor]:

@@ -103,7 +103,7 @@ def _training_arguments(arguments: Arguments, models: Path, output: Path) -> "tr
 
     words = ["--config", models / "adapt.yaml", "--data", output / "text", "--output_dir", output]
     words += ["--retriever", models / "retriever", "--lm", models / "lm", "--seed", arguments.seed]
-    words += ["--cache_dir", output / "cache"]
+    words += ["--cache_dir", output / "cache", "--overwrite", "true"]
     if arguments.max_steps is not None:
         words += ["--max_steps", arguments.max_steps]
     parsed = parse_arguments(

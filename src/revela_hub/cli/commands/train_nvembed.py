@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import yaml
-from transformers import set_seed
 
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError
-from revela_hub.trainers.common.resume import checkpoint_to_resume
+from revela_hub.trainers.common.arguments import MeasureArguments
+from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, NVEmbedStart, load_nvembed
 from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
@@ -41,7 +41,7 @@ IN_BATCH_NEGATIVES = {1: True, 2: False}
 
 
 @dataclass(kw_only=True)
-class Arguments(NVEmbedTrainingArguments):
+class Arguments(MeasureArguments, NVEmbedTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train nvembed`: the model and the data, then those of every transformers Trainer."""
 
     backbone: str = field(
@@ -81,10 +81,6 @@ class Arguments(NVEmbedTrainingArguments):
         default="Given a question, retrieve passages that answer the question",
         metadata={"help": "What encode_query of the finished model, and the evaluation, put before queries."},
     )
-    eval_corpus: str | None = field(
-        default=None, metadata={"help": "BEIR folder to measure retrieval on, before, during and after training."}
-    )
-    eval_split: str = field(default="test", metadata={"help": "Which of its qrels to use."})
     cache_dir: str | None = field(default=None, metadata={"help": "Where the mixture's rows are kept."})
 
     def __post_init__(self) -> None:
@@ -126,57 +122,44 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
         UserError: for data, models or options that do not work.
     """
     from revela_hub.data.mixture.mixture import load_mixture
-    from revela_hub.data.sources.beir import read_beir
     from revela_hub.hub_cards import write_card
     from revela_hub.hub_cards.nvembed import nvembed_encoder
 
-    output = Path(arguments.output_dir)
-    checkpoint = checkpoint_to_resume(arguments)
-    if task is None and arguments.eval_corpus:
-        task = read_beir(arguments.eval_corpus, arguments.eval_split)
-    if task is None and arguments.eval_strategy != "no":
-        raise UserError("--eval_strategy needs something to measure: give --eval_corpus BEIR_FOLDER")
-    with arguments.main_process_first(desc="reading the mixture"):
-        mixture = load_mixture(
-            arguments.mixture,
-            num_negatives=arguments.num_negatives,
-            seed=arguments.seed,
-            stage=arguments.stage,
-            cache_dir=arguments.cache_dir,
+    with open_run(arguments) as run:
+        if run.nothing_to_do:
+            return run.output
+        task = task or arguments.task()
+        with arguments.main_process_first(desc="reading the mixture"):
+            mixture = load_mixture(
+                arguments.mixture,
+                num_negatives=arguments.num_negatives,
+                seed=arguments.seed,
+                stage=arguments.stage,
+                cache_dir=arguments.cache_dir,
+            )
+        arguments.say(mixture.report)
+        start = _load(arguments)
+        prompts = _prompts(arguments, mixture, start.prompts)
+        trainer = NVEmbedTrainer(
+            nvembed_encoder(start.model, start.tokenizer, max_length=arguments.max_length, prompts=prompts),
+            arguments,
+            train_dataset=mixture.dataset,
+            retrieval_task=task,
+            **trainer_options,
         )
-    if arguments.should_log:
-        print(mixture.report)
-    start = _load(arguments)
-    trainer = NVEmbedTrainer(
-        nvembed_encoder(
-            start.model,
-            start.tokenizer,
-            max_length=arguments.max_length,
-            prompts=_prompts(arguments, mixture, start.prompts),
-        ),
-        arguments,
-        train_dataset=mixture.dataset,
-        retrieval_task=task,
-        **trainer_options,
-    )
-    if task is not None and checkpoint is None:
-        _report(arguments, "before", trainer.evaluate())
-    trainer.train(resume_from_checkpoint=checkpoint)
-    if task is not None:
-        _report(arguments, "after", trainer.evaluate())
-    trainer.save_state()
-    if arguments.should_save:
-        facts = _facts(arguments, mixture)
-        facts.to_file(output / "card.yaml")  # what `revela-hub publish` reads
-        folder = trainer.export(dtype=getattr(torch, arguments.dtype))
-        write_card(folder, facts, repo_id=arguments.hub_model_id)
-    if arguments.push_to_hub:
-        trainer.push_to_hub()
-    return output
+        run.train(trainer, measure=task is not None)
+        if arguments.should_save:
+            facts = _facts(arguments, mixture)
+            facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
+            folder = trainer.export(dtype=getattr(torch, arguments.dtype))
+            write_card(folder, facts, repo_id=arguments.hub_model_id)
+        if arguments.push_to_hub:
+            trainer.push_to_hub()
+        run.finish(trainer)
+    return run.output
 
 
 def _load(arguments: Arguments) -> NVEmbedStart:
-    set_seed(arguments.seed)  # before the pooling's weights are drawn
     start = load_nvembed(
         arguments.backbone,
         dtype=getattr(torch, arguments.dtype),
@@ -197,12 +180,6 @@ def _prompts(arguments: Arguments, mixture: "Mixture", before: dict[str, str]) -
     """Those of the run before, of this run's tasks, and of `encode_query` and `encode_document`."""
     tasks = {task.name: query_prompt(task.instruction) for task in mixture.tasks}
     return before | tasks | {"query": query_prompt(arguments.query_instruction), "document": ""}
-
-
-def _report(arguments: Arguments, when: str, metrics: dict[str, float]) -> None:
-    if arguments.should_log:
-        shown = [f"{name} {metrics[f'eval_{name}']:.4f}" for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")]
-        print(f"{when} training: {', '.join(shown)}")
 
 
 def _facts(arguments: Arguments, mixture: "Mixture") -> "ModelCardFacts":

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.errors import UserError
-from revela_hub.trainers.common.resume import checkpoint_to_resume
+from revela_hub.ranges import NonNegativeFloat, PositiveInt
+from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
 from revela_hub.trainers.retromae.data_arguments import RetroMAEDataArguments, load_spans
@@ -40,11 +41,11 @@ class Arguments(RetroMAEDataArguments, RetroMAETrainingArguments):
             " masked tokens (the paper's ablation); none, BERT's masked language modelling alone."
         },
     )
-    decoder_layers: int = field(default=1, metadata={"help": "Layers of a basic decoder."})
+    decoder_layers: PositiveInt = field(default=1, metadata={"help": "Layers of a basic decoder."})
     bag_of_words: bool = field(
         default=False, metadata={"help": "Also predict the set of the words from the tokens' logits (DupMAE)."}
     )
-    bag_of_words_weight: float = field(default=1.0, metadata={"help": "Weight of that loss."})
+    bag_of_words_weight: NonNegativeFloat = field(default=1.0, metadata={"help": "Weight of that loss."})
     attn_implementation: str | None = field(
         default=None, metadata={"help": "Attention of the encoder: sdpa, eager, flash_attention_2; by default sdpa."}
     )
@@ -72,50 +73,50 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     from revela_hub.hub_cards import export_retriever, write_card
     from revela_hub.hub_cards.run_facts import facts_of_run
 
-    output = Path(arguments.output_dir)
-    checkpoint = checkpoint_to_resume(arguments)
-    loaded = load_retromae_encoder(
-        arguments.encoder,
-        trust_remote_code=arguments.trust_remote_code,
-        attn_implementation=arguments.attn_implementation,
-        decoder=arguments.decoder,
-        decoder_layers=arguments.decoder_layers,
-        bag_of_words=arguments.bag_of_words,
-        bag_of_words_weight=arguments.bag_of_words_weight,
-    )
-    if arguments.max_length > (positions := loaded.model.max_length):
-        raise UserError(
-            f"{arguments.encoder} has {positions} positions, fewer than --max_length {arguments.max_length}: lower it"
+    with open_run(arguments) as run:
+        if run.nothing_to_do:
+            return run.output
+        loaded = load_retromae_encoder(
+            arguments.encoder,
+            trust_remote_code=arguments.trust_remote_code,
+            attn_implementation=arguments.attn_implementation,
+            decoder=arguments.decoder,
+            decoder_layers=arguments.decoder_layers,
+            bag_of_words=arguments.bag_of_words,
+            bag_of_words_weight=arguments.bag_of_words_weight,
         )
-    with arguments.main_process_first(desc="reading and packing the text"):
-        spans, report = load_spans(arguments, loaded.tokenizer)
-    if arguments.should_log:
-        print(report)
-    trainer = RetroMAETrainer(
-        loaded.model,
-        arguments,
-        tokenizer=loaded.tokenizer,
-        encoder_mask_ratio=arguments.encoder_mask_ratio,
-        decoder_mask_ratio=arguments.decoder_mask_ratio,
-        train_dataset=spans,
-        **trainer_options,
-    )
-    trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model(str(output))
-    trainer.save_state()
-    if arguments.should_save:
-        own = (RetroMAEDataArguments, RetroMAETrainingArguments, Arguments)
-        facts = facts_of_run(arguments, method="retromae", models=("encoder",), own=own, summary=str(report))
-        facts.to_file(output / "card.yaml")  # what `revela-hub publish` reads
-        export_retriever(
-            loaded.model.encoder,
-            loaded.tokenizer,
-            output / "encoder",
-            pooling="cls",
-            prompts={"query": "", "document": ""},
-            max_length=arguments.max_length,
+        if arguments.max_length > (positions := loaded.model.max_length):
+            raise UserError(
+                f"{arguments.encoder} has {positions} positions, fewer than --max_length {arguments.max_length}: lower it"
+            )
+        with arguments.main_process_first(desc="reading and packing the text"):
+            spans, report = load_spans(arguments, loaded.tokenizer)
+        arguments.say(report)
+        trainer = RetroMAETrainer(
+            loaded.model,
+            arguments,
+            tokenizer=loaded.tokenizer,
+            encoder_mask_ratio=arguments.encoder_mask_ratio,
+            decoder_mask_ratio=arguments.decoder_mask_ratio,
+            train_dataset=spans,
+            **trainer_options,
         )
-        write_card(output / "encoder", facts, repo_id=arguments.hub_model_id)
-    if arguments.push_to_hub:
-        trainer.push_to_hub()
-    return output
+        run.train(trainer)
+        trainer.save_model(str(run.output))
+        if arguments.should_save:
+            own = (RetroMAEDataArguments, RetroMAETrainingArguments, Arguments)
+            facts = facts_of_run(arguments, method="retromae", models=("encoder",), own=own, summary=str(report))
+            facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
+            export_retriever(
+                loaded.model.encoder,
+                loaded.tokenizer,
+                run.output / "encoder",
+                pooling="cls",
+                prompts={"query": "", "document": ""},
+                max_length=arguments.max_length,
+            )
+            write_card(run.output / "encoder", facts, repo_id=arguments.hub_model_id)
+        if arguments.push_to_hub:
+            trainer.push_to_hub()
+        run.finish(trainer)
+    return run.output

@@ -20,25 +20,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.errors import UserError
+from revela_hub.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones
-from revela_hub.trainers.common.resume import checkpoint_to_resume
+from revela_hub.trainers.common.arguments import MeasureArguments
+from revela_hub.trainers.common.run import open_run
 
 if TYPE_CHECKING:
     from revela_hub.data.sources.beir import RetrievalTask
 
 
 @dataclass(kw_only=True)
-class Arguments(RevelaDataArguments, RevelaTrainingArguments):
+class Arguments(MeasureArguments, RevelaDataArguments, RevelaTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train revela`: the models, then the data's, then those of every transformers Trainer."""
 
     retriever: str = field(metadata={"help": "The model to train as a retriever: Hub id or folder."})
     lm: str = field(metadata={"help": "The language model that teaches it: Hub id or folder of any decoder."})
     output_dir: str = field(default="outputs/revela", metadata={"help": "Where everything is written."})
-    temperature: float = field(default=1e-4, metadata={"help": "Of the softmax over the similarities."})
+    temperature: PositiveFloat = field(default=1e-4, metadata={"help": "Of the softmax over the similarities."})
     v_normalization: bool = field(
         default=False, metadata={"help": "Divide what is read by the norms of its values. The paper: on for Wikipedia."}
     )
-    similarity_tolerance: float = field(
+    similarity_tolerance: NonNegativeFloat = field(
         default=0.0, metadata={"help": "Skip pairs with similarity / temperature at or below this. 0 skips none."}
     )
     pooling: Literal["last", "mean", "cls"] | None = field(
@@ -50,11 +52,7 @@ class Arguments(RevelaDataArguments, RevelaTrainingArguments):
     passage_prompt: str | None = field(
         default=None, metadata={"help": "Put before passages. By default the retriever's own, or 'Passage: '."}
     )
-    eval_corpus: str | None = field(
-        default=None, metadata={"help": "BEIR folder to measure retrieval on, before, during and after training."}
-    )
-    eval_split: str = field(default="test", metadata={"help": "Which of its qrels to use."})
-    export_max_length: int = field(
+    export_max_length: PositiveInt = field(
         default=2048, metadata={"help": "Tokens of a text that the exported retriever reads."}
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
@@ -80,46 +78,45 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
         UserError: for data, models or options that do not work.
     """
     from revela_hub.checkpoints import export_checkpoint
-    from revela_hub.data.sources.beir import read_beir
     from revela_hub.hub_cards import write_card
     from revela_hub.hub_cards.run_facts import facts_of_run
     from revela_hub.trainers import load_groups
 
-    output = Path(arguments.output_dir)
-    checkpoint = checkpoint_to_resume(arguments)
-    if task is None and arguments.eval_corpus:
-        task = read_beir(arguments.eval_corpus, arguments.eval_split)
-    if task is None and arguments.eval_strategy != "no":
-        raise UserError("--eval_strategy needs something to measure: give --eval_corpus BEIR_FOLDER")
-    with arguments.main_process_first(desc="reading and grouping the text"):
-        groups, report = load_groups(arguments)
-    if arguments.should_log:
-        print(report)
-    backbones = load_backbones(
-        arguments.retriever, arguments.lm, trust_remote_code=arguments.trust_remote_code, **_model_settings(arguments)
-    )
-    trainer = RevelaTrainer(
-        backbones.model,
-        arguments,
-        retriever_tokenizer=backbones.retriever_tokenizer,
-        lm_tokenizer=backbones.lm_tokenizer,
-        max_length=arguments.max_length,
-        retrieval_task=task,
-        train_dataset=groups,
-        **trainer_options,
-    )
-    trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model(str(output))
-    trainer.save_state()
-    if arguments.should_save:
-        own = (RevelaDataArguments, RevelaTrainingArguments, Arguments)
-        facts = facts_of_run(arguments, method="revela", models=("retriever", "lm"), own=own, summary=str(report))
-        facts.to_file(output / "card.yaml")  # what `revela-hub publish` reads
-        export_checkpoint(output, output, lm=True, max_length=arguments.export_max_length)
-        write_card(output / "retriever", facts, repo_id=arguments.hub_model_id)
-    if arguments.push_to_hub:
-        trainer.push_to_hub()
-    return output
+    with open_run(arguments) as run:
+        if run.nothing_to_do:
+            return run.output
+        task = task or arguments.task()
+        with arguments.main_process_first(desc="reading and grouping the text"):
+            groups, report = load_groups(arguments)
+        arguments.say(report)
+        backbones = load_backbones(
+            arguments.retriever,
+            arguments.lm,
+            trust_remote_code=arguments.trust_remote_code,
+            **_model_settings(arguments),
+        )
+        trainer = RevelaTrainer(
+            backbones.model,
+            arguments,
+            retriever_tokenizer=backbones.retriever_tokenizer,
+            lm_tokenizer=backbones.lm_tokenizer,
+            max_length=arguments.max_length,
+            retrieval_task=task,
+            train_dataset=groups,
+            **trainer_options,
+        )
+        run.train(trainer, measure=task is not None)
+        trainer.save_model(str(run.output))
+        if arguments.should_save:
+            own = (RevelaDataArguments, RevelaTrainingArguments, Arguments)
+            facts = facts_of_run(arguments, method="revela", models=("retriever", "lm"), own=own, summary=str(report))
+            facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
+            export_checkpoint(run.output, run.output, lm=True, max_length=arguments.export_max_length)
+            write_card(run.output / "retriever", facts, repo_id=arguments.hub_model_id)
+        if arguments.push_to_hub:
+            trainer.push_to_hub()
+        run.finish(trainer)
+    return run.output
 
 
 def _model_settings(arguments: Arguments) -> dict[str, Any]:

@@ -1,0 +1,21 @@
+"""Adapters on a model, in place, for any trainer."""
+
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model
+from torch import nn
+
+
+def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
+    """Puts adapters into the model, whose other weights are frozen; the adapters are float32 also beside frozen bf16.
+
+    The model's own structure and names stay: what is returned wraps it, for saving and merging.
+    """
+    given: Any = model
+    adapted: Any = get_peft_model(given, config)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)
+    wrapped: PeftModel = adapted
+    return wrapped

@@ -1,0 +1,121 @@
+"""Arguments that every training run has, whatever it trains: those of transformers, and what they do not say."""
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from peft import LoraConfig
+from torch import nn
+from transformers import TrainingArguments
+
+from revela_hub.errors import UserError
+from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
+from revela_hub.trainers.common.precision import settle_precision
+
+if TYPE_CHECKING:
+    from revela_hub.data.sources.beir import RetrievalTask
+
+
+@dataclass
+class RunArguments(TrainingArguments):
+    """`TrainingArguments` of our trainers; a method's own arguments are a subclass."""
+
+    bf16: bool | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Train under bf16 autocast; by default where the hardware has bf16."}
+    )
+    logging_steps: PositiveFloat = field(default=10, metadata={"help": "Log every so many updates."})
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={
+            "help": "Hide losses that are not finite. Off: such a run stops; and the filter waits for the device."
+        },
+    )
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Kept off: the collator reads the columns."})
+    overwrite: bool = field(
+        default=False, metadata={"help": "Begin anew in an --output_dir that holds a run; its checkpoints are deleted."}
+    )
+    allow_changes: bool = field(
+        default=False,
+        metadata={"help": "Resume although settings are others than those the checkpoint was trained with."},
+    )
+    quiet: bool = field(default=False, metadata={"help": "Print what came out, and nothing on the way."})
+
+    def __post_init__(self) -> None:
+        """Resolves what depends on the hardware and on the terminal, and checks the numbers.
+
+        Raises:
+            ValueError: for a value out of range.
+        """
+        check_ranges(self)
+        settle_precision(self)
+        if self.disable_tqdm is None:
+            self.disable_tqdm = self.quiet or not sys.stderr.isatty()  # a bar fills a log
+        super().__post_init__()
+
+    def say(self, text: object) -> None:
+        """Prints a line on the way, once on all processes, unless the run is to be quiet."""
+        if self.should_log and not self.quiet:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+
+
+@dataclass
+class AdapterArguments:
+    """What of a model is trained: all its weights, or LoRA adapters. A method says its own rank as the default."""
+
+    lora_rank: NonNegativeInt = field(default=16, metadata={"help": "Rank of the adapters; 0 trains all weights."})
+    lora_alpha: PositiveInt | None = field(default=None, metadata={"help": "LoRA alpha; by default equal to the rank."})
+    lora_dropout: Probability = field(default=0.0, metadata={"help": "Dropout of the adapters."})
+
+    def lora_config(self, model: nn.Module) -> LoraConfig | None:
+        """Adapters on every linear layer but output projections and BERT's unused pooler; None for rank 0."""
+        if not self.lora_rank:
+            return None
+        layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        return LoraConfig(
+            r=self.lora_rank,
+            lora_alpha=self.lora_alpha or self.lora_rank,
+            lora_dropout=self.lora_dropout,
+            # By name: of "all-linear", PEFT leaves out the output projections of the models that it knows.
+            target_modules=[name for name in layers if not {"lm_head", "pooler"} & set(name.split("."))],
+        )
+
+
+@dataclass
+class MeasureArguments:
+    """What retrieval is measured on; to be listed before the training arguments among a command's bases."""
+
+    eval_corpus: str | None = field(
+        default=None, metadata={"help": "BEIR folder to measure retrieval on, before, during and after training."}
+    )
+    eval_split: str = field(default="test", metadata={"help": "Which of its qrels to use."})
+    eval_strategy: Literal["no", "steps", "epoch"] | None = field(
+        default=None,
+        metadata={"help": "When to measure during training; by default steps where there is --eval_corpus."},
+    )
+    eval_steps: float | None = field(
+        default=None,
+        metadata={"help": "Measure every so many updates, or below 1 every such share of the run; by default 0.1."},
+    )
+
+    def __post_init__(self) -> None:
+        """Measures during the run where there is something to measure."""
+        if self.eval_strategy is None:
+            self.eval_strategy = "steps" if self.eval_corpus else "no"
+        if self.eval_strategy == "steps" and self.eval_steps is None:
+            self.eval_steps = 0.1
+        super().__post_init__()  # type: ignore[misc] # of the training arguments beside it
+
+    def task(self) -> "RetrievalTask | None":
+        """What to measure on, if anything.
+
+        Raises:
+            UserError: there is nothing, but the time to measure it is given.
+        """
+        from revela_hub.data.sources.beir import read_beir
+
+        if self.eval_corpus:
+            return read_beir(self.eval_corpus, self.eval_split)
+        if self.eval_strategy != "no":
+            raise UserError("--eval_strategy needs something to measure: give --eval_corpus BEIR_FOLDER")
+        return None

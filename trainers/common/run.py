@@ -1,0 +1,142 @@
+"""The frame of a run: its output folder, which no other run uses, where it goes on from, and what it leaves behind."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from transformers import Trainer, set_seed
+from transformers.trainer import TRAINER_STATE_NAME
+
+from revela_hub.errors import UserError
+from revela_hub.trainers.common.arguments import RunArguments
+from revela_hub.trainers.common.checkpoints import (
+    INCOMPLETE,
+    Record,
+    checkpoint_to_resume,
+    checkpoints_in,
+    remove_checkpoint,
+    step_of,
+)
+from revela_hub.trainers.common.settings import LENGTH, changes, run_settings
+
+LOCK = ".lock"
+TRAINING_CURVE = "training_curve.png"
+
+
+@dataclass
+class Run:
+    """A run that has its output folder.
+
+    Attributes:
+        arguments: of the run.
+        checkpoint: what it goes on from; None from the beginning.
+        nothing_to_do: whether it has ended already, or has no updates to make: the caller returns.
+    """
+
+    arguments: RunArguments
+    checkpoint: str | None = None
+    nothing_to_do: bool = False
+
+    @property
+    def output(self) -> Path:
+        """The output folder."""
+        return Path(self.arguments.output_dir or ".")
+
+    def train(self, trainer: Trainer, *, measure: bool = False) -> None:
+        """Trains, and says what `trainer.evaluate` measures before and after it."""
+        if measure and self.checkpoint is None:
+            self._say("before", trainer.evaluate())
+        trainer.train(resume_from_checkpoint=self.checkpoint)
+        if measure:
+            self._say("after", trainer.evaluate())
+
+    def _say(self, when: str, metrics: dict[str, float]) -> None:
+        shown = [f"{name} {metrics[f'eval_{name}']:.4f}" for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")]
+        self.arguments.say(f"{when} training: {', '.join(shown)}")
+
+    def finish(self, trainer: Trainer) -> None:
+        """Draws the training curve and notes that the run has ended; to be called when everything is written."""
+        from revela_hub.hub_cards.figures import training_curve
+
+        trainer.save_state()
+        if self.arguments.should_save:
+            training_curve(trainer.state.log_history, self.output / TRAINING_CURVE)
+            Record(run_settings(self.arguments), finished=True).write(self.output)
+
+
+@contextmanager
+def open_run(arguments: RunArguments) -> Iterator[Run]:
+    """Takes the output folder, finds the checkpoint to go on from, and sets the seed: all before anything is loaded.
+
+    Raises:
+        UserError: the folder cannot be written to, holds a run already, or is another process's.
+    """
+    with ExitStack() as stack:
+        output = Path(arguments.output_dir or ".")
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            if arguments.process_index == 0:
+                stack.enter_context(FileLock(output / LOCK, timeout=0))
+        except Timeout:
+            raise UserError(
+                f"another process is training into {output}: wait for it, or give another --output_dir"
+            ) from None
+        except OSError as error:
+            raise UserError(f"cannot write to --output_dir {output}: {error.strerror}") from error
+        set_seed(arguments.seed)  # before anything is drawn: fresh decoders, pooling, adapters
+        yield _opened(arguments, output)
+
+
+def _opened(arguments: RunArguments, output: Path) -> Run:
+    if arguments.max_steps == 0 or (arguments.max_steps < 0 and arguments.num_train_epochs == 0):
+        arguments.say("there is nothing to train: --max_steps or --num_train_epochs is 0")
+        return Run(arguments, nothing_to_do=True)
+    if not arguments.resume_from_checkpoint:
+        _begin_anew(arguments, output)
+        return Run(arguments)
+    checkpoint, passed = checkpoint_to_resume(arguments.resume_from_checkpoint, output)
+    for line in passed:
+        arguments.say(f"passed over {line}")
+    if checkpoint is None:
+        arguments.say(f"there is no complete checkpoint in {output}: the run starts from the beginning")
+        return Run(arguments)
+    if reason := _has_ended(arguments, output, checkpoint):
+        arguments.say(f"nothing to do: {reason}")
+        return Run(arguments, nothing_to_do=True)
+    arguments.say(f"resuming from {checkpoint}")
+    return Run(arguments, str(checkpoint))
+
+
+def _begin_anew(arguments: RunArguments, output: Path) -> None:
+    """Refuses a folder that holds a run, or deletes its checkpoints."""
+    traces = [
+        *checkpoints_in(output),
+        *(path for name in (TRAINER_STATE_NAME, "run.json") if (path := output / name).exists()),
+    ]
+    if traces and not arguments.overwrite:
+        raise UserError(
+            f"--output_dir {output} holds a run already ({traces[0].name}): go on with it by"
+            " --resume_from_checkpoint last, begin anew by --overwrite true, or give another folder"
+        )
+    if arguments.process_index == 0:
+        for path in traces:
+            path.unlink() if path.is_file() else remove_checkpoint(path)
+        shutil.rmtree(output / INCOMPLETE, ignore_errors=True)
+
+
+def _has_ended(arguments: RunArguments, output: Path, checkpoint: Path) -> str | None:
+    """Why a run that is to be resumed is at its end already, exports and all."""
+    step = step_of(checkpoint)
+    if 0 < arguments.max_steps < step:
+        return f"{checkpoint.name} is beyond --max_steps {arguments.max_steps}"
+    ended = Record.read(output)
+    if ended is None or not ended.finished:
+        return None
+    now = run_settings(arguments)
+    same_length = all(ended.settings.get(name) == now[name] for name in LENGTH)
+    if same_length and not changes(ended.settings, now):
+        return f"the run in {output} has ended, at update {step}"
+    return None

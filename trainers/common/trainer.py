@@ -1,0 +1,286 @@
+"""What every trainer of ours does beside transformers': metrics, checkpoints, resuming, stopping, and no result that is not finite.
+
+To be put before the library's trainer among the bases: `class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer)`.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedConfig, PrinterCallback, Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import TrainOutput
+
+from revela_hub.errors import UserError, first_line
+from revela_hub.trainers.common.arguments import RunArguments
+from revela_hub.trainers.common.checkpoints import (
+    INCOMPLETE,
+    Record,
+    checkpoints_in,
+    last_complete,
+    publish_checkpoint,
+    remove_checkpoint,
+    step_of,
+    whats_missing,
+)
+from revela_hub.trainers.common.progress import Progress, count
+from revela_hub.trainers.common.publishing import Publishing
+from revela_hub.trainers.common.settings import (
+    LENGTH,
+    changes,
+    frozen_digest,
+    model_settings,
+    rows_digest,
+    run_settings,
+    sample_rows,
+)
+from revela_hub.trainers.common.stopping import Interrupted, StopOnSignal
+
+
+class MethodTrainer(Publishing, Trainer):
+    """A `Trainer` whose runs can be killed, resumed and repeated, and say what they do.
+
+    Args:
+        *args: of the trainer that this one stands before.
+        **kwargs: of it.
+    """
+
+    args: RunArguments
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._metrics: dict[str, tuple[Tensor, int]] = {}
+        self._run_folder: Path | None = None
+        self._record = Record({})
+        self._tokens: Tensor | int = 0
+        self._logged_at = time.monotonic()
+        super().__init__(*args, **kwargs)
+        self._stop = StopOnSignal()
+        self.remove_callback(PrinterCallback)
+        for callback in (self._stop, Progress(self.args, self.describe_run)):
+            self.add_callback(callback)
+
+    # --- metrics
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """Has the mean of a scalar since the last log, over all processes, in the next log; without waiting for the device."""
+        total, times = self._metrics.get(name, (0.0, 0))
+        self._metrics[name] = (total + value.detach().float(), times + 1)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the means of what was kept.
+
+        Raises:
+            UserError: the loss is not finite.
+        """
+        if "loss" in logs:
+            self._metrics["tokens_per_second"] = (torch.as_tensor(self._tokens, device=self.args.device).float(), 1)
+            sums = torch.stack([torch.stack([s, torch.full_like(s, n)]) for s, n in self._metrics.values()])
+            totals = self.accelerator.reduce(sums).tolist()
+            logs |= {name: round(s / n, 6) for name, (s, n) in zip(self._metrics, totals, strict=True)}
+            since, self._logged_at = time.monotonic() - self._logged_at, time.monotonic()
+            logs["tokens_per_second"] = round(totals[-1][0] / since)
+            self._metrics.clear()
+            self._tokens = 0
+            if not math.isfinite(logs["loss"]):
+                raise UserError(self._went_wrong(f"the loss became {logs['loss']}"))
+        super().log(logs, start_time)
+
+    # --- what is not finite goes nowhere
+
+    def refuse_not_finite(self, when: str) -> None:
+        """Looks at every weight.
+
+        Raises:
+            UserError: one is not finite.
+        """
+        assert self.model is not None
+        named = [(n, p.to_local() if isinstance(p, DTensor) else p) for n, p in self.model.named_parameters()]
+        finite = torch.stack([torch.isfinite(p.detach()).all() for _, p in named]).tolist()
+        if bad := [name for (name, _), good in zip(named, finite, strict=True) if not good]:
+            raise UserError(when.format(what=f"{len(bad)} of {len(named)} weights are not finite, {bad[0]} the first"))
+
+    def _went_wrong(self, what: str) -> str:
+        good, _ = last_complete(Path(self.args.output_dir or "."))
+        remedy = "a lower --learning_rate, or --bf16 false, often helps"
+        where = f"the last good checkpoint is {good}" if good else "there is no checkpoint from before"
+        return f"{what} by update {self.state.global_step}: nothing is saved or exported. {where}; {remedy}"
+
+    # --- the run
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
+    ) -> TrainOutput:
+        """Trains; see `Trainer.train`. A run that is complete already stays as it is.
+
+        Raises:
+            UserError: weights or the loss are not finite; the checkpoint is damaged, or of a run with other settings.
+            Interrupted: SIGTERM or Ctrl-C ended the run, with a checkpoint.
+        """
+        self.refuse_not_finite("{what}: the model cannot be trained")
+        self._record = Record(self.settings())
+        if resume_from_checkpoint is True:
+            found, _ = last_complete(Path(self.args.output_dir or "."))
+            resume_from_checkpoint = str(found) if found else None
+        if resume_from_checkpoint:
+            self._check_resume(Path(str(resume_from_checkpoint)))
+        try:
+            result: TrainOutput = super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval)
+        finally:
+            self._stop.restore()
+        if self._stop.signum:
+            saved = Path(self.args.output_dir or ".") / f"checkpoint-{self.state.global_step}"
+            if not saved.is_dir() and self.args.world_size == 1:  # the signal came after the last update
+                self._save_checkpoint(self.model_wrapped, trial)
+            raise Interrupted(
+                f"ended after {saved}: --resume_from_checkpoint last goes on from there", self._stop.signum
+            )
+        self.refuse_not_finite(self._went_wrong("{what}"))
+        return result
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """None beyond the end, where a run may be resumed that was killed before its export."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+
+    def settings(self) -> dict[str, Any]:
+        """What the run learns from: a checkpoint is not resumed with other ones."""
+        assert self.model is not None
+        settings = run_settings(self.args) | {"processes": self.args.world_size}
+        settings |= {"train_dataset": rows_digest(self.train_dataset), "frozen_weights": frozen_digest(self.model)}
+        settings.pop("data", None)  # its place may change; its rows are in the digest
+        return model_settings(self.trained_config()) | settings
+
+    def trained_config(self) -> PreTrainedConfig:
+        """The configuration of the model that is trained."""
+        config: PreTrainedConfig = self.accelerator.unwrap_model(self.model).config
+        return config
+
+    def _check_resume(self, checkpoint: Path) -> None:
+        """Compares the settings with those of the checkpoint, and takes over what was changed before."""
+        if missing := whats_missing(checkpoint):
+            raise UserError(f"{checkpoint} is not a complete checkpoint: {missing}")
+        before = Record.read(checkpoint)
+        assert before is not None  # or it would be missing
+        self._record.changes = before.changes
+        changed = changes(before.settings, self._record.settings)
+        if not changed:
+            return
+        listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))
+        if set(changed) - LENGTH and not self.args.allow_changes:
+            raise UserError(
+                f"{checkpoint} was trained with other settings: {listed}. Give those, or --allow_changes true to go on"
+                " with the new ones"
+            )
+        self.args.say(f"changed since {checkpoint.name}: {listed}")
+        self._record.changes = [
+            *before.changes,
+            {"step": step_of(checkpoint)} | {n: list(v) for n, v in changed.items()},
+        ]
+
+    # --- what it says
+
+    def describe_run(self) -> str:
+        """What is going to be trained, on what, for how long."""
+        assert self.model is not None
+        weights = sum(p.numel() for p in self.model.parameters())
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        kind = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "float32"
+        devices = f"{self.args.world_size} x " if self.args.world_size > 1 else ""
+        rows = self._train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        steps = self.state.max_steps
+        tokens = self.tokens_per_row() * rows * steps
+        return (
+            f"training {self.model_names()}: {count(trained)} of {count(weights)} parameters, on {devices}"
+            f"{self.args.device.type} in {kind}; {steps:,} updates of {rows} rows, about {count(tokens)} tokens"
+        )
+
+    def model_names(self) -> str:
+        """What the run starts from, for its first line."""
+        return self.trained_config().model_type
+
+    def tokens_per_row(self) -> float:
+        """Of some rows of the data set, as the collator makes them, the mean number of tokens without padding."""
+        rows = sample_rows(self.train_dataset, 8)
+        with torch.random.fork_rng(devices=[]):
+            return tokens_in(self.data_collator(rows)).item() / len(rows)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """As in `Trainer`; counts the tokens."""
+        self._tokens = self._tokens + tokens_in(inputs)
+        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        return loss
+
+    # --- checkpoints
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Where the Trainer writes a checkpoint: beside, until it is complete."""
+        return str(self._run_folder or super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Writes a checkpoint and moves it to its name when it is complete and on the disk.
+
+        Raises:
+            UserError: weights are not finite, or it cannot be written; the checkpoints from before stay as they are.
+        """
+        self.refuse_not_finite(self._went_wrong("{what}"))
+        output = Path(self._get_output_dir(trial))
+        beside, name = output / INCOMPLETE, f"checkpoint-{self.state.global_step}"
+        try:
+            if self.args.should_save:
+                shutil.rmtree(beside, ignore_errors=True)
+            self.accelerator.wait_for_everyone()
+            with self._writing_to(beside):
+                super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                self._correct_best(output, beside / name)
+                self._record.write(beside / name)
+                publish_checkpoint(beside / name, output / name)
+                self._rotate(output)
+            self.accelerator.wait_for_everyone()
+        except (OSError, RuntimeError, SafetensorError) as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            if isinstance(error, RuntimeError) and type(error) is not RuntimeError:
+                raise  # not torch's writer
+            good, _ = last_complete(output)
+            kept = f"; the last good checkpoint is {good}" if good else ""
+            raise UserError(f"cannot write {output / name}: {first_line(error)}{kept}") from error
+
+    @contextmanager
+    def _writing_to(self, folder: Path) -> Iterator[None]:
+        self._run_folder = folder
+        try:
+            yield
+        finally:
+            self._run_folder = None
+
+    def _correct_best(self, output: Path, written: Path) -> None:
+        """The best checkpoint so far by the name that it will have, where that is the one being written."""
+        best = self.state.best_model_checkpoint
+        if best is not None and Path(best) == written:
+            self.state.best_model_checkpoint = str(output / written.name)
+            self.state.save_to_json(str(written / TRAINER_STATE_NAME))
+
+    def _rotate(self, output: Path) -> None:
+        """Deletes what is beyond `--save_total_limit`, never the newest nor the best."""
+        limit = self.args.save_total_limit or 0
+        if limit > 0:
+            best = self.state.best_model_checkpoint
+            old = [c for c in checkpoints_in(output)[1:] if best is None or c != Path(best)]
+            kept = limit - 1 - (best is not None and Path(best) != checkpoints_in(output)[0])
+            for checkpoint in old[max(0, kept) :]:
+                remove_checkpoint(checkpoint)
+
+
+def tokens_in(batch: dict[str, Any]) -> Tensor:
+    """The tokens of a batch, padding not counted, on its device."""
+    masks = [v.sum() for k, v in batch.items() if k.endswith("attention_mask") and isinstance(v, Tensor)]
+    return torch.stack(masks).sum() if masks else torch.zeros((), dtype=torch.long)
