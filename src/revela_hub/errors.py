@@ -13,3 +13,18 @@ class UserError(Exception):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message that says something; the error's type where it has no message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+# What to install for a module that only some commands need.
+PACKAGES = {
+    "bm25s": "bm25s PyStemmer",
+    "Stemmer": "bm25s PyStemmer",
+    "faiss": "faiss-cpu",
+    "pytrec_eval": "pytrec-eval-terrier",
+}
+
+
+def install_hint(module: str) -> str:
+    """What to say when a module is missing; it names the packages, which works however this one was installed."""
+    top = module.partition(".")[0]
+    return f"this needs the package {top}, which is not installed: pip install {PACKAGES.get(top, top)}"

@@ -176,7 +176,7 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
         (["--beir", "beir", "--split", "test"], "no split 'test'"),
         (["--beir", "beir", "--num-negatives", "0"], "num_negatives must be at least 1"),
         (["--beir", "beir", "--batch-size", "0"], "--batch-size must be at least 1"),
-        (["--beir", "beir", "--sampling", "best"], "invalid choice: 'best'"),
+        (["--beir", "beir", "--sampling", "best"], "--sampling: expected one of top, random, not 'best'"),
         (["--beir", "beir", "--model", "./nowhere"], "./nowhere is not a folder"),
         (["--beir", "beir", "--output", "beir"], "beir is there already"),
         (["--beir", "beir", "--output", "pairs.jsonl/mined.jsonl"], "choose another place with --output"),

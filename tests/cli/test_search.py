@@ -30,9 +30,9 @@ def test_prints_ranked_passages_with_file_and_line(corpus: Path, capsys: pytest.
     assert len(out) == 4
 
 
-def test_the_query_may_come_last(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_query_may_come_last_by_its_name(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = ["search", "bm25", "width?", "--corpus", "docs", "area.py", "--json"]
-    last = ["search", "bm25", "--json", "--corpus", "docs", "area.py", "width?"]
+    last = ["search", "bm25", "--json", "--corpus", "docs", "area.py", "--query", "width?"]
     assert main(first) == main(last) == 0
     one, other = map(json.loads, capsys.readouterr().out.splitlines())
     assert one == other
@@ -73,10 +73,12 @@ def test_a_model_is_searched_with_through_its_cache(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["bm25", "query", "--corpus", "nowhere"], "no such file or folder: nowhere"),
+        (["bm25", "query", "--corpus", "nowhere"], "--corpus: there is no 'nowhere'"),
+        (["bm25", "--corpus", "docs", "dcos"], "--corpus: there is no 'dcos'"),  # not a query: those come from stdin
+        (["bm25", "--corpus", "docs", "width?"], "a query goes before --corpus, or is named: --query TEXT"),
         (["bm25", "query"], "corpus"),
         (["bm25", " ", "--corpus", "docs"], "the query is empty"),
-        (["bm25", "query", "--corpus", "docs", "--top-k", "0"], "--top-k must be at least 1"),
+        (["bm25", "query", "--corpus", "docs", "--top-k", "0"], "--top-k: must be above 0, not 0"),
         (["./nowhere", "query", "--corpus", "docs"], "./nowhere is not a folder"),
     ],
 )

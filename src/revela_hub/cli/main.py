@@ -11,7 +11,8 @@ import difflib
 import importlib
 import os
 import sys
-from typing import NamedTuple
+import traceback
+from typing import Any, NamedTuple
 
 from revela_hub import __version__
 from revela_hub.errors import UserError
@@ -42,16 +43,6 @@ COMMANDS = {
     "publish": Command("publish", "assemble, verify and upload a model to the Hugging Face Hub"),
 }
 
-# What a missing optional package means in terms of our extras.
-EXTRA_OF_MODULE = {
-    "bm25s": "eval",
-    "Stemmer": "eval",
-    "matplotlib": "eval",
-    "pytrec_eval": "eval",
-    "mteb": "mteb",
-    "faiss": "search",
-}
-
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit status.
@@ -59,16 +50,10 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: the arguments after the program's name; those of the process when None.
     """
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
-        _dispatch(sys.argv[1:] if argv is None else list(argv))
+        _dispatch(words)
         sys.stdout.flush()
-    except UserError as error:
-        return _fail(str(error))
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRA_OF_MODULE:
-            raise
-        return _fail(f"this needs the package {package}: pip install '{PROGRAM}[{EXTRA_OF_MODULE[package]}]'")
     except KeyboardInterrupt:
         sys.stderr.write(f"{PROGRAM}: interrupted\n")
         return 130
@@ -76,10 +61,24 @@ def main(argv: list[str] | None = None) -> int:
         # The reader of our output has gone (`| head`). Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        return _fail(error, trace="--traceback" in words)
     return 0
 
 
-def _fail(message: str) -> int:
+def _fail(error: Exception, *, trace: bool) -> int:
+    """Says what went wrong, in one line where it is no bug, and returns the exit status."""
+    from revela_hub.cli.failures import explain
+
+    message = str(error) if isinstance(error, UserError) else explain(error)
+    if trace or message is None:
+        sys.stderr.write("".join(traceback.format_exception(error)))
+    if message is None:
+        sys.stderr.write(
+            f"{PROGRAM}: this is a bug of {PROGRAM} {__version__}, not of yours; please report it with the lines above"
+            " and the command, where you got the program from\n"
+        )
+        return 1
     sys.stderr.write(f"{PROGRAM}: error: {' '.join(message.split())}\n")
     return 2
 
@@ -94,19 +93,40 @@ def _dispatch(argv: list[str]) -> None:
     name, rest = _command_name(argv)
     if not name:
         return
-    # Here and not above: the parser and the commands import much that help and mistakes can do without.
-    from revela_hub.cli.parser import parse_arguments
+    # Here and not above: the parser imports what the list of commands can do without.
+    from revela_hub.cli.parser import CommandParser, build_arguments
 
-    module = importlib.import_module(f"revela_hub.cli.commands.{COMMANDS[name].module}")
-    arguments = parse_arguments(
-        module.Arguments,
-        rest,
-        program=f"{PROGRAM} {name}",
-        description=module.__doc__ or COMMANDS[name].summary,
-        positionals=getattr(module, "POSITIONALS", ()),
-    )
-    if arguments is not None:
-        module.run(arguments)
+    program, module = f"{PROGRAM} {name}", f"revela_hub.cli.commands.{COMMANDS[name].module}"
+    told = _told(module)
+    parser = CommandParser(told.Arguments, program, told.__doc__ or "", getattr(told, "POSITIONALS", ()))
+    values = parser.read(rest)
+    if values is None:
+        return
+    if "--quiet" in rest:
+        _be_quiet()
+    command = importlib.import_module(module)
+    command.run(build_arguments(command.Arguments, values, program))
+
+
+def _told(module: str) -> Any:
+    """The command's module, or what its source says without being run: importing it may take seconds."""
+    from revela_hub.cli.outline import outline
+
+    try:
+        told = outline(module)
+        return sys.modules.get(module) or (told if told.Arguments else None)
+    except Exception:  # a version of transformers whose source is written in some way that was not foreseen
+        return importlib.import_module(module)
+
+
+def _be_quiet() -> None:
+    """Turns off the progress bars and the warnings of the libraries; to be called before they are imported."""
+    os.environ |= {
+        "TQDM_DISABLE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
 
 
 def _command_name(argv: list[str]) -> tuple[str, list[str]]:

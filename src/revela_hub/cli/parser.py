@@ -3,25 +3,41 @@
 What is added to `trl.TrlParser`:
 
 - arguments without a name: `search MODEL "query"` is read as `search --model MODEL --query "query"`;
-- the values of a YAML file are checked as those of the command line are, and a mistake is reported with file and line;
-- every mistake is a `UserError` of one line instead of a usage text or a traceback.
+- numbers are checked against the ranges of `revela_hub.ranges`, whether they come from the command line or the file;
+- every mistake is a `UserError` of one line, with the file and its line where it is the file's;
+- the help text shows the options of ours, and those of transformers' Trainer that most runs set; `--help-all` shows all.
 """
 
 import argparse
+import dataclasses
 import difflib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-import yaml
 from trl import TrlParser
 
+from revela_hub.cli.config_file import read_items
 from revela_hub.errors import UserError
+from revela_hub.ranges import expected_range, range_in_words
 
 ArgumentsT = TypeVar("ArgumentsT")
 
 KINDS = {"int": "a whole number", "float": "a number", "string_to_bool": "true or false"}
+METAVARS = {"int": "N", "float": "X", "string_to_bool": "[true|false]", "str": "WORD"}
 TRUTH_VALUES = {"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"}  # what trl's string_to_bool takes
+MAY_BE_EMPTY = ("prompt", "column", "instruction")  # parts of the names of texts that say something by being empty
+
+LIBRARIES = ("transformers.", "sentence_transformers.")  # whose options are not ours
+TRAINER = "options of transformers' Trainer"
+# Those of them that most runs set.
+ESSENTIAL = frozenset(
+    """activation_checkpointing bf16 dataloader_num_workers eval_steps eval_strategy fp16 gradient_accumulation_steps
+    hub_model_id hub_private_repo learning_rate logging_steps lr_scheduler_type max_grad_norm max_steps num_train_epochs
+    output_dir per_device_train_batch_size push_to_hub report_to resume_from_checkpoint save_steps save_strategy
+    save_total_limit seed torch_compile use_cpu warmup_steps weight_decay""".split()
+)
 
 
 def parse_arguments(
@@ -42,70 +58,184 @@ def parse_arguments(
         program: the command's name, for the help text and the messages.
         description: the help text's beginning.
         positionals: the fields that may be given without their names, in order; the last may be a list, which takes
-            all that is left.
+            all that is left. One that is given by its name, or in the file, takes no word.
 
     Returns:
         The filled dataclass, or None when `argv` asked for help, which is then printed.
 
     Raises:
-        UserError: an unknown or missing argument, a value of the wrong kind, a file that is missing or not valid.
+        UserError: an unknown or missing argument, a value of the wrong kind or out of range, a file that is missing or
+            not valid.
     """
-    parser = CommandParser(arguments, program, description, positionals)
-    words, config = parser.take_config(list(argv))
-    if words is None:
-        parser.print_help()
-        return None
-    if config is not None:
-        parser.set_defaults_with_config(**parser.read_config(config, get_type_hints(arguments)))
-    words = parser.name_positionals(words)
+    values = CommandParser(arguments, program, description, positionals).read(list(argv))
+    return None if values is None else build_arguments(arguments, values, program)
+
+
+def build_arguments(arguments: type[ArgumentsT], values: dict[str, Any], program: str) -> ArgumentsT:
+    """The dataclass with the values that were given.
+
+    Raises:
+        UserError: options that do not go together; the dataclass's `__post_init__` says so with a ValueError.
+    """
     try:
-        filled: ArgumentsT
-        filled, *_, unknown = parser.parse_args_into_dataclasses(
-            words, return_remaining_strings=True, look_for_args_file=False
-        )
-    except ValueError as error:  # options that do not go together: the dataclass's __post_init__ says so
+        return arguments(**values)
+    except ValueError as error:
         raise UserError(f"{error} (see {program} --help)") from error
-    if unknown:
-        raise UserError(f"{parser.unknown(unknown[0], 'option')} (see {program} --help)")
-    return filled
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the description, and adds the defaults to the options."""
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the description, and writes an option one way: `--max-length`, and not `--max_length` besides."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36, width=120)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        # The last way is that with dashes; those who train know transformers' options with underscores.
+        name = action.option_strings[0 if " train " in self._prog else -1]
+        return (
+            name if action.nargs == 0 else f"{name} {action.metavar or 'WORD'}{' ...' if action.nargs == '+' else ''}"
+        )
 
 
-class _Option(NamedTuple):
-    """An option on the command line: its word (`--corpus`, or `--top=3` with its value) and the values after it."""
+class _Places(NamedTuple):
+    """The values of a configuration file, and where it says them."""
 
-    word: str
-    values: list[str]
-    action: argparse.Action | None
-
-    def words(self) -> list[str]:
-        """The option's words as argparse reads them, also where the value starts with a dash (`--lr -1e-4`)."""
-        return [f"{self.word}={self.values[0]}"] if len(self.values) == 1 else [self.word, *self.values]
+    values: dict[str, Any]
+    file: Path | None
 
 
 class CommandParser(TrlParser):
     """trl's parser for one dataclass, with positional arguments, and with mistakes raised as `UserError`."""
 
-    def __init__(self, arguments: type, program: str, description: str, positionals: Sequence[str]) -> None:
+    def __init__(self, arguments: type, program: str, description: str, positionals: Sequence[str] = ()) -> None:
         """Takes what `parse_arguments` takes."""
+        self.hints = get_type_hints(arguments, include_extras=True)
+        self.positionals = list(positionals)
+        self.required: list[str] = []
+        self.hidden: list[argparse.Action] = []  # shown by --help-all only
         dataclass_types: Any = [arguments]  # any dataclass; trl's own type for it takes none
         super().__init__(
             dataclass_types=dataclass_types,
             prog=program,
             description=description.strip(),
             formatter_class=_HelpFormatter,
+            argument_default=argparse.SUPPRESS,
             allow_abbrev=False,  # an abbreviation that works today would break when an option is added
+            add_help=False,
         )
-        self.positionals = {name: self._action(name) for name in positionals}
-        names = [f"{name.upper()}{' ...' if action.nargs == '+' else ''}" for name, action in self.positionals.items()]
+        self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)  # -1e-4 is a value
+        names = [f"{name.upper()}{' ...' if self._action(name).nargs == '+' else ''}" for name in self.positionals]
         self.usage = " ".join([program, *names, "[options]"])
-        for action in self.positionals.values():
-            action.help = f"{action.help or ''} [may be given without the option's name]".strip()
-        group = self.add_argument_group("configuration file")
+        group = self.add_argument_group("more")
         group.add_argument("--config", metavar="FILE", help="a YAML file of options; the command line goes before it")
+        group.add_argument("--quiet", action="store_true", help="print results and errors only")
+        group.add_argument("--traceback", action="store_true", help="say where in the program an error comes from")
+        group.add_argument("-h", "--help", action="store_true", help="print this text")
+        if self.hidden:
+            group.add_argument(
+                "--help-all",
+                action="store_true",
+                help=f"print {len(self.hidden)} more {TRAINER}, and all of their help",
+            )
+
+    # --- the options
+
+    def _add_dataclass_arguments(self, dtype: Any) -> None:
+        """Adds the dataclass's fields, those of each class that it is made of in a group of their own."""
+        hints = get_type_hints(dtype)
+        owners = [cls for cls in dtype.__mro__ if "__dataclass_fields__" in vars(cls)]
+        groups = {
+            title: self.add_argument_group(title) for title in dict.fromkeys(_title(cls, dtype) for cls in owners)
+        }
+        for field in filter(lambda field: field.init, dataclasses.fields(dtype)):
+            owner = next(cls for cls in reversed(owners) if vars(cls)["__dataclass_fields__"].get(field.name) is field)
+            field.type = hints[field.name]
+            count = len(self._actions)
+            self._parse_dataclass_field(groups[_title(owner, dtype)], field)  # type: ignore[arg-type]
+            for action in self._actions[count:]:
+                self._finish(action, field, own=not owner.__module__.startswith(LIBRARIES))
+
+    def _finish(self, action: argparse.Action, field: "dataclasses.Field[Any]", *, own: bool) -> None:
+        """Gives an action its help text and its checks; what was not given stays out of the result."""
+        if action.required:
+            self.required.append(field.name)
+        action.required, action.default = False, argparse.SUPPRESS
+        if action.nargs == 0:  # the --no_ form of a switch that is on
+            action.help = argparse.SUPPRESS
+            return
+        kind = getattr(action.type, "__name__", "str")
+        if kind == "string_to_bool":
+            action.nargs, action.const = "?", True
+        action.help = self._help(action, field)
+        choices = list(action.choices or ())
+        action.metavar = "|".join(map(str, choices)) if 0 < len(choices) < 6 else METAVARS.get(kind)
+        action.type, action.choices = self._converter(action, kind, choices, own=own), None
+        if not own and field.name not in ESSENTIAL:
+            self.hidden.append(action)
+
+    def _help(self, action: argparse.Action, field: "dataclasses.Field[Any]") -> str:
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        default = getattr(default, "value", default)  # of an enumeration
+        if isinstance(default, (list, tuple)):
+            default = " ".join(map(str, default))
+        notes = [
+            "required" if field.name in self.required else "",
+            range_in_words(field.name, self.hints[field.name]),
+            f"default: {default}" if default not in ("", None, False, dataclasses.MISSING) else "",
+            "may be given without the option's name" if field.name in self.positionals else "",
+        ]
+        said = "; ".join(filter(None, notes))
+        text = f"{action.help or ''} ({said})" if said else action.help or ""
+        return text.replace("%%", "%").replace("%", "%%").strip()
+
+    def _converter(self, action: argparse.Action, kind: str, choices: list[Any], *, own: bool) -> Callable[[str], Any]:
+        convert: Callable[[str], Any] = action.type if callable(action.type) else str
+        expected = f"one of {', '.join(map(str, choices))}" if choices else KINDS.get(kind, "a text")
+
+        def converted(word: str) -> Any:
+            try:
+                value = convert(word)
+            except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+                raise argparse.ArgumentTypeError(f"expected {expected}, not {word!r}") from error
+            if choices and value is not None and value not in choices:
+                raise argparse.ArgumentTypeError(f"expected {expected}, not {word!r}")
+            if own and value == "" and not any(part in action.dest for part in MAY_BE_EMPTY):
+                raise argparse.ArgumentTypeError("expected a text, and it is empty")
+            if wanted := expected_range(action.dest, self.hints[action.dest], value):
+                raise argparse.ArgumentTypeError(f"must be {wanted}, not {word}")
+            return value
+
+        converted.__name__ = kind
+        return converted
+
+    def _action(self, name: str) -> argparse.Action:
+        return next(action for action in self._actions if action.dest == name)
+
+    # --- the command line
+
+    def read(self, argv: list[str]) -> dict[str, Any] | None:
+        """The values that `argv` and its configuration file give; None when help was asked for, which is then printed.
+
+        Raises:
+            UserError: as `parse_arguments`.
+        """
+        end = argv.index("--") if "--" in argv else len(argv)
+        words, free = argv[:end], argv[end + 1 :]
+        if "--help-all" in words or not {"-h", "--help"}.isdisjoint(words):
+            self._print_help(everything="--help-all" in words)
+            return None
+        for word in words:
+            if _is_option(word) and word.partition("=")[0] not in self._option_string_actions:
+                raise UserError(f"{self._unknown(word, 'option')} (see {self.prog} --help)")
+        known, rest = self.parse_known_args(self._whole_switches(words))
+        given = vars(known)
+        configured = self._configured(given.pop("config", None), words)
+        values = configured.values | {name: value for name, value in given.items() if name in self.hints}
+        values |= self._without_names([*rest, *free], values, configured)
+        for name in [*self.positionals, *self.required]:
+            if name in self.required and name not in values:
+                raise UserError(f"{self._missing(name)} (see {self.prog} --help)")
+        return values
 
     def error(self, message: str) -> NoReturn:
         """Replaces argparse's usage text and exit.
@@ -113,214 +243,131 @@ class CommandParser(TrlParser):
         Raises:
             UserError: always.
         """
+        message = re.sub(r"^argument (--\S+/)?(--\S+): ", r"\2: ", message)
         raise UserError(f"{message} (see {self.prog} --help)")
 
-    def unknown(self, word: str, kind: str) -> str:
+    def _print_help(self, *, everything: bool) -> None:
+        for action in [] if everything else self.hidden:
+            action.help = argparse.SUPPRESS
+        self.print_help()
+
+    def _whole_switches(self, words: list[str]) -> list[str]:
+        """Each switch with its value in one word: `--json "query"` must not take the query for it."""
+        switches = {name for name, action in self._option_string_actions.items() if action.nargs == "?"}
+        return [
+            f"{word}=true" if word in switches and follower.lower() not in TRUTH_VALUES else word
+            for word, follower in zip(words, [*words[1:], ""], strict=False)
+        ]
+
+    def _without_names(self, free: list[str], values: dict[str, Any], configured: _Places) -> dict[str, Any]:
+        """The values of the arguments that are given without their names."""
+        found: dict[str, Any] = {}
+        for name in self.positionals:
+            action = self._action(name)
+            if name in values or not free:
+                continue
+            count = len(free) if action.nargs == "+" else 1
+            try:
+                read = [self._from_word(action, word) for word in free[:count]]
+            except argparse.ArgumentTypeError as error:
+                self.error(f"{name.upper()}: {error}")
+            found[name] = read if action.nargs == "+" else read[0]
+            free = free[count:]
+        if free:
+            taken = [name for name in self.positionals if name in configured.values]
+            hint = f": {taken[0]} stands in {configured.file}, replace it with --{taken[0]}" if taken else ""
+            raise UserError(f"unexpected argument {free[0]!r}{hint} (see {self.prog} --help)")
+        return found
+
+    def _from_word(self, action: argparse.Action, word: str) -> Any:
+        assert callable(action.type)
+        return action.type(word)
+
+    def _missing(self, name: str) -> str:
+        if name not in self.positionals:
+            return f"--{name} is missing"
+        lists = [action for action in self._actions if action.nargs == "+" and action.dest not in self.positionals]
+        hint = "; an option with a list takes all words after it, so it goes last" if lists else ""
+        return f"{name.upper()} is missing: {self.usage}{hint}"
+
+    def _unknown(self, word: str, kind: str) -> str:
         """The message for an option or a key of a file that no field answers to."""
-        names = [action.dest for action in self._actions]
-        close = difflib.get_close_matches(word.partition("=")[0].lstrip("-").replace("-", "_"), names, n=1)
+        names = [option.lstrip("-") for option in self._option_string_actions]
+        close = difflib.get_close_matches(word.partition("=")[0].lstrip("-"), names, n=1)
         dashes = "--" if kind == "option" else ""
         suggestion = f": did you mean {dashes}{close[0]}?" if close else ""
         return f"unknown {kind} {word!r}{suggestion}"
 
-    def _action(self, name: str) -> argparse.Action:
-        return next(action for action in self._actions if action.dest == name)
-
     # --- the configuration file
 
-    def take_config(self, argv: list[str]) -> tuple[list[str] | None, Path | None]:
-        """Splits `--config FILE` off; the words are None where `argv` asks for help.
-
-        Raises:
-            UserError: `--config` without a file, or twice.
-        """
-        words: list[str] = []
-        files: list[str] = []
-        rest = iter(argv)
-        for word in rest:
-            if word == "--":
-                words += [word, *rest]
-            elif word in ("-h", "--help"):
-                return None, None
-            elif word == "--config":
-                files.append(next(rest, ""))
-            elif word.startswith("--config="):
-                files.append(word.removeprefix("--config="))
-            else:
-                words.append(word)
-        if len(files) > 1 or files == [""]:
-            raise UserError(f"--config takes one YAML file, once (see {self.prog} --help)")
-        return words, Path(files[0]) if files else None
-
-    def read_config(self, path: Path, hints: dict[str, Any]) -> dict[str, Any]:
+    def _configured(self, file: str | None, words: list[str]) -> _Places:
         """The options that the YAML file gives, converted to their fields' types.
 
-        Args:
-            path: the file: a mapping from field names (dashes or underscores) to values.
-            hints: the dataclass's type hints.
-
         Raises:
-            UserError: with file and line, the file cannot be read, is not such a mapping, has a key that is not a
-                field or is given twice, or a value that is not of the field's type.
+            UserError: with file and line, the file cannot be read, is not a mapping, has a key that is not a field or
+                is given twice, or a value that is not of the field's type.
         """
+        if sum(word == "--config" or word.startswith("--config=") for word in words) > 1 or file == "":
+            raise UserError(f"--config takes one YAML file, once (see {self.prog} --help)")
         values: dict[str, Any] = {}
-        for key, value, place in _yaml_items(path):
+        for key, value, place in read_items(Path(file)) if file is not None else ():
             name = str(key).replace("-", "_")
-            if name not in hints:
-                raise UserError(f"{place}: {self.unknown(str(key), 'key')}")
+            if name not in self.hints:
+                raise UserError(f"{place}: {self._unknown(str(key), 'key')}")
             if name in values:
                 raise UserError(f"{place}: {key} is given twice")
             try:
-                values[name] = _converted(self._action(name), value, hints[name])
-            except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
-                raise UserError(f"{place}: {key}: {_expected(self._action(name), value)}") from error
-        return values
+                values[name] = self._from_file(self._action(name), value, self.hints[name])
+            except argparse.ArgumentTypeError as error:
+                raise UserError(f"{place}: {key}: {error}") from error
+        return _Places(values, None if file is None else Path(file))
 
-    # --- arguments without a name
-
-    def name_positionals(self, words: list[str]) -> list[str]:
-        """Puts the option's name before every argument that was given without it.
-
-        A list option takes all words up to the next option, so in `--corpus a b "query"` it takes the query too; as
-        many of the last words as required arguments are missing are then taken back from it.
+    def _from_file(self, action: argparse.Action, value: Any, hint: Any) -> Any:
+        """A value from YAML as the command line would have given it.
 
         Raises:
-            UserError: an argument is missing, or there is one too many.
+            argparse.ArgumentTypeError: the command line would not have taken it.
         """
-        free, options = self._split(words)
-        given = {option.action.dest for option in options if option.action}
-        wanted = [name for name in self.positionals if name not in given]
-        required = [name for name in wanted if self.positionals[name].required]
-        if options and len(free) < len(required):
-            values = options[-1].values
-            spare = min(len(required) - len(free), len(values) - 1)
-            if spare > 0 and words[-1] == values[-1]:
-                free += values[-spare:]
-                del values[-spare:]
-        if len(free) < len(required):
-            raise UserError(f"{required[len(free)].upper()} is missing: {self.usage} (see {self.prog} --help)")
-        # Fewer words than arguments: those that have a value already, from the file or by default, go without.
-        for name in [name for name in wanted if name not in required][: max(0, len(wanted) - len(free))]:
-            wanted.remove(name)
-        named = [word for option in options for word in option.words()]
-        for position, name in enumerate(wanted):
-            last = position == len(wanted) - 1
-            if last and self.positionals[name].nargs == "+":
-                return [*named, f"--{name}", *free[position:]]
-            named.append(f"--{name}={free[position]}")
-        if len(free) > len(wanted):
-            raise UserError(f"unexpected argument {free[len(wanted)]!r} (see {self.prog} --help)")
-        return named
+        if value is None and type(None) in get_args(hint):
+            return None
+        if action.nargs == "+":
+            # An item may be a mapping, which the command line cannot say; what it holds is for the command to check.
+            items = value if isinstance(value, list) else [value]
+            return [item if isinstance(item, dict) else self._plain(action, item) for item in items]
+        if isinstance(value, (list, dict)) and type(value) in {
+            get_origin(kind) or kind for kind in (hint, *get_args(hint))
+        }:
+            return value
+        return self._plain(action, value)
 
-    def _split(self, words: list[str]) -> tuple[list[str], list[_Option]]:
-        """The words that belong to no option, and the options with their values."""
-        free: list[str] = []
-        options: list[_Option] = []
-        position = 0
-        while position < len(words):
-            word = words[position]
-            position += 1
-            if word == "--":
-                return free + words[position:], options
-            if not _is_option(word):
-                free.append(word)
-                continue
-            action = self._option_string_actions.get(word.partition("=")[0])
-            values = [] if "=" in word or action is None else _values(action, words[position:])
-            position += len(values)
-            options.append(_Option(word, values, action))
-        return free, options
+    def _plain(self, action: argparse.Action, value: Any) -> Any:
+        # YAML reads an unquoted no, off, yes and on as a truth value, which as a word would be "False" or "True".
+        kind = getattr(action.type, "__name__", "str")
+        if value is None or isinstance(value, (list, dict)) or (isinstance(value, bool) and kind != "string_to_bool"):
+            hint = " (put the word in quotes)" if isinstance(value, bool) else ""
+            raise argparse.ArgumentTypeError(f"expected {KINDS.get(kind, 'a text')}, not {value!r}{hint}")
+        return self._from_word(action, str(value))
+
+
+def _title(owner: type, arguments: type) -> str:
+    """The heading of the options of one of the classes that `arguments` is made of."""
+    if owner.__module__.startswith(LIBRARIES):
+        return TRAINER
+    default = "options" if owner is arguments else "training"
+    return str(vars(owner).get("_argument_group_name", default))  # as HfArgumentParser reads it
 
 
 def _is_option(word: str) -> bool:
     """Whether argparse would take the word for an option; a negative number and a text with spaces are values."""
-    if not word.startswith("-") or len(word) == 1 or " " in word:
-        return False
-    try:
-        float(word)
-    except ValueError:
-        return True
-    return False
-
-
-def _values(action: argparse.Action, words: list[str]) -> list[str]:
-    """The words after an option that are its values: none, one, or all up to the next option."""
-    count = next((i for i, word in enumerate(words) if _is_option(word)), len(words))
-    if action.nargs == "+":
-        return words[:count]
-    if action.nargs == "?":  # a switch: `--json "query"` must not take the query for its value
-        return words[: count and words[0].lower() in TRUTH_VALUES]
-    return words[: min(count, 1 if action.nargs is None else 0)]
-
-
-def _yaml_items(path: Path) -> list[tuple[Any, Any, str]]:
-    """The keys and values of a YAML mapping, each with its place, `file:line`."""
-    try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        root = loader.get_single_node()
-        if root is None:
-            return []
-        if not isinstance(root, yaml.MappingNode):
-            line = root.start_mark.line + 1
-            raise UserError(f"{path}:{line}: expected a mapping from options to values (`key: value`)")
-        # Not loader.get_data(): it forgets the lines, and lets the last of two equal keys win.
-        return [
-            (
-                loader.construct_object(key, deep=True),
-                loader.construct_object(value, deep=True),
-                f"{path}:{key.start_mark.line + 1}",
-            )
-            for key, value in root.value
-        ]
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the configuration file: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: the configuration file is not UTF-8 text") from error
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{path}{line}: not valid YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from error
-
-
-def _converted(action: argparse.Action, value: Any, hint: Any) -> Any:
-    """A value from YAML as the command line would have given it.
-
-    Raises:
-        ValueError, TypeError, argparse.ArgumentTypeError: it is not of the field's type.
-    """
-    if value is None:
-        return None
-    if action.nargs == "+":
-        # An item may be a mapping, which the command line cannot say; what it holds is for the command to check.
-        items = value if isinstance(value, list) else [value]
-        return [item if isinstance(item, dict) else _converted_word(action, item) for item in items]
-    if isinstance(value, (list, dict)):
-        if type(value) not in {get_origin(kind) or kind for kind in (hint, *get_args(hint))}:
-            raise TypeError
-        return value
-    return _converted_word(action, value)
-
-
-def _converted_word(action: argparse.Action, value: Any) -> Any:
-    # YAML reads an unquoted no, off, yes and on as a truth value, which as a word would be "False" or "True".
-    if isinstance(value, (list, dict)) or (isinstance(value, bool) and _kind(action) != "string_to_bool"):
-        raise TypeError
-    converted = action.type(str(value)) if callable(action.type) else value
-    if action.choices is not None and converted not in action.choices:
-        raise ValueError
-    return converted
-
-
-def _kind(action: argparse.Action) -> str:
-    return getattr(action.type, "__name__", "str")
+    return (
+        word.startswith("-") and len(word) > 1 and " " not in word and not re.match(r"-(\d|\.\d|inf|nan)", word, re.I)
+    )
 
 
 def _expected(action: argparse.Action, value: Any) -> str:
+    kind = KINDS.get(getattr(action.type, "__name__", "str"), "a text")
     if action.choices is not None:
         kind = f"one of {', '.join(map(str, action.choices))}"
-    else:
-        kind = KINDS.get(_kind(action), "a text")
     many = "a list, each item " if action.nargs == "+" and isinstance(value, list) else ""
     hint = " (put the word in quotes)" if isinstance(value, bool) else ""
     return f"expected {many}{kind}, not {value!r}{hint}"

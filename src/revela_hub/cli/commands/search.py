@@ -10,7 +10,7 @@ output; with --json one object per query on a line of its own.
 
 Examples:
   revela-hub search my-retriever "where is the timeout of a request set?" --corpus src docs
-  revela-hub search my-retriever --corpus src docs "where is the timeout of a request set?"
+  revela-hub search my-retriever --corpus src docs --query "where is the timeout of a request set?"
   revela-hub search bm25 --corpus src --top-k 3 "request timeout"
   revela-hub search sentence-transformers/all-MiniLM-L6-v2 --corpus notes < queries.txt
 """
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.errors import UserError
+from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import BM25Index, Hit, PassageIndex, Passages
@@ -42,27 +43,24 @@ class Arguments:
     model: str = field(metadata={"help": "Sentence-transformers folder, Hub id, or bm25."})
     corpus: list[str] = field(metadata={"help": "Folders, files, patterns or data sets (hf:owner/name) to search."})
     query: str | None = field(default=None, metadata={"help": "What to look for; without it, lines of standard input."})
-    top_k: int = field(default=5, metadata={"help": "How many passages to print."})
-    max_words: int = field(default=120, metadata={"help": "The largest number of words in a passage."})
+    top_k: PositiveInt = field(default=5, metadata={"help": "How many passages to print."})
+    max_words: PositiveInt = field(default=120, metadata={"help": "The largest number of words in a passage."})
     json: bool = field(default=False, metadata={"help": "Print JSON instead of text."})
     cache_dir: str | None = field(
         default=None, metadata={"help": "Where vectors are kept; by default the user's cache folder."}
     )
-    batch_size: int = field(default=32, metadata={"help": "Passages per forward pass."})
+    batch_size: PositiveInt = field(default=32, metadata={"help": "Passages per forward pass."})
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    max_seq_length: int | None = field(default=None, metadata={"help": "Cut passages at this many tokens."})
+    max_seq_length: PositiveInt | None = field(default=None, metadata={"help": "Cut passages at this many tokens."})
 
 
 def run(arguments: Arguments) -> None:
     """Builds or reads the index, then answers the query, or those of standard input."""
-    for option in ("top_k", "max_words", "batch_size"):
-        if getattr(arguments, option) < 1:
-            raise UserError(f"--{option.replace('_', '-')} must be at least 1, not {getattr(arguments, option)}")
-    corpus, query = _corpus_and_query(arguments)
-    passages = _read(corpus, arguments.max_words)
+    _check_corpus(arguments)
+    passages = _read(arguments.corpus, arguments.max_words)
     index = _index(arguments, passages)
-    for text in [query] if query is not None else _typed_queries():
+    for text in [arguments.query] if arguments.query is not None else _typed_queries():
         if not text.strip():
             raise UserError("the query is empty")
         [hits] = index.search([text], arguments.top_k)
@@ -73,14 +71,11 @@ def run(arguments: Arguments) -> None:
             print("\n".join(_lines(hits)), flush=True)
 
 
-def _corpus_and_query(arguments: Arguments) -> tuple[list[str], str | None]:
-    """Tells `--corpus src docs "the query"` from a corpus of three: the query is the last word, and no file."""
-    *corpus, last = arguments.corpus
-    if arguments.query is not None or not corpus or last.startswith("hf:"):
-        return arguments.corpus, arguments.query
-    if Path(last).expanduser().exists() or (glob.has_magic(last) and glob.glob(last, recursive=True)):
-        return arguments.corpus, None
-    return corpus, last
+def _check_corpus(arguments: Arguments) -> None:
+    """A query after `--corpus` is one more path to the parser, as a mistyped path is: neither is taken for the other."""
+    for path in arguments.corpus:
+        if not (path.startswith("hf:") or Path(path).expanduser().exists() or glob.glob(path, recursive=True)):
+            raise UserError(f"--corpus: there is no {path!r} (a query goes before --corpus, or is named: --query TEXT)")
 
 
 def _read(corpus: list[str], max_words: int) -> "Passages":

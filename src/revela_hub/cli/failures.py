@@ -1,0 +1,97 @@
+"""What went wrong, in one line, where a user, a disk, a network or a missing package is the cause; the rest are bugs.
+
+Errors of torch, safetensors and the Hub are known by their class's name: importing their packages to ask would cost seconds
+to say that a file is missing.
+"""
+
+import errno
+from collections.abc import Iterator
+
+from revela_hub.errors import first_line, install_hint
+
+# Words in the messages of torch's RuntimeError, AssertionError and ValueError that a user can put right, and the remedy.
+REMEDIES = {
+    "out of memory": "smaller batches or shorter texts need less (--per_device_train_batch_size, --batch-size, --max_length)",
+    "can't allocate memory": "smaller batches or shorter texts need less memory",
+    "not compiled with CUDA": "this torch runs on the CPU only: leave --device out, or install torch for CUDA",
+    "no NVIDIA driver": "there is no GPU here that torch can use: leave --device out, or give --device cpu",
+    "No CUDA GPUs are available": "leave --device out, or give --device cpu",
+    "invalid device ordinal": "there are fewer GPUs than the device's number says",
+    "Invalid device string": "--device takes cpu, cuda, cuda:1, mps",
+    "Expected one of cpu, cuda": "--device takes cpu, cuda, cuda:1, mps",
+    "PYTORCH_ENABLE_MPS_FALLBACK": "give --device cpu",
+    "No space left on device": "free some space, or write to another disk",
+    "CUDA error": "the GPU failed or is in use; CUDA_LAUNCH_BLOCKING=1 shows where",
+    "NCCL": "the processes cannot reach each other",
+}
+DISK = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the disk is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.ENOENT: "there is no such file or folder",
+    errno.EISDIR: "is a folder, a file was expected",
+    errno.ENOTDIR: "is a file, a folder was expected",
+    errno.EEXIST: "is there already",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.EMFILE: "too many open files (ulimit -n)",
+}
+# Errors of packages that are not imported here, by their class or one that it derives from, and what to say before them.
+NAMED = {
+    "SafetensorError": "a .safetensors file is damaged or not complete",
+    "OfflineModeIsEnabled": "not on this machine, and the Hub is switched off",
+    "LocalEntryNotFoundError": "not on this machine, and the Hub cannot be reached",
+    "HfHubHTTPError": "the Hub",
+    "HTTPError": "the network",
+    "TransportError": "the network",
+    "RequestException": "the network",
+    "UnicodeDecodeError": "a file is not UTF-8 text",
+}
+
+
+def explain(error: BaseException) -> str | None:
+    """The line for the user, or None where the error is a bug of ours."""
+    for cause in _causes(error):
+        if line := _known(cause):
+            return line
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it was raised from in so many words."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _known(error: BaseException) -> str | None:
+    if isinstance(error, ImportError):
+        return None if (error.name or "").startswith("revela_hub") else _missing_package(error)
+    for kind in type(error).__mro__:
+        if kind.__name__ in NAMED:
+            return f"{NAMED[kind.__name__]}: {_joined(error)}"
+    if isinstance(error, MemoryError):
+        return "out of memory: smaller batches, shorter texts or a smaller index need less"
+    if isinstance(error, OSError):
+        return _disk(error)
+    for words, remedy in REMEDIES.items() if isinstance(error, (RuntimeError, AssertionError, ValueError)) else ():
+        if words.lower() in str(error).lower():
+            return f"{first_line(error)}: {remedy}"
+    return None
+
+
+def _missing_package(error: ImportError) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return install_hint(error.name)
+    return _joined(error)  # transformers' own text says what to install
+
+
+def _disk(error: OSError) -> str:
+    what = DISK.get(error.errno or 0) or error.strerror
+    return f"{error.filename}: {what}" if error.filename and what else what or _joined(error)
+
+
+def _joined(error: BaseException, limit: int = 300) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[:limit] + " ..."

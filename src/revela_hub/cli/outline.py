@@ -1,0 +1,160 @@
+"""The options of a command without importing it: torch and transformers take seconds, a help text should not.
+
+A dataclass is made again from its source. Of a module only the statements run that its fields need: the class with its
+fields and without its methods, the classes it derives from, the constants and types that are named in them, each in the
+module where it stands. What is imported from elsewhere than the packages below is the real thing where it is cheap, and an
+empty class otherwise, which serves as a type that no option has.
+"""
+
+import ast
+import builtins
+import copy
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# Read as source: the dataclasses of our arguments and what they derive from.
+READ = {"revela_hub", "transformers", "sentence_transformers"}
+# Imported: cheap.
+IMPORTED = {*sys.stdlib_module_names, "annotated_types", "packaging"}
+
+
+@cache
+def outline(name: str) -> "Outline":
+    """The outline of a module, by its full name.
+
+    Raises:
+        ModuleNotFoundError: there is no such module.
+    """
+    return Outline(name)
+
+
+class Outline:
+    """The names of a module, each made when it is asked for, by `outline("package.module")["NAME"]`."""
+
+    def __init__(self, name: str) -> None:
+        """Reads the module's source.
+
+        Raises:
+            ModuleNotFoundError: there is no such module.
+        """
+        file = _source_file(name)
+        self.name = name
+        self.package = name if file.stem == "__init__" else name.rpartition(".")[0]
+        self.names: dict[str, Any] = {"__name__": name, "__builtins__": _Builtins(self)}
+        self.bindings: dict[str, ast.stmt] = {}
+        stub = file.with_suffix(".pyi")  # the names of a package that imports lazily
+        trees = [ast.parse(path.read_bytes()) for path in (file, stub) if path.is_file()]
+        self.__doc__ = ast.get_docstring(trees[0], clean=False)
+        for tree in trees:
+            for statement in _statements(tree.body):
+                for bound in _bound(statement):
+                    self.bindings.setdefault(bound, statement)
+
+    def __getitem__(self, name: str) -> Any:
+        """The object of that name.
+
+        Raises:
+            NameError: the module does not bind the name at its top level, nor inside an `if` or `try` there.
+        """
+        if name not in self.names:
+            statement = self.bindings.get(name)
+            if statement is None:
+                raise NameError(f"name {name!r} is not defined in {self.name}")
+            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                self.names[name] = self._imported(statement, name)
+            else:
+                code = compile(ast.Module([_bare(statement)], []), self.name, "exec", dont_inherit=True)
+                exec(code, self.names)
+        return self.names[name]
+
+    def __getattr__(self, name: str) -> Any:
+        """For `module.NAME` in a statement."""
+        try:
+            return self[name]
+        except NameError as error:
+            raise AttributeError(name) from error
+
+    def _imported(self, statement: ast.Import | ast.ImportFrom, name: str) -> Any:
+        original = next(alias.name for alias in statement.names if name in (alias.asname, alias.name.partition(".")[0]))
+        module = self._absolute(statement) if isinstance(statement, ast.ImportFrom) else original
+        top = module.partition(".")[0]
+        if top in IMPORTED:
+            return (
+                getattr(importlib.import_module(module), original)
+                if module != original
+                else importlib.import_module(top)
+            )
+        if top not in READ or module == original:
+            return type(name, (), {})
+        return outline(module)[original] if original in outline(module).bindings else outline(f"{module}.{original}")
+
+    def _absolute(self, statement: ast.ImportFrom) -> str:
+        above = self.package.split(".")[: -(statement.level - 1) or None] if statement.level else []
+        return ".".join([*above, *filter(None, [statement.module])])
+
+
+class _Builtins(dict[str, Any]):
+    """What Python asks for a name that is not made yet, wherever it is used: in a class, a default, a function."""
+
+    def __init__(self, outline: Outline) -> None:
+        super().__init__(vars(builtins))
+        self._outline = outline
+
+    def __missing__(self, name: str) -> Any:
+        try:
+            return self._outline[name]
+        except NameError as error:
+            raise KeyError(name) from error
+
+
+def _source_file(name: str) -> Path:
+    """Where a module's source is; unlike `importlib.util.find_spec`, no package above it is imported."""
+    path = None
+    words = name.split(".")
+    for end in range(1, len(words) + 1):
+        finders = (finder.find_spec(".".join(words[:end]), path) for finder in sys.meta_path)
+        spec = next((spec for spec in finders if spec is not None), None)
+        if spec is None:
+            break
+        path = spec.submodule_search_locations
+    if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+        raise ModuleNotFoundError(f"no source of {name}", name=name)
+    return Path(spec.loader.path)
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module's top level, and those inside its `if`, `try` and `with`."""
+    for statement in body:
+        yield statement
+        for part in ("body", "orelse", "finalbody") if isinstance(statement, (ast.If, ast.Try, ast.With)) else ():
+            yield from _statements(getattr(statement, part, []))
+
+
+def _bound(statement: ast.stmt) -> list[str]:
+    """The names that a statement binds."""
+    if isinstance(statement, (ast.ClassDef, ast.FunctionDef)):
+        return [statement.name]
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return [alias.asname or alias.name.partition(".")[0] for alias in statement.names]
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _bare(statement: ast.stmt) -> ast.stmt:
+    """A class with its fields and constants alone, and decorated by nothing but `dataclass`."""
+    if not isinstance(statement, ast.ClassDef):
+        return statement
+    bare = copy.copy(statement)
+    bare.body = [
+        part
+        for part in statement.body
+        if isinstance(part, (ast.Assign, ast.AnnAssign)) and not any(name.startswith("__") for name in _bound(part))
+    ] or [ast.copy_location(ast.Pass(), statement)]
+    bare.decorator_list = [part for part in statement.decorator_list if "dataclass" in ast.unparse(part)]
+    return bare
