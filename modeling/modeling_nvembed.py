@@ -32,7 +32,8 @@ class NVEmbedOutput(ModelOutput):
 
     Attributes:
         last_hidden_state: (B, L, D), after the latent attention; the mean of these is the text's vector.
-        pooler_output: (B, D), at least float32, pooled over the pool mask; of length 1 unless the configuration says no.
+        pooler_output: (B, D), at least float32, pooled over the pool mask; of length 1 unless the configuration says no;
+            NaN in a row without a token to pool.
         sentence_embeddings: the same, under its name in the official code.
     """
 
@@ -159,20 +160,20 @@ class NVEmbedModel(PreTrainedModel):
             input_ids: (B, L).
             attention_mask: (B, L), zero on padding.
             pool_mask: (B, L), one on the tokens that make the vector; by default the attention mask. `exclude_instruction`
-                makes one without the instruction.
-            prompt_length: number of tokens of sentence-transformers' prompt, for which the room that is left is checked;
-                the pooling that leaves them out is sentence-transformers' own.
+                makes one without the instruction, `check_pool_mask` says which row has nothing left. Not asked here: on a GPU
+                the question would wait for all that was computed before it.
+            prompt_length: number of tokens of sentence-transformers' prompt, for which the room that is left is checked if
+                it is no tensor; the pooling that leaves them out is sentence-transformers' own.
             token_type_ids: ignored, some tokenizers give them.
             return_dict: False for a tuple whose first item is the vectors, as in the official code.
 
         Raises:
-            ValueError: if a row has no token to pool, or its prompt leaves no room for text.
+            ValueError: if the prompt leaves no room for text.
         """
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
         pool_mask = attention_mask if pool_mask is None else pool_mask
-        _check_pool_mask(pool_mask)
-        self._check_prompt(attention_mask, prompt_length)
+        self._check_prompt(input_ids.shape[1], prompt_length)
         hidden_BLD = self.embedding_model(
             input_ids=input_ids, attention_mask=attention_mask, use_cache=False
         ).last_hidden_state
@@ -192,18 +193,18 @@ class NVEmbedModel(PreTrainedModel):
             places_L = torch.arange(pool_mask_BL.shape[1], device=pool_mask_BL.device)
             last_B = (pool_mask_BL.bool() * places_L).argmax(-1)
             vectors_BD = hidden_BLD[torch.arange(len(last_B), device=last_B.device), last_B]
+            vectors_BD = vectors_BD.masked_fill(~pool_mask_BL.bool().any(-1, keepdim=True), torch.nan)
         else:
             weight_BL1 = pool_mask_BL[:, :, None].to(hidden_BLD.dtype)
             vectors_BD = (hidden_BLD * weight_BL1).sum(1) / weight_BL1.sum(1)
         return F.normalize(vectors_BD, dim=-1) if self.config.latent_attention_config.output_normalize else vectors_BD
 
-    def _check_prompt(self, attention_mask: Tensor, prompt_length: int | Tensor | None) -> None:
+    def _check_prompt(self, width: int, prompt_length: int | Tensor | None) -> None:
         """A prompt that is cut itself would leave EOS alone, and all texts would get one and the same vector."""
-        if prompt_length is None:
+        if prompt_length is None or isinstance(prompt_length, Tensor):
             return
-        tokens = int(torch.as_tensor(prompt_length).max())
-        limit = self.config.max_seq_length
-        if (limit is not None and tokens + 1 >= limit) or tokens >= int(attention_mask.sum(-1).min()):
+        tokens, limit = prompt_length, self.config.max_seq_length
+        if (limit is not None and tokens + 1 >= limit) or tokens >= width:
             raise ValueError(
                 f"the prompt takes {tokens} tokens or more of {limit or 'its row'}: the instruction is longer than the"
                 " maximum length and no token of the text is left; shorten it or raise max_seq_length"
@@ -244,7 +245,7 @@ class NVEmbedModel(PreTrainedModel):
             (n, D), float32, on the model's device.
 
         Raises:
-            ValueError: if the instruction leaves no room for the text.
+            ValueError: if the instruction leaves no room for the text, or a text has no token.
         """
         limit = max_length or self.config.max_seq_length or 4096
         tokenizer, config = self.tokenizer, self.config
@@ -271,9 +272,11 @@ class NVEmbedModel(PreTrainedModel):
                 max_length=limit,
                 padding_side=config.padding_side,
                 return_tensors="pt",
-            ).to(self.device)
-            mask = batch["attention_mask"]
-            output = self(batch["input_ids"], mask, exclude_instruction(mask, left_out))
+            )
+            pool_mask = exclude_instruction(batch["attention_mask"], left_out)
+            check_pool_mask(pool_mask, rows)
+            batch = batch.to(self.device)
+            output = self(batch["input_ids"], batch["attention_mask"], pool_mask.to(self.device))
             vectors_nD[rows] = output.pooler_output.to(vectors_nD.dtype)
         return vectors_nD
 
@@ -302,13 +305,21 @@ def exclude_instruction(attention_mask_BL: Tensor, num_tokens: int | Tensor) -> 
     return attention_mask_BL * (attention_mask_BL.cumsum(-1) > num_tokens)
 
 
-def _check_pool_mask(pool_mask_BL: Tensor) -> None:
-    empty_B = ~pool_mask_BL.bool().any(-1)
-    if bool(empty_B.any()):
-        row = int(empty_B.nonzero()[0])
+def check_pool_mask(pool_mask_BL: Tensor, rows: list[int] | None = None) -> None:
+    """Refuses a text of which nothing would be pooled. For where batches are made, before they go to the device.
+
+    Args:
+        pool_mask_BL: (B, L), one on the tokens that make the vector.
+        rows: what to call the rows; by default their numbers.
+
+    Raises:
+        ValueError: with the row.
+    """
+    empty = (~pool_mask_BL.bool().any(-1)).nonzero().flatten().tolist()
+    if empty:
         raise ValueError(
-            f"row {row} has no token to pool: its text is empty and has no EOS, or its instruction is longer than the"
-            " maximum length"
+            f"row {empty[0] if rows is None else rows[empty[0]]} has no token to pool: its text is empty and has no EOS, or"
+            " its instruction is longer than the maximum length"
         )
 
 

@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor
 
 from revela_hub.modeling.configuration_nvembed import LatentAttentionConfig, NVEmbedConfig
-from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
+from revela_hub.modeling.modeling_nvembed import NVEmbedModel, check_pool_mask, exclude_instruction
 
 SMALL = {
     "vocab_size": 61,
@@ -236,21 +236,22 @@ def test_the_attention_implementation_reaches_the_decoder(tmp_path: Path) -> Non
     assert eager.embedding_model.config._attn_implementation == eager.config._attn_implementation == "eager"
 
 
-def test_a_row_without_a_token_to_pool_is_named() -> None:
-    model = build()
+@pytest.mark.parametrize("pooling", ["latent", "mean", "eos"])
+def test_a_row_without_a_token_to_pool_is_named_where_batches_are_made_and_nan_in_forward(pooling: str) -> None:
+    model = build(pooling=pooling)
     ids, mask = texts()
+    nothing_left = exclude_instruction(mask, torch.tensor([0, 1, 12, 12]))
     with pytest.raises(ValueError, match="row 2 has no token to pool.*longer than the maximum length"):
-        model(ids, mask, exclude_instruction(mask, torch.tensor([0, 1, 12, 12])))
-    with pytest.raises(ValueError, match="row 0 has no token to pool"):
-        model(ids, torch.zeros_like(mask))
+        check_pool_mask(nothing_left)
+    vectors = model(ids, mask, nothing_left).pooler_output
+    assert vectors.isnan().all(-1).tolist() == vectors.isnan().any(-1).tolist() == [False, False, True, True]
 
 
-@pytest.mark.parametrize("length", [11, torch.tensor([11]), torch.tensor([2, 11])])
-def test_a_prompt_that_leaves_no_room_for_text_is_refused(length: int | Tensor) -> None:
+def test_a_prompt_that_leaves_no_room_for_text_is_refused() -> None:
     model = build(max_seq_length=12)
     ids = torch.ones(2, 12, dtype=torch.long)
     with pytest.raises(ValueError, match="prompt takes 11 tokens or more of 12.*longer than the maximum length"):
-        model(ids, prompt_length=length)
+        model(ids, prompt_length=11)
     model(ids, prompt_length=10)
     model.config.max_seq_length = None
     model(ids, prompt_length=11)

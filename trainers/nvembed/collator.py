@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from revela_hub.errors import UserError
+from revela_hub.modeling.modeling_nvembed import check_pool_mask, exclude_instruction
 
 ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK = "anchor_prompt", "document_prompt", "task"
 
@@ -126,17 +127,13 @@ class NVEmbedCollator:
         length_T = features["attention_mask"].sum(1)
         order_T = torch.argsort(length_T, descending=True, stable=True)
         prompt_T = torch.tensor([self._prompt_length(prompt) for prompt, _ in place_of])
-        features["pool_mask"] = _without_prompt(features["attention_mask"], prompt_T)
+        features["pool_mask"] = exclude_instruction(features["attention_mask"], prompt_T)
+        check_pool_mask(features["pool_mask"])
         batch = {
             f"text_{name}": value[order_T] if isinstance(value, Tensor) else value for name, value in features.items()
         }
         label = torch.stack([torch.argsort(order_T)[torch.tensor(places)], torch.tensor(names)], dim=-1)
         return {"label": label.view(len(rows), len(self.columns), 2), **batch}
-
-
-def _without_prompt(mask_TL: Tensor, prompt_T: Tensor) -> Tensor:
-    """The mask without the first tokens of each text, wherever its padding is."""
-    return mask_TL * (mask_TL.cumsum(1) > prompt_T[:, None])
 
 
 def _number(text: str) -> int:
