@@ -1,6 +1,9 @@
-"""In-batch attention against a straightforward einsum version, and a whole Revela step against a plain LM step.
+"""In-batch attention against straightforward versions, and a whole Revela step against a plain LM step.
 
-Both sides alternate in one process; times are medians, ratios are of those. Memory is the peak of the tensors alive above
+The peers of the cross-document part: the equation in einsums, and chunk by chunk with recomputation in the backward pass
+(`torch.utils.checkpoint`), which is what one writes next, and what this package had before its own backward pass.
+
+All sides alternate in one process; times are the best of several, ratios are of those. Memory is the peak of the tensors alive above
 what was there before, counted by the CUDA allocator, or on a CPU by torch's profiler.
 
     python benchmarks/in_batch_attention.py                  # CPU, a model of 30 M parameters
@@ -11,17 +14,18 @@ The plain step is what the same model costs on the same number of tokens: 2B doc
 
 import argparse
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from revela_hub.modeling import RevelaForCausalLM
-from revela_hub.modeling.in_batch_attention import InBatch, Options, cross_document_attention
+from revela_hub.modeling.chunk_reads import Options
+from revela_hub.modeling.in_batch_attention import InBatch, all_pairs, cross_document_attention
 
 
 def einsum_attention(query: Tensor, key: Tensor, value: Tensor, similarity_GBB: Tensor, options: Options) -> Tensor:
@@ -30,11 +34,22 @@ def einsum_attention(query: Tensor, key: Tensor, value: Tensor, similarity_GBB: 
     n, heads, length, dim = query.shape
     key, value = (x.repeat_interleave(heads // key.shape[1], dim=1) for x in (key, value))
     q, k, v = (x.view(groups, size, heads, length, dim) for x in (query, key, value))
-    scores = torch.einsum("gihqd,gjhkd->gijhqk", q, k) * options.scaling
+    scores = torch.einsum("gihqd,gjhkd->gijhqk", q, k)
     read = torch.einsum("gijhqk,gjhkd->gijhqd", scores.softmax(-1), v)
     weight = similarity_GBB * ~torch.eye(size, dtype=torch.bool, device=query.device)
     out = torch.einsum("gij,gijhqd->gihqd", weight, read.to(weight.dtype))
     return out.reshape(n, heads, length, dim).transpose(1, 2)
+
+
+def checkpointed_attention(
+    query: Tensor, key: Tensor, value: Tensor, similarity_GBB: Tensor, options: Options
+) -> Tensor:
+    """The equation for one chunk j at a time, by torch's own operations."""
+    n, heads, length, dim = query.shape
+    folded = query.view(n, key.shape[1], -1, length, dim).transpose(2, 3).reshape(n, key.shape[1], -1, dim)
+    with_blocks_of_one = replace(options, eager=True)
+    out = all_pairs(folded, key, value, InBatch(similarity_GBB), with_blocks_of_one)
+    return out.view(n, key.shape[1], length, -1, dim).transpose(1, 2).reshape(n, length, heads, dim)
 
 
 def synchronize(device: str) -> None:
@@ -43,17 +58,17 @@ def synchronize(device: str) -> None:
 
 
 def alternate(sides: dict[str, Callable[[], None]], device: str, repeats: int) -> dict[str, float]:
-    """Median seconds of each side, one call of each in turn."""
+    """Best seconds of each side, one call of each in turn."""
     times: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(repeats + 2):
+    for turn in range(repeats + 1):
         for name, side in sides.items():
             synchronize(device)
             start = time.perf_counter()
             side()
             synchronize(device)
-            if turn >= 2:
+            if turn:
                 times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {name: min(values) for name, values in times.items()}
 
 
 def peak_mib(side: Callable[[], None], device: str) -> float:
@@ -84,24 +99,30 @@ def layer_row(args: argparse.Namespace, size: int) -> str:
     key, value = (torch.randn(kv_shape, device=args.device, dtype=dtype, requires_grad=True) for _ in range(2))
     similarity = torch.rand(1, size, size, device=args.device).softmax(-1).requires_grad_()
     grad = torch.randn(size, args.length, args.heads, dim, device=args.device)
-    options = Options(dim**-0.5, None, 0.0, eager=False, v_normalization=False, eps=1e-6)
+    options = Options(v_normalization=args.v_normalization)
 
-    def ours() -> None:
-        out = cross_document_attention(query, key, value, InBatch(similarity), options)
-        torch.autograd.grad(out, (query, key, value, similarity), grad)
+    def side(attend: Callable[..., Tensor]) -> Callable[[], None]:
+        def run() -> None:
+            out = attend(query * dim**-0.5, key, value, similarity, options)
+            torch.autograd.grad(out, (query, key, value, similarity), grad)
 
-    def einsum() -> None:
-        out = einsum_attention(query, key, value, similarity, options)
-        torch.autograd.grad(out, (query, key, value, similarity), grad)
+        return run
 
-    sides = {"ours": ours, "einsum": einsum}
+    sides = {
+        "ours": side(lambda q, k, v, s, options: cross_document_attention(q, k, v, InBatch(s), options)),
+        "checkpointed": side(checkpointed_attention),
+    }
+    if not args.v_normalization and size <= 32:
+        sides["einsum"] = side(einsum_attention)
     seconds = alternate(sides, args.device, args.repeats)
-    memory = {name: peak_mib(side, args.device) for name, side in sides.items()}
-    return (
-        f"| {size} | {seconds['ours'] * 1e3:.1f} ms | {seconds['einsum'] * 1e3:.1f} ms "
-        f"| {seconds['ours'] / seconds['einsum']:.2f} | {memory['ours']:.0f} MiB | {memory['einsum']:.0f} MiB "
-        f"| {memory['ours'] / memory['einsum']:.2f} |"
-    )
+    memory = {name: peak_mib(run, args.device) for name, run in sides.items()}
+    cells = [f"| {size} | {seconds['ours'] * 1e3:.1f} ms | {memory['ours']:.0f} MiB |"]
+    for peer in ("checkpointed", "einsum"):
+        if peer in sides:
+            cells.append(f" {seconds['ours'] / seconds[peer]:.2f} | {memory['ours'] / memory[peer]:.2f} |")
+        else:
+            cells.append(" - | - |")
+    return "".join(cells)
 
 
 def step_row(args: argparse.Namespace, revela: RevelaForCausalLM, size: int) -> str:
@@ -111,7 +132,8 @@ def step_row(args: argparse.Namespace, revela: RevelaForCausalLM, size: int) -> 
     ids = torch.randint(args.vocabulary, (size, args.length), device=args.device)
     mask = torch.ones_like(ids)
     similarity = torch.rand(1, size, size, device=args.device).softmax(-1).requires_grad_()
-    one_hot = torch.eye(size, device=args.device).roll(1, 0)[None].requires_grad_()
+    # What a retriever's vectors give at the paper's temperature: next to all of a row on the nearest chunks.
+    embeddings = torch.randn(size, 384, device=args.device, requires_grad=True)
     double = torch.cat([ids, ids])
 
     def step(loss: Callable[[], Tensor]) -> Callable[[], None]:
@@ -123,23 +145,19 @@ def step_row(args: argparse.Namespace, revela: RevelaForCausalLM, size: int) -> 
 
         return run
 
-    def sparse() -> Tensor:
-        revela.config.similarity_tolerance = 1e-3
-        loss: Tensor = revela(ids, mask, labels=ids, similarity=one_hot).loss
-        revela.config.similarity_tolerance = 0.0
-        return loss
-
     sides = {
-        "revela": step(lambda: revela(ids, mask, labels=ids, similarity=similarity).loss),
-        "sparse": step(sparse),
+        "paper": step(lambda: revela(ids, mask, labels=ids, embeddings=embeddings).loss),
         "plain": step(lambda: lm(input_ids=double, labels=double, use_cache=False).loss),
     }
+    if size <= args.most_dense:
+        sides["dense"] = step(lambda: revela(ids, mask, labels=ids, similarity=similarity).loss)
     seconds = alternate(sides, args.device, args.repeats)
     memory = {name: peak_mib(side, args.device) for name, side in sides.items()}
     plain = seconds["plain"]
+    dense = f"{seconds['dense'] / plain:.2f} | {memory['dense'] / memory['plain']:.2f}" if "dense" in sides else "- | -"
     return (
-        f"| {size} | {plain * 1e3:.0f} ms | {seconds['revela'] * 1e3:.0f} ms | {seconds['revela'] / plain:.2f} "
-        f"| {seconds['sparse'] / plain:.2f} | {memory['revela'] / memory['plain']:.2f} |"
+        f"| {size} | {plain * 1e3:.0f} ms | {dense} | {seconds['paper'] / plain:.2f} | {memory['paper'] / memory['plain']:.2f} "
+        f"| {seconds['paper'] / size * 1e3:.1f} ms |"
     )
 
 
@@ -147,25 +165,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--sizes", nargs="+", type=int, default=[4, 8, 16, 32], help="group sizes B")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[8, 16, 32], help="group sizes B")
+    parser.add_argument("--most-dense", type=int, default=32, help="largest B at which every pair is also measured")
+    parser.add_argument("--v-normalization", action="store_true")
+    parser.add_argument("--part", choices=["layer", "step"], nargs="+", default=["layer", "step"])
     parser.add_argument("--length", type=int, default=160, help="tokens of a document")
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--kv-heads", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=12288)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.manual_seed(0)
 
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     print(f"`python benchmarks/in_batch_attention.py {' '.join(sys.argv[1:])}`")
     print(f"{name}, torch {torch.__version__}, Python {platform.python_version()}\n")
-    print("Cross-document part of one layer, forward and backward:\n")
-    print("| B | ours | einsum | time ratio | ours, peak | einsum, peak | memory ratio |")
-    print("|---|---|---|---|---|---|---|")
-    for size in args.sizes:
-        print(layer_row(args, size), flush=True)
+    if "layer" in args.part:
+        print("Cross-document part of one layer, forward and backward, every pair; ratios are ours to the peer's:\n")
+        print("| B | ours | peak | checkpointed: time | memory | einsum: time | memory |")
+        print("|---|---|---|---|---|---|---|")
+        for size in args.sizes:
+            print(layer_row(args, size), flush=True)
+    if "step" not in args.part:
+        return
 
     config = LlamaConfig(
         vocab_size=args.vocabulary,
@@ -182,8 +206,8 @@ def main() -> None:
         )
     revela = RevelaForCausalLM.from_backbones(small.model, lm).train()
     print(f"\nWhole LM step ({lm.num_parameters() / 1e6:.0f} M parameters), against a plain step over 2B documents:\n")
-    print("| B | plain | Revela | time ratio | time ratio, one-hot similarity and tolerance | memory ratio |")
-    print("|---|---|---|---|---|---|")
+    print("| B | plain | every pair: time | memory | at temperature 1e-4: time | memory | of a document |")
+    print("|---|---|---|---|---|---|---|")
     for size in args.sizes:
         print(step_row(args, revela, size), flush=True)
 

@@ -24,7 +24,9 @@ class RevelaConfig(PreTrainedConfig):
             for code. The collator cuts; the value is kept here because the retriever was trained for it.
         pooling: how the retriever's token states become one vector: `"last"` token (EOS), `"mean"` or `"cls"` (first).
         prompts: the texts put before a query and before a document, under the names `query` and `document`.
-        similarity_tolerance: pairs with `similarity / temperature` at or below this are skipped; 0 skips none.
+        similarity_tolerance: pairs with `similarity / temperature` at or below this are skipped; 0 skips none. By default
+            those are skipped whose similarity would be lost in rounding, where that pays: always on a CPU, from 32 chunks
+            a group on a GPU.
     """
 
     model_type = "revela"
@@ -43,7 +45,7 @@ class RevelaConfig(PreTrainedConfig):
         similarity_span: SimilaritySpan = "full",
         pooling: Pooling = "last",
         prompts: dict[str, str] | None = None,
-        similarity_tolerance: float = 0.0,
+        similarity_tolerance: float | None = None,
         **kwargs: Any,
     ) -> None:
         if group_size < 1:
@@ -54,7 +56,7 @@ class RevelaConfig(PreTrainedConfig):
             raise ValueError(f'similarity_span must be "full" or "first_half", got {similarity_span!r}')
         if pooling not in ("last", "mean", "cls"):
             raise ValueError(f'pooling must be "last", "mean" or "cls", got {pooling!r}')
-        if similarity_tolerance < 0:
+        if similarity_tolerance is not None and similarity_tolerance < 0:
             raise ValueError(f"similarity_tolerance must not be negative, got {similarity_tolerance}")
         # AutoModelForCausalLM is added when the model is saved.
         kwargs.setdefault("auto_map", {"AutoModel": "modeling_revela.RevelaForCausalLM"})

@@ -11,12 +11,15 @@ and, with V-normalisation, b_ij is divided by softmax(.) @ ||V_j^e||_2 + eps. Th
 It is one attention function, registered with transformers under the names `revela_sdpa` and `revela_eager`, so no decoder
 is copied: a model set to one of these names behaves as usual until `in_batch=InBatch(...)` reaches its forward.
 
-Memory: b_ij is computed for one chunk j at a time, for all i of all groups at once, and recomputed in the backward pass,
-so that neither scores (B x B x L x L) nor outputs (B x B x L x d) of all pairs ever exist together. The price is one more
-forward of the cross-document part. Grouped-query heads are folded into the query length, which repeats no key or value.
+How it is computed is chosen once for a forward pass, by what comes in:
+- on a CPU pair by pair, by a function with a backward pass of its own (`chunk_reads.py`), only the pairs in the list;
+- elsewhere all chunks j of a group in one fused call, or as many as fit `BLOCK_BYTES`, recomputed in the backward pass;
+- elsewhere with a list of pairs, as many pairs at a time as there are chunks.
+Neither the scores (B x B x L x L) nor the outputs (B x B x L x d) of all pairs of a large group ever exist together.
+Grouped-query heads are folded into the query length, which repeats no key or value.
 
 Shapes: G groups, B chunks of a group, N = G * B rows, L tokens, H heads, K key/value heads, R = H / K, D head dimension,
-P pairs of chunks.
+P pairs of chunks, T = L * R queries of a chunk (the R of a token in succession).
 """
 
 import sys
@@ -26,11 +29,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
+
+from .chunk_reads import Options, checkpointed, key_mask, read_pairs, read_pairs_on_cpu, weighted_read
+
+# Of the outputs that one fused call on a GPU may have before they are weighted and summed.
+BLOCK_BYTES = 2**28
 
 
 @dataclass
@@ -39,29 +45,19 @@ class InBatch:
 
     Attributes:
         similarity_GBB: weight of chunk j for chunk i, at least float32; its diagonal is ignored.
-        key_mask_NL: True where a token may be read; None when there is no padding.
+        lengths_N: tokens of each chunk, the rest of its row is padding; None when there is no padding.
         pairs_2P: rows (i, j), counted over all N, of the pairs to compute; None for all pairs.
+        places_NL: where each token of the caller's rows stands in the rows here; None where it stood.
         v_normalization: whether b_ij is divided by the weighted norm of its values.
         eps: added to that divisor.
     """
 
     similarity_GBB: Tensor
-    key_mask_NL: Tensor | None = None
+    lengths_N: Tensor | None = None
     pairs_2P: Tensor | None = None
+    places_NL: Tensor | None = None
     v_normalization: bool = False
     eps: float = 1e-6
-
-
-@dataclass
-class Options:
-    """How scores become weights: scale, logit soft cap (Gemma 2), dropout, V-normalisation, and which kernel."""
-
-    scaling: float
-    softcap: float | None
-    dropout: float
-    eager: bool
-    v_normalization: bool
-    eps: float
 
 
 def revela_sdpa_attention(
@@ -101,153 +97,85 @@ def _in_batch_attention(
     n = query.shape[0] // 2
     scaling = kwargs.get("scaling")
     options = Options(
-        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         softcap=kwargs.get("softcap"),
         dropout=kwargs.get("dropout") or 0.0,
         eager=eager,
         v_normalization=in_batch.v_normalization,
         eps=in_batch.eps,
     )
-    cross = cross_document_attention(query[n:], key[:n], value[:n], in_batch, options)
+    query = query[n:] * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    cross = cross_document_attention(query, key[:n], value[:n], in_batch, options)
     return torch.cat([output[:n], output[n:] + cross.to(output.dtype)]), weights
 
 
 def cross_document_attention(
     query_NHLD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor, in_batch: InBatch, options: Options
 ) -> Tensor:
-    """Returns sum_{j != i} Sim[i, j] * b_ij, of shape (N, L, H, D), at least in float32."""
+    """Returns sum_{j != i} Sim[i, j] * b_ij of scaled queries, of shape (N, L, H, D), at least in float32.
+
+    What padded queries read is of no use, and 0 where it is not computed.
+    """
     n, heads, length, dim = query_NHLD.shape
     kv_heads = key_NKLD.shape[1]
     # Query heads that share a key/value head become more queries of that head.
-    query_NKRLD = (query_NHLD * options.scaling).view(n, kv_heads, heads // kv_heads, length, dim)
-    summed = _all_pairs if in_batch.pairs_2P is None else _some_pairs
-    output_NKRLD = summed(query_NKRLD, key_NKLD, value_NKLD, in_batch, options)
-    return output_NKRLD.reshape(n, heads, length, dim).transpose(1, 2)
+    query_NKRLD = query_NHLD.view(n, kv_heads, heads // kv_heads, length, dim)
+    query_NKTD = query_NKRLD.transpose(2, 3).reshape(n, kv_heads, -1, dim)
+    on_cpu = query_NHLD.device.type == "cpu"
+    if in_batch.pairs_2P is None and not on_cpu:
+        output_NKTD = all_pairs(query_NKTD, key_NKLD, value_NKLD, in_batch, options)
+    else:
+        pairs_2P = every_pair(in_batch.similarity_GBB) if in_batch.pairs_2P is None else in_batch.pairs_2P
+        weight_P = in_batch.similarity_GBB.flatten(0, 1)[pairs_2P[0], pairs_2P[1] % in_batch.similarity_GBB.shape[-1]]
+        read = read_pairs_on_cpu if on_cpu and not options.dropout and options.softcap is None else read_pairs
+        output_NKTD = read(query_NKTD, key_NKLD, value_NKLD, weight_P, pairs_2P, in_batch.lengths_N, options)
+    output_NKLRD = output_NKTD.view(n, kv_heads, length, -1, dim)
+    return output_NKLRD.transpose(1, 2).reshape(n, length, heads, dim)
 
 
-def _all_pairs(
-    query_NKRLD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor, in_batch: InBatch, options: Options
-) -> Tensor:
-    """Chunk by chunk: all queries of a group read chunk j of their group."""
+def every_pair(similarity_GBB: Tensor) -> Tensor:
+    """(2, P) rows i, j of all pairs of different chunks of a group."""
+    groups, size, _ = similarity_GBB.shape
+    rows_GB = torch.arange(groups * size, device=similarity_GBB.device).view(groups, size)
+    pairs: Tensor = torch.stack(torch.broadcast_tensors(rows_GB[:, :, None], rows_GB[:, None]))
+    return pairs[:, :, ~torch.eye(size, dtype=torch.bool)].flatten(1)
+
+
+def all_pairs(query_NKTD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor, in_batch: InBatch, options: Options) -> Tensor:
+    """(N, K, T, D): all queries of a group read a block of its chunks, in one call for the chunks of all groups."""
     groups, size, _ = in_batch.similarity_GBB.shape
-    _, kv_heads, repeats, length, dim = query_NKRLD.shape
-    diagonal = torch.eye(size, dtype=torch.bool, device=query_NKRLD.device)
-    similarity = in_batch.similarity_GBB.masked_fill(diagonal, 0.0)
-    query = query_NKRLD.view(groups, size, kv_heads, repeats, length, dim).permute(0, 2, 1, 3, 4, 5)
-    query_GKTD = query.reshape(groups, kv_heads, size * repeats * length, dim)  # T = B * R * L queries
-    # unbind, not indexing: its backward stacks the gradients instead of adding B zero-filled tensors.
-    keys = key_NKLD.view(groups, size, kv_heads, length, dim).unbind(1)
-    values = value_NKLD.view(groups, size, kv_heads, length, dim).unbind(1)
-    weights_GB = similarity.unbind(2)
-    masks: list[Tensor | None] = [None] * size
-    if in_batch.key_mask_NL is not None:
-        masks = list(in_batch.key_mask_NL.view(groups, size, length).unbind(1))
-    output_GKTD: Tensor | None = None
-    for key, value, mask, weight_GB in zip(keys, values, masks, weights_GB, strict=True):
-        weight = weight_GB[:, None, :, None].expand(groups, 1, size, repeats * length).reshape(groups, 1, -1, 1)
-        part = _checkpointed(_weighted_read, query_GKTD, key, value, mask, weight, options)
-        output_GKTD = part if output_GKTD is None else output_GKTD + part
-    assert output_GKTD is not None  # a group has at least one chunk
-    output = output_GKTD.view(groups, kv_heads, size, repeats, length, dim).permute(0, 2, 1, 3, 4, 5)
-    return output.reshape(groups * size, kv_heads, repeats, length, dim)
+    n, kv_heads, queries, dim = query_NKTD.shape
+    similarity = in_batch.similarity_GBB * ~torch.eye(size, dtype=torch.bool, device=query_NKTD.device)
+    query_GKSD = query_NKTD.view(groups, size, kv_heads, queries, dim).transpose(1, 2).flatten(2, 3)  # S = B * T
+    block = max(1, min(size, BLOCK_BYTES // (query_NKTD.numel() * query_NKTD.element_size())))
+    if options.eager or options.softcap is not None:
+        block = 1  # which has the scores in memory
+    mask_NL = None if in_batch.lengths_N is None else key_mask(in_batch.lengths_N, key_NKLD.shape[2])
+    # split, not indexing: its backward puts the gradients together instead of adding zero-filled tensors.
+    blocks = [x.view(groups, size, *x.shape[1:]).split(block, 1) for x in (key_NKLD, value_NKLD)]
+    masks = [None] * len(blocks[0]) if mask_NL is None else mask_NL.view(groups, size, -1).split(block, 1)
+    parts = zip(*blocks, masks, similarity.split(block, 2), strict=True)
+    output = sum(checkpointed(_read_block, query_GKSD, *part, options) for part in parts)
+    assert isinstance(output, Tensor)  # a group has at least one chunk
+    return output.view(groups, kv_heads, size, queries, dim).transpose(1, 2).reshape(n, kv_heads, queries, dim)
 
 
-def _some_pairs(
-    query_NKRLD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor, in_batch: InBatch, options: Options
-) -> Tensor:
-    """Only the given pairs, N at a time so that memory stays that of one step of `_all_pairs`."""
-    n, kv_heads, repeats, length, dim = query_NKRLD.shape
-    _, size, _ = in_batch.similarity_GBB.shape
-    assert in_batch.pairs_2P is not None
-    rows_i, rows_j = in_batch.pairs_2P
-    weight_P = in_batch.similarity_GBB.reshape(n, size)[rows_i, rows_j % size]
-    query_NKTD = query_NKRLD.reshape(n, kv_heads, repeats * length, dim)
-    output = torch.zeros(query_NKTD.shape, dtype=weight_P.dtype, device=weight_P.device)
-    for i, j, weight in zip(rows_i.split(n), rows_j.split(n), weight_P.split(n), strict=True):
-        mask = None if in_batch.key_mask_NL is None else in_batch.key_mask_NL[j]
-        part = _checkpointed(_weighted_read_of_pairs, query_NKTD, key_NKLD, value_NKLD, i, j, mask, weight, options)
-        output = output.index_add(0, i, part.to(output.dtype))  # autocast computes the products in bf16
-    return output.view(n, kv_heads, repeats, length, dim)
-
-
-def _checkpointed(function: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Recomputes in the backward pass, where there will be one."""
-    if torch.is_grad_enabled():
-        result: Tensor = checkpoint(function, *args, use_reentrant=False)
-        return result
-    return function(*args)
-
-
-def _weighted_read_of_pairs(
-    query_NKTD: Tensor,
-    key_NKLD: Tensor,
-    value_NKLD: Tensor,
-    i: Tensor,
-    j: Tensor,
-    mask_PL: Tensor | None,
-    weight_P: Tensor,
+def _read_block(
+    query_GKSD: Tensor,
+    key_GJKLD: Tensor,
+    value_GJKLD: Tensor,
+    mask_GJL: Tensor | None,
+    similarity_GBJ: Tensor,
     options: Options,
 ) -> Tensor:
-    return _weighted_read(query_NKTD[i], key_NKLD[j], value_NKLD[j], mask_PL, weight_P[:, None, None, None], options)
-
-
-def _weighted_read(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor, options: Options
-) -> Tensor:
-    """Sim[i, j] * b_ij, of shape (X, K, T, D).
-
-    Scaled queries are (X, K, T, D), keys and values (X, K, L, D), the mask (X, L), and weights (X, 1, T or 1, 1).
-    """
-    if mask is not None:
-        mask = mask[:, None, None, :]
-    # On a CPU torch's fused kernel takes twice the time of two products at these short lengths.
-    if options.eager or options.softcap is not None or query.device.type == "cpu":
-        return _eager_read(query, key, value, mask, weight, options)
-    return _sdpa_read(query, key, value, mask, weight, options)
-
-
-def _eager_read(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor, options: Options
-) -> Tensor:
-    """Written out, with the softmax in float32 as in the models' eager attention; scores of one chunk j only."""
-    scores = query @ key.transpose(-1, -2)
-    if options.softcap is not None:
-        scores = torch.tanh(scores / options.softcap) * options.softcap
-    if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(-1, dtype=weight.dtype)
-    if options.dropout:
-        weights = F.dropout(weights, options.dropout)
-    if not options.v_normalization:
-        # A query's factor goes into its weights, which spares a pass over the outputs.
-        return (weights * weight).to(value.dtype) @ value
-    output = weights.to(value.dtype) @ _with_norm(value)
-    return _normalized(output, weight, options)
-
-
-def _sdpa_read(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor, options: Options
-) -> Tensor:
-    """By a fused kernel."""
-    if options.v_normalization:
-        # Fused kernels want equal head dimensions: zeros in queries and keys change no score.
-        query, key, value = F.pad(query, (0, 8)), F.pad(key, (0, 8)), _with_norm(value)
-    if mask is not None:
-        mask = mask.expand(-1, -1, query.shape[-2], -1)
-    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=options.dropout, scale=1.0)
-    return _normalized(output, weight, options) if options.v_normalization else output * weight
-
-
-def _with_norm(value: Tensor) -> Tensor:
-    """(..., D + 8): the values, their norms, and zeros up to a multiple of 8, so that one product gives both sums."""
-    norm = torch.linalg.vector_norm(value, dim=-1, keepdim=True)
-    return F.pad(torch.cat([value, norm.to(value.dtype)], dim=-1), (0, 7))
-
-
-def _normalized(output: Tensor, weight: Tensor, options: Options) -> Tensor:
-    """Sim[i, j] * softmax(.) V / (softmax(.) @ ||V||_2 + eps), from the product with `_with_norm(V)`."""
-    norm = output[..., -8:-7].to(weight.dtype)
-    return output[..., :-8] * (weight / (norm + options.eps))
+    """(G, K, S, D) of J chunks, as J rows of a batch."""
+    groups, size, block = similarity_GBJ.shape
+    query = query_GKSD[:, None].expand(-1, block, -1, -1, -1).flatten(0, 1)
+    weight = similarity_GBJ.transpose(1, 2).repeat_interleave(query.shape[2] // size, 2)  # (G, J, S)
+    mask = None if mask_GJL is None else mask_GJL.flatten(0, 1)
+    read = weighted_read(
+        query, key_GJKLD.flatten(0, 1), value_GJKLD.flatten(0, 1), mask, weight.flatten(0, 1)[:, None, :, None], options
+    )
+    return read.view(groups, block, *read.shape[1:]).sum(1)
 
 
 AttentionInterface.register("revela_sdpa", revela_sdpa_attention)

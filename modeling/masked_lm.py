@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-IGNORED = -100
+from .linear_cross_entropy import HeadLoss, linear_cross_entropy
 
 # What the families call the settings that a BERT layer has; the first that a configuration knows is taken.
 _NAMES = {
@@ -86,10 +87,30 @@ def score(lm: PreTrainedModel, states_PD: Tensor) -> Tensor:
 
     The head is run as the family's own `forward` does, on a view of the model with nothing where the encoder is.
     """
+    return _head(lm, states_PD)[0]
+
+
+def summed_cross_entropy(lm: PreTrainedModel, states_PD: Tensor, labels_P: Tensor) -> Tensor:
+    """That of `score`, in nats, at least float32, by blocks of positions if `watch_head` has seen the model's projection."""
+    projection = lm.get_output_embeddings()
+    assert projection is not None  # check_masked_lm has seen to it
+    asked = HeadLoss(lambda hidden_1PD, weight, bias: linear_cross_entropy(hidden_1PD[0], weight, bias, labels_P))
+    asked.ask(projection)
+    logits_1PV = _head(lm, states_PD)
+    if asked.result is not None and logits_1PV is asked.output:
+        result: Tensor = asked.result
+        return result
+    if asked.result is not None:  # a family that changes its logits behind the projection
+        logits_1PV = _head(lm, states_PD)
+    logits_PV = logits_1PV[0].to(torch.promote_types(logits_1PV.dtype, torch.float32))
+    return F.cross_entropy(logits_PV, labels_P, reduction="sum")
+
+
+def _head(lm: PreTrainedModel, states_PD: Tensor) -> Tensor:
     head = copy.copy(lm)
     head.__dict__["_modules"] = lm._modules | {lm.base_model_prefix: _Echo()}
-    logits: Tensor = head(inputs_embeds=states_PD[None]).logits
-    return logits[0]
+    logits_1PV: Tensor = head(inputs_embeds=states_PD[None]).logits
+    return logits_1PV
 
 
 def additive(visible: Tensor, like: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import ModelOutput
 
 from .configuration_cot_mote import CoTMoTEConfig
-from .masked_lm import IGNORED, additive, bert_layer_config, position_table, score
+from .linear_cross_entropy import IGNORED, watch_head
+from .masked_lm import additive, bert_layer_config, position_table, score, summed_cross_entropy
 from .textual_experts import CoTMoTEPreTrainedModel, keep_top_k, sparse_vectors
 
 
@@ -159,6 +160,9 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
         self, config: CoTMoTEConfig, lm: PreTrainedModel | None = None, query_lm: PreTrainedModel | None = None
     ) -> None:
         super().__init__(config, lm, query_lm)
+        for part in (self.lm, self.query_lm):
+            if part is not None:
+                watch_head(part.get_output_embeddings())
         layer = bert_layer_config(self.lm.config)
         self.ae_decoder: nn.ModuleList | None = None
         self.ar_decoder: nn.ModuleList | None = None
@@ -238,20 +242,21 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
             encoded = lm.base_model(input_ids=ids, attention_mask=mask, output_hidden_states=output_hidden_states)
             states_BLD: Tensor = encoded.last_hidden_state
             labelled_BL = own_labels != IGNORED
+            targets_P = own_labels[labelled_BL]
             vectors = {"dense": states_BLD[:, 0]}
             if sparse:  # which needs the logits of all positions
                 logits_BLV = score(lm, states_BLD.flatten(0, 1)).unflatten(0, ids.shape)
                 vectors["sparse"] = sparse_vectors(logits_BLV, mask)
-                logits_PV = logits_BLV[labelled_BL]
+                total = _summed(logits_BLV[labelled_BL], targets_P)
             else:
-                logits_PV = score(lm, states_BLD[labelled_BL])
-            losses["encoder"].add(logits_PV, own_labels[labelled_BL])
+                total = summed_cross_entropy(lm, states_BLD[labelled_BL], targets_P)
+            losses["encoder"].add(total, len(targets_P))
             for bottleneck in losses.keys() - {"encoder"}:
                 vector_BD = vectors[bottleneck]
                 if bottleneck == "sparse":
                     vector_BD = vector_BD @ _embedding_matrix(lm)
                 decoded_PD, targets_P = self._decode(lm, vector_BD, *own_span)
-                losses[bottleneck].add(score(lm, decoded_PD), targets_P)
+                losses[bottleneck].add(summed_cross_entropy(lm, decoded_PD, targets_P), len(targets_P))
             parts.append(CoTMoTEOutput(states_BLD, vectors["dense"], vectors.get("sparse"), encoded.hidden_states))
             indices.append(rows)
         means = {name: loss.mean() for name, loss in losses.items()}
@@ -324,15 +329,19 @@ class _MeanLoss:
         self.total: Tensor | None = None
         self.labels = 0
 
-    def add(self, logits_PV: Tensor, labels_P: Tensor) -> None:
-        logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
-        loss = F.cross_entropy(logits_PV, labels_P, reduction="sum")  # 0, with a gradient of 0, without labels
-        self.total = loss if self.total is None else self.total + loss
-        self.labels += len(labels_P)
+    def add(self, total: Tensor, labels: int) -> None:
+        self.total = total if self.total is None else self.total + total
+        self.labels += labels
 
     def mean(self) -> Tensor:
         assert self.total is not None
         return self.total / max(self.labels, 1)
+
+
+def _summed(logits_PV: Tensor, labels_P: Tensor) -> Tensor:
+    """0, with a gradient of 0, without labels."""
+    logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
+    return F.cross_entropy(logits_PV, labels_P, reduction="sum")
 
 
 def cot_mae_names(state: dict[str, Tensor]) -> dict[str, Tensor]:

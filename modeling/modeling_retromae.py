@@ -33,7 +33,8 @@ from transformers.utils import ModelOutput
 
 from .configuration_retromae import RetroMAEConfig
 from .enhanced_decoder import RetroMAEDecoder
-from .masked_lm import IGNORED, check_masked_lm, first_position, max_tokens, position_table, score
+from .linear_cross_entropy import IGNORED, watch_head
+from .masked_lm import check_masked_lm, first_position, max_tokens, position_table, score, summed_cross_entropy
 
 
 @dataclass
@@ -80,6 +81,7 @@ class RetroMAEForPreTraining(PreTrainedModel):
         super().__init__(config)
         self.lm: PreTrainedModel = AutoModelForMaskedLM.from_config(config.encoder) if lm is None else lm
         check_masked_lm(self.lm)
+        watch_head(self.lm.get_output_embeddings())
         self.decoder: RetroMAEDecoder | None = None
         if config.decoder != "none":
             self.decoder = RetroMAEDecoder(config, own_positions=position_table(self.encoder) is None)
@@ -154,7 +156,8 @@ class RetroMAEForPreTraining(PreTrainedModel):
             decoder_attention_mask: nonzero where a key is visible; (B, L, L), row i of which is what position i sees,
                 for enhanced decoding, (B, L) for basic decoding. Key 0 is the sentence vector.
             decoder_labels: (B, L), the tokens to predict, -100 elsewhere; with `config.bag_of_words` also the set.
-            return_logits: whether to score every position; without, the losses are the same and cost less.
+            return_logits: whether to score every position; without, the losses are the same and cost less: only labelled
+                positions are scored, by blocks of them, so that their logits never exist as a whole.
 
         Raises:
             ValueError: for tensors that are missing or of the wrong shape, or more tokens than there are positions.
@@ -168,9 +171,15 @@ class RetroMAEForPreTraining(PreTrainedModel):
         if self.decoder is not None:
             decoded_BLD = self._decode(hidden_BLD[:, 0], decoder_input_ids, decoder_attention_mask)
             states.append(_rows(decoded_BLD, decoder_labels, return_logits))
+        output = RetroMAEOutput(sentence_embedding=hidden_BLD[:, 0])
+        if not whole_encoder:
+            output.loss = output.encoder_loss = self._loss(states[0], encoder_labels)
+            if decoder_labels is not None and self.decoder is not None:
+                output.decoder_loss = self._loss(states[1], decoder_labels)
+                output.loss = output.loss + output.decoder_loss
+            return output
         logits_PV = score(self.lm, torch.cat(states))
         encoder_PV, *decoder_PV = logits_PV.split([len(part) for part in states])
-        output = RetroMAEOutput(sentence_embedding=hidden_BLD[:, 0])
         output.loss = output.encoder_loss = _cross_entropy(encoder_PV, encoder_labels, whole_encoder)
         shape = (*encoder_input_ids.shape, logits_PV.shape[-1])
         if decoder_PV:
@@ -184,6 +193,11 @@ class RetroMAEForPreTraining(PreTrainedModel):
             output.encoder_logits = encoder_PV.view(shape)
             output.decoder_logits = decoder_PV[0].view(shape) if decoder_PV else None
         return output
+
+    def _loss(self, states_PD: Tensor, labels_BL: Tensor) -> Tensor:
+        """`_cross_entropy` of the states of the labelled positions."""
+        labels_P = labels_BL[labels_BL != IGNORED]
+        return summed_cross_entropy(self.lm, states_PD, labels_P) / max(len(labels_P), 1)
 
     def _decode(self, sentence_BD: Tensor, input_ids: Tensor | None, mask: Tensor | None) -> Tensor:
         """(B, L, D) states of the decoder."""

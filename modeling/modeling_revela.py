@@ -23,7 +23,11 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .configuration_revela import RevelaConfig
-from .in_batch_attention import InBatch
+from .in_batch_attention import InBatch, every_pair
+from .linear_cross_entropy import IGNORED, HeadLoss, linear_cross_entropy, watch_head
+
+# Without a GPU there is nothing to wait for; with one, the list of pairs costs a question to it, which pays for large groups.
+PAIRS_FROM_SIZE = 32
 
 
 @dataclass
@@ -32,7 +36,7 @@ class RevelaOutput(ModelOutput):
 
     Attributes:
         loss: scalar, mean next-token cross-entropy of stream h in nats; None without labels.
-        logits: (N, L, V) of stream h.
+        logits: (N, L, V) of stream h; None in training, unless asked for.
         similarity: (G, B, B), rows sum to one over j != i, zero on the diagonal.
         embeddings: (N, d) unit vectors, at least float32; None if `similarity` was given.
     """
@@ -68,6 +72,8 @@ class RevelaForCausalLM(PreTrainedModel):
         # Logits are wanted for stream h alone: dropping stream e here keeps what each family does after its decoder
         # (soft caps, logit scales) and saves half of the output projection.
         self.lm.get_decoder().register_forward_hook(_keep_stream_h, with_kwargs=True)
+        watch_head(self.lm.get_output_embeddings())
+        self._loss_at_head = True  # until the family is seen to change its logits after the projection
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -153,6 +159,7 @@ class RevelaForCausalLM(PreTrainedModel):
         embeddings: Tensor | None = None,
         similarity: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        return_logits: bool | None = None,
         **kwargs: Any,
     ) -> RevelaOutput:
         """Next-token loss of every chunk, given the other chunks of its group.
@@ -166,6 +173,8 @@ class RevelaForCausalLM(PreTrainedModel):
             embeddings: (N, d), replaces the retriever's.
             similarity: (G, B, B), replaces both; its diagonal is ignored.
             num_items_in_batch: number of labels that the sum of losses is divided by (gradient accumulation).
+            return_logits: by default in evaluation, or without labels. Without them, logits and their gradient, most of the
+                memory of a step, never exist as a whole.
             **kwargs: accepted so that the Trainer passes `num_items_in_batch`; unknown ones raise TypeError.
 
         Raises:
@@ -186,56 +195,90 @@ class RevelaForCausalLM(PreTrainedModel):
                     embeddings = self.embed(retriever_input_ids, retriever_attention_mask)
             present_N = attention_mask.any(-1)
             similarity = self.similarity(embeddings, present_N.view(-1, size))
-        logits = self._language_model(input_ids, attention_mask, similarity)
-        loss = None
+            pairs_2P = self._pairs(similarity, self._resolution(similarity))
+        else:  # may be a leaf whose zeros want a gradient, too
+            pairs_2P = self._pairs(similarity, 0.0)
         if labels is not None:
             # After padding on the left comes a first token, which no token predicts.
             first_NL = F.pad(attention_mask[:, 1:] > attention_mask[:, :-1], (1, 0))
-            labels = labels.masked_fill(first_NL, -100)
-            loss = self.lm.loss_function(
-                logits=logits, labels=labels, vocab_size=logits.shape[-1], num_items_in_batch=num_items_in_batch
-            )
-        return RevelaOutput(loss=loss, logits=logits, similarity=similarity, embeddings=embeddings)
+            labels = F.pad(labels.masked_fill(first_NL, IGNORED)[:, 1:], (0, 1), value=IGNORED)
+        in_batch = InBatch(
+            similarity_GBB=similarity,
+            lengths_N=attention_mask.sum(-1),
+            pairs_2P=pairs_2P,
+            v_normalization=self.config.v_normalization,
+            eps=self.config.v_normalization_eps,
+        )
+        output = RevelaOutput(similarity=similarity, embeddings=embeddings)
+        wanted = labels is None or (not self.training if return_logits is None else return_logits)
+        total = None if wanted else self._loss_without_logits(input_ids, attention_mask, in_batch, labels)
+        if total is None:
+            output.logits = self._language_model(input_ids, attention_mask, in_batch)
+            if labels is not None:
+                total = _summed_cross_entropy(output.logits, labels)
+        if labels is not None and total is not None:
+            count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+            output.loss = total / (count.to(total.device) if isinstance(count, Tensor) else count)
+        return output
 
-    def _language_model(self, input_ids: Tensor, attention_mask: Tensor, similarity: Tensor) -> Tensor:
+    def _language_model(self, input_ids: Tensor, attention_mask: Tensor, in_batch: InBatch) -> Tensor:
         """(N, L, V) logits of stream h; both streams go through the LM as one batch of 2N rows."""
         implementation = self.lm.config._attn_implementation
         if not implementation.startswith("revela_"):
             # Gemma 2 caps its attention logits, which no SDPA kernel does.
             capped = getattr(self.lm.config, "attn_logit_softcapping", None) is not None
             self.lm.set_attn_implementation("revela_eager" if capped or implementation == "eager" else "revela_sdpa")
-        mask_NL = attention_mask.bool()
-        extra: dict[str, Tensor] = {}
-        padded = not bool(mask_NL.all())
-        if padded and bool((mask_NL[:, 1:] & ~mask_NL[:, :-1]).any()):
-            # Padding on the left: each chunk still counts its positions from 0.
-            positions_NL = (mask_NL.long().cumsum(-1) - 1).clamp(min=0)
-            extra = {"attention_mask": torch.cat([attention_mask] * 2), "position_ids": torch.cat([positions_NL] * 2)}
-        # With padding on the right alone, causality already hides it, and kernels without a mask are faster.
-        in_batch = InBatch(
-            similarity_GBB=similarity,
-            key_mask_NL=_with_a_key(mask_NL) if padded else None,
-            pairs_2P=self._pairs(similarity),
-            v_normalization=self.config.v_normalization,
-            eps=self.config.v_normalization_eps,
-        )
-        logits: Tensor = self.lm(
-            input_ids=torch.cat([input_ids, input_ids]), use_cache=False, in_batch=in_batch, **extra
-        ).logits
+        # Padding to the right, wherever it was: causality then hides it, positions begin at 0, kernels need no mask, and
+        # nobody has to ask the device where it is. `_keep_stream_h` puts the states back.
+        order_NL = attention_mask.argsort(dim=-1, descending=True, stable=True)
+        in_batch.places_NL = order_NL.argsort(dim=-1)
+        input_ids = input_ids.gather(-1, order_NL)
+        logits: Tensor = self.lm(input_ids=torch.cat([input_ids, input_ids]), use_cache=False, in_batch=in_batch).logits
         return logits
 
-    def _pairs(self, similarity: Tensor) -> Tensor | None:
-        """(2, P) rows i, j of the pairs that carry more than the tolerance; None if that spares less than half.
-
-        The gradient to a cosine carries a factor Sim / temperature, so the tolerance is on that and not on Sim alone.
-        """
-        if not self.config.similarity_tolerance:
+    def _loss_without_logits(
+        self, input_ids: Tensor, attention_mask: Tensor, in_batch: InBatch, labels: Tensor | None
+    ) -> Tensor | None:
+        """The sum of the losses by blocks of tokens; None if this family changes its logits behind the projection."""
+        head = self.lm.get_output_embeddings()
+        if not self._loss_at_head or head is None or labels is None:
             return None
+        labels_P = labels.flatten()
+        asked = HeadLoss(
+            lambda hidden, weight, bias: linear_cross_entropy(hidden.flatten(0, 1), weight, bias, labels_P)
+        )
+        asked.ask(head)
+        try:
+            logits = self._language_model(input_ids, attention_mask, in_batch)
+        finally:
+            head.__dict__.pop("head_loss", None)
+        if asked.result is None:  # a projection that is not watched has given all logits
+            return _summed_cross_entropy(logits, labels)
+        self._loss_at_head = logits is asked.output
+        return asked.result if self._loss_at_head else None
+
+    def _resolution(self, similarity: Tensor) -> float:
+        """The similarity up to which a pair is skipped: by default what is lost in the rounding of a sum of 1.
+
+        The gradient to a cosine carries a factor Sim / temperature, so a tolerance is on that and not on Sim alone.
+        """
+        if self.config.similarity_tolerance is None:
+            return torch.finfo(similarity.dtype).eps / 8
+        return float(self.config.similarity_tolerance * self.config.temperature)
+
+    def _pairs(self, similarity: Tensor, lowest: float) -> Tensor | None:
+        """(2, P) rows i, j of the pairs above the lowest similarity; None for all pairs at once, without a list."""
         groups, size, _ = similarity.shape
+        on_cpu = similarity.device.type == "cpu"
+        if self.config.similarity_tolerance is not None:  # somebody's choice, for similarities that are given, too
+            lowest = self._resolution(similarity)
+        elif not on_cpu and size < PAIRS_FROM_SIZE:
+            return None
+        if not lowest:
+            return every_pair(similarity) if on_cpu else None
         off_diagonal = ~torch.eye(size, dtype=torch.bool, device=similarity.device)
-        kept = (similarity.detach() / self.config.temperature > self.config.similarity_tolerance) & off_diagonal
-        group, i, j = kept.nonzero(as_tuple=True)
-        if 2 * len(group) > groups * size * size:
+        group, i, j = ((similarity.detach() > lowest) & off_diagonal).nonzero(as_tuple=True)
+        if not on_cpu and 2 * len(group) > groups * size * size:
             return None
         return torch.stack([group * size + i, group * size + j])
 
@@ -259,18 +302,21 @@ def _loaded(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _with_a_key(mask_NL: Tensor) -> Tensor:
-    """The mask with one token allowed in absent chunks: nobody reads them, but a softmax over nothing is NaN."""
-    absent_N = ~mask_NL.any(-1)
-    mask_NL = mask_NL.clone()
-    mask_NL[:, 0] |= absent_N
-    return mask_NL
+def _summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """In nats, at least float32; the labels are those of the same positions."""
+    logits_PV = logits.flatten(0, 1)
+    logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
+    return F.cross_entropy(logits_PV, labels.flatten(), reduction="sum", ignore_index=IGNORED)
 
 
 def _keep_stream_h(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:  # noqa: ANN401 (the decoder's own output class)
-    """Forward hook of the decoder: drops stream e from what goes on to the output projection."""
-    if kwargs.get("in_batch") is not None:
-        output.last_hidden_state = output.last_hidden_state.chunk(2)[1]
+    """Forward hook of the decoder: of what goes on to the output projection, drops stream e, and undoes the sorting."""
+    in_batch: InBatch | None = kwargs.get("in_batch")
+    if in_batch is not None:
+        states_NLD = output.last_hidden_state.chunk(2)[1]
+        if in_batch.places_NL is not None:
+            states_NLD = states_NLD.gather(1, in_batch.places_NL[..., None].expand_as(states_NLD))
+        output.last_hidden_state = states_NLD
     return output
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from revela_hub.modeling import RevelaForCausalLM
-from revela_hub.modeling.in_batch_attention import Options, _eager_read, _sdpa_read
+from revela_hub.modeling.chunk_reads import Options, _eager_read, _sdpa_read
 
 GROUPS, SIZE, VOCABULARY = 2, 3, 29
 LENGTHS = (5, 3, 6, 4, 6, 2)
@@ -107,8 +107,8 @@ def test_skipping_pairs_is_exact_to_the_tolerance(v_normalization: bool) -> None
         embeddings.grad = None
         output = model(ids, mask, labels=labels, embeddings=embeddings)
         output.loss.backward()
-        pairs = model._pairs(output.similarity)
-        return output.logits.detach(), embeddings.grad.clone(), GROUPS * SIZE**2 if pairs is None else pairs.shape[1]
+        pairs = model._pairs(output.similarity, model._resolution(output.similarity))
+        return output.logits.detach(), embeddings.grad.clone(), pairs.shape[1]
 
     exact_logits, exact_grad, _ = run(0.0)
     some_logits, some_grad, pairs = run(tolerance)
@@ -124,7 +124,7 @@ def test_skipping_pairs_is_exact_to_the_tolerance(v_normalization: bool) -> None
 @pytest.mark.parametrize("v_normalization", [False, True])
 def test_the_fused_kernel_that_gpus_use_gives_the_same(v_normalization: bool, masked: bool) -> None:
     """Values and gradients of `_sdpa_read`, which no CPU run takes, against the written-out version."""
-    options = Options(1.0, None, 0.0, eager=False, v_normalization=v_normalization, eps=1e-6)
+    options = Options(v_normalization=v_normalization)
     shapes = ((2, 2, 12, 8), (2, 2, 5, 8), (2, 2, 5, 8), (2, 1, 12, 1))
     tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     query, key, value, weight = tensors

@@ -102,6 +102,23 @@ def test_the_soft_cap_of_gemma_2_holds_in_the_cross_document_part() -> None:
     torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", DECODERS)
+def test_training_without_logits_has_the_loss_and_gradients_of_training_with_them(family: str) -> None:
+    """Also where a family changes its logits behind the projection (Gemma 2), which the loss at the head does not see."""
+    lm = decoder(family, **({"final_logit_softcapping": 2.0} if family == "Gemma2" else {}))
+    model = RevelaForCausalLM.from_backbones(bert(), lm, group_size=4, temperature=0.1, pooling="mean").train()
+    batch = inputs()
+    results = []
+    for return_logits in (True, False):
+        model.zero_grad()
+        output = model(**batch, return_logits=return_logits, num_items_in_batch=17)
+        output.loss.backward()
+        results.append([output.loss.detach(), *(p.grad.clone() for p in lm.parameters())])
+    assert (output.logits is None) == model._loss_at_head == (family != "Gemma2")
+    for without, with_logits in zip(*results, strict=True):
+        torch.testing.assert_close(without, with_logits, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
 @pytest.mark.parametrize(("retriever", "attention"), [("bert", "sdpa"), ("llama", "sdpa"), ("llama", "eager")])
 def test_padding_on_either_side_gives_the_same_numbers(retriever: str, attention: str, pooling: str) -> None:
@@ -121,7 +138,8 @@ def test_padding_on_either_side_gives_the_same_numbers(retriever: str, attention
     torch.testing.assert_close(model(**wider).loss, a.loss, rtol=1e-5, atol=1e-5)
 
 
-def test_training_and_inference_agree_with_gradient_checkpointing() -> None:
+@pytest.mark.parametrize("return_logits", [False, True])
+def test_training_and_inference_agree_with_gradient_checkpointing(return_logits: bool) -> None:
     model = build(v_normalization=True)
     batch = inputs()
     with torch.no_grad():
@@ -131,9 +149,12 @@ def test_training_and_inference_agree_with_gradient_checkpointing() -> None:
         if checkpointing:
             model.gradient_checkpointing_enable()
         model.train().zero_grad()
-        output = model(**batch)
+        output = model(**batch, return_logits=return_logits)
         output.loss.backward()
-        torch.testing.assert_close(output.logits, inference.logits, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(output.loss, inference.loss, rtol=1e-6, atol=1e-6)
+        assert (output.logits is not None) == return_logits
+        if return_logits:
+            torch.testing.assert_close(output.logits, inference.logits, rtol=1e-5, atol=1e-6)
         gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-7)

@@ -40,8 +40,12 @@ class Arguments(MeasureArguments, RevelaDataArguments, RevelaTrainingArguments):
     v_normalization: bool = field(
         default=False, metadata={"help": "Divide what is read by the norms of its values. The paper: on for Wikipedia."}
     )
-    similarity_tolerance: NonNegativeFloat = field(
-        default=0.0, metadata={"help": "Skip pairs with similarity / temperature at or below this. 0 skips none."}
+    similarity_tolerance: NonNegativeFloat | None = field(
+        default=None,
+        metadata={
+            "help": "Skip pairs with similarity / temperature at or below this; 0 skips none. By default those whose"
+            " similarity rounding would lose."
+        },
     )
     pooling: Literal["last", "mean", "cls"] | None = field(
         default=None, metadata={"help": "By default the retriever's own, or the last token of a plain decoder."}

@@ -1,0 +1,106 @@
+"""The loss without logits against torch's cross-entropy of a linear layer."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from revela_hub.modeling.linear_cross_entropy import HeadLoss, LinearCrossEntropy, linear_cross_entropy, watch_head
+
+
+def tensors(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Hidden states, weight, bias and labels, some of them -100."""
+    made = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in ((7, 5), (11, 5), (11,))]
+    return [*made, torch.tensor([3, -100, 0, 10, -100, 3, 7])]
+
+
+def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="sum")
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("block", [1, 2, 3, 100, None])
+def test_loss_and_gradients_are_torchs(block: int | None, with_bias: bool) -> None:
+    hidden, weight, bias, labels = tensors()
+    wanted = [hidden, weight, bias] if with_bias else [hidden, weight]
+    results = []
+    for loss in (
+        linear_cross_entropy(hidden, weight, bias if with_bias else None, labels, block),
+        plain(hidden, weight, bias if with_bias else None, labels),
+    ):
+        results.append([loss, *torch.autograd.grad(1.7 * loss, wanted)])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_without_a_label_count_nothing_where_they_are_not_left_out() -> None:
+    """As on a GPU, where their number is not asked for."""
+    hidden, weight, bias, labels = tensors()
+    torch.autograd.gradcheck(lambda *x: LinearCrossEntropy.apply(*x, labels, 2, True), (hidden, weight, bias))
+    torch.autograd.gradgradcheck(lambda *x: LinearCrossEntropy.apply(*x, labels, 2, True), (hidden, weight, bias))
+    loss = LinearCrossEntropy.apply(hidden, weight, bias, labels, 2, True)
+    torch.testing.assert_close(loss, plain(hidden, weight, bias, labels), rtol=1e-12, atol=0)
+
+
+def test_frozen_weights_and_no_labels() -> None:
+    hidden, weight, _, labels = tensors()
+    loss = linear_cross_entropy(hidden, weight.detach(), None, labels)
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, hidden), torch.autograd.grad(plain(hidden, weight, None, labels), hidden)
+    )
+    with torch.no_grad():
+        assert not linear_cross_entropy(hidden, weight, None, labels).requires_grad
+    nothing = linear_cross_entropy(hidden, weight, None, torch.full_like(labels, -100))
+    assert nothing == 0
+    assert all(grad.abs().max() == 0 for grad in torch.autograd.grad(nothing, (hidden, weight)))
+
+
+def test_large_logits_and_bf16() -> None:
+    hidden, weight, bias, labels = tensors(torch.float32)
+    far = linear_cross_entropy(hidden * 1e4, weight, bias, labels)
+    torch.testing.assert_close(far, plain(hidden * 1e4, weight, bias, labels))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, bias, labels)
+    assert loss.dtype == torch.float32
+    want = plain(hidden, weight, bias, labels)
+    torch.testing.assert_close(loss, want, rtol=0.02, atol=0.02)
+    for got, expected in zip(
+        torch.autograd.grad(loss, (hidden, weight, bias)),
+        torch.autograd.grad(want, (hidden, weight, bias)),
+        strict=True,
+    ):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, expected, rtol=0.1, atol=0.1)
+
+
+def test_no_more_than_a_block_of_logits_is_alive() -> None:
+    """Of 4096 x 512 logits (8 MiB), blocks of 64 rows: 0.1 MiB each, beside the gradients of hidden states and weight."""
+    hidden, weight = torch.randn(4096, 8, requires_grad=True), torch.randn(512, 8, requires_grad=True)
+    labels = torch.randint(512, (4096,))
+
+    def peak(run: object) -> int:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            run().backward()
+        alive = highest = 0
+        for event in profile.profiler.kineto_results.events():
+            if event.name() == "[memory]":
+                alive += event.nbytes()
+                highest = max(highest, alive)
+        return highest
+
+    ours = peak(lambda: linear_cross_entropy(hidden, weight, None, labels, 64))
+    theirs = peak(lambda: plain(hidden, weight, None, labels))
+    assert theirs > 2 * 4096 * 512 * 4
+    assert ours < 2**20
+
+
+def test_a_loss_at_a_head_is_of_all_that_the_head_was_given() -> None:
+    head = nn.Linear(5, 11)
+    watch_head(head)
+    hidden, labels = torch.randn(2, 3, 5), torch.tensor([3, 0, 10, 1, 3, 7])
+    asked = HeadLoss(lambda states, weight, bias: linear_cross_entropy(states.flatten(0, 1), weight, bias, labels))
+    asked.ask(head)
+    output = head(hidden)
+    assert output is asked.output and output.shape == (2, 1, 11)
+    torch.testing.assert_close(asked.result, plain(hidden.flatten(0, 1), head.weight, head.bias, labels))
+    assert head(hidden).shape == (2, 3, 11), "asked for once"
