@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.tokenizers import padding_right, with_eos
+from revela_hub.hub_cards.tokenizers import padding_right, text_length, with_eos
 
 PoolingMode = Literal["last", "mean", "cls"]
 
@@ -105,8 +105,7 @@ def save_settings(
         requirements: packages that readers need beyond the two libraries, with their versions.
     """
     text_config = config.get_text_config()
-    positions = getattr(text_config, "max_position_embeddings", settings.max_length)
-    length = min(settings.max_length, tokenizer.model_max_length, positions)
+    length = text_length(config, tokenizer, settings.max_length)
     save_tokenizer(tokenizer, folder, max_length=length)
     _write_json_files(
         folder,

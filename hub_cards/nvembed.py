@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
-from revela_hub.hub_cards.tokenizers import with_eos
+from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 
 
@@ -159,8 +159,7 @@ def _settings(model: NVEmbedModel, prompts: dict[str, str], max_length: int) -> 
 
 def _checked_length(model: NVEmbedModel, tokenizer: PreTrainedTokenizerBase, settings: RetrieverSettings) -> int:
     """The maximum length, lowered to what tokenizer and positions allow, after a look at the prompts."""
-    positions = model.config.text_config.max_position_embeddings
-    length = int(min(settings.max_length, tokenizer.model_max_length, positions))
+    length = text_length(model.config.text_config, tokenizer, settings.max_length)
     for name, prompt in settings.prompts.items():
         tokens = len(tokenizer(prompt)["input_ids"])
         if prompt and tokens >= length:

@@ -12,11 +12,21 @@ import json
 from typing import Any
 
 from tokenizers import processors
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 
 _PROBE = "a"
+# Their positions begin after the padding token's id, so that the table of 514 has room for 512 tokens.
+_COUNTING_FROM_PADDING = {
+    "camembert",
+    "data2vec-text",
+    "longformer",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+}
 
 
 def ends_with_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -53,6 +63,21 @@ def with_eos(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         after.__setstate__(json.dumps(_ending_with(before, tokenizer.eos_token, tokenizer.eos_token_id)).encode())
         backend.post_processor = after
     return tokenizer
+
+
+def text_length(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
+    """The tokens that are kept of a text: as many as are wanted, if tokenizer and model have room for them.
+
+    Args:
+        config: of the model.
+        tokenizer: of the model.
+        wanted: at most so many.
+    """
+    text_config = config.get_text_config()
+    positions = getattr(text_config, "max_position_embeddings", wanted)
+    if text_config.model_type in _COUNTING_FROM_PADDING:
+        positions -= (text_config.pad_token_id or 0) + 1
+    return int(min(wanted, tokenizer.model_max_length, positions))
 
 
 def padding_right(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

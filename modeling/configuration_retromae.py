@@ -18,6 +18,7 @@ class RetroMAEConfig(PreTrainedConfig):
         bag_of_words: also predict the set of the input's tokens from the tokens' logits (DupMAE, arXiv 2211.08769);
             needs enhanced decoding.
         bag_of_words_weight: of that loss in the sum.
+        max_seq_length: tokens of a text that the published encoder keeps, those that it was trained with.
     """
 
     model_type = "retromae"
@@ -30,6 +31,7 @@ class RetroMAEConfig(PreTrainedConfig):
         decoder_layers: int = 1,
         bag_of_words: bool = False,
         bag_of_words_weight: float = 1.0,
+        max_seq_length: int = 512,
         **kwargs: Any,
     ) -> None:
         if decoder not in ("enhanced", "basic", "none"):
@@ -41,6 +43,8 @@ class RetroMAEConfig(PreTrainedConfig):
             raise ValueError(f"bag_of_words goes with enhanced decoding, not with decoder={decoder!r}")
         if bag_of_words_weight < 0:
             raise ValueError(f"bag_of_words_weight must not be negative, got {bag_of_words_weight}")
+        if max_seq_length < 1:
+            raise ValueError(f"max_seq_length must be at least 1, got {max_seq_length}")
         # AutoModelForPreTraining is added when the model is saved.
         kwargs.setdefault("auto_map", {"AutoModel": "modeling_retromae.RetroMAEForPreTraining"})
         attn_implementation = kwargs.get("attn_implementation")
@@ -56,6 +60,7 @@ class RetroMAEConfig(PreTrainedConfig):
         self.decoder_layers = decoder_layers
         self.bag_of_words = bag_of_words
         self.bag_of_words_weight = bag_of_words_weight
+        self.max_seq_length = max_seq_length
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """The encoder's configuration: transformers would take the field `decoder` for one."""

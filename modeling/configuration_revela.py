@@ -24,6 +24,8 @@ class RevelaConfig(PreTrainedConfig):
             for code. The collator cuts; the value is kept here because the retriever was trained for it.
         pooling: how the retriever's token states become one vector: `"last"` token (EOS), `"mean"` or `"cls"` (first).
         prompts: the texts put before a query and before a document, under the names `query` and `document`.
+        max_seq_length: tokens of a text that the retriever keeps where it is used, EOS included: in evaluations and in what
+            is published. It may be more than it was trained with.
         similarity_tolerance: pairs with `similarity / temperature` at or below this are skipped; 0 skips none. By default
             those are skipped whose similarity would be lost in rounding, where that pays: always on a CPU, from 32 chunks
             a group on a GPU.
@@ -46,6 +48,7 @@ class RevelaConfig(PreTrainedConfig):
         pooling: Pooling = "last",
         prompts: dict[str, str] | None = None,
         similarity_tolerance: float | None = None,
+        max_seq_length: int = 2048,
         **kwargs: Any,
     ) -> None:
         if group_size < 1:
@@ -58,6 +61,8 @@ class RevelaConfig(PreTrainedConfig):
             raise ValueError(f'pooling must be "last", "mean" or "cls", got {pooling!r}')
         if similarity_tolerance is not None and similarity_tolerance < 0:
             raise ValueError(f"similarity_tolerance must not be negative, got {similarity_tolerance}")
+        if max_seq_length < 1:
+            raise ValueError(f"max_seq_length must be at least 1, got {max_seq_length}")
         # AutoModelForCausalLM is added when the model is saved.
         kwargs.setdefault("auto_map", {"AutoModel": "modeling_revela.RevelaForCausalLM"})
         attn_implementation = kwargs.get("attn_implementation")
@@ -75,6 +80,7 @@ class RevelaConfig(PreTrainedConfig):
         self.pooling = pooling
         self.prompts = {"query": "Query: ", "document": "Passage: "} if prompts is None else dict(prompts)
         self.similarity_tolerance = similarity_tolerance
+        self.max_seq_length = max_seq_length
 
 
 def _as_config(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig | None:

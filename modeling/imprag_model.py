@@ -99,7 +99,7 @@ class ImpRAGModel(PreTrainedModel):
             ValueError: if the backbone is no decoder with transformers' attention interface, or a field is out of range.
         """
         if isinstance(backbone, str):
-            load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype}
+            load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype, "use_safetensors": True}
             if attn_implementation is not None:
                 load["attn_implementation"] = attn_implementation
             loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(backbone, **load)

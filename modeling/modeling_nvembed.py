@@ -126,8 +126,10 @@ class NVEmbedModel(PreTrainedModel):
         config.setdefault("official_instruction_mask", False)
         whole = NVEmbedConfig(text_config=text_config, pooling=pooling, mask=mask, **config)
         if isinstance(backbone, str):  # with the mask already in its configuration
-            load = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-            given = AutoModel.from_pretrained(backbone, config=text_config, dtype=dtype, **load)
+            load: dict[str, Any] = {"dtype": dtype, "use_safetensors": True}
+            if attn_implementation is not None:
+                load["attn_implementation"] = attn_implementation
+            given = AutoModel.from_pretrained(backbone, config=text_config, **load)
             whole.text_config = given.config
         whole._attn_implementation = given.config._attn_implementation
         model = cls(whole, given)

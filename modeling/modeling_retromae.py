@@ -123,7 +123,7 @@ class RetroMAEForPreTraining(PreTrainedModel):
             ValueError: if it is not a BERT-like encoder with a masked-LM head.
         """
         if isinstance(encoder, str):
-            load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype}
+            load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype, "use_safetensors": True}
             if attn_implementation is not None:
                 load["attn_implementation"] = attn_implementation
             lm, info = AutoModelForMaskedLM.from_pretrained(encoder, output_loading_info=True, **load)

@@ -104,7 +104,7 @@ class RevelaForCausalLM(PreTrainedModel):
             ValueError: if the language model's attention does not go through transformers' attention interface, or if
                 one loaded model is given as both.
         """
-        load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype}
+        load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype, "use_safetensors": True}
         if attn_implementation is not None:
             load["attn_implementation"] = attn_implementation
         if isinstance(retriever, str):

@@ -1,6 +1,8 @@
 """What a model has to offer to be evaluated and searched with, and how one is loaded from a folder or the Hub."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -64,12 +66,13 @@ def load_encoder(
     if max_seq_length is not None and max_seq_length < 1:
         raise UserError(f"the maximum sequence length must be at least 1, not {max_seq_length}")
     try:
-        model = SentenceTransformer(
-            str(path) if path.is_dir() else _hub_id(name),
-            device=device,
-            trust_remote_code=trust_remote_code,
-            model_kwargs={"use_safetensors": True},
-        )
+        with no_pickles(name):
+            model = SentenceTransformer(
+                str(path) if path.is_dir() else _hub_id(name),
+                device=device,
+                trust_remote_code=trust_remote_code,
+                model_kwargs={"use_safetensors": True},
+            )
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         reason = _one_line(error)
         if "trust_remote_code" in reason and not trust_remote_code:
@@ -80,6 +83,31 @@ def load_encoder(
     if max_seq_length is not None:
         model.max_seq_length = max_seq_length
     return model
+
+
+@contextmanager
+def no_pickles(name: str) -> Iterator[None]:
+    """Keeps sentence-transformers from reading pickled weights of the modules after the first, for which it has no option.
+
+    Raises:
+        UserError: it would have.
+    """
+    import torch
+
+    load = torch.load
+
+    def refuse(file: object, *_: object, **__: object) -> None:
+        where = Path(str(file))
+        raise UserError(
+            f"{name}: {where.parent.name}/{where.name} is a pickle, which can run code when it is read: save the model"
+            " again with a newer sentence-transformers, which writes safetensors"
+        )
+
+    torch.load = refuse  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.load = load
 
 
 def model_identity(name: str, max_seq_length: int | None = None) -> str:

@@ -13,6 +13,7 @@ from transformers.utils import cached_file
 from revela_hub.errors import UserError, first_line
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
+from revela_hub.trainers.common.weights import load_whole
 
 EMBEDDER = "embedder"
 
@@ -46,10 +47,10 @@ def load_nvembed(backbone: str, *, dtype: torch.dtype = torch.float32, **config:
         if found.get("model_type") != NVEmbedConfig.model_type:
             tokenizer = AutoTokenizer.from_pretrained(backbone)
             return NVEmbedStart(NVEmbedModel.from_backbone(backbone, dtype=dtype, **config), tokenizer)
-        model = NVEmbedModel.from_pretrained(backbone, dtype=dtype)
+        model = load_whole(NVEmbedModel, backbone, dtype=dtype)
         _check_settings(backbone, model.config, config)
         return NVEmbedStart(model, model.tokenizer, _saved_prompts(backbone))
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load the backbone {backbone!r}: {first_line(error)}") from error
 
 

@@ -12,6 +12,7 @@ from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, first_line
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
+from revela_hub.trainers.common.weights import load_whole
 
 
 @dataclass
@@ -41,7 +42,7 @@ def load_retromae_encoder(
         fields, _ = PreTrainedConfig.get_config_dict(name)
         settings: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         if fields.get("model_type") == RetroMAEConfig.model_type:
-            model = RetroMAEForPreTraining.from_pretrained(name, dtype=torch.float32)
+            model = load_whole(RetroMAEForPreTraining, name, dtype=torch.float32)
             if attn_implementation is not None:
                 model.encoder.set_attn_implementation(attn_implementation)
             # With the configuration at hand, transformers does not ask whether it may run the folder's code to read it.
@@ -75,12 +76,8 @@ def load_retromae_checkpoint(folder: str | Path) -> RetroMAECheckpoint:
         fields, _ = PreTrainedConfig.get_config_dict(folder)
         if fields.get("model_type") != RetroMAEConfig.model_type:
             raise UserError(f"{folder / 'config.json'} is not of a RetroMAE checkpoint")
-        # With the information on what was loaded comes a pair, which the method's annotation does not say.
-        loaded: Any = RetroMAEForPreTraining.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-        model, info = loaded
+        model = load_whole(RetroMAEForPreTraining, folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load {folder}: {first_line(error)}") from error
-    if missing := sorted(info["missing_keys"]):
-        raise UserError(f"cannot load {folder}: its weights lack {missing[0]} and {len(missing) - 1} more")
     return RetroMAECheckpoint(model.eval(), tokenizer)

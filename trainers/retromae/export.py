@@ -27,7 +27,9 @@ def assemble_retromae(checkpoint: Path, folder: Path, assembly: Assembly) -> Ass
         save_tokenizer(loaded.tokenizer, folder)
         return Assembled(folder, "retromae", base, remote_code=True)
     encoder = with_pooler(loaded.model.encoder)
-    settings = RetrieverSettings("cls", {"query": "", "document": ""}, assembly.max_length or 2048)
+    settings = RetrieverSettings(
+        "cls", {"query": "", "document": ""}, assembly.max_length or loaded.model.config.max_seq_length
+    )
     tokenizer = settings.tokenizer(loaded.tokenizer)
     save_backbone(encoder, folder, dtype=assembly.dtype)
     save_settings(settings, tokenizer, encoder.config, folder)

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, first_line
 from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
+from revela_hub.retrieval.encoder import no_pickles
+from revela_hub.trainers.common.weights import load_adapters, load_whole
 
 _POOLINGS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 
@@ -54,7 +55,7 @@ def load_backbones(retriever: str, lm: str, *, trust_remote_code: bool = False, 
         model = RevelaForCausalLM.from_backbones(
             loaded.model, lm, trust_remote_code=trust_remote_code, **(loaded.settings | config)
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"cannot load retriever {retriever!r} and language model {lm!r}: {first_line(error)}"
         ) from error
@@ -68,7 +69,10 @@ def _load_retriever(name: str, trust_remote_code: bool) -> _Retriever:
 
     if not is_sentence_transformer_model(name):
         return _Retriever(name, AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code), {})
-    encoder = SentenceTransformer(name, device="cpu", trust_remote_code=trust_remote_code)
+    with no_pickles(name):
+        encoder = SentenceTransformer(
+            name, device="cpu", trust_remote_code=trust_remote_code, model_kwargs={"use_safetensors": True}
+        )
     kinds = [type(module).__name__ for module in encoder]
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Normalize"}:
         raise UserError(
@@ -112,7 +116,7 @@ def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> R
         if (folder / "adapter_model.safetensors").is_file():
             model = _load_adapters(folder, trust_remote_code)
         else:
-            model = RevelaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            model = load_whole(RevelaForCausalLM, folder, dtype=torch.float32)
         tokenizers = [AutoTokenizer.from_pretrained(folder / part) for part in ("retriever_tokenizer", "lm_tokenizer")]
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load {folder}: {first_line(error)}") from error
@@ -126,7 +130,7 @@ def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
         raise UserError(f"{folder}/config.json does not name the models its adapters belong to")
     settings = {k: v for k, v in config.to_dict().items() if k in _OWN_FIELDS}
     backbones = load_backbones(names[0], names[1], trust_remote_code=trust_remote_code, **settings)
-    adapted = PeftModel.from_pretrained(backbones.model, folder)
+    adapted: Any = load_adapters(backbones.model, folder)
     model: RevelaForCausalLM = adapted.merge_and_unload()
     return model
 
@@ -140,4 +144,5 @@ _OWN_FIELDS = (
     "pooling",
     "prompts",
     "similarity_tolerance",
+    "max_seq_length",
 )

@@ -32,7 +32,9 @@ def assemble_revela(checkpoint: Path, folder: Path, assembly: Assembly) -> Assem
 
 def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, folder: Path, assembly: Assembly) -> Assembled:
     model, adapter_of = loaded.model, None
-    settings = RetrieverSettings(model.config.pooling, model.config.prompts, assembly.max_length or 2048)
+    settings = RetrieverSettings(
+        model.config.pooling, model.config.prompts, assembly.max_length or model.config.max_seq_length
+    )
     tokenizer = settings.tokenizer(loaded.retriever_tokenizer)
     if assembly.adapter_only:
         adapter_of = save_adapter(checkpoint, folder, part="retriever", base=base)

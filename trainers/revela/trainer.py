@@ -21,7 +21,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_retrieval
 from revela_hub.hub_cards.assemble import Assembled, Assembly
-from revela_hub.hub_cards.tokenizers import with_eos
+from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -29,7 +29,6 @@ from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
 from revela_hub.trainers.revela.collator import RevelaCollator
 from revela_hub.trainers.revela.export import assemble_revela
 
-EVALUATION_MAX_LENGTH = 512
 RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
 
 
@@ -250,7 +249,7 @@ class _RetrieverEncoder:
     @torch.no_grad()
     def _encode(self, texts: list[str], prompt: str, batch_size: int = 32, **_: Any) -> np.ndarray:
         tokenizer, model = self.collator.retriever_tokenizer, self.model
-        longest = min(EVALUATION_MAX_LENGTH, tokenizer.model_max_length)
+        longest = text_length(model.retriever.config, tokenizer, model.config.max_seq_length)  # as it is published
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         parts = []
         training = model.training

@@ -70,7 +70,8 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     Raises:
         UserError: for data, models or options that do not work.
     """
-    from revela_hub.hub_cards import export_retriever, write_card
+    from revela_hub.checkpoints import export_checkpoint
+    from revela_hub.hub_cards import write_card
     from revela_hub.hub_cards.run_facts import facts_of_run
 
     with open_run(arguments) as run:
@@ -89,6 +90,8 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             raise UserError(
                 f"{arguments.encoder} has {positions} positions, fewer than --max_length {arguments.max_length}: lower it"
             )
+        # What is published reads as much as it was trained with.
+        loaded.model.config.max_seq_length = arguments.max_length
         with arguments.main_process_first(desc="reading and packing the text"):
             spans, report = load_spans(arguments, loaded.tokenizer)
         arguments.say(report)
@@ -107,14 +110,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             own = (RetroMAEDataArguments, RetroMAETrainingArguments, Arguments)
             facts = facts_of_run(arguments, method="retromae", models=("encoder",), own=own, summary=str(report))
             facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
-            export_retriever(
-                loaded.model.encoder,
-                loaded.tokenizer,
-                run.output / "encoder",
-                pooling="cls",
-                prompts={"query": "", "document": ""},
-                max_length=arguments.max_length,
-            )
+            export_checkpoint(run.output, run.output)
             write_card(run.output / "encoder", facts, repo_id=arguments.hub_model_id)
         if arguments.push_to_hub:
             trainer.push_to_hub()

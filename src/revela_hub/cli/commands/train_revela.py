@@ -57,7 +57,8 @@ class Arguments(MeasureArguments, RevelaDataArguments, RevelaTrainingArguments):
         default=None, metadata={"help": "Put before passages. By default the retriever's own, or 'Passage: '."}
     )
     export_max_length: PositiveInt = field(
-        default=2048, metadata={"help": "Tokens of a text that the exported retriever reads."}
+        default=2048,
+        metadata={"help": "Tokens of a text that the retriever reads in evaluations and once it is exported."},
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
 
@@ -115,7 +116,7 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
             own = (RevelaDataArguments, RevelaTrainingArguments, Arguments)
             facts = facts_of_run(arguments, method="revela", models=("retriever", "lm"), own=own, summary=str(report))
             facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
-            export_checkpoint(run.output, run.output, lm=True, max_length=arguments.export_max_length)
+            export_checkpoint(run.output, run.output, lm=True)
             write_card(run.output / "retriever", facts, repo_id=arguments.hub_model_id)
         if arguments.push_to_hub:
             trainer.push_to_hub()
@@ -131,6 +132,7 @@ def _model_settings(arguments: Arguments) -> dict[str, Any]:
         "v_normalization": arguments.v_normalization,
         "similarity_span": arguments.similarity_span,
         "similarity_tolerance": arguments.similarity_tolerance,
+        "max_seq_length": arguments.export_max_length,
     }
     if arguments.pooling is not None:
         settings["pooling"] = arguments.pooling

@@ -1,0 +1,54 @@
+"""Weights of a checkpoint: all of them, and from safetensors, or an error."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors import safe_open
+from transformers import PreTrainedModel
+
+from revela_hub.errors import UserError
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
+    """A model of which every weight is in the folder; transformers would draw at random what is not.
+
+    Args:
+        kind: the model's class.
+        folder: folder or Hub id.
+        **options: of `from_pretrained`.
+
+    Raises:
+        UserError: weights are missing, or of another shape.
+    """
+    # With the information on what was loaded comes a pair, which the method's annotation does not say.
+    loaded: Any = kind.from_pretrained(folder, output_loading_info=True, use_safetensors=True, **options)
+    model: Model = loaded[0]
+    report = loaded[1]
+    refuse(folder, "its weights lack", report["missing_keys"])
+    refuse(folder, "of another shape than the model's is", [key[0] for key in report["mismatched_keys"]])
+    return model
+
+
+def load_adapters(model: PreTrainedModel, folder: Path) -> PeftModel:
+    """The model with the adapters of `folder/adapter_model.safetensors`, all of them; peft would only warn.
+
+    Raises:
+        UserError: adapters are missing, or belong to another model.
+    """
+    adapted = PeftModel.from_pretrained(model, folder)
+    expected = set(get_peft_model_state_dict(adapted))
+    with safe_open(folder / "adapter_model.safetensors", framework="pt") as weights:
+        found = set(weights.keys())
+    refuse(folder, "its adapters lack", expected - found)
+    refuse(folder, "its adapters belong to another model, which has no", found - expected)
+    return adapted
+
+
+def refuse(folder: str | Path, fault: str, names: Any) -> None:
+    """Raises a `UserError` if there are such names."""
+    if first := sorted(map(str, names)):
+        more = f" and {len(first) - 1} more" if len(first) > 1 else ""
+        raise UserError(f"cannot load {folder}: {fault} {first[0]}{more}")
