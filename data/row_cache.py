@@ -141,7 +141,9 @@ def cache_folder(cache_dir: str | Path | None) -> Path:
 
 
 def _local_files(source: Source) -> Iterator[Path]:
-    """The files on this machine that the source's documents come from."""
+    """The files on this machine that the source's documents come from, and what is taken out of them."""
+    if source.held_out is not None:
+        yield from source_files(Source(path=source.held_out), ReadReport())
     if not source.is_dataset:
         yield from source_files(source, ReadReport())
         return

@@ -1,6 +1,10 @@
 from .docstrings import DocstringTask as DocstringTask
 from .docstrings import docstring_task as docstring_task
 from .mteb_tasks import evaluate_mteb as evaluate_mteb
+from .probe import Probe as Probe
+from .probe import ProbeSettings as ProbeSettings
+from .probe import build_probe as build_probe
+from .probe import write_probe as write_probe
 from .retrieval import RetrievalScores as RetrievalScores
 from .retrieval import evaluate_bm25 as evaluate_bm25
 from .retrieval import evaluate_retrieval as evaluate_retrieval

@@ -21,7 +21,19 @@ MIN_LINES = 3
 
 
 @dataclass(frozen=True)
-class _Function:
+class Function:
+    """A function and its docstring, apart.
+
+    Attributes:
+        path: Of its file.
+        name: Its name.
+        query: The first paragraph of the docstring, in one line.
+        code: The function without its docstring.
+        first_line: Its first line, decorators included.
+        last_line: Its last line.
+        docstring_lines: First and last line of the docstring.
+    """
+
     path: str
     name: str
     query: str
@@ -58,7 +70,7 @@ def docstring_task(root: str | Path, *, queries: int = 500, seed: int = 0, name:
     """
     root = Path(root)
     sources = _read_sources(root)
-    functions = [f for path, text in sources.items() for f in _documented_functions(path, text)]
+    functions = [f for path, text in sources.items() for f in documented_functions(path, text)]
     # A docstring or a body that occurs twice has no single answer.
     count_query = Counter(f.query for f in functions)
     count_code = Counter(f.code for f in functions)
@@ -80,7 +92,9 @@ def docstring_task(root: str | Path, *, queries: int = 500, seed: int = 0, name:
         first, last = function.docstring_lines
         remove.setdefault(function.path, set()).update(range(first, last + 1))
     kept = {
-        path: "".join(line for number, line in enumerate(_lines(text), start=1) if number not in remove.get(path, ()))
+        path: "".join(
+            line for number, line in enumerate(python_lines(text), start=1) if number not in remove.get(path, ())
+        )
         for path, text in sources.items()
     }
     return DocstringTask(task, kept)
@@ -101,18 +115,18 @@ def _read_sources(root: Path) -> dict[str, str]:
     return sources
 
 
-def _lines(text: str) -> list[str]:
+def python_lines(text: str) -> list[str]:
     """The lines as Python counts them: not splitlines(), which also ends them at form feeds and U+2028."""
     return list(io.StringIO(text, newline=None))
 
 
-def _documented_functions(path: str, text: str) -> list[_Function]:
+def documented_functions(path: str, text: str) -> list[Function]:
     """Functions and methods with a real docstring on lines of its own and a body beside it."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return []
-    lines = _lines(text)
+    lines = python_lines(text)
     found = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
@@ -128,7 +142,7 @@ def _documented_functions(path: str, text: str) -> list[_Function]:
         first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
         kept = lines[first - 1 : expression.lineno - 1] + lines[expression.end_lineno : node.end_lineno]
         found.append(
-            _Function(
+            Function(
                 path,
                 node.name,
                 query,

@@ -18,6 +18,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from revela_hub.data.sources.held_out import read_held_out, without_held_out
 from revela_hub.data.sources.report import ReadReport, skips
 from revela_hub.data.sources.rows import JSON_LINES, dataset_rows, json_lines_rows, row_documents
 from revela_hub.data.sources.source import HUB_PREFIX, Document, Kind, Source, SourceLike, parse_sources
@@ -68,7 +69,10 @@ def _read(sources: list[Source], report: ReadReport) -> Iterator[Document]:
     for source in sources:
         skipped_before = report.skipped.copy()
         found = 0
-        for document in _documents(source, report):
+        documents = _documents(source, report)
+        if source.held_out is not None:
+            documents = without_held_out(documents, read_held_out(source.held_out), report)
+        for document in documents:
             if not document.text or document.text.isspace():
                 report.skipped["empty"] += 1
                 continue

@@ -32,6 +32,8 @@ class ReadReport:
     """Files with bytes that are not UTF-8, each such byte read as U+FFFD."""
     cut: int = 0
     """Sentences and lines of code that were longer than a chunk or span may be, and so were cut between words."""
+    held_out: int = 0
+    """Texts that a probe asks for, taken out of the documents."""
     absent: int = 0
     """Rows of a last group that stayed empty."""
     dropped: int = 0
@@ -68,6 +70,8 @@ class ReadReport:
         if self.cut:
             pieces = counted(self.cut, "sentence or line") if self.cut == 1 else f"{self.cut:,} sentences or lines"
             parts.append(f"{pieces} longer than a {'span' if self.spans else 'chunk'} (cut)")
+        if self.held_out:
+            parts.append(f"{counted(self.held_out, 'text')} of the probe held out")
         if self.absent:
             parts.append(f"last group is not full ({counted(self.absent, 'row')} absent)")
         if self.dropped:

@@ -61,6 +61,7 @@ class Source:
         exclude: Patterns of file and folder names that are not read (`*.min.js`, `tests`, `docs/old/*`).
         max_documents: Stop after as many documents.
         max_file_mib: Files that are larger are not read (they are held in memory whole; JSON lines are not).
+        held_out: A probe's folder, or its `held_out.jsonl`: what its queries say is taken out of the documents.
     """
 
     path: str
@@ -76,6 +77,7 @@ class Source:
     exclude: tuple[str, ...] = ()
     max_documents: int | None = None
     max_file_mib: int = 64
+    held_out: str | None = None
 
     @property
     def is_dataset(self) -> bool:

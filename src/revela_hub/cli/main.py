@@ -36,6 +36,7 @@ COMMANDS = {
     "train nvembed": Command("train_nvembed", "train a generalist embedder from a decoder with NV-Embed"),
     "mine": Command("mine", "find hard negatives for pairs with a retriever or BM25"),
     "synthesize": Command("synthesize", "have a language model write training pairs for tasks"),
+    "probe": Command("probe", "make a retrieval task out of raw text, to measure retrievers without labels"),
     "export": Command("export", "turn a training checkpoint into a sentence-transformers folder"),
     "evaluate": Command("evaluate", "measure a retriever, or BM25, on a retrieval task"),
     "search": Command("search", "find passages in your files with a retriever"),

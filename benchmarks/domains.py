@@ -1,0 +1,72 @@
+"""Real retrieval tasks for benchmarks, with the raw text that each is about: a few hundred queries, a bounded corpus.
+
+    scifact   claims -> abstracts                     (BEIR)
+    medquad   medical questions -> answers            (dev questions)
+    squad     questions -> paragraphs of Wikipedia    (questions on the articles kept for tests)
+    cosqa     web queries -> Python functions         (dev queries)
+    stdlib    held-out docstrings -> functions        (of the Python that runs this; its text is without those docstrings)
+
+`--data` names the folder that CONTRIBUTING.md describes (REVELA_HUB_DATA).
+"""
+
+import gzip
+import json
+import random
+import sysconfig
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from revela_hub.data.sources.beir import RetrievalTask, read_beir
+from revela_hub.evaluation import docstring_task
+
+DOMAINS = ("stdlib", "cosqa", "medquad", "scifact", "squad")
+
+
+class Domain(NamedTuple):
+    """A task with labels, and text without: sources as `read_documents` takes them."""
+
+    task: RetrievalTask
+    text: list[dict[str, Any]]
+
+
+def load_domain(name: str, data: Path, work: Path, *, queries: int, passages: int) -> Domain:
+    """Reads one; the queries and passages are drawn by a fixed seed. `work` is where text is written that has to be made."""
+    if name == "stdlib":
+        made = docstring_task(sysconfig.get_paths()["stdlib"], queries=2 * queries, seed=1, name=name)
+        file = work / "stdlib.jsonl"
+        rows = ({"_id": path, "text": text} for path, text in made.sources.items())
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return Domain(_part(made.task, queries, passages), [{"path": str(file), "kind": "code"}])
+    if name in ("cosqa", "scifact"):
+        folder = data / name if name == "cosqa" else data / "beir" / name
+        whole = read_beir(folder, "dev" if name == "cosqa" else "test")
+        text = {"path": str(folder / "corpus.jsonl.gz")} | ({"kind": "code"} if name == "cosqa" else {})
+        return Domain(_part(whole, queries, passages), [text])
+    corpus = {row["_id"]: row["text"] for row in _read(data / name / "passages.jsonl.gz")}
+    asked = _read(data / name / "dev.jsonl.gz")
+    whole = RetrievalTask(
+        corpus,
+        {row["_id"]: row["question"] for row in asked},
+        {row["_id"]: {row["passage_id"]: 1} for row in asked},
+        name,
+    )
+    return Domain(_part(whole, queries, passages), [{"path": str(data / name / "passages.jsonl.gz")}])
+
+
+def _part(task: RetrievalTask, queries: int, passages: int) -> RetrievalTask:
+    drawn = random.Random(0)
+    asked = sorted(drawn.sample(sorted(task.queries), min(queries, len(task.queries))))
+    needed = dict.fromkeys(id_ for query in asked for id_ in task.qrels[query] if id_ in task.corpus)
+    rest = sorted(task.corpus.keys() - needed)
+    chosen = [*needed, *drawn.sample(rest, max(0, min(len(rest), passages - len(needed))))]
+    return RetrievalTask(
+        {id_: task.corpus[id_] for id_ in chosen},
+        {id_: task.queries[id_] for id_ in asked},
+        {id_: task.qrels[id_] for id_ in asked},
+        task.name,
+    )
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]

@@ -1,0 +1,314 @@
+"""A retrieval task made of raw text alone: a measure for who has text and no labels.
+
+    documents --passages_of--> passages with possible queries --> near-duplicates out --> a few hundred asked --> BEIR form
+
+What a query says is taken out of its passage, and out of what is trained on: `held_out.jsonl` names the document and the
+text, and `Source.held_out` takes it out while the document is read. A query whose text stands in another document that was
+read is not asked. The same text, settings and seed make the same probe.
+"""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
+from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.sources.held_out import HELD_OUT
+from revela_hub.data.sources.report import ReadReport, counted
+from revela_hub.data.sources.source import Document, SourceLike
+from revela_hub.data.text.ngram_overlap import NearDuplicates
+from revela_hub.errors import UserError
+from revela_hub.evaluation.probe_queries import Candidate, Passage, ProbeKind, passages_of
+
+if TYPE_CHECKING:
+    from revela_hub.data.synthesis.backends import Backend
+
+KINDS: tuple[ProbeKind, ...] = ("docstring", "title", "sentence")
+MIN_QUERIES = 20
+MAX_TITLE_PASSAGES = 5
+SCANNED_CHARACTERS = 32_000_000
+"""What is read of the text at most, and held in memory."""
+
+SETTINGS = "probe.json"
+
+QUESTION_PROMPT = (
+    "Write one question that a person might type into a search box and that the text below answers. Do not name the text, "
+    "and use other words than it does where you can. Answer with the question alone.\n\nText:\n{text}"
+)
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """How a probe is made.
+
+    Attributes:
+        queries: At most.
+        passages: In the corpus, at most.
+        kinds: Which kinds of query; shared out evenly among those that the text has.
+        seed: Of all that is drawn.
+    """
+
+    queries: int = 200
+    passages: int = 1000
+    kinds: tuple[ProbeKind, ...] = KINDS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises UserError for settings that make no probe."""
+        if self.queries < MIN_QUERIES:
+            raise UserError(f"a probe of {self.queries} queries says nothing: at least {MIN_QUERIES} are needed")
+        if self.passages < 2 * MIN_QUERIES:
+            raise UserError(f"a probe needs at least {2 * MIN_QUERIES} passages, not {self.passages}")
+        if not self.kinds or set(self.kinds) - set(KINDS):
+            raise UserError(f"kinds of query are {', '.join(self.kinds) or 'missing'}; there are {', '.join(KINDS)}")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A retrieval task made of text, and what was taken out of the text for it.
+
+    Attributes:
+        task: In BEIR's form; a query's id begins with its kind.
+        held_out: Document id to the texts that were taken out of it.
+        documents: How many were looked at, and of how many that were read.
+        characters: How many were read.
+        complete: Whether that was all of the text.
+    """
+
+    task: RetrievalTask
+    held_out: dict[str, list[str]]
+    documents: tuple[int, int] = (0, 0)
+    characters: int = 0
+    complete: bool = True
+    settings: ProbeSettings = field(default_factory=ProbeSettings)
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """How many queries there are of each kind."""
+        return Counter(kind_of(query) for query in self.task.queries)
+
+    def of_kind(self, kind: str) -> RetrievalTask:
+        """The task with the queries of one kind alone, and the same corpus."""
+        queries = {id_: text for id_, text in self.task.queries.items() if kind_of(id_) == kind}
+        return RetrievalTask(self.task.corpus, queries, {id_: self.task.qrels[id_] for id_ in queries}, f"probe/{kind}")
+
+    def __str__(self) -> str:
+        """What it is made of, in one line."""
+        kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(self.kinds.items()))
+        used, read = self.documents
+        share = f"{counted(used, 'document')} of {read:,}{'' if self.complete else ' or more'}"
+        return f"probe: {counted(len(self.task.queries), 'query').replace('querys', 'queries')} ({kinds}) for {len(self.task.corpus):,} passages of {share}"
+
+    def examples(self, number: int = 5) -> list[tuple[str, str]]:
+        """Some queries with the passage that answers each, in one line; of every kind that there is."""
+        by_kind: dict[str, list[str]] = defaultdict(list)
+        for query in self.task.queries:
+            by_kind[kind_of(query)].append(query)
+        turns = max(map(len, by_kind.values()), default=0)
+        chosen = [ids[turn] for turn in range(turns) for ids in by_kind.values() if turn < len(ids)][:number]
+        passages = [next(iter(self.task.qrels[query])) for query in chosen]
+        return [
+            (self.task.queries[query], " ".join(self.task.corpus[passage].split()))
+            for query, passage in zip(chosen, passages, strict=True)
+        ]
+
+
+def kind_of(query_id: str) -> str:
+    """`sentence-17` -> `sentence`."""
+    return query_id.rpartition("-")[0]
+
+
+def build_probe(
+    sources: Iterable[SourceLike] | SourceLike,
+    settings: ProbeSettings | None = None,
+    *,
+    questions: "Backend | None" = None,
+    report: ReadReport | None = None,
+    **defaults: Any,
+) -> Probe:
+    """Makes a probe of the sources' documents.
+
+    Args:
+        sources: As for `read_documents`.
+        settings: How many of what.
+        questions: A language model that writes questions for the passages, as one more kind.
+        report: Is counted up while reading.
+        **defaults: Fields of `Source` for what a source itself does not say.
+
+    Raises:
+        UserError: Anything `read_documents` raises; text that offers fewer than 20 queries.
+    """
+    settings = settings or ProbeSettings()
+    random = Random(settings.seed)
+    documents, characters, complete = _read(read_documents(sources, report=report, **defaults))
+    order = random.sample(range(len(documents)), len(documents))
+    passages, used = _passages((documents[index] for index in order), settings, random)
+    asked = _ask(passages, documents, settings, random)
+    if questions is not None:
+        asked |= _questions(questions, passages, asked, settings)
+    if len(asked) < MIN_QUERIES:
+        raise UserError(
+            f"the text offers {len(asked)} queries for a probe, fewer than {MIN_QUERIES}: it has too few functions with "
+            "docstrings, headings, or passages of three sentences; give more of it, or measure on a task of your own"
+        )
+    return _assembled(passages, asked, Probe(_NO_TASK, {}, (used, len(documents)), characters, complete, settings))
+
+
+_NO_TASK = RetrievalTask({}, {}, {}, "probe")
+
+
+def write_probe(probe: Probe, folder: str | Path) -> Path:
+    """Writes the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`."""
+    folder = write_beir(probe.task, folder)
+    rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
+    facts = asdict(probe.settings) | {
+        "made": dict(probe.kinds),
+        "documents_used": probe.documents[0],
+        "documents_read": probe.documents[1],
+        "characters_read": probe.characters,
+        "all_of_the_text": probe.complete,
+    }
+    (folder / SETTINGS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def read_probe_task(folder: str | Path, split: str = "test") -> RetrievalTask:
+    """The task of a folder that `revela-hub probe` wrote (or of any BEIR folder), under the name of a probe."""
+    task = read_beir(folder, split)
+    return RetrievalTask(task.corpus, task.queries, task.qrels, "probe")
+
+
+def _read(documents: Iterator[Document]) -> tuple[list[Document], int, bool]:
+    read: list[Document] = []
+    characters = 0
+    for document in documents:
+        if characters + len(document.text) > SCANNED_CHARACTERS and read:
+            return read, characters, False
+        read.append(document)
+        characters += len(document.text)
+    return read, characters, True
+
+
+def _passages(documents: Iterable[Document], settings: ProbeSettings, random: Random) -> tuple[list[Passage], int]:
+    """As many different passages as there may be, and of how many documents they are."""
+    passages: list[Passage] = []
+    seen = NearDuplicates()
+    used = 0
+    for document in documents:
+        found = passages_of(document, random)
+        used += bool(found)
+        for passage in found:
+            if passage.text not in seen:
+                seen.add(passage.text)
+                passages.append(passage)
+            if len(passages) == settings.passages:
+                return passages, used
+    return passages, used
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A query that is asked: its text, what was taken out, and the passages that answer it, by their place."""
+
+    candidate: Candidate
+    passages: tuple[int, ...]
+
+
+def _ask(
+    passages: Sequence[Passage], documents: Sequence[Document], settings: ProbeSettings, random: Random
+) -> dict[str, _Asked]:
+    """The queries, by id: an even share of each kind, and the rest from those that have more."""
+    offers = {kind: _offers(passages, kind, random) for kind in settings.kinds}
+    texts = {document.id: document.text for document in documents}
+    everything = "\0".join(" ".join(text.split()) for text in texts.values())
+    seen, taken, asked = NearDuplicates(), set[int](), dict[str, _Asked]()
+    turns = [offer for offer in map(iter, offers.values())]
+    kinds = dict(zip(map(id, turns), offers, strict=True))
+    while turns and len(asked) < settings.queries:
+        for turn in list(turns):
+            offer = next((o for o in turn if _fits(o, passages, taken, seen, texts, everything)), None)
+            if offer is None:
+                turns.remove(turn)
+            elif len(asked) < settings.queries:
+                seen.add(offer.candidate.text)
+                taken.update(offer.passages)
+                asked[f"{kinds[id(turn)]}-{len(asked)}"] = offer
+    return asked
+
+
+def _offers(passages: Sequence[Passage], kind: ProbeKind, random: Random) -> list[_Asked]:
+    by_text: dict[str, list[int]] = defaultdict(list)
+    candidates: dict[str, Candidate] = {}
+    for index, passage in enumerate(passages):
+        if candidate := passage.candidates.get(kind):
+            by_text[candidate.text].append(index)
+            candidates[candidate.text] = candidate
+    most = MAX_TITLE_PASSAGES if kind == "title" else 1  # elsewhere a query of two passages has no single answer
+    offers = [_Asked(candidates[text], tuple(found)) for text, found in by_text.items() if len(found) <= most]
+    return random.sample(offers, len(offers))
+
+
+def _fits(
+    offer: _Asked,
+    passages: Sequence[Passage],
+    taken: set[int],
+    seen: NearDuplicates,
+    texts: dict[str, str],
+    everything: str,
+) -> bool:
+    """Whether the query is a new one, and is nowhere in the text but where it is taken out."""
+    if taken.intersection(offer.passages) or offer.candidate.text in seen:
+        return False
+    own = {passages[index].document for index in offer.passages}
+    removed = offer.candidate.removed
+    if any(texts[document].count(removed) != 1 for document in own):
+        return False
+    # In one line: a line end within a sentence does not make another one of it.
+    return everything.count(" ".join(removed.split())) == len(own)
+
+
+def _questions(
+    backend: "Backend", passages: Sequence[Passage], asked: dict[str, _Asked], settings: ProbeSettings
+) -> dict[str, _Asked]:
+    from revela_hub.data.synthesis.backends import Request
+
+    taken = {index for query in asked.values() for index in query.passages}
+    free = [index for index in range(len(passages)) if index not in taken][
+        : settings.queries // (len(settings.kinds) + 1)
+    ]
+    requests = [Request(QUESTION_PROMPT.format(text=passages[index].text), settings.seed + index) for index in free]
+    found: dict[str, _Asked] = {}
+    seen = NearDuplicates()
+    for index, (_, reply) in zip(free, backend.replies(requests), strict=True):
+        lines = [line.strip(" \t\"'*") for line in re.sub(r"(?s)<think>.*?</think>", "", reply.text).split("\n")]
+        text = next((line for line in lines if line), "")
+        if reply.problem or not 3 <= len(text.split()) <= 60 or text in seen or text in passages[index].text:
+            continue
+        seen.add(text)
+        found[f"question-{len(asked) + len(found)}"] = _Asked(Candidate(text, ""), (index,))
+    return found
+
+
+def _assembled(passages: Sequence[Passage], asked: dict[str, _Asked], empty: Probe) -> Probe:
+    texts = [passage.text for passage in passages]
+    held_out: dict[str, list[str]] = defaultdict(list)
+    for query in asked.values():
+        removed = query.candidate.removed
+        for index in query.passages if removed else ():
+            if removed not in held_out[passages[index].document]:
+                held_out[passages[index].document].append(removed)
+            texts[index] = " ".join(texts[index].split(removed)) if removed in texts[index] else texts[index]
+    task = RetrievalTask(
+        corpus={f"p{index}": text.strip() for index, text in enumerate(texts)},
+        queries={id_: query.candidate.text for id_, query in asked.items()},
+        qrels={id_: {f"p{index}": 1 for index in query.passages} for id_, query in asked.items()},
+        name="probe",
+    )
+    return Probe(task, dict(held_out), empty.documents, empty.characters, empty.complete, empty.settings)

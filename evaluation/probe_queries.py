@@ -1,0 +1,129 @@
+"""What a text itself offers as queries: the parts that stand for a passage, taken out of it.
+
+    docstring  the first paragraph of a function's docstring  -> the function without it
+    title      the title of a document, the heading of a section -> its first passage (of each section, where several share it)
+    sentence   a sentence of a passage -> the rest of the passage
+
+A passage offers a query of each kind that it has; at most one of them is asked.
+"""
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, TypeAlias
+
+from revela_hub.data.sources.source import Document
+from revela_hub.data.text.chunks import chunk_document, count_words, document_pieces
+from revela_hub.evaluation.docstrings import documented_functions, python_lines
+
+ProbeKind: TypeAlias = Literal["docstring", "title", "sentence", "question"]
+
+MAX_WORDS = 120
+MAX_PASSAGES_OF_A_DOCUMENT = 40
+MIN_TITLE_WORDS, MAX_TITLE_WORDS = 2, 25
+MIN_SENTENCE_WORDS, MAX_SENTENCE_WORDS = 8, 40
+MIN_PASSAGE_WORDS = 20
+
+# A heading of Markdown (# Title), or of reStructuredText (a line with a line of =, -, ~ or ^ below it).
+_HEADING = re.compile(
+    r"^(?:#{1,6}[ \t]+(?P<hash>\S.*?)[ \t]*#*|(?P<under>\S.*)\n(?P<line>[=\-~^])(?P=line){2,})[ \t]*$", re.M
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A query that may be asked for a passage.
+
+    Attributes:
+        text: The query, in one line.
+        removed: What of the document's text is taken out of it, exactly as it stands there.
+    """
+
+    text: str
+    removed: str
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A passage, and what may be asked for it.
+
+    Attributes:
+        document: The document's id.
+        text: The passage.
+        candidates: By kind; that of the kind "sentence" still stands in the text.
+    """
+
+    document: str
+    text: str
+    candidates: Mapping[ProbeKind, Candidate] = field(default_factory=dict)
+
+
+def passages_of(document: Document, random: Random) -> list[Passage]:
+    """The passages of a document, `MAX_PASSAGES_OF_A_DOCUMENT` in succession at most."""
+    found = list(_functions(document) if document.kind == "code" else _sections(document, random))
+    start = random.randrange(max(1, len(found) - MAX_PASSAGES_OF_A_DOCUMENT + 1))
+    return found[start : start + MAX_PASSAGES_OF_A_DOCUMENT]
+
+
+def _functions(document: Document) -> Iterator[Passage]:
+    text = textwrap.dedent(document.text)
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    # Of a function that is indented as a whole, the lines to be taken out are those of the document.
+    lines = python_lines(document.text)
+    for function in documented_functions(document.id, text):
+        first, last = function.docstring_lines
+        removed = "".join(lines[first - 1 : last])
+        yield Passage(document.id, function.code, {"docstring": Candidate(function.query, removed)})
+
+
+def _sections(document: Document, random: Random) -> Iterator[Passage]:
+    for heading, body in _split(document.text):
+        chunks = chunk_document(Document(document.id, body, None, "text"), MAX_WORDS)
+        for number, chunk in enumerate(chunks):
+            if count_words(chunk.text) < MIN_PASSAGE_WORDS:
+                continue
+            candidates: dict[ProbeKind, Candidate] = {}
+            if heading and not number and MIN_TITLE_WORDS <= count_words(heading) <= MAX_TITLE_WORDS:
+                candidates["title"] = Candidate(_one_line(heading), heading)
+            if sentence := _sentence(chunk.text, random):
+                candidates["sentence"] = Candidate(_one_line(sentence), sentence)
+            yield Passage(document.id, chunk.text, candidates)
+
+
+def _split(text: str) -> Iterator[tuple[str, str]]:
+    """Headings with the text under each; an empty one for a text without."""
+    heading, start = "", 0
+    first, gap, rest = text.partition("\n\n")
+    # A row with a title has it before an empty line; a first paragraph without a full stop is one, too.
+    if (
+        gap
+        and rest.strip()
+        and "\n" not in first.strip()
+        and count_words(first) <= MAX_TITLE_WORDS
+        and not _HEADING.search(first)
+    ):
+        heading, start = first.strip(), len(first)
+    for match in _HEADING.finditer(text, start):
+        yield heading, text[start : match.start()]
+        heading, start = (match["hash"] or match["under"]).strip(), match.end()
+    yield heading, text[start:]
+
+
+def _sentence(text: str, random: Random) -> str | None:
+    """One of the sentences, if what is left is still a passage."""
+    sentences = [piece.strip() for piece in document_pieces(Document("", text, None, "text"), MAX_WORDS)]
+    fitting = [s for s in sentences if MIN_SENTENCE_WORDS <= count_words(s) <= MAX_SENTENCE_WORDS and s[-1:] in ".?!"]
+    if len(sentences) < 3 or not fitting:
+        return None
+    sentence = random.choice(fitting)
+    return sentence if count_words(text) - count_words(sentence) >= MIN_PASSAGE_WORDS else None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

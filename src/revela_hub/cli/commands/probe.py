@@ -1,0 +1,104 @@
+r"""Makes a retrieval task out of raw text, without labels, so that retrievers for it can be measured.
+
+Queries for passages of the text itself, taken out of them: a function's docstring, a title or heading, a sentence of a
+passage; with --endpoint or --model also questions that a language model writes. Near-duplicates are left out, the same text and seed
+make the same task, and --queries and --passages bound what a measurement costs.
+
+What is left in --output is a BEIR folder for `revela-hub evaluate`, and held_out.jsonl: the queries' text, which
+`revela-hub train ... --probe DIR` takes out of what it trains on.
+
+Examples:
+  revela-hub probe docs/ --output outputs/probe
+  revela-hub evaluate bm25 my-retriever --corpus outputs/probe
+  revela-hub train revela --data docs/ --probe outputs/probe --retriever my-retriever --lm HuggingFaceTB/SmolLM2-135M
+  revela-hub probe articles.jsonl.gz --output outputs/probe --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-8B
+"""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from revela_hub.data.synthesis.backends import Backend
+
+POSITIONALS = ("data",)
+
+
+@dataclass
+class Arguments:
+    """Arguments of `revela-hub probe`."""
+
+    data: list[str] = field(
+        metadata={"help": "Folders, files, patterns, JSON lines or data sets (hf:owner/name): what is trained on."}
+    )
+    output: str = field(default="outputs/probe", metadata={"help": "Folder to write to; an earlier probe is replaced."})
+    queries: int = field(default=200, metadata={"help": "Queries at most."})
+    passages: int = field(default=1000, metadata={"help": "Passages to find them among, at most."})
+    kinds: list[str] = field(
+        default_factory=lambda: ["docstring", "title", "sentence"],
+        metadata={"help": "Kinds of query, shared out evenly among those that the text has."},
+    )
+    seed: int = field(default=0, metadata={"help": "Of all that is drawn."})
+    text_column: str = field(
+        default="text", metadata={"help": "The field of JSON lines, or the column of data sets, that holds the text."}
+    )
+    kind: str = field(
+        default="auto", metadata={"help": "text, code (Python functions), or auto: by each file's extension."}
+    )
+    exclude: list[str] = field(
+        default_factory=list, metadata={"help": "Patterns of file and folder names not to read."}
+    )
+    max_documents: int | None = field(default=None, metadata={"help": "Documents to read from each source at most."})
+    endpoint: str | None = field(default=None, metadata={"help": "Server whose --model writes questions, too."})
+    model: str | None = field(
+        default=None, metadata={"help": "The model's name there; without --endpoint a Hub id or folder to run here."}
+    )
+    api_key_env: str | None = field(
+        default=None, metadata={"help": "Name of the environment variable that holds the server's key."}
+    )
+
+
+def run(arguments: Arguments) -> None:
+    """Makes the probe, says what it is and shows five of its queries."""
+    from revela_hub.data.sources.report import ReadReport
+    from revela_hub.evaluation.probe import ProbeSettings, build_probe, write_probe
+
+    if arguments.kind not in ("auto", "text", "code"):
+        raise UserError(f"--kind is {arguments.kind!r}; it must be auto, text or code")
+    settings = ProbeSettings(arguments.queries, arguments.passages, tuple(arguments.kinds), arguments.seed)  # type: ignore[arg-type]  # checked there
+    defaults: dict[str, Any] = {
+        "text_column": arguments.text_column,
+        "kind": None if arguments.kind == "auto" else arguments.kind,
+        "exclude": tuple(arguments.exclude),
+        "max_documents": arguments.max_documents,
+    }
+    report = ReadReport()
+    probe = build_probe(arguments.data, settings, questions=_questions(arguments), report=report, **defaults)
+    write_probe(probe, arguments.output)
+    print(report, file=sys.stderr)
+    print(probe)
+    for query, passage in probe.examples():
+        print(f"\n  query:   {_short(query)}\n  passage: {_short(passage)}")
+    print(f"\nmeasure with it:  revela-hub evaluate bm25 MODEL --corpus {arguments.output}")
+
+
+def _short(text: str, width: int = 108) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def _questions(arguments: Arguments) -> "Backend | None":
+    from revela_hub.data.synthesis.backends import LocalModel, Sampling
+    from revela_hub.data.synthesis.endpoint import Endpoint
+
+    sampling = Sampling(temperature=0.7, max_new_tokens=512)
+    if arguments.endpoint is None:
+        return None if arguments.model is None else LocalModel(arguments.model, sampling)
+    if arguments.model is None:
+        raise UserError("--endpoint needs --model, the model's name there")
+    key = None
+    if arguments.api_key_env is not None and not (key := os.environ.get(arguments.api_key_env, "").strip()):
+        raise UserError("--api-key-env: there is no environment variable of that name, or it is empty")
+    return Endpoint(url=arguments.endpoint, model=arguments.model, api_key=key, sampling=sampling)

@@ -1,0 +1,226 @@
+"""A probe: queries of the text for passages of the text, and nowhere in what is trained on."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from revela_hub.cli.main import main
+from revela_hub.data import GroupSettings, ReadReport, build_groups, read_beir, read_documents
+from revela_hub.data.synthesis.backends import Reply, Request
+from revela_hub.errors import UserError
+from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of, write_probe
+
+FUNCTION = '''def make_{name}(value):
+    """Builds the {name} of a value and returns it with care.
+
+    A second paragraph about {name}.
+    """
+    result = value + {number}
+    log(result)
+    return result
+
+
+'''
+SETTINGS = ProbeSettings(queries=40, passages=80)
+
+
+def sentences(name: str) -> str:
+    first = f"Everything that is known about {name} comes from the old books of the monks."
+    second = f"They were the first to write down how {name} moves from the hills to the sea."
+    third = f"Later travellers saw {name} with their own eyes and drew it in their notes."
+    return f"{first} {second} {third}"
+
+
+def numeral(number: int) -> str:
+    """A word of its own for each number, so that no two texts are near-duplicates of each other."""
+    return "".join("abcdefghij"[int(digit)] * 3 for digit in f"{number:03}")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A folder with Markdown, rows with titles, and code."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(30):
+        names = [f"{numeral(10 * number + part)} {numeral(500 + 10 * number + part)}" for part in range(3)]
+        parts = "".join(f"## The story of {name}\n\n{sentences(name)}\n\n" for name in names)
+        (folder / f"{number}.md").write_text(parts)
+    rows = [
+        {"_id": f"r{n}", "title": f"A short title {numeral(n)} here", "text": sentences(numeral(900 + n))}
+        for n in range(30)
+    ]
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for number in range(4):
+        code = "".join(FUNCTION.format(name=numeral(10 * number + n), number=n) for n in range(10))
+        (folder / f"code{number}.py").write_text(f"import log\n\f\n{code}", newline="\r\n" if number == 3 else "\n")
+    return folder
+
+
+@pytest.fixture
+def probe(text: Path) -> Probe:
+    return build_probe(str(text), SETTINGS)
+
+
+def test_every_query_is_out_of_its_passage_and_out_of_the_text(text: Path, probe: Probe, tmp_path: Path) -> None:
+    assert set(probe.kinds) == {"docstring", "title", "sentence"} and len(probe.task.queries) == 40
+    assert len(probe.task.corpus) == 80
+    everything = "\n".join(" ".join(passage.split()) for passage in probe.task.corpus.values())
+    folder = write_probe(probe, tmp_path / "probe")
+    report = ReadReport()
+    kept = {
+        d.id: " ".join(d.text.split())
+        for d in read_documents({"path": str(text), "held_out": str(folder)}, report=report)
+    }
+    whole = {d.id: " ".join(d.text.split()) for d in read_documents(str(text))}
+    for query in probe.task.queries.values():
+        assert sum(query in document for document in whole.values()) == 1
+        assert query not in everything
+        assert not any(query in document for document in kept.values())
+    assert report.held_out == 40 and "40 texts of the probe held out" in str(report)
+    # what is left is all the rest, line by line
+    assert [d.text.count("\n") for d in read_documents({"path": str(text), "held_out": str(folder)})] == [
+        d.text.count("\n") for d in read_documents(str(text))
+    ]
+    assert len("".join(whole.values())) - len("".join(kept.values())) < 40 * 130
+
+
+def test_a_query_is_answered_by_what_it_was_taken_from(probe: Probe) -> None:
+    for query, text in probe.task.queries.items():
+        [(passage, grade)] = probe.task.qrels[query].items()
+        found = probe.task.corpus[passage]
+        assert grade == 1
+        if kind_of(query) == "docstring":
+            assert f"def make_{text.split()[2]}(value)" in found and '"""' not in found
+        elif text.startswith("The story of"):
+            assert text.removeprefix("The story of ") in found and "#" not in found
+        elif kind_of(query) == "sentence":
+            assert len(set(text.split()) & set(found.split())) >= 2
+
+
+def test_the_same_text_and_seed_make_the_same_probe(text: Path, probe: Probe) -> None:
+    assert build_probe(str(text), SETTINGS).task == probe.task
+    assert build_probe(str(text), ProbeSettings(queries=40, passages=80, seed=1)).task.queries != probe.task.queries
+
+
+def test_near_duplicates_and_what_stands_twice_are_not_asked(tmp_path: Path) -> None:
+    words = [
+        [numeral((37 * n + 7 * part + 101 * place) % 1000) for place in range(9)]
+        for n in range(40)
+        for part in range(3)
+    ]
+    texts = [f"Now {' '.join(line)} indeed." for line in words]
+    rows = [" ".join(texts[n : n + 3]) for n in range(0, 120, 3)]
+    again = [f"{row} And so on." for row in rows[:20]]  # the same passages but for three words
+    quoted = f"{texts[90]} That is all that this page has to say of it, and it is not much. Other pages say more."
+    content = "".join(json.dumps({"text": text}) + "\n" for text in [*rows, *again, quoted])
+    (tmp_path / "rows.jsonl").write_text(content)
+    probe = build_probe(str(tmp_path / "rows.jsonl"), ProbeSettings(queries=20, passages=100))
+    assert len(probe.task.corpus) == 41
+    assert texts[90] not in probe.task.queries.values()
+    whole = " ".join(content.split())
+    assert all(whole.count(query) == 1 for query in probe.task.queries.values())
+
+
+def test_kinds_can_be_chosen_and_shares_are_even(text: Path, probe: Probe) -> None:
+    assert min(probe.kinds.values()) >= 9
+    only = build_probe(str(text), ProbeSettings(queries=30, passages=80, kinds=("sentence",)))
+    assert set(only.kinds) == {"sentence"}
+    part = probe.of_kind("title")
+    assert set(map(kind_of, part.queries)) == {"title"} and part.corpus == probe.task.corpus
+
+
+def test_a_model_writes_questions(text: Path) -> None:
+    class Model:
+        def replies(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Reply]]:
+            for number, request in enumerate(requests):
+                assert request is not None and "Text:\n" in request.prompt
+                answers = [
+                    f'<think>hm</think>\n"Who wrote about {numeral(number)} first?"',
+                    "No.",
+                    "What was it again?",
+                ]
+                yield request, Reply(answers[number % 3], "cut off" if number % 5 == 4 else None)
+
+    probe = build_probe(str(text), SETTINGS, questions=Model())  # type: ignore[arg-type]
+    questions = [text for id_, text in probe.task.queries.items() if kind_of(id_) == "question"]
+    assert len(questions) >= 3 and questions[0] == f"Who wrote about {numeral(0)} first?"
+    assert len(questions) == len(set(questions)) and "No." not in questions
+    answered = [passage for judged in probe.task.qrels.values() for passage in judged]
+    assert len(answered) == len(set(answered))
+
+
+def test_training_data_follow_the_probe(text: Path, probe: Probe, tmp_path: Path) -> None:
+    """Groups are made without the queries, and made anew when the probe is another one."""
+    folder = write_probe(probe, tmp_path / "probe")
+
+    def chunks() -> str:
+        source = {"path": str(text), "held_out": str(folder)}
+        groups = build_groups([source], GroupSettings(group_size=4, max_words=400), cache_dir=tmp_path / "cache")
+        return " ".join(" ".join(chunk for row in groups["text"] for chunk in row).split())
+
+    assert not any(query in chunks() for query in probe.task.queries.values())
+    other = build_probe(str(text), ProbeSettings(queries=40, passages=80, seed=5))
+    write_probe(other, folder)
+    assert not any(query in chunks() for query in other.task.queries.values())
+    assert any(query in chunks() for query in probe.task.queries.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"queries": 5}, "a probe of 5 queries says nothing: at least 20"),
+        ({"passages": 10}, "at least 40 passages, not 10"),
+        ({"kinds": ("headline",)}, "kinds of query are headline; there are docstring, title, sentence"),
+        ({"kinds": ()}, "kinds of query are missing"),
+    ],
+)
+def test_settings_that_make_no_probe(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ProbeSettings(**settings)  # type: ignore[arg-type]
+
+
+def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "probe"
+    words = ["probe", str(text), "--output", str(output), "--queries", "30", "--passages", "60"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert "probe: 30 queries (10 docstring, 10 sentence, 10 title) for 60 passages of" in captured.out
+    assert captured.out.count("  query:   ") == captured.out.count("  passage: ") == 5
+    task = read_beir(output)
+    assert len(task.queries) == 30 and len(task.corpus) == 60
+    assert json.loads((output / "probe.json").read_text())["made"] == {"docstring": 10, "sentence": 10, "title": 10}
+    before = {file.name: file.read_bytes() for file in output.rglob("*.*")}
+    assert main(words) == 0
+    assert {file.name: file.read_bytes() for file in output.rglob("*.*")} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kind", "prose"], "--kind is 'prose'; it must be auto, text or code"),
+        (["--endpoint", "http://localhost:1/v1"], "--endpoint needs --model"),
+        (["--max_documents", "2"], "the text offers .* queries for a probe, fewer than 20"),
+    ],
+)
+def test_mistakes(
+    text: Path, tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["probe", str(text), "--output", str(tmp_path / "probe"), *options]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}\n", r'held_out\.jsonl:1: an object with "document" and "text" is needed'),
+        (None, "a probe's folder has one"),
+    ],
+)
+def test_a_folder_that_is_no_probe(text: Path, tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "held_out.jsonl").write_text(content)
+    with pytest.raises(UserError, match=message):
+        list(read_documents({"path": str(text), "held_out": str(tmp_path)}))
