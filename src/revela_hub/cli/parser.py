@@ -128,7 +128,8 @@ class CommandParser(TrlParser):
         self.usage = " ".join([program, *names, "[options]"])
         group = self.add_argument_group("more")
         group.add_argument("--config", metavar="FILE", help="a YAML file of options; the command line goes before it")
-        group.add_argument("--quiet", action="store_true", help="print results and errors only")
+        if "quiet" not in self.hints:  # a training run has a field of that name
+            group.add_argument("--quiet", action="store_true", help="print results and errors only")
         group.add_argument("--traceback", action="store_true", help="say where in the program an error comes from")
         group.add_argument("-h", "--help", action="store_true", help="print this text")
         if self.hidden:
