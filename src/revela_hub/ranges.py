@@ -98,6 +98,8 @@ def expected_range(name: str, hint: Any, value: Any) -> str | None:
             continue
         if not math.isfinite(number):
             return "a finite number"
+        if isinstance(number, int) and abs(number) >= 2**63:
+            return "a number of 64 bits"
         if not all(_holds(interval, number) for interval in intervals):
             return " and ".join(map(_in_words, intervals))
     return None

@@ -1,0 +1,987 @@
+"""Several hundred commands with bad, borderline and good input, and what the command line makes of each.
+
+`python benchmarks/fuzz_cli.py` builds a folder of tiny random models, small data and damaged copies of both, imports
+everything once, and runs each command in a fork of that process, in a copy of the folder. What comes out is one of
+
+- clear: refused with one line, or done and the oddity reported;
+- traceback: a traceback, or an exit status that is neither 0 nor 2;
+- silent: bad input, exit status 0, and not a word about it;
+- fine: good input, done;
+- refused: good input, not done;
+- hangs: not over after --timeout seconds.
+
+`--only WORD` runs the commands that hold the word, `--show KIND` prints what those of a kind said, `--json FILE` keeps it all.
+The same file runs on older versions of the package: an option that they lack counts as what they say about it.
+"""
+
+import argparse
+import io
+import json
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "MPLBACKEND": "Agg",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+}
+
+TRAIN = (
+    "--output_dir out --max_steps 1 --use_cpu true --bf16 false --report_to none --logging_steps 1 --save_strategy no"
+)
+BASE = {
+    "revela": "train revela --data text --retriever retriever --lm llama --max_words 8 --group_size 4 --max_length 32"
+    f" --lora_rank 4 {TRAIN}",
+    "retromae": f"train retromae --data text --encoder bert --max_length 32 --min_tokens 4 {TRAIN}"
+    " --per_device_train_batch_size 2",
+    "nvembed": "train nvembed --backbone llama --mixture mixture.yaml --stage 1 --num_negatives 1 --max_length 96"
+    f" --lora_rank 4 --num_latents 4 --num_heads 2 --per_device_train_batch_size 4 --mini_batch_size 4 {TRAIN}",
+    "mine": "mine bm25 --pairs pairs.jsonl --corpus corpus.jsonl --output mined.jsonl --positive_aware false",
+    "mine-model": "mine retriever --pairs pairs.jsonl --corpus corpus.jsonl --output mined.jsonl --cache_dir cache"
+    " --device cpu",
+    "search": "search bm25 'sediment in rivers' --corpus text",
+    "search-model": "search retriever 'sediment in rivers' --corpus text --cache_dir cache --device cpu",
+    "evaluate": "evaluate bm25 --corpus beir",
+    "evaluate-model": "evaluate retriever --corpus beir --device cpu",
+    "export": "export done-revela --output exported",
+    "check": "check retriever",
+    "publish": "publish done-revela me/model --dry-run",
+    "synthesize": "synthesize --model llama --device cpu --count 2 --output made --max_new_tokens 4 --attempts 1 --patience 3",
+    "quickstart": "quickstart --models nowhere",
+}
+
+# Options with numbers. Of a count no fewer than 1 make sense, a size may be 0, a rate is above 0, a share in (0, 1), a
+# fraction in [0, 1).
+COUNT, SIZE, RATE, SHARE, FRACTION, NUMBER = "count", "size", "rate", "share", "fraction", "number"
+BAD = {
+    COUNT: ("0", "-1", "2.5", "many", "nan", "99999999999999999999"),
+    SIZE: ("-1", "0.5", "nan"),
+    RATE: ("0", "-1", "nan", "inf", "fast"),
+    SHARE: ("0", "1", "-0.1", "nan"),
+    FRACTION: ("1", "-0.1", "nan", "inf"),
+    NUMBER: ("nan", "inf", "x"),
+}
+NUMBERS = {
+    "revela": {
+        "temperature": RATE, "max_words": COUNT, "group_size": COUNT, "max_length": COUNT, "run_length": COUNT,
+        "max_documents": COUNT, "max_groups": COUNT, "lora_dropout": FRACTION, "lora_rank": SIZE, "lora_alpha": COUNT,
+        "similarity_tolerance": NUMBER, "export_max_length": COUNT, "retriever_start_step": SIZE, "seed": SIZE,
+        "temperature_start": RATE, "gradient_accumulation_steps": COUNT, "per_device_train_batch_size": COUNT,
+        "adam_beta1": FRACTION, "weight_decay": NUMBER, "learning_rate": NUMBER, "retriever_learning_rate": NUMBER,
+        "group_seed": SIZE, "max_grad_norm": NUMBER,
+    },
+    "retromae": {
+        "encoder_mask_ratio": SHARE, "decoder_mask_ratio": SHARE, "max_length": COUNT, "min_tokens": COUNT,
+        "decoder_layers": COUNT, "max_spans": COUNT, "max_documents": COUNT, "bag_of_words_weight": NUMBER,
+        "warmup_steps": NUMBER, "adam_epsilon": NUMBER,
+    },
+    "nvembed": {
+        "temperature": RATE, "num_negatives": SIZE, "max_length": COUNT, "num_latents": COUNT, "num_heads": COUNT,
+        "mini_batch_size": COUNT, "mini_batch_num_tokens": COUNT, "lora_dropout": FRACTION, "lora_alpha": COUNT,
+    },
+    "mine": {
+        "num_negatives": COUNT, "relative_margin": NUMBER, "absolute_margin": NUMBER, "max_score": NUMBER,
+        "min_score": NUMBER, "range_min": SIZE, "range_max": COUNT, "seed": SIZE,
+    },
+    "mine-model": {"batch_size": COUNT, "max_seq_length": COUNT},
+    "search": {"top_k": COUNT, "max_words": COUNT},
+    "search-model": {"batch_size": COUNT, "max_seq_length": COUNT},
+    "evaluate-model": {"batch_size": COUNT, "max_seq_length": COUNT},
+    "export": {"max_length": COUNT},
+    "publish": {"max_length": COUNT},
+    "synthesize": {
+        "count": COUNT, "temperature": NUMBER, "top_p": RATE, "max_new_tokens": COUNT, "batch_size": COUNT,
+        "duplicate_similarity": RATE, "examples_per_task": COUNT, "exclude_ngram": COUNT, "attempts": COUNT,
+        "patience": COUNT,
+    },
+}  # fmt: skip
+
+# `BASE + words`: bad input, one line of words each. A line `words  # WORD` is also right if it is done and WORD is said.
+WRONG = {
+    "revela": """
+        --retriever nowhere/at-all
+        --retriever ./nowhere
+        --retriever empty
+        --retriever llama-cut
+        --retriever llama-nan
+        --retriever retriever-nan
+        --retriever retriever-cut
+        --retriever llama-badconfig
+        --retriever llama-notokenizer
+        --retriever text/rivers.txt
+        --lm ./nowhere
+        --lm bert
+        --lm retriever
+        --lm llama-cut
+        --lm llama-nan
+        --lm llama-badconfig
+        --lm llama-noweights
+        --data nowhere
+        --data empty
+        --data empty.txt
+        --data bad.jsonl
+        --data lists.jsonl
+        --data numbers.jsonl
+        --data binary.bin
+        --data nocolumn.jsonl
+        --data hf:nowhere/at-all
+        --data hf:
+        --data text --kind python
+        --data text --text_column
+        --data text --language xx
+        --data text --language ''
+        --data text --language english
+        --data text --weights 1 2
+        --data text docs.jsonl --weights 1
+        --data text docs.jsonl --weights 0 0
+        --data text docs.jsonl --weights 1 -1
+        --data text docs.jsonl --weights nan 1
+        --run_length 3
+        --max_steps 0  # nothing
+        --max_steps -1 --num_train_epochs 0  # nothing
+        --max_steps -1 --num_train_epochs -1
+        --max_steps -1 --num_train_epochs nan
+        --eval_corpus nowhere
+        --eval_corpus beir --eval_split dev
+        --eval_corpus beir-noqrels
+        --eval_strategy steps
+        --eval_strategy sometimes
+        --output_dir text/rivers.txt
+        --output_dir text/rivers.txt/out
+        --output_dir /proc/out
+        --output_dir text
+        --output_dir text/out
+        --output_dir ''
+        --resume_from_checkpoint last
+        --resume_from_checkpoint nowhere
+        --resume_from_checkpoint text
+        --resume_from_checkpoint done-revela-cut
+        --cache_dir text/rivers.txt
+        --cache_dir ''
+        --pooling max
+        --query_prompt 'Query: '
+        --push_to_hub true
+        --push_to_hub true --hub_model_id 'not a name'
+        --lr_scheduler_type exponential
+        --optim sgdd
+        --use_cpu false --fp16 true
+        --use_cpu maybe
+        --retreiver retriever
+        --learning-rte 1e-4
+        --config nowhere.yaml
+        --config bad.yaml
+        --config list.yaml
+        --config unknown.yaml
+        --config nan.yaml
+        --config text
+        --deepspeed nowhere.json
+        --fsdp_config nowhere.json
+        --lr_scheduler_kwargs '{not json'
+        --gradient_checkpointing_kwargs notjson
+        --accelerator_config nowhere.json
+        --logging_steps 0
+        --save_strategy steps --save_steps 0
+        --eval_strategy steps --eval_corpus beir --eval_steps 0
+        --log_level loud
+        --hub_strategy sometimes
+        --report_to nothing
+        --load_best_model_at_end true
+        --dataloader_num_workers -1
+        --dataloader_prefetch_factor 2
+        --warmup_steps -1
+        --label_smoothing_factor 2
+        --torch_compile_backend nothing --torch_compile true
+        --attn_implementation magic
+        --dtype float8
+        extra
+        """,
+    "retromae": """
+        --encoder ./nowhere
+        --encoder nowhere/at-all
+        --encoder llama
+        --encoder bert-cut
+        --encoder bert-nan
+        --encoder empty
+        --data nowhere
+        --data empty.txt
+        --data bad.jsonl
+        --data text --language xx
+        --max_length 4096
+        --max_length 2
+        --decoder strong
+        --attn_implementation magic
+        --output_dir text
+        --output_dir text/rivers.txt
+        --resume_from_checkpoint last
+        --max_steps 0  # nothing
+        --encoder done-revela
+        --decoder enhanced --decoder_layers 2
+        --bag_of_words maybe
+        """,
+    "nvembed": """
+        --backbone ./nowhere
+        --backbone nowhere/at-all
+        --backbone bert
+        --backbone retriever
+        --backbone llama-cut
+        --backbone llama-nan
+        --backbone done-retromae
+        --mixture nowhere.yaml
+        --mixture text
+        --mixture bad.yaml
+        --mixture list.yaml
+        --mixture mixture-empty.yaml
+        --mixture mixture-nofile.yaml
+        --mixture mixture-type.yaml
+        --mixture mixture-twice.yaml
+        --mixture mixture-key.yaml
+        --mixture mixture-same.yaml
+        --mixture mixture-ids.yaml
+        --mixture mixture-column.yaml
+        --mixture mixture-noinstruction.yaml
+        --stage 3
+        --stage one
+        --pooling max
+        --mask diagonal
+        --max_length 4096
+        --dtype bfloat16
+        --dtype float16
+        --num_heads 5
+        --eval_corpus nowhere
+        --eval_corpus beir-zero
+        --max_steps 0  # nothing
+        --resume_from_checkpoint last
+        """,
+    "mine": """
+        --pairs nowhere.jsonl
+        --pairs bad.jsonl
+        --pairs empty.txt
+        --pairs text
+        --pairs pairs.jsonl --beir beir
+        --pairs pairs.jsonl --anchor_column question
+        --pairs pairs.jsonl --anchor_column positive
+        --pairs pairs.jsonl --positive_column anchor
+        --pairs numbers.jsonl
+        --pairs emptypairs.jsonl
+        --corpus nowhere.jsonl
+        --corpus empty.txt
+        --corpus corpus.jsonl --text_column body
+        --output text
+        --output text/rivers.txt
+        --output pairs.jsonl --overwrite
+        --output corpus.jsonl --overwrite
+        --output text/rivers.txt/mined.jsonl
+        --output /proc/mined.jsonl
+        --output ''
+        --sampling best
+        --fewer all
+        --range_min 10 --range_max 5
+        --min_score 2 --max_score 1
+        --dtype int8
+        --num_negative 2
+        """,
+    "mine-model": """
+        --device gpu
+        --device cuda
+        --device cuda:7
+        --device ''
+        --cache_dir text/rivers.txt
+        --cache_dir /proc/cache
+        """,
+    "search": """
+        --corpus nowhere
+        --corpus text dcos
+        --corpus empty
+        --corpus empty.txt
+        --corpus 'nothing/*.md'
+        --corpus bad.jsonl
+        --corpus hf:nowhere/at-all
+        --corpus ''
+        --query ''
+        --query ' '
+        --json maybe
+        --top 3
+        """,
+    "search-model": """
+        --device cuda
+        --device tpu
+        --cache_dir text/rivers.txt
+        """,
+    "evaluate": """
+        --corpus nowhere
+        --corpus text
+        --corpus beir --split dev
+        --corpus beir --tasks SciFact
+        --corpus beir-noqrels
+        --corpus beir-zero
+        --corpus beir-contradict
+        --corpus beir-unknown  # not in
+        --corpus beir-emptyquery
+        --corpus beir-emptydoc  # empty
+        --corpus beir-twice
+        --corpus beir-badqrels
+        --corpus beir-badjson
+        --corpus beir-noid
+        --corpus beir-nan
+        --device gpu
+        --split ''
+        """,
+    "evaluate-model": """
+        --device cuda
+        --device gpu
+        --max_seq_length 100000
+        """,
+    "export": """
+        --output text/rivers.txt
+        --output /proc/exported
+        --output ''
+        --dtype int8
+        --max_length 1
+        --lm maybe
+        """,
+    "publish": """
+        --part tokenizer
+        --card nowhere.yaml
+        --card bad.yaml
+        --card list.yaml
+        --card unknown.yaml
+        --keep text/rivers.txt
+        --dtype int8
+        --adapter-only --part lm
+        --tag 'a b'
+        --revision ''
+        """,
+    "synthesize": """
+        --model ./nowhere
+        --model bert
+        --model llama-cut
+        --api-key-env NOT_THERE
+        --endpoint nonsense
+        --endpoint http://127.0.0.1:9/v1 --retries 0
+        --endpoint http://127.0.0.1:9/v1 --api-key-env NOT_THERE
+        --endpoint http://127.0.0.1:9/v1 --extra-body '{not json'
+        --endpoint http://127.0.0.1:9/v1 --extra-body '[1]'
+        --extra-body '{}'
+        --forms long-long
+        --languages ''
+        --domains ''
+        --exclude nowhere
+        --output text/rivers.txt
+        --device cuda
+        """,
+    "check": """
+        --revision nowhere
+        --trust-remote-code maybe
+        """,
+    "quickstart": """
+        --models text
+        --models empty --data nowhere
+        --queries 0
+        --queries -1
+        --max_steps 0
+        --seed -1
+        --output_dir text/rivers.txt
+        """,
+}  # fmt: skip
+
+# Whole commands with bad input.
+WRONG_COMMANDS = """
+serach
+train
+train revella
+train revela
+train revela --retriever retriever
+train nvembed --backbone llama
+train nvembed --mixture mixture.yaml
+train retromae
+mine
+mine bm25
+mine bm25 --output x.jsonl
+mine ./nowhere --pairs pairs.jsonl --output mined.jsonl
+mine retriever-nan --pairs pairs.jsonl --output mined.jsonl --cache_dir cache
+mine retriever-cut --pairs pairs.jsonl --output mined.jsonl --cache_dir cache
+mine bm25 --beir beir-noqrels --output mined.jsonl
+mine bm25 --beir beir --split dev --output mined.jsonl
+mine bm25 --beir nowhere --output mined.jsonl
+search
+search bm25
+search bm25 query
+search bm25 query how --corpus text
+search '' query --corpus text
+search bm25 '' --corpus text
+search nowhere query --corpus text --cache_dir cache
+search ./nowhere query --corpus text --cache_dir cache
+search empty query --corpus text --cache_dir cache
+search text query --corpus text --cache_dir cache
+search retriever-cut query --corpus text --cache_dir cache
+search retriever-nan query --corpus text --cache_dir cache
+search retriever-nomodules query --corpus text --cache_dir cache
+search retriever-badconfig query --corpus text --cache_dir cache
+search remote query --corpus text --cache_dir cache
+search retriever query --corpus text --config nan.yaml
+search retriever query --corpus text --config unknown.yaml
+evaluate
+evaluate bm25
+evaluate --corpus beir
+evaluate ./nowhere --corpus beir
+evaluate bm25 ./nowhere --corpus beir
+evaluate retriever-nan --corpus beir
+evaluate retriever-cut --corpus beir
+evaluate bm25 --tasks NoSuchTask
+evaluate bm25 bm52 --corpus beir
+export
+export nowhere --output exported
+export empty --output exported
+export text --output exported
+export done-revela
+export done-revela-cut --output exported
+export done-revela-nan --output exported
+export retriever --output exported
+export llama --output exported
+export done-retromae --output exported --lm
+export done-revela --output done-revela
+check
+check nowhere
+check ./nowhere
+check empty
+check llama-cut
+check retriever-cut
+check retriever-nan
+check retriever-nomodules
+check retriever-badconfig
+check text/rivers.txt
+check remote
+publish
+publish done-revela
+publish done-revela 'not a name' --dry-run
+publish done-revela me/model/more --dry-run
+publish nowhere me/model --dry-run
+publish empty me/model --dry-run
+publish done-revela-cut me/model --dry-run
+publish done-revela-nan me/model --dry-run
+publish retriever-nan me/model --dry-run
+publish done-retromae me/model --dry-run --part lm
+publish done-revela me/model --dry-run --adapter-only
+publish done-revela me/model
+synthesize
+synthesize --count 1
+quickstart --modles x
+--config recipe.yaml
+"""
+
+# Whole commands that have to work. {revela} stands for BASE["revela"], and so on.
+RIGHT = """
+--help
+--version
+train --help
+train revela --help
+{revela}
+{revela} --data docs.jsonl
+{revela} --data text docs.jsonl --weights 1 2
+{revela} --data crlf.txt
+{revela} --data latin1.txt text
+{revela} --data unicode.txt text
+{revela} --retriever llama
+{revela} --pooling mean
+{revela} --lora_rank 0
+{revela} --temperature 1 --temperature_start 2
+{revela} --language de
+{revela} --config recipe.yaml
+{revela} --eval_corpus beir --eval_strategy steps --eval_steps 1
+{revela} --gradient_checkpointing true
+{revela} --save_strategy steps --save_steps 1
+{revela} --seed 0 --data_seed 1
+{revela} --max_groups 1
+{retromae}
+{retromae} --decoder basic
+{retromae} --decoder none
+{retromae} --encoder retriever
+{retromae} --bag_of_words true
+{retromae} --encoder done-retromae
+{nvembed}
+{nvembed} --stage 2
+{nvembed} --pooling mean --mask causal
+{nvembed} --in_batch_negatives false
+{nvembed} --backbone done-nvembed --num_latents None --num_heads None
+{mine}
+{mine} --num_negatives 2 --scores
+{mine} --sampling random --seed 3
+{mine-model}
+mine bm25 --beir beir --split test --output mined.jsonl --positive_aware false
+{search}
+{search} --top-k 1 --json
+{search} --corpus text docs.jsonl
+{search} --corpus 'text/*.txt'
+search bm25 --query 'sediment' --corpus text
+search bm25 sediment --corpus unicode.txt crlf.txt
+search bm25 --corpus text < queries.txt
+{search-model}
+{search-model} --max-seq-length 16
+{evaluate}
+{evaluate} --json
+{evaluate-model}
+evaluate bm25 retriever --corpus beir --device cpu
+{export}
+{export} --lm --dtype bfloat16
+export done-retromae --output exported
+{check}
+check exported-retriever
+{publish}
+publish retriever me/model --dry-run
+publish done-revela me/model --dry-run --part lm
+publish done-retromae me/model --dry-run
+"""
+
+# Commands, and the package that they are run without.
+WITHOUT = {"search": "bm25s", "evaluate": "pytrec_eval", "search-model": "faiss"}
+
+
+class Case(NamedTuple):
+    """A command, and what should come of it."""
+
+    command: str
+    good: bool
+    told: str = ""  # bad input may be done as well, if this is said
+    without: str = ""  # a package that is not installed
+    file_limit: int | None = None  # bytes of a file at most: a disk that fills up
+
+
+class Outcome(NamedTuple):
+    """What came of it."""
+
+    kind: str
+    status: int
+    said: str
+    seconds: float
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    yield from numbers()
+    for name, block in WRONG.items():
+        for line in filter(None, map(str.strip, block.splitlines())):
+            words, _, told = line.partition("  # ")
+            yield Case(f"{BASE[name]} {words}", good=False, told=told)
+    yield from (Case(line, good=False) for line in WRONG_COMMANDS.split("\n") if line)
+    yield from (Case(line.format_map(BASE), good=True) for line in RIGHT.split("\n") if line)
+    for name, package in WITHOUT.items():
+        yield Case(BASE[name], good=False, without=package)
+    yield Case("evaluate bm25 --tasks SciFact", good=False, without="mteb")
+    for name in ("revela", "retromae", "nvembed", "mine", "mine-model", "export", "publish"):
+        yield Case(BASE[name], good=False, file_limit=200)
+
+
+def numbers() -> Iterator[Case]:
+    """Each option with each number that it cannot take."""
+    unlimited = ("max_score", "min_score", "max_grad_norm")  # inf is a number for them
+    for name, options in NUMBERS.items():
+        for option, kind in options.items():
+            for value in BAD[kind]:
+                if value != "inf" or option not in unlimited:
+                    yield Case(f"{BASE[name]} --{option} {value}", good=False)
+
+
+# --- the folder that the commands run in
+
+TEXTS = [
+    "Rivers carry sediment from the mountains to the sea, where it settles layer upon layer.",
+    "The quick brown fox jumps over the lazy dog. The dog does not mind, and sleeps on in the shade of the old tree.",
+    "A retriever learns from raw text which chunks of a document help to predict the others.",
+    "The capital of France is Paris; the capital of Japan is Tokyo; both lie on rivers.",
+    "Iron rusts in salt water faster than in fresh water, because ions carry the current.",
+    "A lighthouse warns ships of rocks; its lamp turns once in ten seconds.",
+    "Bread rises because yeast turns sugar into gas, which the dough holds.",
+    "The moon draws the tides twice a day, and the sun a little.",
+]
+
+
+def build(root: Path) -> None:
+    """Writes models, data, and damaged copies of both."""
+    models(root)
+    data(root)
+    tasks(root)
+    mixtures(root)
+    for name in ("revela", "retromae", "nvembed"):
+        words = f"{BASE[name]} --output_dir done-{name} --save_strategy steps --save_steps 1"
+        if status := run_main(shlex.split(words)):
+            raise SystemExit(f"{words}: exit status {status}")
+    shutil.copytree(root / "done-revela", root / "done-revela-cut")
+    cut(next((root / "done-revela-cut").rglob("*.safetensors")))
+    shutil.copytree(root / "done-revela", root / "done-revela-nan")
+    for file in (root / "done-revela-nan").glob("*.safetensors"):
+        spoil(file)
+    shutil.copytree(root / "done-revela" / "retriever", root / "exported-retriever")
+
+
+def models(root: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from tokenizers import Tokenizer, pre_tokenizers, processors, trainers
+    from tokenizers import models as kinds
+    from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    bpe = Tokenizer(kinds.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=384, special_tokens=["<eos>", "<pad>"], initial_alphabet=alphabet)
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<eos>", pad_token="<pad>")
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    llama = LlamaForCausalLM(
+        LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=2048, eos_token_id=0, pad_token_id=1, **shape)
+    )
+    llama.save_pretrained(root / "llama")
+    tokenizer.save_pretrained(root / "llama")
+    pieces = Tokenizer(kinds.WordPiece(unk_token="[UNK]"))
+    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=300, special_tokens=special))
+    pieces.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
+    wordpiece = PreTrainedTokenizerFast(tokenizer_object=pieces, model_max_length=128, **names)
+    bert = BertForMaskedLM(BertConfig(vocab_size=len(wordpiece), max_position_embeddings=128, **shape))
+    bert.save_pretrained(root / "bert")
+    wordpiece.save_pretrained(root / "bert")
+    transformer = Transformer(str(root / "bert"))
+    SentenceTransformer(modules=[transformer, Pooling(32, pooling_mode="mean")]).save(str(root / "retriever"))
+    for name in ("llama", "bert", "retriever"):
+        for damage in ("cut", "nan", "badconfig", "noweights", "notokenizer", "nomodules"):
+            copy = root / f"{name}-{damage}"
+            shutil.copytree(root / name, copy)
+            damaged(copy, damage)
+    shutil.copytree(root / "retriever", root / "remote")
+    config = json.loads((root / "remote" / "config.json").read_text())
+    config["auto_map"] = {"AutoModel": "modeling_own.OwnModel"}
+    (root / "remote" / "config.json").write_text(json.dumps(config | {"model_type": "own"}))
+    (root / "remote" / "modeling_own.py").write_text("raise SystemExit('remote code ran')\n")
+
+
+def damaged(folder: Path, damage: str) -> None:
+    if damage == "cut":
+        cut(folder / "model.safetensors")
+    elif damage == "nan":
+        spoil(folder / "model.safetensors")
+    elif damage == "badconfig":
+        (folder / "config.json").write_text('{"model_type": "llama", ')
+    elif damage == "noweights":
+        (folder / "model.safetensors").unlink()
+    elif damage == "notokenizer":
+        for file in folder.glob("*token*"):
+            file.unlink()
+    else:
+        (folder / "modules.json").write_text("[{}]")
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def spoil(file: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}, file, {"format": "pt"})
+
+
+def rows(path: Path, records: list[Any]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def data(root: Path) -> None:
+    for name in ("text", "empty", "docs"):
+        (root / name).mkdir()
+    (root / "text" / "rivers.txt").write_text("\n\n".join(TEXTS * 3))
+    (root / "text" / "area.py").write_text("def area(width, height):\n    return width * height\n\n\n" * 8)
+    rows(root / "docs.jsonl", [{"id": n, "text": f"{text} {text}"} for n, text in enumerate(TEXTS * 2)])
+    (root / "crlf.txt").write_bytes("\r\n".join(TEXTS * 2).encode())
+    (root / "latin1.txt").write_bytes("Müller läuft über die Brücke.\n".encode("latin-1") * 20)
+    (root / "unicode.txt").write_text("川は山から海へ土砂を運ぶ。 مرحبا 🙂 \u2028 \x0c e\u0301\n" * 20)
+    (root / "empty.txt").write_text("")
+    (root / "binary.bin").write_bytes(bytes(range(256)) * 20)
+    (root / "queries.txt").write_text("sediment\n\nzebra\n")
+    (root / "bad.jsonl").write_text('{"text": "fine", "anchor": "a", "positive": "b"}\n{"text": \n')
+    (root / "lists.jsonl").write_text('["a"]\n["b"]\n')
+    rows(root / "numbers.jsonl", [{"text": n, "anchor": n, "positive": n} for n in range(8)])
+    rows(root / "nocolumn.jsonl", [{"body": text} for text in TEXTS])
+    rows(root / "pairs.jsonl", [{"anchor": text.split(".")[0][-20:], "positive": text} for text in TEXTS])
+    rows(root / "emptypairs.jsonl", [{"anchor": "", "positive": ""} for _ in TEXTS])
+    rows(root / "corpus.jsonl", [{"text": text} for text in TEXTS])
+    (root / "bad.yaml").write_text("a: [1\n")
+    (root / "list.yaml").write_text("- a\n")
+    (root / "unknown.yaml").write_text("colour: red\n")
+    (root / "nan.yaml").write_text("temperature: .nan\nbatch_size: 0\n")
+    (root / "recipe.yaml").write_text("temperature: 0.5\nlearning_rate: 1e-3\n")
+
+
+def tasks(root: Path) -> None:
+    documents = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(TEXTS)]
+    queries = [{"_id": f"q{n}", "text": " ".join(text.split()[-3:])} for n, text in enumerate(TEXTS)]
+    right = [f"q{n}\td{n}\t1" for n in range(len(TEXTS))]
+
+    def task(name: str, documents: list[Any], queries: list[Any], judged: list[str] | None) -> None:
+        (root / name / "qrels").mkdir(parents=True)
+        rows(root / name / "corpus.jsonl", documents)
+        rows(root / name / "queries.jsonl", queries)
+        for split in ("test", "train") if judged is not None else ():
+            text = "\n".join(["query-id\tcorpus-id\tscore", *(judged or [])]) + "\n"
+            (root / name / "qrels" / f"{split}.tsv").write_text(text)
+
+    task("beir", documents, queries, right)
+    task("beir-noqrels", documents, queries, None)
+    task("beir-zero", documents, queries, [row[:-1] + "0" for row in right])
+    task("beir-contradict", documents, queries, [*right, "q0\td0\t0"])
+    task("beir-unknown", documents, queries, [*right, "q0\tnowhere\t1", "q99\td0\t1"])
+    task("beir-emptyquery", documents, [{"_id": "q0", "text": ""}, *queries[1:]], right)
+    task("beir-emptydoc", [{"_id": "d0", "title": "", "text": ""}, *documents[1:]], queries, right)
+    task("beir-twice", [*documents, documents[0] | {"text": "another"}], queries, right)
+    task("beir-badqrels", documents, queries, [*right, "q1\td2\tvery"])
+    task("beir-nan", documents, queries, [*right, "q1\td2\tnan"])
+    task("beir-badjson", documents, queries, right)
+    (root / "beir-badjson" / "corpus.jsonl").write_text('{"_id": "d0", "text": "x"}\n{"_id"\n')
+    task("beir-noid", [{"text": text} for text in TEXTS], queries, right)
+
+
+def mixtures(root: Path) -> None:
+    import yaml
+
+    rows(root / "ids.jsonl", [{"anchor": f"question {n}", "positive": f"p{n}"} for n in range(8)])
+    rows(
+        root / "classes.jsonl", [{"text": text, "label": "water" if n % 2 else "land"} for n, text in enumerate(TEXTS)]
+    )
+    qa = {"name": "qa", "type": "pairs", "source": "pairs.jsonl", "instruction": "Find the text"}
+    classes = {"name": "classes", "type": "classification", "source": "classes.jsonl", "instruction": "Find the kind"}
+    ids = {"name": "ids", "type": "retrieval", "source": "ids.jsonl", "instruction": "Find the text"}
+    mixed = {
+        "mixture": [qa, classes],
+        "mixture-empty": [],
+        "mixture-nofile": [qa | {"source": "nowhere.jsonl"}],
+        "mixture-type": [qa | {"type": "pears"}],
+        "mixture-twice": [qa, qa],
+        "mixture-key": [qa | {"colour": "red"}],
+        "mixture-same": [qa | {"columns": {"anchor": "positive", "positive": "positive"}}],
+        "mixture-ids": [ids],
+        "mixture-column": [qa | {"columns": {"anchor": "question"}}],
+        "mixture-noinstruction": [{key: value for key, value in qa.items() if key != "instruction"}],
+    }
+    for name, listed in mixed.items():
+        (root / f"{name}.yaml").write_text(yaml.safe_dump({"tasks": listed}))
+
+
+# --- running a command
+
+
+def find_main() -> Callable[[list[str]], int]:
+    """The command line of the version that is installed."""
+    try:
+        from revela_hub.cli.main import main
+    except ImportError:
+        from revela_hub.cli import main  # type: ignore[attr-defined,no-redef]
+    return main
+
+
+def warm_up() -> None:
+    """Imports what the commands import, once for all of them."""
+    import importlib
+    import pkgutil
+
+    import revela_hub
+
+    for module in pkgutil.walk_packages(revela_hub.__path__, "revela_hub."):
+        if "__main__" not in module.name:
+            try:
+                importlib.import_module(module.name)
+            except ImportError as error:
+                print(f"{module.name}: {error}")
+    for name in ("bm25s", "faiss", "matplotlib.pyplot", "pytrec_eval", "sklearn"):
+        importlib.import_module(name)
+
+
+def run_main(argv: list[str]) -> int:
+    """Runs a command in a fork that inherits this process's modules, output and folder."""
+    pid = os.fork()
+    if not pid:
+        status = 70
+        try:
+            status = exit_status(argv)
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def exit_status(argv: list[str]) -> int:
+    try:
+        return find_main()(argv)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def child(case: Case, folder: Path, said: Path) -> int:
+    """What the fork does: the command, in its folder, its output in a file."""
+    os.setsid()
+    os.chdir(folder)
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    command, _, stdin = case.command.partition(" < ")
+    os.dup2(os.open(folder / stdin if stdin else os.devnull, os.O_RDONLY), 0)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    if case.without:
+        for name in [name for name in sys.modules if name.partition(".")[0] == case.without]:
+            del sys.modules[name]
+        sys.modules[case.without] = None  # type: ignore[assignment]
+        for name in [name for name in sys.modules if name.startswith("revela_hub") and "cli" not in name]:
+            if any(getattr(value, "__name__", "") == case.without for value in vars(sys.modules[name] or sys).values()):
+                del sys.modules[name]
+    if case.file_limit is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (case.file_limit, case.file_limit))
+        sys.stdout = sys.stderr = Pipe(said.with_suffix(".pipe"))
+    return exit_status(shlex.split(command))
+
+
+class Pipe(io.TextIOBase):
+    """Output that the limit on the size of files does not reach."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_WRONLY)
+
+    def write(self, text: str) -> int:
+        """Writes it at once."""
+        return os.write(self.descriptor, text.encode())
+
+    def fileno(self) -> int:
+        """The pipe's end."""
+        return self.descriptor
+
+
+def run(case: Case, playground: Path, timeout: float) -> Outcome:
+    """Runs a command in a copy of the playground."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
+        folder, said, pipe = Path(place) / "at", Path(place) / "said", Path(place) / "said.pipe"
+        shutil.copytree(playground, folder)
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        began = time.monotonic()
+        pid = os.fork()
+        if not pid:
+            status = 70
+            try:
+                status = child(case, folder, said)
+            finally:
+                os._exit(status)
+        piped, status = b"", None
+        while status is None and time.monotonic() - began < timeout:
+            time.sleep(0.02)
+            try:
+                piped += os.read(reader, 1 << 16)
+            except BlockingIOError:
+                pass
+            done, code = os.waitpid(pid, os.WNOHANG)
+            status = os.waitstatus_to_exitcode(code) if done else None
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        if status is None:
+            os.waitpid(pid, 0)
+        os.close(reader)
+        text = (said.read_bytes() + piped).decode(errors="replace").replace(str(folder), ".")
+    return Outcome(kind_of(case, status, text), -1 if status is None else status, text, time.monotonic() - began)
+
+
+def kind_of(case: Case, status: int | None, said: str) -> str:
+    if status is None:
+        return "hangs"
+    if "Traceback (most recent call last)" in said:
+        return "traceback"
+    if status == 0:
+        told = bool(case.told) and case.told.lower() in said.lower()
+        return "fine" if case.good else "clear" if told else "silent"
+    if status == 1 and re.search(r"\d+ of \d+ checks failed", said):
+        return "refused" if case.good else "clear"
+    if status == 2 and "revela-hub: error: " in said.rstrip().splitlines()[-1]:
+        return "refused" if case.good else "clear"
+    return "traceback"
+
+
+def main() -> None:
+    """Runs them and prints the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="run the commands that hold this")
+    parser.add_argument("--show", nargs="*", default=["traceback", "silent", "refused", "hangs"], help="kinds to print")
+    parser.add_argument("--json", type=Path, help="file to keep the outcomes in")
+    parser.add_argument("--timeout", type=float, default=90.0, help="seconds for a command")
+    args = parser.parse_args()
+    chosen = [case for case in dict.fromkeys(cases()) if args.only in case.command]
+    playground = Path(tempfile.mkdtemp(prefix="fuzz-playground-"))
+    os.environ |= {"XDG_CACHE_HOME": str(playground / ".cache"), "HF_HOME": str(playground / ".hf")}
+    try:
+        warm_up()
+        os.chdir(playground)
+        pid = os.fork()  # what is built leaves no threads in this process
+        if not pid:
+            status = 1
+            try:
+                build(playground)
+                status = 0
+            finally:
+                os._exit(status)
+        if os.waitpid(pid, 0)[1]:
+            raise SystemExit("the folder for the commands could not be built")
+        outcomes = []
+        for case in chosen:
+            outcome = run(case, playground, args.timeout)
+            outcomes.append(outcome)
+            if outcome.kind in args.show:
+                last = outcome.said.rstrip().splitlines()[-1:] or [""]
+                print(
+                    f"{outcome.kind}: {case.command}{f' (without {case.without})' if case.without else ''}", flush=True
+                )
+                print(f"    {last[0][:200]}", flush=True)
+    finally:
+        shutil.rmtree(playground, ignore_errors=True)
+    counts = Counter(outcome.kind for outcome in outcomes)
+    print(f"\n{len(outcomes)} commands in {sum(outcome.seconds for outcome in outcomes) / 60:.1f} minutes")
+    print("| clear | traceback | silent | fine | refused | hangs |\n|---|---|---|---|---|---|")
+    print(
+        "| "
+        + " | ".join(str(counts[kind]) for kind in ("clear", "traceback", "silent", "fine", "refused", "hangs"))
+        + " |"
+    )
+    if args.json:
+        records = [case._asdict() | outcome._asdict() for case, outcome in zip(chosen, outcomes, strict=True)]
+        args.json.write_text(json.dumps(records, indent=1))
+
+
+if __name__ == "__main__":
+    main()
