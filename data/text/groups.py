@@ -24,6 +24,7 @@ from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Source, SourceLike, parse_sources
 from revela_hub.data.text.chunks import Chunk, chunk_document
+from revela_hub.data.text.languages import check_language
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class GroupSettings:
 
     def __post_init__(self) -> None:
         """Raises UserError for settings that make no groups."""
+        check_language(self.language)
         if self.group_size < 2:
             raise UserError(f"group_size is {self.group_size}; a group needs at least 2 chunks")
         if self.run_length is not None and (self.run_length < 1 or self.group_size % self.run_length):

@@ -25,6 +25,7 @@ from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, SourceLike, parse_sources
 from revela_hub.data.text.chunks import UNSPACED_CHARACTER, document_pieces
+from revela_hub.data.text.languages import check_language
 from revela_hub.data.text.masking import Bools, Tokens, Vocabulary
 from revela_hub.errors import UserError
 
@@ -59,6 +60,7 @@ class SpanSettings:
 
     def __post_init__(self) -> None:
         """Raises UserError for settings that make no spans."""
+        check_language(self.language)
         if self.min_tokens < 1:
             raise UserError(f"min_tokens is {self.min_tokens}; it must be at least 1")
         if self.max_length < self.min_tokens + 2:

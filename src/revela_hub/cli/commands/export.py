@@ -12,6 +12,8 @@ Examples:
 from dataclasses import dataclass, field
 from typing import Literal
 
+from revela_hub.ranges import PositiveInt
+
 POSITIONALS = ("checkpoint",)
 
 
@@ -22,7 +24,7 @@ class Arguments:
     checkpoint: str = field(metadata={"help": "Folder that `revela-hub train` saved."})
     output: str = field(metadata={"help": "Folder to write into; made if it is not there."})
     lm: bool = field(default=False, metadata={"help": "Also write the co-trained language model."})
-    max_length: int | None = field(
+    max_length: PositiveInt | None = field(
         default=None, metadata={"help": "Tokens kept of a text, EOS included; by default those of the checkpoint."}
     )
     dtype: Literal["float32", "bfloat16", "float16"] | None = field(

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.errors import UserError
+from revela_hub.ranges import PositiveInt, Seed
 
 if TYPE_CHECKING:
     from revela_hub.data.synthesis.backends import Backend
@@ -35,13 +36,13 @@ class Arguments:
         metadata={"help": "Folders, files, patterns, JSON lines or data sets (hf:owner/name): what is trained on."}
     )
     output: str = field(default="outputs/probe", metadata={"help": "Folder to write to; an earlier probe is replaced."})
-    queries: int = field(default=200, metadata={"help": "Queries at most."})
-    passages: int = field(default=1000, metadata={"help": "Passages to find them among, at most."})
+    queries: PositiveInt = field(default=200, metadata={"help": "Queries at most."})
+    passages: PositiveInt = field(default=1000, metadata={"help": "Passages to find them among, at most."})
     kinds: list[str] = field(
         default_factory=lambda: ["docstring", "title", "sentence"],
         metadata={"help": "Kinds of query, shared out evenly among those that the text has."},
     )
-    seed: int = field(default=0, metadata={"help": "Of all that is drawn."})
+    seed: Seed = field(default=0, metadata={"help": "Of all that is drawn."})
     text_column: str = field(
         default="text", metadata={"help": "The field of JSON lines, or the column of data sets, that holds the text."}
     )
@@ -51,7 +52,9 @@ class Arguments:
     exclude: list[str] = field(
         default_factory=list, metadata={"help": "Patterns of file and folder names not to read."}
     )
-    max_documents: int | None = field(default=None, metadata={"help": "Documents to read from each source at most."})
+    max_documents: PositiveInt | None = field(
+        default=None, metadata={"help": "Documents to read from each source at most."}
+    )
     endpoint: str | None = field(default=None, metadata={"help": "Server whose --model writes questions, too."})
     model: str | None = field(
         default=None, metadata={"help": "The model's name there; without --endpoint a Hub id or folder to run here."}

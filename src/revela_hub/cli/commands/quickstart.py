@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from revela_hub import __version__
 from revela_hub.errors import UserError
+from revela_hub.ranges import PositiveInt, Seed
 
 if TYPE_CHECKING:
     from revela_hub.cli.commands import train_revela
@@ -52,9 +53,9 @@ class Arguments:
         default="examples/quickstart",
         metadata={"help": "Folder with the small models to start from: retriever/, lm/ and adapt.yaml."},
     )
-    queries: int = field(default=500, metadata={"help": "Docstrings to hold out."})
-    max_steps: int | None = field(default=None, metadata={"help": "Updates; by default those of adapt.yaml."})
-    seed: int = field(default=0, metadata={"help": "Of the training run. The task is the same for all seeds."})
+    queries: PositiveInt = field(default=500, metadata={"help": "Docstrings to hold out."})
+    max_steps: PositiveInt | None = field(default=None, metadata={"help": "Updates; by default those of adapt.yaml."})
+    seed: Seed = field(default=0, metadata={"help": "Of the training run. The task is the same for all seeds."})
 
 
 def run(arguments: Arguments) -> None:

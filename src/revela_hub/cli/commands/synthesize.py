@@ -32,9 +32,12 @@ import json
 import os
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Interval
 
 from revela_hub.errors import UserError
+from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
 
 if TYPE_CHECKING:
     from revela_hub.data.synthesis.backends import Backend
@@ -54,12 +57,12 @@ class Arguments:
     api_key_env: str | None = field(
         default=None, metadata={"help": "Name of the environment variable that holds the server's key."}
     )
-    count: int = field(default=1000, metadata={"help": "Examples in all, divided evenly among the forms."})
+    count: PositiveInt = field(default=1000, metadata={"help": "Examples in all, divided evenly among the forms."})
     forms: list[str] = field(
         default_factory=lambda: ["short-long", "long-short", "short-short"],
         metadata={"help": "Which forms of example."},
     )
-    examples_per_task: int = field(default=2, metadata={"help": "Examples of each task. NV-Embed: 2."})
+    examples_per_task: PositiveInt = field(default=2, metadata={"help": "Examples of each task. NV-Embed: 2."})
     languages: list[str] = field(
         default_factory=lambda: ["English"],
         metadata={"help": "Languages to draw from; one given twice comes twice as often."},
@@ -70,7 +73,7 @@ class Arguments:
             "help": "Fields that tasks are to be from, for example 'tax law'. Default: forty fields of all kinds."
         },
     )
-    seed: int = field(default=0, metadata={"help": "Of all that is drawn."})
+    seed: Seed = field(default=0, metadata={"help": "Of all that is drawn."})
     exclude: list[str] = field(
         default_factory=list,
         metadata={
@@ -78,23 +81,31 @@ class Arguments:
             "--data. In a YAML file also mappings ({path: sts.jsonl, text_column: sentence1})."
         },
     )
-    exclude_ngram: int = field(
+    exclude_ngram: PositiveInt = field(
         default=13, metadata={"help": "Words in a row that an example and an evaluation text may not share."}
     )
     exclude_corpus: bool = field(
         default=True, metadata={"help": "Compare with the documents of BEIR folders too, not with the queries alone."}
     )
-    duplicate_similarity: float = field(
+    duplicate_similarity: Annotated[float, Interval(gt=0, le=1)] = field(
         default=0.8, metadata={"help": "Jaccard similarity from which two examples count as the same."}
     )
-    attempts: int = field(default=3, metadata={"help": "Replies to one prompt at most, if they cannot be used."})
-    patience: int = field(default=50, metadata={"help": "Unusable replies in a row before giving up."})
-    temperature: float = field(default=1.0, metadata={"help": "Of sampling; the paper's is 1."})
-    top_p: float = field(default=1.0, metadata={"help": "Of sampling; the paper's is 1."})
-    max_new_tokens: int = field(default=2048, metadata={"help": "Length of a reply at most, thinking included."})
-    concurrency: int = field(default=8, metadata={"help": "Requests to the endpoint at once."})
-    timeout: float = field(default=120.0, metadata={"help": "Seconds without an answer after which a request failed."})
-    retries: int = field(default=5, metadata={"help": "How often a failed request is made again."})
+    attempts: PositiveInt = field(
+        default=3, metadata={"help": "Replies to one prompt at most, if they cannot be used."}
+    )
+    patience: PositiveInt = field(default=50, metadata={"help": "Unusable replies in a row before giving up."})
+    temperature: NonNegativeFloat = field(default=1.0, metadata={"help": "Of sampling; the paper's is 1."})
+    top_p: Annotated[float, Interval(gt=0, le=1)] = field(
+        default=1.0, metadata={"help": "Of sampling; the paper's is 1."}
+    )
+    max_new_tokens: PositiveInt = field(
+        default=2048, metadata={"help": "Length of a reply at most, thinking included."}
+    )
+    concurrency: PositiveInt = field(default=8, metadata={"help": "Requests to the endpoint at once."})
+    timeout: PositiveFloat = field(
+        default=120.0, metadata={"help": "Seconds without an answer after which a request failed."}
+    )
+    retries: NonNegativeInt = field(default=5, metadata={"help": "How often a failed request is made again."})
     extra_body: dict[str, Any] | str | None = field(
         default=None,
         metadata={
@@ -102,7 +113,7 @@ class Arguments:
             'does not know it: \'{"seed": null, "max_tokens": null, "max_completion_tokens": 4096}\''
         },
     )
-    batch_size: int = field(default=8, metadata={"help": "Prompts at once, on this machine."})
+    batch_size: PositiveInt = field(default=8, metadata={"help": "Prompts at once, on this machine."})
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
 
