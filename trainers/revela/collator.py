@@ -3,7 +3,12 @@
 The retriever and the language model may have different tokenizers, so each chunk is encoded twice.
 """
 
+import hashlib
+import itertools
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -13,9 +18,12 @@ from numpy.typing import NDArray
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
 Tokens: TypeAlias = NDArray[np.int64]
+_OF_THE_LAST_CALL = ("truncation", "padding")  # keys of a tokenizer.json that say nothing of the next one
+LM_TOKENS, RETRIEVER_TOKENS = "lm_tokens", "retriever_tokens"
 
 
 class RevelaCollator:
@@ -116,39 +124,64 @@ class RevelaCollator:
         """Makes a batch of whole groups; see the class for its tensors.
 
         Args:
-            features: Rows of `build_groups`.
+            features: Rows of `build_groups`, or of `tokenize_groups`, whose batch is the same.
         """
-        texts: list[str] = []
-        documents: list[str] = []
-        for row in features:
-            order = np.random.default_rng((self.seed, self.epoch, row["group"])).permutation(len(row["text"]))
-            texts += [row["text"][index] for index in order]
-            documents += [row["document"][index] for index in order]
-        present = [index for index, text in enumerate(texts) if text]
-        lm_tokens = self._lm_tokens([texts[index] for index in present])
-        retriever_tokens = self._retriever_tokens([texts[index] for index in present])
-        # A text of which a tokenizer leaves nothing is absent for both.
-        kept = [number for number, tokens in enumerate(lm_tokens) if len(tokens) > len(self._bos)]
-        rows = [present[number] for number in kept]
-        input_ids, attention_mask = self._pad(
-            [lm_tokens[number] for number in kept], rows, len(texts), self.lm_tokenizer
-        )
-        retriever_input_ids, retriever_attention_mask = self._pad(
-            [retriever_tokens[number] for number in kept], rows, len(texts), self.retriever_tokenizer
-        )
+        rows = features if LM_TOKENS in features[0] else self.tokenize(features)
+        chunks = [(row, index) for row in rows for index in self._order(row)]
+        lm_tokens, retriever_tokens = ([row[name][i] for row, i in chunks] for name in (LM_TOKENS, RETRIEVER_TOKENS))
+        input_ids, attention_mask = self._pad(lm_tokens, self.lm_tokenizer)
+        retriever_input_ids, retriever_attention_mask = self._pad(retriever_tokens, self.retriever_tokenizer)
         numbers: dict[str, int] = {}
-        document = np.full(len(texts), -1, dtype=np.int64)
-        for row_number in rows:
-            document[row_number] = numbers.setdefault(documents[row_number], len(numbers))
         batch = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "labels": np.where(attention_mask == 1, input_ids, -100),
             "retriever_input_ids": retriever_input_ids,
             "retriever_attention_mask": retriever_attention_mask,
-            "document": document,
+            "document": np.array(
+                [
+                    numbers.setdefault(row["document"][i], len(numbers)) if tokens else -1
+                    for (row, i), tokens in zip(chunks, lm_tokens, strict=True)
+                ]
+            ),
         }
         return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+    def tokenize(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows with the tokens of each of their chunks for both models, `[]` for absent ones, instead of the text.
+
+        A text of which a tokenizer leaves nothing is absent for both.
+        """
+        texts = [text for row in rows for text in row["text"]]
+        present = [text for text in texts if text]
+        columns = iter(zip(self._lm_tokens(present), self._retriever_tokens(present), strict=True))
+        tokenized = []
+        for row in rows:
+            pairs = [next(columns) if text else ([], []) for text in row["text"]]
+            kept = [pair if len(pair[0]) > len(self._bos) else ([], []) for pair in pairs]
+            lm_tokens, retriever_tokens = ([pair[side] for pair in kept] for side in (0, 1))
+            own = {"group": row["group"], "document": row["document"]}
+            tokenized.append(own | {LM_TOKENS: lm_tokens, RETRIEVER_TOKENS: retriever_tokens})
+        return tokenized
+
+    def fingerprint(self) -> str:
+        """Names what `tokenize` makes of a text."""
+        made_with: list[Any] = [self.max_length, self.passage_prompt, self.similarity_span]
+        for tokenizer in (self.retriever_tokenizer, self.lm_tokenizer):
+            with TemporaryDirectory() as folder:  # what any tokenizer is made of is what it saves
+                tokenizer.save_pretrained(folder)
+                for file in sorted(Path(folder).iterdir()):
+                    text = file.read_text("utf-8")
+                    made_with.append(
+                        {k: v for k, v in json.loads(text).items() if k not in _OF_THE_LAST_CALL}
+                        if file.suffix == ".json"
+                        else text
+                    )
+        return hashlib.sha256(json.dumps(made_with).encode()).hexdigest()
+
+    def _order(self, row: dict[str, Any]) -> Tokens:
+        generator = np.random.default_rng((self.seed, self.epoch, row["group"]))
+        return generator.permutation(len(row["document"]))
 
     def _lm_tokens(self, texts: list[str]) -> list[list[int]]:
         if not texts:  # tokenizers take no empty list
@@ -162,7 +195,7 @@ class RevelaCollator:
         )
         return [self._bos + tokens for tokens in encoded["input_ids"]]
 
-    def _retriever_tokens(self, texts: list[str]) -> Sequence[Sequence[int] | Tokens]:
+    def _retriever_tokens(self, texts: list[str]) -> list[list[int]]:
         if not texts:
             return []
         halve = self.similarity_span == "first_half"
@@ -174,36 +207,31 @@ class RevelaCollator:
             return_offsets_mapping=halve,
             return_special_tokens_mask=halve,
         )
+        rows: list[list[int]] = encoded["input_ids"]
         if not halve:
-            rows: list[list[int]] = encoded["input_ids"]
             return rows
-        columns = zip(encoded["input_ids"], encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
-        return [
-            self._first_half(np.array(ids), np.array(offsets), np.array(special)) for ids, offsets, special in columns
-        ]
+        columns = zip(rows, encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
+        return [self._first_half(*column) for column in columns]
 
-    def _first_half(self, ids: Tokens, offsets: Tokens, special: Tokens) -> Tokens:
-        """Leaves out the second half of the chunk's own tokens; ids (L,), offsets (L, 2), special (L,)."""
-        of_chunk = (special == 0) & (offsets[:, 1] > len(self.passage_prompt))
-        count = np.cumsum(of_chunk)
-        half = (count[-1] + 1) // 2
-        kept: Tokens = ids[~of_chunk | (count <= half)]
-        return kept
+    def _first_half(self, ids: list[int], offsets: list[tuple[int, int]], special: list[int]) -> list[int]:
+        """Leaves out the second half of the chunk's own tokens, all of length L."""
+        start = len(self.passage_prompt)
+        of_chunk = [not mark and end > start for mark, (_, end) in zip(special, offsets, strict=True)]
+        kept = (sum(of_chunk) + 1) // 2
+        counts = itertools.accumulate(of_chunk)
+        return [token for token, own, count in zip(ids, of_chunk, counts, strict=True) if not own or count <= kept]
 
-    def _pad(
-        self, rows: Sequence[Sequence[int] | Tokens], where: list[int], total: int, tokenizer: "PreTrainedTokenizerBase"
-    ) -> tuple[Tokens, Tokens]:
-        """Puts `rows[i]` into row `where[i]` of `total`: ids and attention mask, both (total, width)."""
-        width = max((len(row) for row in rows), default=1)
+    def _pad(self, rows: Sequence[Sequence[int]], tokenizer: "PreTrainedTokenizerBase") -> tuple[Tokens, Tokens]:
+        """Ids and attention mask, both (rows, width)."""
+        lengths = np.array([len(row) for row in rows])
+        width = max(int(lengths.max()), 1)
         width = -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
         # What is masked may hold any token: decoders often have none for padding.
         padding = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
-        ids = np.full((total, width), padding, dtype=np.int64)
-        mask = np.zeros((total, width), dtype=np.int64)
-        for number, row in zip(where, rows, strict=True):
-            ids[number, : len(row)] = row
-            mask[number, : len(row)] = 1
-        return ids, mask
+        real = np.arange(width) < lengths[:, None]
+        ids = np.full((len(rows), width), padding, dtype=np.int64)
+        ids[real] = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
+        return ids, real.astype(np.int64)
 
     def _check_retriever_tokenizer(self) -> None:
         tokenizer = self.retriever_tokenizer
@@ -220,3 +248,35 @@ class RevelaCollator:
         end = prompt[-1] if prompt else None
         if end in tokenizer.all_special_ids and long["input_ids"][-1] != end:
             raise UserError("the retriever's tokenizer loses its end token when it cuts; add it by a post-processor")
+
+
+def tokenize_groups(groups: "Dataset", collator: RevelaCollator) -> "Dataset":
+    """Tokenises all groups once, into the cache of `datasets`, so that a step costs a read of memory.
+
+    Args:
+        groups: Of `build_groups`.
+        collator: Which is to make batches of them.
+
+    Returns:
+        A data set with `group` and `document` as they were, and for each chunk its `lm_tokens` and `retriever_tokens`
+        (lists of lists of int32), which are empty for absent chunks.
+    """
+    import datasets
+
+    tokens = datasets.List(datasets.List(datasets.Value("int32")))
+    kept = {name: groups.features[name] for name in ("group", "document")}
+
+    def columns(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+        made = collator.tokenize(rows)
+        return {name: [row[name] for row in made] for name in made[0]}
+
+    return groups.map(
+        columns,
+        batched=True,
+        batch_size=64,
+        remove_columns=[name for name in groups.column_names if name not in kept],
+        features=datasets.Features(kept | {LM_TOKENS: tokens, RETRIEVER_TOKENS: tokens}),
+        new_fingerprint=hashlib.sha256((groups._fingerprint + collator.fingerprint()).encode()).hexdigest()[:16],
+        desc="tokenising",
+    )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from peft import PeftConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -26,7 +27,7 @@ from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
-from revela_hub.trainers.revela.collator import RevelaCollator
+from revela_hub.trainers.revela.collator import RevelaCollator, tokenize_groups
 from revela_hub.trainers.revela.export import assemble_revela
 
 RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
@@ -87,11 +88,20 @@ class RevelaTrainer(MethodTrainer):
             similarity_span=model.config.similarity_span,
             seed=args.seed,
         )
+        kwargs["train_dataset"] = self._tokenized(kwargs.get("train_dataset"), args)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
         adapters = peft_config or args.lora_config(model)
         trained = model if adapters is None else add_adapters(model, adapters)
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
         self.add_callback(_Schedule(self.revela, self.collator, args))
+
+    def _tokenized(self, groups: Any, args: RevelaTrainingArguments) -> Any:  # noqa: ANN401 (any data set, or None)
+        """With the tokens of each group, from the cache, unless the run ends before it has seen them all."""
+        drawn = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        if not isinstance(groups, Dataset) or "text" not in groups.column_names or 0 < drawn < len(groups):
+            return groups
+        with args.main_process_first(desc="tokenising"):
+            return tokenize_groups(groups, self.collator)
 
     def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
         """What `push_to_hub` publishes."""

@@ -1,10 +1,12 @@
 import doctest
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset, load_from_disk
 from tokenizers.processors import TemplateProcessing
 from torch.utils.data import DataLoader
 from transformers import BertTokenizerFast, PreTrainedTokenizerFast
@@ -12,6 +14,7 @@ from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 from revela_hub.errors import UserError
 from revela_hub.trainers import RevelaCollator
 from revela_hub.trainers.revela import collator
+from revela_hub.trainers.revela.collator import tokenize_groups
 
 Row = dict[str, Any]
 
@@ -275,3 +278,27 @@ def test_tokenizers_that_will_not_do(
 ) -> None:
     with pytest.raises(UserError, match=message):
         build(plain)
+
+
+@pytest.mark.parametrize("span", ["full", "first_half"])
+def test_groups_that_were_tokenised_once_make_the_same_batches(
+    tmp_path: Path, texts: list[str], decoder: PreTrainedTokenizerFast, plain: PreTrainedTokenizerFast, span: str
+) -> None:
+    """In every epoch, absent and empty texts included; another maximum length is other tokens."""
+    rows = [
+        {"group": 0, "document": ["x", "x", "y", ""], "text": [*texts[:3], ""]},
+        {"group": 1, "document": ["y", "z", "z", "z"], "text": [texts[3], " ", *texts[4:6]]},
+    ]
+    stored = tmp_path / "groups"
+    Dataset.from_list(rows).save_to_disk(stored)
+    groups = load_from_disk(stored)
+    own = RevelaCollator(decoder, plain, max_length=24, similarity_span=span)
+    tokenized = tokenize_groups(groups, own)
+    assert tokenized.column_names == ["group", "document", "lm_tokens", "retriever_tokens"]
+    for epoch in (0, 1):
+        own.epoch = epoch
+        want, got = own([groups[1], groups[0]]), own([tokenized[1], tokenized[0]])
+        assert all(torch.equal(got[name], want[name]) for name in want)
+    shorter = RevelaCollator(decoder, plain, max_length=12, similarity_span=span)
+    assert tokenize_groups(groups, own)._fingerprint == tokenized._fingerprint
+    assert tokenize_groups(groups, shorter)._fingerprint != tokenized._fingerprint
