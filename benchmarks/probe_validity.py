@@ -32,7 +32,7 @@ from revela_hub.evaluation.retrieval import score_run
 from revela_hub.retrieval.bm25 import BM25
 from revela_hub.retrieval.encoder import as_vectors
 
-QUERIES, PASSAGES, PROBE_PASSAGES, MAX_TOKENS, DRAWS = 100, 400, 300, 64, 1000
+QUERIES, PASSAGES, PROBE_PASSAGES, MAX_TOKENS, DRAWS = 100, 300, 250, 48, 1000
 QUICKSTART = Path(__file__).resolve().parents[1] / "examples" / "quickstart" / "retriever"
 Scores = dict[str, float]
 

@@ -80,6 +80,27 @@ def evaluate_retrieval(
     Raises:
         UserError: pytrec_eval is not installed, or the vectors are not numbers.
     """
+    run = retrieval_run(
+        encoder,
+        task,
+        batch_size,
+        similarity=similarity,
+        show_progress_bar=show_progress_bar,
+        corpus_block=corpus_block,
+    )
+    return score_run(run, task)
+
+
+def retrieval_run(
+    encoder: Encoder,
+    task: RetrievalTask,
+    batch_size: int = 32,
+    *,
+    similarity: Literal["cosine", "dot"] | str = "cosine",
+    show_progress_bar: bool = False,
+    corpus_block: int = CORPUS_BLOCK,
+) -> Run:
+    """The hits that `evaluate_retrieval` scores; see there."""
     if similarity not in ("cosine", "dot"):
         raise ValueError(f'similarity must be "cosine" or "dot", not {similarity!r}')
     _require_pytrec_eval()  # before the long work, not after it
@@ -104,7 +125,7 @@ def evaluate_retrieval(
     hits = best_hits(
         ((start, queries_QD @ block_ND.T) for start, block_ND in zip(starts, blocks(), strict=True)), TOP_K
     )
-    return score_run(_to_run(task, documents, hits), task)
+    return _to_run(task, documents, hits)
 
 
 def evaluate_bm25(task: RetrievalTask, *, show_progress_bar: bool = False) -> RetrievalScores:
@@ -113,15 +134,19 @@ def evaluate_bm25(task: RetrievalTask, *, show_progress_bar: bool = False) -> Re
     Raises:
         UserError: bm25s, PyStemmer or pytrec_eval is not installed.
     """
+    return score_run(bm25_run(task, show_progress_bar=show_progress_bar), task)
+
+
+def bm25_run(task: RetrievalTask, *, show_progress_bar: bool = False) -> Run:
+    """The hits that `evaluate_bm25` scores; see there."""
     _require_pytrec_eval()
     documents = sorted(task.corpus, reverse=True)
     index = BM25([task.corpus[id_] for id_ in documents], show_progress_bar=show_progress_bar)
     rankings = index.search(list(task.queries.values()), TOP_K)
-    run = {
+    return {
         query: {documents[row]: float(score) for row, score in zip(*ranking, strict=True)}
         for query, ranking in zip(task.queries, rankings, strict=True)
     }
-    return score_run(run, task)
 
 
 def score_run(run: Run, task: RetrievalTask) -> RetrievalScores:

@@ -1,0 +1,130 @@
+"""A run is measured, its best weights are handed out, and never something worse than its start."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs, halves
+from revela_hub.evaluation.retrieval import bm25_run, score_run
+from revela_hub.trainers.common.measuring import CURVE, Measured
+
+WORDS = [f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(80)]
+
+
+@pytest.fixture
+def task() -> RetrievalTask:
+    ids = [f"d{n:02}" for n in range(80)]
+    corpus = {id_: f"{WORDS[n]} alpha beta" for n, id_ in enumerate(ids)}
+    queries = {f"sentence-{n}": WORDS[n] for n in range(60)}
+    return RetrievalTask(corpus, queries, {f"sentence-{n}": {ids[n]: 1} for n in range(60)}, "probe")
+
+
+class Model(nn.Module):
+    """A vector for each word; `skill` words are told apart, of the others all look alike."""
+
+    def __init__(self, skill: int) -> None:
+        super().__init__()
+        self.skill = nn.Parameter(torch.tensor(float(skill)))
+        self.frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
+
+    def _encode(self, texts: list[str], **_: Any) -> np.ndarray:
+        known = [WORDS.index(text.split()[0]) for text in texts]
+        vectors = np.zeros((len(texts), 81), np.float32)
+        for row, word in zip(vectors, known, strict=True):
+            row[word if word < float(self.skill.detach()) else 80] = 1
+        return vectors
+
+    encode_query = encode_document = _encode
+
+
+def run(skills: dict[int, int], task: RetrievalTask, folder: Path, *, every: int = 10, keep_worse: bool = False) -> Any:
+    """Update -> skill: what the training does to the model."""
+    model = Model(skills[0])
+    measured = Measured(model, model, task, folder, every=every)
+    last = max(skills)
+    for step in range(1, last + 1):
+        with torch.no_grad():
+            model.skill.copy_(torch.tensor(float(skills.get(step, float(model.skill)))))
+        control = SimpleNamespace(should_training_stop=False)
+        state = SimpleNamespace(global_step=step, max_steps=last, log_history=[])
+        measured.on_step_end(None, state, control)  # type: ignore[arg-type]
+        if control.should_training_stop:
+            break
+    return model, measured.finish(step, keep_worse=keep_worse), step
+
+
+def test_the_best_moment_is_handed_out_and_said(task: RetrievalTask, tmp_path: Path) -> None:
+    model, outcome, _ = run({0: 20, 10: 50, 20: 45, 30: 40}, task, tmp_path)
+    assert float(model.skill) == 50 and outcome.step == 10 and outcome.last_step == 30
+    assert outcome.difference.verdict == "better"
+    assert outcome.sentence().startswith("The training made the retriever better by 0.")
+    assert "30 queries of probe" in outcome.sentence()
+    assert list(outcome.curve) == [0, 10, 20, 30] and outcome.curve[10] == max(outcome.curve.values())
+    assert outcome.start.ndcg_at_10 == outcome.curve[0] and outcome.chosen.ndcg_at_10 == outcome.curve[10]
+    table = outcome.table()
+    assert "after (update 10 of 30)" in table and "BM25" in table and "hybrid (" in table
+    results = outcome.results()
+    assert [result.model for result in results][:3] == [None, "before training", "BM25"]
+    assert outcome.figure(tmp_path).path == str(tmp_path / CURVE) and (tmp_path / CURVE).stat().st_size > 5000
+
+
+def test_what_is_worse_than_the_start_is_not_handed_out(task: RetrievalTask, tmp_path: Path) -> None:
+    skills = {0: 50, 30: 10}
+    model, outcome, _ = run(skills, task, tmp_path / "a", every=1000)
+    assert float(model.skill) == 50 and outcome.step == 0
+    assert "worse by 0." in outcome.sentence() and "the start is what is exported" in outcome.sentence()
+    assert outcome.chosen.ndcg_at_10 == outcome.start.ndcg_at_10
+    model, outcome, _ = run(skills, task, tmp_path / "b", every=1000, keep_worse=True)
+    assert float(model.skill) == 10 and outcome.step == 30
+    assert "it is exported all the same" in outcome.sentence()
+
+
+def test_chance_is_called_chance(task: RetrievalTask, tmp_path: Path) -> None:
+    model, outcome, _ = run({0: 40, 10: 41}, task, tmp_path / "a")
+    assert "no difference that can be told from chance" in outcome.sentence()
+    assert float(model.skill) in (40, 41)
+    model, outcome, _ = run({0: 40, 10: 40}, task, tmp_path / "b")
+    assert "the start is kept" in outcome.sentence() and outcome.difference.difference == 0
+
+
+def test_a_run_that_gets_clearly_worse_ends(task: RetrievalTask, tmp_path: Path) -> None:
+    model, outcome, step = run({0: 50, 10: 55, 20: 10, 30: 8, 40: 5, 90: 1}, task, tmp_path)
+    assert step == 30 and float(model.skill) == 55 and outcome.step == 10
+
+
+def test_a_resumed_run_knows_its_start_and_its_best(task: RetrievalTask, tmp_path: Path) -> None:
+    whole = Measured(Model(20), model := Model(20), task, tmp_path, every=10)
+    whole.model = model
+    with torch.no_grad():
+        model.skill.fill_(50.0)
+    whole.measure(10)
+
+    model = Model(30)  # killed; the checkpoint that it goes on from is another moment
+    resumed = Measured(model, model, task, tmp_path, every=10, resumed=True)
+    outcome = resumed.finish(20)
+    assert outcome.step == 10 and float(model.skill) == 50
+    assert outcome.start.ndcg_at_10 == whole.memory.scores[0]["ndcg_at_10"] or len(outcome.curve) == 3
+
+
+def test_the_weight_of_a_hybrid_is_chosen_without_the_query(task: RetrievalTask) -> None:
+    model = Model(30)
+    from revela_hub.evaluation.retrieval import retrieval_run
+
+    dense, bm25 = retrieval_run(model, task), bm25_run(task)
+    fitted = fit_hybrid(dense, bm25, task)
+    assert 0 < fitted.weight <= 1
+    assert fitted.scores.ndcg_at_10 >= score_run(dense, task).ndcg_at_10
+    one, other = halves(task.queries)
+    assert one | other == set(task.queries) and not one & other and abs(len(one) - len(other)) <= 1
+    # of BM25 alone and of the retriever alone it is the same ranking
+    assert score_run(fuse_runs(dense, bm25, task, 1.0), task).ndcg_at_10 == score_run(bm25, task).ndcg_at_10
+
+    useless = {query: {} for query in task.queries}
+    alone = fit_hybrid(dense, useless, task)
+    assert alone.weight == 0 and alone.scores.per_query == score_run(dense, task).per_query

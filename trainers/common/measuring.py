@@ -1,0 +1,331 @@
+"""Whether a run helped: measured at its start, on its way and at its end, the best weights kept, and said with an interval.
+
+The queries are in two halves. One chooses: which of the measured moments is the best, and when the run has got so much worse
+that it ends. The other tells what that one is worth beside the start (paired bootstrap over its queries), so that choosing
+among many does not flatter the result. A result that is worse than the start is not handed out: the weights of the start
+are put back.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.evaluation.hybrid_weight import FittedHybrid, fit_hybrid, halves
+from revela_hub.evaluation.retrieval import RetrievalScores, bm25_run, retrieval_run, score_run
+from revela_hub.evaluation.significance import PairedDifference, compare_queries
+from revela_hub.retrieval.encoder import Encoder
+
+if TYPE_CHECKING:
+    from revela_hub.hub_cards.facts import Figure, Result
+
+MEASURED = "scores.json"
+KEPT = "measured"
+CURVE = "retrieval_curve.png"
+METRIC = "ndcg_at_10"
+CLEARLY_WORSE = 2
+"""So many measurements in succession, each significantly below the best, end the run."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run was worth.
+
+    Attributes:
+        task: name of what was measured on.
+        queries: how many tell, and of how many.
+        start: scores before the run.
+        chosen: scores of the weights that are handed out.
+        step: the update they are of; 0 is the start.
+        last_step: the last update that was measured.
+        difference: of what was chosen among the trained ones, beside the start, in nDCG@10 on the telling half.
+        bm25: its scores.
+        hybrid: what was chosen, together with BM25.
+        curve: update to the mean nDCG@10 over all queries.
+    """
+
+    task: str
+    queries: tuple[int, int]
+    start: RetrievalScores
+    chosen: RetrievalScores
+    step: int
+    last_step: int
+    difference: PairedDifference
+    bm25: RetrievalScores
+    hybrid: FittedHybrid
+    curve: Mapping[int, float]
+
+    def sentence(self) -> str:
+        """What is to be said of the run, with its interval."""
+        d, on = self.difference, f"on {self.queries[0]} queries of {self.task}"
+        size = f"nDCG@10 (95% interval {d.low:+.3f} to {d.high:+.3f}, {on})"
+        if d.verdict == "better":
+            return f"The training made the retriever better by {d.difference:.3f} {size}."
+        if d.verdict == "no difference":
+            kept = "the start is kept" if self.step == 0 else f"update {self.step} of {self.last_step} is kept"
+            return f"The training made no difference that can be told from chance: {d.difference:+.3f} {size}; {kept}."
+        what = "the start is what is exported" if self.step == 0 else "it is exported all the same, as asked for"
+        return f"The training made the retriever worse by {-d.difference:.3f} {size}: {what}."
+
+    def table(self) -> str:
+        """The rows before, after, BM25 and hybrid, over all queries."""
+        weight = self.hybrid.weight
+        rows = {
+            "before": self.start,
+            f"after (update {self.step} of {self.last_step})": self.chosen,
+            "BM25": self.bm25,
+            f"hybrid ({1 - weight:.1f} of it, {weight:.1f} of BM25)": self.hybrid.scores,
+        }
+        width = max(map(len, rows))
+        lines = [f"{self.task}: {self.queries[1]} queries, {self.start.documents:,} passages"]
+        lines.append(f"{'':<{width}}  nDCG@10  MRR@10  Recall@100")
+        for name, s in rows.items():
+            lines.append(f"{name:<{width}}  {s.ndcg_at_10:7.3f}  {s.mrr_at_10:6.3f}  {s.recall_at_100:10.3f}")
+        return "\n".join(lines)
+
+    def results(self) -> "list[Result]":
+        """The rows of the model card."""
+        from revela_hub.hub_cards.facts import Result
+
+        weight = self.hybrid.weight
+        rows = {
+            None: self.chosen,
+            "before training": self.start,
+            "BM25": self.bm25,
+            f"hybrid ({1 - weight:.1f} of the model, {weight:.1f} of BM25)": self.hybrid.scores,
+        }
+        return [
+            Result(self.task, {m: getattr(s, m) for m in (METRIC, "mrr_at_10", "recall_at_100")}, model=name)
+            for name, s in rows.items()
+        ]
+
+    def figure(self, folder: Path) -> "Figure":
+        """Draws the curve over the run."""
+        from matplotlib.figure import Figure as Canvas
+
+        from revela_hub.hub_cards.facts import Figure
+
+        canvas = Canvas(figsize=(6, 3.2), layout="constrained")
+        axes = canvas.subplots()
+        axes.plot(list(self.curve), list(self.curve.values()), marker="o", color="#2a6f97", label="the retriever")
+        axes.axhline(self.bm25.ndcg_at_10, color="#999999", linestyle="--", label="BM25")
+        axes.axvline(self.step, color="#c0392b", linestyle=":", label="what is exported")
+        axes.set(xlabel="update", ylabel="nDCG@10")
+        axes.grid(alpha=0.3)
+        axes.legend()
+        canvas.savefig(folder / CURVE, dpi=150)
+        return Figure(str(folder / CURVE), f"nDCG@10 on {self.task} over the run")
+
+
+@dataclass
+class _Memory:
+    """What was measured: update to metric to query to score; kept on disk, so that a resumed run knows it."""
+
+    scores: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
+    best: int = 0  # of the trained ones; 0 before the first is measured
+
+    @classmethod
+    def read(cls, file: Path) -> "_Memory":
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return cls({int(step): scores for step, scores in values["scores"].items()}, values["best"])
+
+    def write(self, file: Path) -> None:
+        beside = file.with_suffix(".part")
+        beside.write_text(json.dumps({"scores": self.scores, "best": self.best}), encoding="utf-8")
+        beside.replace(file)
+
+
+class Measured(TrainerCallback):
+    """Measures a run on a task and keeps its best weights; the start is measured when this is made.
+
+    Args:
+        model: what is trained; its trainable weights at the start and at the best moment are kept in `folder`.
+        encoder: the retriever in it as it stands, at any time.
+        task: what to measure on.
+        folder: the run's output folder.
+        every: updates between two measurements; None: at the start and the end alone.
+        resumed: whether the run goes on from a checkpoint, and what was measured before counts.
+        main: whether this process writes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        encoder: Encoder,
+        task: RetrievalTask,
+        folder: Path,
+        *,
+        every: int | None = None,
+        resumed: bool = False,
+        main: bool = True,
+    ) -> None:
+        self.model, self.encoder, self.task = model, encoder, task
+        self.folder, self.every, self.main = folder / KEPT, every, main
+        self.choosing, self.telling = halves(task.queries)
+        # Of weights in shards no process has all: the run is measured, and ends with what it ends with.
+        self.keeps = not any(isinstance(p, DTensor) for p in model.parameters())
+        file = self.folder / MEASURED
+        self.memory = _Memory.read(file) if resumed and file.is_file() else _Memory()
+        if not self.memory.scores:
+            self.measure(0)
+
+    def measure(self, step: int) -> RetrievalScores:
+        """Measures the weights as they are, and keeps them if none since the start were better."""
+        scores = score_run(retrieval_run(self.encoder, self.task), self.task)
+        self.memory.scores[step] = {metric: dict(by_query) for metric, by_query in scores.per_query.items()}
+        if step and (not self.memory.best or self._mean(step) > self._mean(self.memory.best)):
+            self.memory.best = step
+            self._save("best")
+        if not step:
+            self._save("start")
+        if self.main:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.memory.write(self.folder / MEASURED)
+        return scores
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Measures where it is time to, and ends a run that got clearly worse."""
+        if self.every is None or state.global_step % self.every or state.global_step >= state.max_steps:
+            return
+        scores = self.measure(state.global_step)
+        state.log_history.append({"step": state.global_step, f"eval_{METRIC}": scores.ndcg_at_10})
+        if self._clearly_worse():
+            control.should_training_stop = True
+
+    def finish(self, step: int, *, keep_worse: bool = False) -> Outcome:
+        """Measures the end, puts the best weights into the model, and says what the run was worth.
+
+        Args:
+            step: the last update.
+            keep_worse: leave the best of the trained weights also where the start is better.
+        """
+        if step not in self.memory.scores:
+            self.measure(step)
+        best = self.memory.best
+        difference = compare_queries(self._told(0), self._told(best))
+        worse = difference.verdict == "worse"
+        start = worse or (difference.verdict == "no difference" and self._mean(0) >= self._mean(best))
+        chosen = (0 if start and not keep_worse else best) if self.keeps else step
+        if self.keeps:
+            self._load("best" if chosen else "start")
+        dense, bm25 = retrieval_run(self.encoder, self.task), bm25_run(self.task)
+        return Outcome(
+            task=self.task.name,
+            queries=(len(self.telling), len(self.task.queries)),
+            start=self._scores(0),
+            chosen=score_run(dense, self.task),
+            step=chosen,
+            last_step=step,
+            difference=difference,
+            bm25=score_run(bm25, self.task),
+            hybrid=fit_hybrid(dense, bm25, self.task),
+            curve={s: self._scores(s).ndcg_at_10 for s in sorted(self.memory.scores)},
+        )
+
+    def _scores(self, step: int) -> RetrievalScores:
+        per_query = self.memory.scores[step]
+        means = {metric: sum(values.values()) / len(values) for metric, values in per_query.items()}
+        return RetrievalScores(
+            self.task.name,
+            **means,
+            queries=len(self.task.queries),
+            documents=len(self.task.corpus),
+            per_query=per_query,
+        )
+
+    def _mean(self, step: int) -> float:
+        """On the half that chooses."""
+        scores = self.memory.scores[step][METRIC]
+        return sum(scores[query] for query in sorted(self.choosing)) / len(self.choosing)
+
+    def _told(self, step: int) -> dict[str, float]:
+        return {query: self.memory.scores[step][METRIC][query] for query in self.telling}
+
+    def _clearly_worse(self) -> bool:
+        reference = max((0, self.memory.best), key=self._mean)
+        last = sorted(self.memory.scores)[-CLEARLY_WORSE:]
+        if len(last) < CLEARLY_WORSE or reference in last:
+            return False
+
+        def of(step: int) -> dict[str, float]:
+            return {query: self.memory.scores[step][METRIC][query] for query in self.choosing}
+
+        found = [compare_queries(of(reference), of(step), samples=1000) for step in last]
+        return all(each.verdict == "worse" for each in found)
+
+    def _save(self, name: str) -> None:
+        if self.main and self.keeps:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            weights = {n: p.detach().cpu().contiguous().clone() for n, p in self._trained()}
+            save_file(weights, self.folder / f"{name}.safetensors")
+
+    @torch.no_grad()
+    def _load(self, name: str) -> None:
+        weights = load_file(self.folder / f"{name}.safetensors")
+        for n, parameter in self._trained():
+            parameter.copy_(weights[n])
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+
+
+class EncoderInTraining:
+    """A retriever in the middle of its training, as an `Encoder`.
+
+    Args:
+        model: its mode (training or not) is put back after encoding.
+        embed: `(input_ids, attention_mask) -> (N, d)`.
+        tokenizer: of the retriever.
+        prompts: what goes before a `query` and a `document`.
+        max_length: tokens of a text at most, as it is published.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        embed: Callable[[Tensor, Tensor], Tensor],
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Mapping[str, str],
+        max_length: int,
+    ) -> None:
+        self.model, self.embed, self.tokenizer = model, embed, tokenizer
+        self.prompts, self.max_length = prompts, max_length
+
+    def encode_query(self, texts: list[str], **kwargs: Any) -> NDArray[np.float32]:
+        """Vectors (N, d) of queries."""
+        return self._encode(texts, self.prompts.get("query", ""), **kwargs)
+
+    def encode_document(self, texts: list[str], **kwargs: Any) -> NDArray[np.float32]:
+        """Vectors (N, d) of documents."""
+        return self._encode(texts, self.prompts.get("document", ""), **kwargs)
+
+    @torch.no_grad()
+    def _encode(self, texts: list[str], prompt: str, batch_size: int = 32, **_: Any) -> NDArray[np.float32]:
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        device = next(self.model.parameters()).device
+        was_training, parts = self.model.training, []
+        self.model.eval()
+        for start in range(0, len(order), batch_size):
+            batch = self.tokenizer(
+                [prompt + texts[i] for i in order[start : start + batch_size]],
+                padding=True,
+                truncation=True,
+                max_length=self.max_length,
+                return_tensors="pt",
+            ).to(device)
+            parts.append(self.embed(batch["input_ids"], batch["attention_mask"]).float().cpu())
+        self.model.train(was_training)
+        vectors = torch.empty(len(texts), parts[0].shape[-1])
+        vectors[torch.tensor(order)] = torch.cat(parts)
+        found: NDArray[np.float32] = vectors.numpy()
+        return found
