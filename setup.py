@@ -16,6 +16,7 @@ SUBPACKAGES = [
     "trainers.revela",
     "trainers.retromae",
     "trainers.nvembed",
+    "trainers.cot_mote",
     "evaluation",
     "hub_cards",
     "hub_cards.verify",

@@ -117,7 +117,7 @@ def build_spans(
         }
     )
     versions = {name: version(name) for name in ("sentencex", "tokenizers")}
-    made_with = {"format": _FORMAT, **versions, **vars(settings), "tokenizer": _tokenizer_digest(tokenizer)}
+    made_with = {"format": _FORMAT, **versions, **vars(settings), "tokenizer": tokenizer_digest(tokenizer)}
     fingerprint = rows_fingerprint(made_with, parsed)
     rows = partial(_rows, documents, tokenizer, settings, fresh)
     spans, written = cached_rows(f"spans-{fingerprint}", features, rows, fresh.to_dict, cache_dir=cache_dir)
@@ -136,7 +136,7 @@ def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
     Vocabulary.of(tokenizer)
 
 
-def _tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
+def tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Names what the tokenizer does to a text, whatever it was last called with."""
     backend: Any = tokenizer
     content = json.loads(backend.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
@@ -144,7 +144,7 @@ def _tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class DocumentTokens:
     """A document: its tokens, where words begin, and the number of tokens of each piece of it that is not cut."""
 
     tokens: Tokens
@@ -156,8 +156,8 @@ def _rows(
     documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings, report: ReadReport
 ) -> Iterator[dict[str, Any]]:
     capacity = settings.max_length - 2
-    for document in _tokenized(documents, tokenizer, settings, report):
-        for start, end in _packed(document, capacity, report):
+    for document in tokenized_documents(documents, tokenizer, settings, report):
+        for start, end in packed_spans(document, capacity, report):
             if end - start < settings.min_tokens:
                 report.skipped["too short"] += 1
                 continue
@@ -173,7 +173,7 @@ def _rows(
         )
 
 
-def _packed(document: _Tokens, capacity: int, report: ReadReport) -> Iterator[tuple[int, int]]:
+def packed_spans(document: DocumentTokens, capacity: int, report: ReadReport) -> Iterator[tuple[int, int]]:
     """The first token of each span, and the one after its last: whole pieces, and what is too long cut before a word."""
     word_starts = np.flatnonzero(document.word_starts)
     start = end = 0
@@ -192,9 +192,9 @@ def _packed(document: _Tokens, capacity: int, report: ReadReport) -> Iterator[tu
         yield start, end
 
 
-def _tokenized(
+def tokenized_documents(
     documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings, report: ReadReport
-) -> Iterator[_Tokens]:
+) -> Iterator[DocumentTokens]:
     """Tokenises batches of documents, each in runs of pieces."""
     documents = iter(documents)
     while batch := list(_batch(documents)):
@@ -221,7 +221,7 @@ def _tokenized(
                 _run_tokens(encoding, number, texts[number], run)
                 for run, number in zip(of_document, numbers, strict=False)
             ]
-            yield _Tokens(
+            yield DocumentTokens(
                 np.concatenate([part.tokens for part in parts]),
                 np.concatenate([part.word_starts for part in parts]),
                 np.concatenate([part.lengths for part in parts]),
@@ -251,11 +251,11 @@ def _runs(pieces: list[str]) -> list[list[str]]:
     return runs
 
 
-def _run_tokens(encoding: "BatchEncoding", number: int, text: str, pieces: list[str]) -> _Tokens:
+def _run_tokens(encoding: "BatchEncoding", number: int, text: str, pieces: list[str]) -> DocumentTokens:
     """The tokens of one run; a word belongs to the piece in which its first token ends."""
     tokens = np.array(encoding["input_ids"][number], dtype=np.int64)
     if not len(tokens):
-        return _Tokens(tokens, np.zeros(0, dtype=np.bool_), np.zeros(len(pieces), dtype=np.int64))
+        return DocumentTokens(tokens, np.zeros(0, dtype=np.bool_), np.zeros(len(pieces), dtype=np.int64))
     offsets = np.array(encoding["offset_mapping"][number])
     words = np.array([-1 if word is None else word for word in encoding.word_ids(number)])
     word_starts: Bools = np.diff(words, prepend=-2) != 0
@@ -269,4 +269,4 @@ def _run_tokens(encoding: "BatchEncoding", number: int, text: str, pieces: list[
     piece_of_token = np.searchsorted(piece_ends, np.maximum(offsets[:, 1] - 1, 0), side="right")
     piece_of_word = np.maximum.accumulate(piece_of_token[word_starts])
     piece_of_token = piece_of_word[np.cumsum(word_starts) - 1]
-    return _Tokens(tokens, word_starts, np.bincount(piece_of_token, minlength=len(pieces)))
+    return DocumentTokens(tokens, word_starts, np.bincount(piece_of_token, minlength=len(pieces)))

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
-from transformers import TrainingArguments as HFTrainingArguments
+from transformers import PreTrainedTokenizerBase
 
 from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
+from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.collator import RetroMAECollator
@@ -54,7 +54,7 @@ class RetroMAETrainer(MethodTrainer):
             pad_to_multiple_of=8,
         )
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
-        self.add_callback(_NewMasks(self.collator))
+        self.add_callback(NewEpoch(self.collator))
 
     def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
         """What `push_to_hub` publishes."""
@@ -79,15 +79,3 @@ class RetroMAETrainer(MethodTrainer):
                 if outputs.get(name) is not None:
                     self.keep(name, outputs[name].mean())
         return (loss, outputs) if return_outputs else loss
-
-
-class _NewMasks(TrainerCallback):
-    """Tells the collator the epoch, and so draws the same masks after a resume, too."""
-
-    def __init__(self, collator: RetroMAECollator) -> None:
-        self.collator = collator
-
-    def on_epoch_begin(
-        self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.collator.epoch = int((state.epoch or 0.0) + 1e-6)

@@ -1,0 +1,1 @@
+"""CoT-MoTE: arguments, collator, trainers, loss, checkpoint."""

@@ -1,0 +1,106 @@
+"""Arguments of the two stages of CoT-MoTE; the defaults are the paper's (arXiv 2304.10195, section 4)."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sentence_transformers import SentenceTransformerTrainingArguments
+
+from revela_hub.trainers.common.precision import settle_precision
+
+# What a stage takes where nothing is said. An update of the pre-training is on 2k rows: 32 on a device, 64 times over.
+STAGES: dict[str, dict[str, Any]] = {
+    "pretrain": {
+        "learning_rate": 3e-4,
+        "per_device_train_batch_size": 32,
+        "gradient_accumulation_steps": 64,
+        "max_steps": 80_000,
+    },
+    "finetune": {
+        "learning_rate": 2e-5,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "max_steps": -1,
+    },
+}
+EPOCHS = 3.0
+
+
+@dataclass
+class CoTMoTETrainingArguments(SentenceTransformerTrainingArguments):
+    """`SentenceTransformerTrainingArguments` for both stages.
+
+    | | a row | `learning_rate` | `per_device_train_batch_size` | `gradient_accumulation_steps` | length of the run |
+    |---|---|---|---|---|---|
+    | pretrain | a text and a contextual span of it | 3e-4 | 32 | 64 | 80,000 updates |
+    | finetune | a query, its passage, hard negatives | 2e-5 | 8 | 1 | 3 epochs |
+    """
+
+    stage: Literal["pretrain", "finetune"] = field(
+        default="pretrain",
+        metadata={"help": "pretrain: on raw text, without labels. finetune: on queries with passages and negatives."},
+    )
+    learning_rate: float | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Peak learning rate; by default 3e-4, and 2e-5 for finetune."}
+    )
+    per_device_train_batch_size: int | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={"help": "Rows per device and forward pass; by default 32, and 8 for finetune, where the other rows'"
+                  " passages are negatives, too."},
+    )  # fmt: skip
+    gradient_accumulation_steps: int | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={"help": "Forward passes per update; by default 64, with the batch the paper's 2k rows, and 1 for"
+                  " finetune."},
+    )  # fmt: skip
+    max_steps: int | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Updates; by default 80000, or as num_train_epochs says."}
+    )
+    num_train_epochs: float | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Times that every row is seen, instead of max_steps; for finetune by default 3."}
+    )
+    warmup_steps: float = field(
+        default=0.1, metadata={"help": "Linear warm-up: steps, or below 1 the share of all steps."}
+    )
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, on all but biases and norms."})
+    bf16: bool | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Train under bf16 autocast; by default where the hardware has bf16."}
+    )
+    logging_steps: float = field(default=10, metadata={"help": "Log every so many updates."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Kept off: the collator reads the columns."})
+    switch_experts: bool = field(
+        default=False,
+        metadata={"help": "Queries through the passage expert and passages through the query's (a control)."},
+    )
+    scores: Literal["hybrid", "dense", "sparse"] = field(
+        default="hybrid",
+        metadata={"help": "finetune: what is trained, the sum of dense and sparse score (the paper's), or one of them."},
+    )
+    query_flops_weight: float = field(
+        default=0.0, metadata={"help": "finetune: weight of the FLOPs regulariser on the queries' sparse vectors."}
+    )
+    passage_flops_weight: float = field(
+        default=0.0, metadata={"help": "finetune: weight of the FLOPs regulariser on the passages' sparse vectors."}
+    )
+
+    def __post_init__(self) -> None:
+        """Fills in what the stage decides and what depends on the hardware, and checks the rest.
+
+        Raises:
+            ValueError: for a value out of range, or options that do not go together.
+        """
+        if self.stage not in STAGES:
+            raise ValueError(f"stage must be pretrain or finetune, got {self.stage}")
+        if self.max_steps is None and self.num_train_epochs is not None:
+            self.max_steps = -1
+        self.num_train_epochs = EPOCHS if self.num_train_epochs is None else self.num_train_epochs
+        for name, value in STAGES[self.stage].items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        settle_precision(self)
+        super().__post_init__()
+        if self.scores not in ("hybrid", "dense", "sparse"):
+            raise ValueError(f"scores must be hybrid, dense or sparse, got {self.scores}")
+        for name in ("query_flops_weight", "passage_flops_weight"):
+            value = getattr(self, name)
+            if value < 0 or (value and self.scores == "dense"):
+                raise ValueError(f"{name} must not be negative, and goes with sparse vectors, got {value}")

@@ -1,0 +1,167 @@
+"""The data options of `revela-hub train cot-mote`, and what they load."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.source import parse_sources
+from revela_hub.data.text.contexts import CONTEXTS, build_contexts
+from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModelQueries, PseudoQueries, Seq2SeqQueries
+from revela_hub.data.text.spans import MIN_TOKENS
+from revela_hub.errors import UserError, first_line
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass
+class CoTMoTEDataArguments:
+    """What CoT-MoTE is trained on. The defaults are those of the paper where it names them."""
+
+    data: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "pretrain: what to train on, one or more of: folders or files of text, glob patterns, JSON lines"
+            " (.jsonl, .jsonl.gz), data sets as hf:owner/name[:configuration][:split]. In a YAML file also mappings with"
+            " a path and more: see revela_hub.data.sources.source."
+        },
+    )
+    text_column: str = field(
+        default="text", metadata={"help": "The field of JSON lines, or the column of data sets, that holds the text."}
+    )
+    exclude: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Patterns of file and folder names not to read, for example '*.min.js' tests."},
+    )
+    language: str = field(
+        default="en", metadata={"help": "Language of the text (ISO 639-1), by which the ends of sentences are found."}
+    )
+    contexts: list[str] = field(
+        default_factory=lambda: list(CONTEXTS),
+        metadata={"help": "pretrain: contextual spans of a text, of: neighbour, overlap, query (a pseudo-query)."},
+    )
+    query_generator: str = field(
+        default="extractive",
+        metadata={
+            "help": "pretrain: what writes the pseudo-queries: extractive, the most telling words of the span, no model"
+            " needed; lm:ID, a language model by its Hub id or folder; or the id or folder of a seq2seq generator"
+            " (doc2query/msmarco-t5-base-v1)."
+        },
+    )
+    query_prefix: str = field(
+        default="", metadata={"help": "pretrain: what a seq2seq generator wants before a passage ('text2query: ')."}
+    )
+    queries_per_span: int = field(default=1, metadata={"help": "pretrain: pseudo-queries of each span."})
+    max_length: int = field(
+        default=144, metadata={"help": "Tokens of a span, or of a passage, at most, with [CLS] and [SEP]."}
+    )
+    query_max_length: int = field(default=32, metadata={"help": "finetune: tokens of a query at most."})
+    min_tokens: int = field(
+        default=MIN_TOKENS, metadata={"help": "Spans of fewer tokens, the rests of documents, are left out."}
+    )
+    encoder_mask_ratio: float = field(
+        default=0.3, metadata={"help": "Share of a text's tokens, in whole words, that the encoder has to predict."}
+    )
+    decoder_mask_ratio: float = field(
+        default=0.45, metadata={"help": "Share of a span's tokens that an ae decoder has to predict."}
+    )
+    max_spans: int | None = field(default=None, metadata={"help": "Spans to make at most."})
+    max_documents: int | None = field(default=None, metadata={"help": "Documents to read from each source at most."})
+    pairs: str | None = field(
+        default=None,
+        metadata={"help": "finetune: JSON lines with anchor, positive, negative_1, ..., as revela-hub mine writes them."},
+    )
+    num_negatives: int = field(default=15, metadata={"help": "finetune: hard negatives of each row."})
+    cache_dir: str | None = field(
+        default=None, metadata={"help": "Where the rows are kept between runs. Default: in the cache of datasets."}
+    )
+
+
+def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries | None:
+    """What writes the pseudo-queries; None if there are to be none. Models are loaded when they are first asked.
+
+    Raises:
+        UserError: for a number out of range, or a language model that cannot be loaded.
+    """
+    if "query" not in arguments.contexts:
+        return None
+    name, number = arguments.query_generator, arguments.queries_per_span
+    if name == "extractive":
+        return ExtractiveQueries(number)
+    if name.startswith("lm:"):
+        from revela_hub.data.synthesis.backends import LocalModel, Sampling
+
+        model = name.removeprefix("lm:")
+        return LanguageModelQueries(LocalModel(model, Sampling(max_new_tokens=32)), Path(model).name, number, seed=seed)
+    return Seq2SeqQueries(name, number, prefix=arguments.query_prefix, seed=seed)
+
+
+def load_contexts(
+    arguments: CoTMoTEDataArguments, tokenizer: "PreTrainedTokenizerBase", queries: PseudoQueries | None
+) -> "tuple[Dataset, ReadReport]":
+    """Reads and tokenises what the arguments name; see `build_contexts` for the columns.
+
+    Returns:
+        The rows, and the report to show.
+
+    Raises:
+        UserError: No data, or anything that `build_contexts` raises.
+    """
+    if not arguments.data:
+        raise UserError("no data to pre-train on: give --data with folders, files or data sets of text")
+    defaults: dict[str, Any] = {
+        "text_column": arguments.text_column,
+        "exclude": tuple(arguments.exclude),
+        "max_documents": arguments.max_documents,
+    }
+    report = ReadReport()
+    rows = build_contexts(
+        parse_sources(arguments.data, **defaults),
+        tokenizer,
+        contexts=arguments.contexts,
+        queries=queries,
+        max_length=arguments.max_length,
+        min_tokens=arguments.min_tokens,
+        language=arguments.language,
+        max_spans=arguments.max_spans,
+        cache_dir=arguments.cache_dir,
+        report=report,
+    )
+    return rows, report
+
+
+def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
+    """Reads the pairs with their negatives.
+
+    Returns:
+        Columns anchor, positive, negative_1 to negative_N, and a line on what was read.
+
+    Raises:
+        UserError: No file, one that cannot be read, or one without these columns, or without a row that has them all.
+    """
+    import datasets
+
+    if arguments.pairs is None:
+        raise UserError("no pairs to fine-tune on: give --pairs FILE, as revela-hub mine writes it")
+    if not Path(arguments.pairs).is_file():
+        raise UserError(f"{arguments.pairs} is not there: write it with revela-hub mine bm25 --num-negatives 15 ...")
+    if arguments.num_negatives < 0:
+        raise UserError(f"num_negatives must not be negative, got {arguments.num_negatives}")
+    try:
+        rows = datasets.load_dataset("json", data_files=arguments.pairs, split="train", cache_dir=arguments.cache_dir)
+    except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
+        raise UserError(f"{arguments.pairs} cannot be read as JSON lines: {first_line(error.__cause__ or error)}") from error
+    wanted = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(arguments.num_negatives))]
+    if missing := [name for name in wanted if name not in rows.column_names]:
+        raise UserError(
+            f"{arguments.pairs} has no column {missing[0]!r}: mine it with --num-negatives {arguments.num_negatives}, or"
+            " lower --num_negatives"
+        )
+    rows = rows.select_columns(wanted)
+    whole = rows.filter(lambda row: all(isinstance(text, str) and text.strip() for text in row.values()))
+    if not len(whole):
+        raise UserError(f"{arguments.pairs} has no row with texts in all of {', '.join(wanted)}")
+    left_out = f"; skipped: {len(rows) - len(whole):,} without all texts" if len(whole) < len(rows) else ""
+    return whole, f"{len(whole):,} pairs with {arguments.num_negatives} negatives each{left_out}"

@@ -1,0 +1,143 @@
+"""Fine-tunes a CoT-MoTE as a hybrid retriever, on sentence-transformers' trainer and losses.
+
+The loss is `MultipleNegativesRankingLoss` over the sum of the dense and the sparse score, with the row's hard negatives and
+the passages of the other rows, on all devices; with weights for it, sentence-transformers' FLOPs regulariser on the sparse
+vectors. What this adds to `SentenceTransformerTrainer`: checkpoints that are a `CoTMoTEModel`, what is shared stored once.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sparse_encoder.losses import FlopsLoss, SpladeLoss
+from sentence_transformers.util import dot_score
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+from transformers.trainer import TRAINING_ARGS_NAME
+
+from revela_hub.errors import UserError
+from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
+from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
+from revela_hub.trainers.cot_mote.hybrid import HybridEncoder, hybrid_encoder
+
+
+class CoTMoTEFinetuner(SentenceTransformerTrainer):
+    """Trainer of a `CoTMoTEModel`.
+
+    Args:
+        model: the model, pre-trained or not, trained in place.
+        args: the run, with `stage="finetune"`.
+        tokenizer: of the model; saved with every checkpoint.
+        train_dataset: columns anchor, positive, negative_1 to negative_N.
+        query_max_length: tokens kept of a query, special ones included.
+        max_length: tokens kept of a passage, special ones included.
+        **kwargs: of `SentenceTransformerTrainer`: `callbacks`, ...
+
+    Raises:
+        UserError: if a column is missing.
+    """
+
+    def __init__(
+        self,
+        model: CoTMoTEModel,
+        args: CoTMoTETrainingArguments,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        train_dataset: Dataset,
+        query_max_length: int = 32,
+        max_length: int = 144,
+        **kwargs: Any,
+    ) -> None:
+        self.cot_mote = model
+        columns = train_dataset.column_names
+        if missing := [name for name in ("anchor", "positive") if name not in columns]:
+            raise UserError(f"the training data has no column {missing[0]!r}; there are {', '.join(columns)}")
+        # Which expert reads a column; sentence-transformers hands it to the module as its task.
+        args.router_mapping = {name: "query" if name == "anchor" else "document" for name in columns}
+        encoder = hybrid_encoder(
+            model,
+            tokenizer,
+            query_max_length=query_max_length,
+            max_length=max_length,
+            scores=args.scores,
+            switch_experts=args.switch_experts,
+        )
+        for route in (model.lm, model.query_lm):
+            for name, parameter in () if route is None else route.named_parameters():
+                # The head scores nothing then, and what gets no gradient breaks DDP.
+                if args.scores == "dense" and not name.startswith(f"{route.base_model_prefix}."):
+                    parameter.requires_grad_(False)
+        super().__init__(
+            model=encoder, args=args, train_dataset=train_dataset, loss=hybrid_loss(encoder, args), **kwargs
+        )
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """None: our card is written by `hub_cards` after the run, without another pass over the data."""
+
+    def push_to_hub(self, *_: Any, **__: Any) -> Any:
+        """Publishes the dense routes under `args.hub_model_id`: verified, uploaded, read back; returns `Published`.
+
+        Raises:
+            UserError: without `hub_model_id`, or if a check or the upload fails.
+        """
+        from revela_hub.hub_cards import Destination, publish
+
+        if not self.args.hub_model_id:
+            raise UserError("push_to_hub needs --hub_model_id OWNER/NAME")
+        self.save_model(self.args.output_dir)
+        if not self.is_world_process_zero():
+            return None
+        destination = Destination(self.args.hub_model_id, private=bool(self.args.hub_private_repo), update=True)
+        return publish(self.args.output_dir or ".", destination)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Nothing is uploaded during a run: a raw checkpoint is not what a reader can load."""
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """A checkpoint is the model, as `CoTMoTEModel.from_pretrained` reads it, and the tokenizer."""
+        folder = Path(output_dir or self.args.output_dir or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model[0].save(str(folder))
+        torch.save(self.args, folder / TRAINING_ARGS_NAME)
+
+    def _load_from_checkpoint(self, checkpoint_path: str, model: nn.Module | None = None) -> None:
+        """Reads the weights back in place; sentence-transformers would load the model a second time."""
+        expected = set(self.cot_mote.state_dict()) - set(self.cot_mote.all_tied_weights_keys)
+        for file in Path(checkpoint_path).glob("model*.safetensors"):
+            weights = load_file(file)
+            if self.cot_mote.load_state_dict(weights, strict=False).unexpected_keys:
+                break
+            expected -= weights.keys()
+        if expected:
+            raise UserError(f"{checkpoint_path} is not a checkpoint of this run: is --variant or the encoder another?")
+
+
+def hybrid_loss(encoder: Any, args: CoTMoTETrainingArguments) -> nn.Module:
+    """Contrastive over dot products of what the encoder makes, with the FLOPs regulariser where it has a weight."""
+    contrastive = MultipleNegativesRankingLoss(
+        encoder, scale=1.0, similarity_fct=dot_score, gather_across_devices=args.world_size > 1
+    )
+    if not args.query_flops_weight and not args.passage_flops_weight:
+        return contrastive
+    regulariser = _SparseFlops(encoder)
+    return SpladeLoss(
+        encoder,
+        contrastive,
+        document_regularizer_weight=args.passage_flops_weight,
+        query_regularizer_weight=args.query_flops_weight,
+        document_regularizer=regulariser,
+        query_regularizer=regulariser,
+    )
+
+
+class _SparseFlops(FlopsLoss):
+    """Of the sparse part of the vectors."""
+
+    def compute_loss_from_embeddings(self, embeddings: Tensor) -> Tensor:
+        module: HybridEncoder = self.model[0]
+        loss: Tensor = super().compute_loss_from_embeddings(module.sparse_part(embeddings))
+        return loss

@@ -1,0 +1,112 @@
+"""Dense and sparse vector of a text as one vector, so that sentence-transformers' losses train the sum of their scores.
+
+    [dense(q); sparse(q)] . [dense(p); sparse(p)] = dense(q) . dense(p) + sparse(q) . sparse(p)
+
+Letters: B texts, D hidden size, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import InputModule
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from revela_hub.errors import UserError
+from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
+
+EXPERT_OF_TASK = {"query": "query", "document": "passage"}
+
+
+class HybridEncoder(InputModule):
+    """A module of sentence-transformers around a `CoTMoTEModel`; `task` ("query" or "document") names the expert.
+
+    Args:
+        model: the model, which is not copied.
+        tokenizer: of it.
+        query_max_length: tokens kept of a query, special ones included.
+        max_length: tokens kept of a passage, special ones included.
+        scores: `"hybrid"`, vectors of D + V dimensions; `"dense"`, D; `"sparse"`, V.
+        switch_experts: queries through the passage expert and passages through the query expert.
+    """
+
+    forward_kwargs = {"task"}  # noqa: RUF012 (sentence-transformers' own convention)
+
+    def __init__(
+        self,
+        model: CoTMoTEModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        query_max_length: int = 32,
+        max_length: int = 144,
+        scores: Literal["hybrid", "dense", "sparse"] = "hybrid",
+        switch_experts: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_lengths = {"query": query_max_length, "document": max_length}
+        self.max_seq_length = max_length
+        self.scores, self.switch_experts = scores, switch_experts
+
+    def preprocess(
+        self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None, **_: Any
+    ) -> dict[str, Any]:
+        """Tokens of texts, cut to the length of their kind."""
+        texts = [(prompt or "") + text for text in inputs]
+        length = self.max_lengths.get(task or "document", self.max_seq_length)
+        encoding = self.tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        return {"input_ids": encoding["input_ids"], "attention_mask": encoding["attention_mask"]}
+
+    def forward(self, features: dict[str, Any], task: str | None = None, **_: Any) -> dict[str, Any]:
+        """Adds `sentence_embedding` (B, D + V), (B, D) or (B, V).
+
+        Raises:
+            UserError: if no task is named.
+        """
+        task = task or features.get("task")
+        if task not in EXPERT_OF_TASK:
+            raise UserError(
+                f"no expert named (task is {task!r}): use encode_query for queries and encode_document for passages"
+            )
+        kind = ("document" if task == "query" else "query") if self.switch_experts else task
+        output = self.model(
+            features["input_ids"],
+            features["attention_mask"],
+            expert=EXPERT_OF_TASK[kind],
+            return_sparse=self.scores != "dense",
+        )
+        parts = [output.pooler_output] if self.scores != "sparse" else []
+        parts += [output.sparse] if self.scores != "dense" else []
+        features["sentence_embedding"] = torch.cat([part.float() for part in parts], dim=-1)
+        return features
+
+    def sparse_part(self, embeddings: Tensor) -> Tensor:
+        """(B, V) of what `forward` makes with sparse vectors."""
+        return embeddings[:, self.model.config.get_text_config().hidden_size :] if self.scores == "hybrid" else embeddings
+
+    def get_embedding_dimension(self) -> int:
+        """D + V, D or V."""
+        config = self.model.config.get_text_config()
+        sizes = {"dense": config.hidden_size, "sparse": config.vocab_size}
+        return sum(size for name, size in sizes.items() if self.scores in (name, "hybrid"))
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Writes the model, whatever the vectors are made of."""
+        self.model.save_pretrained(Path(output_path))
+        self.tokenizer.save_pretrained(output_path)
+
+
+def hybrid_encoder(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> SentenceTransformer:
+    """A sentence-transformers model around a CoT-MoTE, to be trained or measured; scores are dot products.
+
+    Args:
+        model: the model, which is not copied.
+        tokenizer: of it.
+        **settings: of `HybridEncoder`.
+    """
+    module = HybridEncoder(model, tokenizer, **settings)
+    return SentenceTransformer(modules=[module], similarity_fn_name="dot", device=str(model.device))
