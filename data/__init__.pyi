@@ -13,6 +13,7 @@ from .synthesis.synthesis import SynthesisSettings as SynthesisSettings
 from .synthesis.synthesis import synthesize as synthesize
 from .text.chunks import Chunk as Chunk
 from .text.chunks import chunk_document as chunk_document
+from .text.contexts import build_contexts as build_contexts
 from .text.groups import GroupSettings as GroupSettings
 from .text.groups import build_groups as build_groups
 from .text.groups import mix_groups as mix_groups

@@ -22,7 +22,7 @@ from revela_hub.hub_cards.verify.model import probe_texts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Part = Literal["retriever", "lm", "model"]
+Part = Literal["retriever", "sparse", "lm", "model"]
 
 # In a folder that was made of a checkpoint: the vectors that it has to give. Hidden, so that no reader takes it for weights.
 REFERENCE = ".revela_hub/reference.safetensors"
@@ -35,7 +35,8 @@ class Assembly:
     """What to make of a checkpoint.
 
     Attributes:
-        part: the retriever as a sentence-transformers model, the language model, or all of it with its training code.
+        part: the retriever as a sentence-transformers model, its sparse form, the language model, or all of it with its
+            code.
         adapter_only: the retriever's LoRA adapter instead of the whole retriever.
         max_length: tokens the retriever keeps of a text, EOS included; None for what the checkpoint says.
         dtype: type of the stored weights; None for the one they have.

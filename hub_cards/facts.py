@@ -72,6 +72,15 @@ PAPERS = {
         does="pre-trained on raw text as a masked auto-encoder: one vector has to hold enough of a passage for a"
         " one-layer decoder to write it out again",
     ),
+    "cot_mote": Paper(
+        title="CoT-MoTE: Exploring ConTextual Masked Auto-Encoder Pre-training with Mixture-of-Textual-Experts for Passage"
+        " Retrieval",
+        authors=("Guangyuan Ma", "Xing Wu", "Peng Wang", "Songlin Hu"),
+        arxiv="2304.10195",
+        year=2023,
+        does="trained with an expert for queries and one for passages around a shared self-attention, after a pre-training"
+        " in which the dense and the sparse vector of a text have to hold enough of it to write a text beside it",
+    ),
     "nvembed": Paper(
         title="NV-Embed: Improved Techniques for Training LLMs as Generalist Embedding Models",
         authors=(

@@ -42,6 +42,6 @@ def facts_of_run(
         base_model=None if Path(base).exists() else base,
         datasets=[name for name in datasets if not Path(name).exists()],
         training_data=summary,
-        command=f"revela-hub train {method} --config config.yaml",
+        command=f"revela-hub train {method.replace('_', '-')} --config config.yaml",
         config=yaml.safe_dump(names | settings, sort_keys=False, allow_unicode=True),
     )

@@ -1,3 +1,10 @@
+from .cot_mote.arguments import CoTMoTETrainingArguments as CoTMoTETrainingArguments
+from .cot_mote.checkpoint import CoTMoTECheckpoint as CoTMoTECheckpoint
+from .cot_mote.checkpoint import load_cot_mote_checkpoint as load_cot_mote_checkpoint
+from .cot_mote.collator import CoTMoTECollator as CoTMoTECollator
+from .cot_mote.finetuning import CoTMoTEFinetuner as CoTMoTEFinetuner
+from .cot_mote.hybrid import hybrid_encoder as hybrid_encoder
+from .cot_mote.trainer import CoTMoTETrainer as CoTMoTETrainer
 from .nvembed.arguments import NVEmbedTrainingArguments as NVEmbedTrainingArguments
 from .nvembed.trainer import NVEmbedTrainer as NVEmbedTrainer
 from .retromae.arguments import RetroMAETrainingArguments as RetroMAETrainingArguments

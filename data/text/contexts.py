@@ -104,17 +104,18 @@ def build_contexts(
         "queries": None if queries is None else {"what": queries.description, "each": vars(queries).get("queries")},
     }
     rows = partial(_rows, documents, tokenizer, settings, tuple(contexts), queries, fresh)
-    dataset, written = cached_rows(
-        "contexts", rows_fingerprint(made_with, parsed), features, rows, fresh, cache_dir=cache_dir
-    )
+    name = f"contexts-{rows_fingerprint(made_with, parsed)}"
+    dataset, written = cached_rows(name, features, rows, fresh.to_dict, cache_dir=cache_dir)
     if report is not None:
-        report.add(written)
+        report.add(ReadReport.from_dict(written))
     return dataset
 
 
 def _check_contexts(contexts: Sequence[str], queries: PseudoQueries | None) -> None:
     if not contexts or (unknown := [name for name in contexts if name not in CONTEXTS]):
-        raise UserError(f"contexts must be one or more of {', '.join(CONTEXTS)}, got {unknown[0] if contexts else 'none'}")
+        raise UserError(
+            f"contexts must be one or more of {', '.join(CONTEXTS)}, got {unknown[0] if contexts else 'none'}"
+        )
     if ("query" in contexts) != (queries is not None):
         raise UserError("contexts with query need something that writes the queries, and others do not")
 

@@ -141,7 +141,9 @@ class Seq2SeqQueries:
         state = torch.get_rng_state()
         for first in range(0, len(passages), self.batch_size):
             texts = [self.prefix + passage for passage in passages[first : first + self.batch_size]]
-            inputs = tokenizer(texts, padding=True, truncation=True, max_length=512, return_tensors="pt").to(model.device)
+            inputs = tokenizer(texts, padding=True, truncation=True, max_length=512, return_tensors="pt").to(
+                model.device
+            )
             set_seed(self.seed + first)
             with torch.no_grad():
                 tokens = model.generate(

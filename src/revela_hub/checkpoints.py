@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import Assemble, Assembly, copy_finished
+from revela_hub.hub_cards.assemble import Assemble, Assembly, Part, copy_finished
 from revela_hub.hub_cards.upload import Destination, Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
+from revela_hub.trainers.cot_mote.export import assemble_cot_mote
 from revela_hub.trainers.nvembed.checkpoint import EMBEDDER
 from revela_hub.trainers.nvembed.export import assemble_nvembed
 from revela_hub.trainers.retromae.export import assemble_retromae
@@ -24,16 +25,17 @@ from revela_hub.trainers.revela.export import assemble_revela
 
 
 class Method(NamedTuple):
-    """What becomes of a method's checkpoints, and the name of the folder that `export` writes."""
+    """What becomes of a method's checkpoints, and the folders that `export` writes, each with the part that is in it."""
 
     assemble: Assemble
-    folder: str
+    folders: dict[str, Part]
 
 
 METHODS = {  # by the model_type in the checkpoint's config.json
-    "revela": Method(assemble_revela, "retriever"),
-    "retromae": Method(assemble_retromae, "encoder"),
-    "nvembed": Method(assemble_nvembed, EMBEDDER),
+    "revela": Method(assemble_revela, {"retriever": "retriever"}),
+    "retromae": Method(assemble_retromae, {"encoder": "retriever"}),
+    "nvembed": Method(assemble_nvembed, {EMBEDDER: "retriever"}),
+    "cot_mote": Method(assemble_cot_mote, {"dense": "retriever", "sparse": "sparse", "model": "model"}),
 }
 
 
@@ -48,7 +50,8 @@ def export_checkpoint(
     """Exports a checkpoint for sentence-transformers.
 
     Of Revela: `output/retriever`, and `output/lm` if asked for. Of RetroMAE: `output/encoder`, whose vector is the first
-    token's state. Of NV-Embed: `output/embedder`.
+    token's state. Of NV-Embed: `output/embedder`. Of CoT-MoTE: `output/dense` for SentenceTransformer, `output/sparse` for
+    SparseEncoder, and `output/model`, both vectors by the model's own code.
 
     Args:
         checkpoint: folder the trainer saved, with full weights or with LoRA adapters (they are merged).
@@ -64,7 +67,8 @@ def export_checkpoint(
     method, assembly = _method(checkpoint), Assembly(max_length=max_length, dtype=dtype)
     if lm:
         method.assemble(checkpoint, output / "lm", replace(assembly, part="lm"))
-    method.assemble(checkpoint, output / method.folder, assembly)
+    for folder, part in method.folders.items():
+        method.assemble(checkpoint, output / folder, replace(assembly, part=part))
     return output
 
 

@@ -56,7 +56,8 @@ class CoTMoTETrainingArguments(SentenceTransformerTrainingArguments):
         default=None, metadata={"help": "Updates; by default 80000, or as num_train_epochs says."}
     )
     num_train_epochs: float | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Times that every row is seen, instead of max_steps; for finetune by default 3."}
+        default=None,
+        metadata={"help": "Times that every row is seen, instead of max_steps; for finetune by default 3."},
     )
     warmup_steps: float = field(
         default=0.1, metadata={"help": "Linear warm-up: steps, or below 1 the share of all steps."}
@@ -73,7 +74,9 @@ class CoTMoTETrainingArguments(SentenceTransformerTrainingArguments):
     )
     scores: Literal["hybrid", "dense", "sparse"] = field(
         default="hybrid",
-        metadata={"help": "finetune: what is trained, the sum of dense and sparse score (the paper's), or one of them."},
+        metadata={
+            "help": "finetune: what is trained, the sum of dense and sparse score (the paper's), or one of them."
+        },
     )
     query_flops_weight: float = field(
         default=0.0, metadata={"help": "finetune: weight of the FLOPs regulariser on the queries' sparse vectors."}

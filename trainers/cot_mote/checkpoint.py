@@ -98,7 +98,9 @@ def _trained(
         model = CoTMoTEForPreTraining.from_pretrained(name, dtype=torch.float32)
         return model if pre_training else model.encoder
     if pre_training:
-        raise UserError(f"{name} has no decoder to pre-train on with: start from what the pre-training left, or an encoder")
+        raise UserError(
+            f"{name} has no decoder to pre-train on with: start from what the pre-training left, or an encoder"
+        )
     return CoTMoTEModel.from_pretrained(name, dtype=torch.float32)
 
 

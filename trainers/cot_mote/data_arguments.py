@@ -71,7 +71,9 @@ class CoTMoTEDataArguments:
     max_documents: int | None = field(default=None, metadata={"help": "Documents to read from each source at most."})
     pairs: str | None = field(
         default=None,
-        metadata={"help": "finetune: JSON lines with anchor, positive, negative_1, ..., as revela-hub mine writes them."},
+        metadata={
+            "help": "finetune: JSON lines with anchor, positive, negative_1, ..., as revela-hub mine writes them."
+        },
     )
     num_negatives: int = field(default=15, metadata={"help": "finetune: hard negatives of each row."})
     cache_dir: str | None = field(
@@ -152,7 +154,9 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
     try:
         rows = datasets.load_dataset("json", data_files=arguments.pairs, split="train", cache_dir=arguments.cache_dir)
     except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
-        raise UserError(f"{arguments.pairs} cannot be read as JSON lines: {first_line(error.__cause__ or error)}") from error
+        raise UserError(
+            f"{arguments.pairs} cannot be read as JSON lines: {first_line(error.__cause__ or error)}"
+        ) from error
     wanted = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(arguments.num_negatives))]
     if missing := [name for name in wanted if name not in rows.column_names]:
         raise UserError(

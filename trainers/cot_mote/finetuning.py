@@ -20,12 +20,15 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.errors import UserError
+from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
+from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
+from revela_hub.trainers.cot_mote.export import assemble_cot_mote
 from revela_hub.trainers.cot_mote.hybrid import HybridEncoder, hybrid_encoder
 
 
-class CoTMoTEFinetuner(SentenceTransformerTrainer):
+class CoTMoTEFinetuner(Publishing, SentenceTransformerTrainer):
     """Trainer of a `CoTMoTEModel`.
 
     Args:
@@ -78,24 +81,9 @@ class CoTMoTEFinetuner(SentenceTransformerTrainer):
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """None: our card is written by `hub_cards` after the run, without another pass over the data."""
 
-    def push_to_hub(self, *_: Any, **__: Any) -> Any:
-        """Publishes the dense routes under `args.hub_model_id`: verified, uploaded, read back; returns `Published`.
-
-        Raises:
-            UserError: without `hub_model_id`, or if a check or the upload fails.
-        """
-        from revela_hub.hub_cards import Destination, publish
-
-        if not self.args.hub_model_id:
-            raise UserError("push_to_hub needs --hub_model_id OWNER/NAME")
-        self.save_model(self.args.output_dir)
-        if not self.is_world_process_zero():
-            return None
-        destination = Destination(self.args.hub_model_id, private=bool(self.args.hub_private_repo), update=True)
-        return publish(self.args.output_dir or ".", destination)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing is uploaded during a run: a raw checkpoint is not what a reader can load."""
+    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+        """What `push_to_hub` publishes."""
+        return assemble_cot_mote(checkpoint, folder, assembly)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """A checkpoint is the model, as `CoTMoTEModel.from_pretrained` reads it, and the tokenizer."""

@@ -86,7 +86,9 @@ class HybridEncoder(InputModule):
 
     def sparse_part(self, embeddings: Tensor) -> Tensor:
         """(B, V) of what `forward` makes with sparse vectors."""
-        return embeddings[:, self.model.config.get_text_config().hidden_size :] if self.scores == "hybrid" else embeddings
+        return (
+            embeddings[:, self.model.config.get_text_config().hidden_size :] if self.scores == "hybrid" else embeddings
+        )
 
     def get_embedding_dimension(self) -> int:
         """D + V, D or V."""

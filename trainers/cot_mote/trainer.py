@@ -1,21 +1,24 @@
 """Pre-trains an encoder with a query and a passage expert (CoT-MoTE, arXiv 2304.10195)."""
 
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, Trainer
 
+from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.means import StepMeans
-from revela_hub.trainers.common.publishing import PublishingTrainer
+from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.collator import CoTMoTECollator
+from revela_hub.trainers.cot_mote.export import assemble_cot_mote
 
 LOSSES = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
 
 
-class CoTMoTETrainer(PublishingTrainer):
+class CoTMoTETrainer(Publishing, Trainer):
     """Trainer of `CoTMoTEForPreTraining`.
 
     Args:
@@ -57,6 +60,10 @@ class CoTMoTETrainer(PublishingTrainer):
         )
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
         self.add_callback(NewEpoch(self.collator))
+
+    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+        """What `push_to_hub` publishes."""
+        return assemble_cot_mote(checkpoint, folder, assembly)
 
     def compute_loss(
         self,

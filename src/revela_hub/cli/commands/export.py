@@ -2,7 +2,8 @@
 
 OUTPUT/retriever is a plain sentence-transformers model (adapters merged, prompts, EOS, length and padding side saved);
 OUTPUT/lm, with --lm, is the language model trained with Revela, an ordinary AutoModelForCausalLM. From a checkpoint of
-RetroMAE comes OUTPUT/encoder, a sentence-transformers model whose vector is the first token's state.
+RetroMAE comes OUTPUT/encoder, a sentence-transformers model whose vector is the first token's state. From one of CoT-MoTE
+come OUTPUT/dense (SentenceTransformer), OUTPUT/sparse (SparseEncoder) and OUTPUT/model (AutoModel, with its code).
 
 Examples:
   revela-hub export outputs/revela/checkpoint-1000 --output my-retriever
@@ -42,7 +43,9 @@ def run(arguments: Arguments) -> None:
     output = export_checkpoint(
         arguments.checkpoint, arguments.output, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype
     )
-    exported = next(output / method.folder for method in METHODS.values() if (output / method.folder).is_dir())
-    print(f'{exported.name}: SentenceTransformer("{exported}")')
+    loaders = {"sparse": "SparseEncoder({})", "model": "AutoModel.from_pretrained({}, trust_remote_code=True)"}
+    for name in dict.fromkeys(name for method in METHODS.values() for name in method.folders):
+        if (output / name).is_dir():
+            print(f"{name}: " + loaders.get(name, "SentenceTransformer({})").format(f'"{output / name}"'))
     if arguments.lm:
         print(f'language model: AutoModelForCausalLM.from_pretrained("{output / "lm"}")')

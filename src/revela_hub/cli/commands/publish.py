@@ -35,9 +35,12 @@ class Arguments:
     update: bool = field(default=False, metadata={"help": "Replace the model that is already there."})
     dry_run: bool = field(default=False, metadata={"help": "Assemble and verify, but upload nothing."})
     keep: str | None = field(default=None, metadata={"help": "Folder to leave the assembled files in."})
-    part: Literal["retriever", "lm", "model"] = field(
+    part: Literal["retriever", "sparse", "lm", "model"] = field(
         default="retriever",
-        metadata={"help": "The retriever, the language model trained with it, or both with their training code."},
+        metadata={
+            "help": "The retriever; of CoT-MoTE also its sparse form; of Revela also the language model; or all of it with"
+            " its code."
+        },
     )
     adapter_only: bool = field(
         default=False, metadata={"help": "Publish the retriever's LoRA adapter; its base must be a model on the Hub."}

@@ -1,0 +1,210 @@
+r"""Pre-trains and fine-tunes a hybrid retriever with a query and a passage expert, CoT-MoTE (arXiv 2304.10195).
+
+--stage pretrain, without labels: each layer's feed-forward becomes two, one for queries and one for passages, around the
+self-attention that they share; a text's dense and sparse vector have to hold enough of it for a one-layer decoder to write
+a text beside it: a neighbouring or overlapping span, or a pseudo-query. It takes any BERT-like encoder with a masked-LM
+head, or what an earlier run left in its --output_dir.
+
+--stage finetune, on queries with passages and hard negatives: what is trained is the sum of the dense and the sparse score.
+As in the paper, first with BM25's negatives; then again from the pre-trained weights with negatives that the first model
+finds.
+
+What comes out, in --output_dir: the model, to go on with; dense/ for SentenceTransformer(...), sparse/ for
+SparseEncoder(...) and model/ for AutoModel with its own code, with their cards; checkpoint-*/, from which
+--resume_from_checkpoint last goes on with the same result as if nothing had happened.
+
+Examples:
+  revela-hub train cot-mote --data path/to/texts --encoder google-bert/bert-base-uncased --output_dir outputs/pretrained
+  revela-hub mine bm25 --pairs pairs.jsonl --corpus corpus.jsonl --num-negatives 15 --output bm25.jsonl
+  revela-hub train cot-mote --stage finetune --encoder outputs/pretrained --pairs bm25.jsonl --output_dir outputs/first
+  revela-hub mine outputs/first/dense --pairs pairs.jsonl --corpus corpus.jsonl --num-negatives 15 --output mined.jsonl
+  revela-hub train cot-mote --stage finetune --encoder outputs/pretrained --pairs mined.jsonl --output_dir outputs/second
+  accelerate launch -m revela_hub train cot-mote --config examples/cot-mote/pretrain.yaml
+"""
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from transformers import set_seed
+
+from revela_hub.errors import UserError
+from revela_hub.trainers.common.resume import checkpoint_to_resume
+from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
+from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
+from revela_hub.trainers.cot_mote.data_arguments import (
+    CoTMoTEDataArguments,
+    load_contexts,
+    load_pairs,
+    query_generator,
+)
+from revela_hub.trainers.cot_mote.finetuning import CoTMoTEFinetuner
+from revela_hub.trainers.cot_mote.trainer import CoTMoTETrainer
+
+if TYPE_CHECKING:
+    from revela_hub.hub_cards import ModelCardFacts
+
+BOTTLENECKS = {"dense": ["dense"], "sparse": ["sparse"], "both": ["dense", "sparse"]}
+
+
+@dataclass(kw_only=True)
+class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
+    """Arguments of `revela-hub train cot-mote`: the model, then the data's, then those of every transformers Trainer."""
+
+    encoder: str = field(
+        metadata={"help": "What to start from: an encoder's Hub id or folder, or what an earlier run wrote."}
+    )
+    output_dir: str = field(default="outputs/cot-mote", metadata={"help": "Where everything is written."})
+    variant: Literal["experts", "separate", "siamese"] | None = field(
+        default=None,
+        metadata={"help": "Of a new model: two feed-forwards per layer (experts, the default), two encoders, or one."},
+    )
+    query_encoder: str | None = field(
+        default=None, metadata={"help": "Another encoder to start the queries' from, with --variant separate."}
+    )
+    fresh_head: bool = field(
+        default=False, metadata={"help": "Take an encoder that has lost its masked-LM head; it starts fresh."}
+    )
+    decoder: Literal["ar", "ae", "none"] | None = field(
+        default=None,
+        metadata={"help": "pretrain: ar, every next token of the span (the default); ae, its masked tokens (CoT-MAE);"
+                  " none, masked language modelling alone."},
+    )  # fmt: skip
+    decoder_layers: int | None = field(
+        default=None, metadata={"help": "pretrain: layers of the decoder; by default 1."}
+    )
+    attention_window: int | None = field(
+        default=None, metadata={"help": "pretrain: tokens that an ar decoder sees beside the vector; by default all."}
+    )
+    bottlenecks: Literal["dense", "sparse", "both"] | None = field(
+        default=None, metadata={"help": "pretrain: vectors that the span is written from; by default both, in turn."}
+    )
+    attn_implementation: str | None = field(
+        default=None, metadata={"help": "Attention of the encoder: sdpa, eager, flash_attention_2; by default sdpa."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+
+
+def run(arguments: Arguments) -> None:
+    """Trains, exports and says where everything is."""
+    folder = train(arguments)
+    if arguments.should_save:
+        print(f'\nSentenceTransformer("{folder / "dense"}"), SparseEncoder("{folder / "sparse"}")')
+        if arguments.stage == "pretrain":
+            print(f"next: revela-hub train cot-mote --stage finetune --encoder {folder} --pairs FILE")
+
+
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Trains and exports; returns the output folder.
+
+    Args:
+        arguments: the run.
+        **trainer_options: of the trainer, such as `callbacks`.
+
+    Raises:
+        UserError: for data, models or options that do not work.
+    """
+    from revela_hub.checkpoints import METHODS, export_checkpoint
+    from revela_hub.hub_cards import write_card
+
+    output = Path(arguments.output_dir)
+    checkpoint = checkpoint_to_resume(arguments)
+    set_seed(arguments.seed)  # before the decoder's weights are drawn
+    start = _load(arguments)
+    trainer, facts = (_pretrain if arguments.stage == "pretrain" else _finetune)(arguments, start, trainer_options)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model(str(output))
+    trainer.save_state()
+    if arguments.should_save:
+        facts.to_file(output / "card.yaml")  # what `revela-hub publish` reads
+        export_checkpoint(output, output, max_length=arguments.max_length)
+        for name in METHODS["cot_mote"].folders:
+            write_card(output / name, facts, repo_id=arguments.hub_model_id)
+    if arguments.push_to_hub:
+        trainer.push_to_hub()
+    return output
+
+
+def _load(arguments: Arguments) -> CoTMoTECheckpoint:
+    pre_training = arguments.stage == "pretrain"
+    config: dict[str, Any] = {"variant": arguments.variant}
+    own = ("decoder", "decoder_layers", "attention_window")
+    if pre_training:
+        config |= {name: getattr(arguments, name) for name in own}
+        config["bottlenecks"] = None if arguments.bottlenecks is None else BOTTLENECKS[arguments.bottlenecks]
+    elif given := [name for name in (*own, "bottlenecks") if getattr(arguments, name) is not None]:
+        raise UserError(f"--{given[0]} is of --stage pretrain: fine-tuning has no decoder")
+    start = load_cot_mote_start(
+        arguments.encoder,
+        pre_training=pre_training,
+        query_encoder=arguments.query_encoder,
+        fresh_head=arguments.fresh_head,
+        trust_remote_code=arguments.trust_remote_code,
+        attn_implementation=arguments.attn_implementation,
+        **config,
+    )
+    longest = max(arguments.max_length, 0 if pre_training else arguments.query_max_length)
+    if longest > (positions := start.model.max_length):
+        raise UserError(f"{arguments.encoder} has {positions} positions, fewer than --max_length {longest}: lower it")
+    return start
+
+
+def _pretrain(
+    arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str, Any]
+) -> "tuple[CoTMoTETrainer, ModelCardFacts]":
+    queries = query_generator(arguments, arguments.seed)
+    with arguments.main_process_first(desc="reading the text"):
+        rows, report = load_contexts(arguments, start.tokenizer, queries)
+    summary = str(report) + (f"; pseudo-queries {queries.description}" if queries else "")
+    if arguments.should_log:
+        print(summary)
+    model: Any = start.model
+    trainer = CoTMoTETrainer(
+        model,
+        arguments,
+        tokenizer=start.tokenizer,
+        encoder_mask_ratio=arguments.encoder_mask_ratio,
+        decoder_mask_ratio=arguments.decoder_mask_ratio,
+        switch_experts=arguments.switch_experts,
+        train_dataset=rows,
+        **options,
+    )
+    return trainer, _facts(arguments, summary)
+
+
+def _finetune(
+    arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str, Any]
+) -> "tuple[CoTMoTEFinetuner, ModelCardFacts]":
+    with arguments.main_process_first(desc="reading the pairs"):
+        rows, summary = load_pairs(arguments)
+    if arguments.should_log:
+        print(summary)
+    trainer = CoTMoTEFinetuner(
+        start.encoder,
+        arguments,
+        tokenizer=start.tokenizer,
+        train_dataset=rows,
+        query_max_length=arguments.query_max_length,
+        max_length=arguments.max_length,
+        **options,
+    )
+    return trainer, _facts(arguments, summary)
+
+
+def _facts(arguments: Arguments, summary: str) -> "ModelCardFacts":
+    from revela_hub.hub_cards.run_facts import facts_of_run
+
+    told = copy.copy(arguments)  # without the places on this machine
+    told.query_generator = _name(arguments.query_generator)
+    told.pairs = arguments.pairs and _name(arguments.pairs)
+    told.query_encoder = arguments.query_encoder and _name(arguments.query_encoder)
+    own = (CoTMoTEDataArguments, CoTMoTETrainingArguments, Arguments)
+    return facts_of_run(told, method="cot_mote", models=("encoder",), own=own, summary=summary)
+
+
+def _name(model_or_file: str) -> str:
+    """An id as it is; of a path on this machine the last part."""
+    prefix = "lm:" if model_or_file.startswith("lm:") else ""
+    path = model_or_file.removeprefix(prefix)
+    return prefix + (Path(path).name if Path(path).exists() else path)
