@@ -72,6 +72,7 @@ def _record_loads() -> list[tuple[Any, dict[str, Any]]]:
     def recording(cls: type, *args: Any, **kwargs: Any) -> Any:
         wanted = kwargs.pop("output_loading_info", False)
         model, report = original(cls, *args, output_loading_info=True, **kwargs)
+        model.loaded_from = kwargs.get("subfolder") or ""  # a route's part of the folder
         loads.append((model, report))
         return (model, report) if wanted else model
 
@@ -110,7 +111,7 @@ def _compared_with_files(folder: Path, model: Any) -> Iterator[tuple[str, bool]]
     from safetensors import safe_open
 
     loaded, prefix = model.state_dict(), f"{model.base_model_prefix}."
-    for file in folder.glob("*.safetensors"):
+    for file in (folder / model.loaded_from).glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (no mapping: it has no iterator)
                 there = loaded.get(name, loaded.get(name.removeprefix(prefix)))
@@ -134,11 +135,15 @@ class _Model:
         self.max_length = min(int(self.tokenizer.model_max_length), 10**9) if self.tokenizer else 0
 
     def _load_encoder(self, folder: Path, trust_remote_code: bool) -> None:
-        from sentence_transformers import SentenceTransformer
+        import sentence_transformers
         from transformers import PreTrainedTokenizerBase
 
-        self.how = "SentenceTransformer(...)"
-        self.module: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=trust_remote_code)
+        file = folder / "config_sentence_transformers.json"
+        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        self.is_sparse = settings.get("model_type") == "SparseEncoder"
+        kind: Any = sentence_transformers.SparseEncoder if self.is_sparse else sentence_transformers.SentenceTransformer
+        self.how = f"{kind.__name__}(...)"
+        self.module: Any = kind(str(folder), device="cpu", trust_remote_code=trust_remote_code)
         self.tokenizer: Any = (
             self.module.tokenizer if isinstance(self.module.tokenizer, PreTrainedTokenizerBase) else None
         )
@@ -158,6 +163,10 @@ class _Model:
         has_tokenizer = takes_tokens and (folder / "tokenizer_config.json").is_file()
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder) if has_tokenizer else None
         self.kinds = ["text"] if has_tokenizer else []
+        # A model with an expert for each kind of text has to be told whose text it reads.
+        self.has_experts = "expert" in inspect.signature(self.module.forward).parameters
+        if has_tokenizer and self.has_experts:
+            self.kinds = ["query", "document"]
         if self.tokenizer is not None:
             self.tokenizer.padding_side = "right"
             self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
@@ -170,7 +179,10 @@ class _Model:
 
         if self.is_encoder:
             function = {"query": self.module.encode_query, "document": self.module.encode_document}[kind]
-            vectors = function(texts, batch_size=len(texts), show_progress_bar=False)
+            settings = {"convert_to_sparse_tensor": False} if self.is_sparse else {}
+            vectors = np.asarray(function(texts, batch_size=len(texts), show_progress_bar=False, **settings))
+        elif self.has_experts:
+            vectors = self._vectors_of_expert({"query": "query", "document": "passage"}[kind], texts)
         else:
             vectors = self._last_states(texts)
         norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
@@ -192,6 +204,16 @@ class _Model:
         places = torch.arange(batch.attention_mask.shape[1])
         last = (batch.attention_mask * places).argmax(1)
         vectors: np.ndarray = states[torch.arange(len(texts)), last].numpy()
+        return vectors
+
+    def _vectors_of_expert(self, expert: str, texts: list[str]) -> np.ndarray:
+        """(n_texts, d): the dense vectors, then the sparse ones."""
+        import torch
+
+        batch = self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            output = self.module(batch.input_ids, batch.attention_mask, expert=expert)
+        vectors: np.ndarray = torch.cat([output.pooler_output, output.sparse], dim=-1).numpy()
         return vectors
 
     def text_checks(self) -> Iterator[Check]:

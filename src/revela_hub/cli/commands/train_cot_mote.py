@@ -147,6 +147,7 @@ def _load(arguments: Arguments) -> CoTMoTECheckpoint:
     longest = max(arguments.max_length, 0 if pre_training else arguments.query_max_length)
     if longest > (positions := start.model.max_length):
         raise UserError(f"{arguments.encoder} has {positions} positions, fewer than --max_length {longest}: lower it")
+    start.tokenizer.model_max_length = arguments.max_length  # saved with it: what the exported model keeps of a text
     return start
 
 
