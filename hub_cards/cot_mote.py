@@ -60,7 +60,7 @@ def export_routes(
         routes: dict[str, list[Any]] = {}
         for task, expert in EXPERTS.items():
             own = Path(scratch, task)
-            route = model.route(expert)
+            route: Any = model.route(expert)
             save_backbone(route if sparse else with_pooler(route.base_model), own, dtype=dtype)
             length = min(max_lengths[task], model.max_length)
             save_tokenizer(tokenizer, own, max_length=length)

@@ -200,7 +200,7 @@ def _overlap(document: DocumentTokens, start: int, end: int, capacity: int) -> t
     word_starts = np.append(np.flatnonzero(document.word_starts), len(document.tokens))
 
     def word_at(token: int) -> int:
-        return int(word_starts[min(np.searchsorted(word_starts, token), len(word_starts) - 1)])
+        return int(word_starts[min(int(np.searchsorted(word_starts, token)), len(word_starts) - 1)])
 
     middle = word_at((start + end) // 2)
     last = word_starts[np.searchsorted(word_starts, min(middle + capacity, len(document.tokens)), side="right") - 1]

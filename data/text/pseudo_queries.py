@@ -68,7 +68,10 @@ class ExtractiveQueries:
             end = start + 1
             while end < min(start + self.words, len(words)) and sentences[end] == sentences[start]:
                 end += 1
-            windows.append((-sum(weight[word] for word in set(words[start:end])), end - start, start))
+            told = round(
+                sum(weight[word] for word in set(words[start:end])), 6
+            )  # or the order of a sum would break ties
+            windows.append((-told, end - start, start))
         chosen: list[tuple[int, int]] = []
         for _, length, start in sorted(windows):
             if len(chosen) == self.queries:

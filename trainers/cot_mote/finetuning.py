@@ -25,7 +25,7 @@ from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.export import assemble_cot_mote
-from revela_hub.trainers.cot_mote.hybrid import HybridEncoder, hybrid_encoder
+from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
 
 
 class CoTMoTEFinetuner(Publishing, SentenceTransformerTrainer):
@@ -69,11 +69,8 @@ class CoTMoTEFinetuner(Publishing, SentenceTransformerTrainer):
             scores=args.scores,
             switch_experts=args.switch_experts,
         )
-        for route in (model.lm, model.query_lm):
-            for name, parameter in () if route is None else route.named_parameters():
-                # The head scores nothing then, and what gets no gradient breaks DDP.
-                if args.scores == "dense" and not name.startswith(f"{route.base_model_prefix}."):
-                    parameter.requires_grad_(False)
+        if args.scores == "dense":
+            _freeze_heads(model)
         super().__init__(
             model=encoder, args=args, train_dataset=train_dataset, loss=hybrid_loss(encoder, args), **kwargs
         )
@@ -89,7 +86,8 @@ class CoTMoTEFinetuner(Publishing, SentenceTransformerTrainer):
         """A checkpoint is the model, as `CoTMoTEModel.from_pretrained` reads it, and the tokenizer."""
         folder = Path(output_dir or self.args.output_dir or ".")
         folder.mkdir(parents=True, exist_ok=True)
-        self.model[0].save(str(folder))
+        module: Any = self.model[0]
+        module.save(str(folder))
         torch.save(self.args, folder / TRAINING_ARGS_NAME)
 
     def _load_from_checkpoint(self, checkpoint_path: str, model: nn.Module | None = None) -> None:
@@ -102,6 +100,14 @@ class CoTMoTEFinetuner(Publishing, SentenceTransformerTrainer):
             expected -= weights.keys()
         if expected:
             raise UserError(f"{checkpoint_path} is not a checkpoint of this run: is --variant or the encoder another?")
+
+
+def _freeze_heads(model: CoTMoTEModel) -> None:
+    """Without sparse vectors the masked-LM heads score nothing, and what gets no gradient breaks DDP."""
+    for route in {model.route("query"), model.route("passage")}:
+        for name, parameter in route.named_parameters():
+            if not name.startswith(f"{route.base_model_prefix}."):
+                parameter.requires_grad_(False)
 
 
 def hybrid_loss(encoder: Any, args: CoTMoTETrainingArguments) -> nn.Module:
@@ -126,6 +132,6 @@ class _SparseFlops(FlopsLoss):
     """Of the sparse part of the vectors."""
 
     def compute_loss_from_embeddings(self, embeddings: Tensor) -> Tensor:
-        module: HybridEncoder = self.model[0]
+        module: Any = self.model[0]  # a HybridEncoder
         loss: Tensor = super().compute_loss_from_embeddings(module.sparse_part(embeddings))
         return loss

