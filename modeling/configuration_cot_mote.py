@@ -42,6 +42,7 @@ class CoTMoTEConfig(PreTrainedConfig):
         decoder_layers: int = 1,
         attention_window: int | None = None,
         bottlenecks: Sequence[Bottleneck] | Bottleneck = ("dense", "sparse"),
+        max_seq_length: int = 144,
         **kwargs: Any,
     ) -> None:
         bottlenecks = [bottlenecks] if isinstance(bottlenecks, str) else list(bottlenecks)
@@ -51,8 +52,9 @@ class CoTMoTEConfig(PreTrainedConfig):
             _check_name("bottlenecks", bottleneck, get_args(Bottleneck))
         if not bottlenecks or len(set(bottlenecks)) < len(bottlenecks):
             raise ValueError(f'bottlenecks must be "dense", "sparse" or both, got {bottlenecks}')
-        if decoder_layers < 1:
-            raise ValueError(f"decoder_layers must be at least 1, got {decoder_layers}")
+        for name, number in (("decoder_layers", decoder_layers), ("max_seq_length", max_seq_length)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
         if attention_window is not None and (attention_window < 1 or decoder != "ar"):
             raise ValueError(
                 f'attention_window must be at least 1, and goes with decoder="ar", got {attention_window} and {decoder!r}'
@@ -75,6 +77,7 @@ class CoTMoTEConfig(PreTrainedConfig):
         self.decoder_layers = decoder_layers
         self.attention_window = attention_window
         self.bottlenecks = bottlenecks
+        self.max_seq_length = max_seq_length
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """The encoder's configuration: transformers would take the field `decoder` for one."""

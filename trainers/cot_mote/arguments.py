@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from revela_hub.trainers.common.precision import settle_precision
+from revela_hub.ranges import NonNegativeFloat
+from revela_hub.trainers.common.arguments import RunArguments
 
 # What a stage takes where nothing is said. An update of the pre-training is on 2k rows: 32 on a device, 64 times over.
 STAGES: dict[str, dict[str, Any]] = {
@@ -26,7 +27,7 @@ EPOCHS = 3.0
 
 
 @dataclass
-class CoTMoTETrainingArguments(SentenceTransformerTrainingArguments):
+class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArguments):
     """`SentenceTransformerTrainingArguments` for both stages.
 
     | | a row | `learning_rate` | `per_device_train_batch_size` | `gradient_accumulation_steps` | length of the run |
@@ -63,11 +64,6 @@ class CoTMoTETrainingArguments(SentenceTransformerTrainingArguments):
         default=0.1, metadata={"help": "Linear warm-up: steps, or below 1 the share of all steps."}
     )
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, on all but biases and norms."})
-    bf16: bool | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Train under bf16 autocast; by default where the hardware has bf16."}
-    )
-    logging_steps: float = field(default=10, metadata={"help": "Log every so many updates."})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Kept off: the collator reads the columns."})
     switch_experts: bool = field(
         default=False,
         metadata={"help": "Queries through the passage expert and passages through the query's (a control)."},
@@ -78,15 +74,15 @@ class CoTMoTETrainingArguments(SentenceTransformerTrainingArguments):
             "help": "finetune: what is trained, the sum of dense and sparse score (the paper's), or one of them."
         },
     )
-    query_flops_weight: float = field(
+    query_flops_weight: NonNegativeFloat = field(
         default=0.0, metadata={"help": "finetune: weight of the FLOPs regulariser on the queries' sparse vectors."}
     )
-    passage_flops_weight: float = field(
+    passage_flops_weight: NonNegativeFloat = field(
         default=0.0, metadata={"help": "finetune: weight of the FLOPs regulariser on the passages' sparse vectors."}
     )
 
     def __post_init__(self) -> None:
-        """Fills in what the stage decides and what depends on the hardware, and checks the rest.
+        """Fills in what the stage decides, and checks the rest.
 
         Raises:
             ValueError: for a value out of range, or options that do not go together.
@@ -99,11 +95,9 @@ class CoTMoTETrainingArguments(SentenceTransformerTrainingArguments):
         for name, value in STAGES[self.stage].items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
-        settle_precision(self)
         super().__post_init__()
         if self.scores not in ("hybrid", "dense", "sparse"):
             raise ValueError(f"scores must be hybrid, dense or sparse, got {self.scores}")
         for name in ("query_flops_weight", "passage_flops_weight"):
-            value = getattr(self, name)
-            if value < 0 or (value and self.scores == "dense"):
-                raise ValueError(f"{name} must not be negative, and goes with sparse vectors, got {value}")
+            if getattr(self, name) and self.scores == "dense":
+                raise ValueError(f"{name} goes with sparse vectors, which --scores dense does not train")

@@ -12,6 +12,7 @@ from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, first_line
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
+from revela_hub.trainers.common.weights import load_whole
 
 PRE_TRAINING = CoTMoTEForPreTraining.__name__
 
@@ -95,13 +96,13 @@ def _trained(
         if (kept := fields.get(field, value)) != value and (pre_training or field == "variant"):
             raise UserError(f"{name} was trained with {field}={kept}: go on with that, or start from its encoder")
     if PRE_TRAINING in (fields.get("architectures") or []):
-        model = CoTMoTEForPreTraining.from_pretrained(name, dtype=torch.float32)
+        model = load_whole(CoTMoTEForPreTraining, name, dtype=torch.float32)
         return model if pre_training else model.encoder
     if pre_training:
         raise UserError(
             f"{name} has no decoder to pre-train on with: start from what the pre-training left, or an encoder"
         )
-    return CoTMoTEModel.from_pretrained(name, dtype=torch.float32)
+    return load_whole(CoTMoTEModel, name, dtype=torch.float32)
 
 
 def load_cot_mote_checkpoint(folder: str | Path) -> CoTMoTECheckpoint:
@@ -118,10 +119,8 @@ def load_cot_mote_checkpoint(folder: str | Path) -> CoTMoTECheckpoint:
         if fields.get("model_type") != CoTMoTEConfig.model_type:
             raise UserError(f"{folder / 'config.json'} is not of a CoT-MoTE checkpoint")
         kind: Any = CoTMoTEForPreTraining if PRE_TRAINING in (fields.get("architectures") or []) else CoTMoTEModel
-        model, info = kind.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        model = load_whole(kind, folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load {folder}: {first_line(error)}") from error
-    if missing := sorted(info["missing_keys"]):
-        raise UserError(f"cannot load {folder}: its weights lack {missing[0]} and {len(missing) - 1} more")
     return CoTMoTECheckpoint(model.eval(), tokenizer)

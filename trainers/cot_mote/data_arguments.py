@@ -10,6 +10,7 @@ from revela_hub.data.text.contexts import CONTEXTS, build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModelQueries, PseudoQueries, Seq2SeqQueries
 from revela_hub.data.text.spans import MIN_TOKENS
 from revela_hub.errors import UserError, first_line
+from revela_hub.ranges import NonNegativeInt, PositiveInt, Share
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -53,29 +54,31 @@ class CoTMoTEDataArguments:
     query_prefix: str = field(
         default="", metadata={"help": "pretrain: what a seq2seq generator wants before a passage ('text2query: ')."}
     )
-    queries_per_span: int = field(default=1, metadata={"help": "pretrain: pseudo-queries of each span."})
-    max_length: int = field(
+    queries_per_span: PositiveInt = field(default=1, metadata={"help": "pretrain: pseudo-queries of each span."})
+    max_length: PositiveInt = field(
         default=144, metadata={"help": "Tokens of a span, or of a passage, at most, with [CLS] and [SEP]."}
     )
-    query_max_length: int = field(default=32, metadata={"help": "finetune: tokens of a query at most."})
-    min_tokens: int = field(
+    query_max_length: PositiveInt = field(default=32, metadata={"help": "finetune: tokens of a query at most."})
+    min_tokens: PositiveInt = field(
         default=MIN_TOKENS, metadata={"help": "Spans of fewer tokens, the rests of documents, are left out."}
     )
-    encoder_mask_ratio: float = field(
+    encoder_mask_ratio: Share = field(
         default=0.3, metadata={"help": "Share of a text's tokens, in whole words, that the encoder has to predict."}
     )
-    decoder_mask_ratio: float = field(
+    decoder_mask_ratio: Share = field(
         default=0.45, metadata={"help": "Share of a span's tokens that an ae decoder has to predict."}
     )
-    max_spans: int | None = field(default=None, metadata={"help": "Spans to make at most."})
-    max_documents: int | None = field(default=None, metadata={"help": "Documents to read from each source at most."})
+    max_spans: PositiveInt | None = field(default=None, metadata={"help": "Spans to make at most."})
+    max_documents: PositiveInt | None = field(
+        default=None, metadata={"help": "Documents to read from each source at most."}
+    )
     pairs: str | None = field(
         default=None,
         metadata={
             "help": "finetune: JSON lines with anchor, positive, negative_1, ..., as revela-hub mine writes them."
         },
     )
-    num_negatives: int = field(default=15, metadata={"help": "finetune: hard negatives of each row."})
+    num_negatives: NonNegativeInt = field(default=15, metadata={"help": "finetune: hard negatives of each row."})
     cache_dir: str | None = field(
         default=None, metadata={"help": "Where the rows are kept between runs. Default: in the cache of datasets."}
     )
@@ -149,8 +152,6 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
         raise UserError("no pairs to fine-tune on: give --pairs FILE, as revela-hub mine writes it")
     if not Path(arguments.pairs).is_file():
         raise UserError(f"{arguments.pairs} is not there: write it with revela-hub mine bm25 --num-negatives 15 ...")
-    if arguments.num_negatives < 0:
-        raise UserError(f"num_negatives must not be negative, got {arguments.num_negatives}")
     try:
         rows = datasets.load_dataset("json", data_files=arguments.pairs, split="train", cache_dir=arguments.cache_dir)
     except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:

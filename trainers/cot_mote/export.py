@@ -14,8 +14,6 @@ from revela_hub.hub_cards.verify.model import probe_texts
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_checkpoint
 
-MAX_LENGTH = 144
-
 
 def assemble_cot_mote(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
     """Writes one of the three forms of a checkpoint's encoder.
@@ -29,7 +27,7 @@ def assemble_cot_mote(checkpoint: Path, folder: Path, assembly: Assembly) -> Ass
     loaded = load_cot_mote_checkpoint(checkpoint)
     model, tokenizer = loaded.encoder, loaded.tokenizer
     base = model.config.encoder._name_or_path
-    length = assembly.max_length or min(tokenizer.model_max_length, MAX_LENGTH)
+    length = assembly.max_length or model.config.max_seq_length
     if assembly.part == "model":
         export_model(model, tokenizer, folder, max_length=length, dtype=assembly.dtype)
     else:

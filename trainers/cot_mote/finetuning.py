@@ -21,14 +21,15 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly
+from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
-from revela_hub.trainers.common.publishing import Publishing
+from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.export import assemble_cot_mote
 from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
 
 
-class CoTMoTEFinetuner(Publishing, SentenceTransformerTrainer):
+class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     """Trainer of a `CoTMoTEModel`.
 
     Args:
@@ -55,6 +56,7 @@ class CoTMoTEFinetuner(Publishing, SentenceTransformerTrainer):
         max_length: int = 144,
         **kwargs: Any,
     ) -> None:
+        self.args: CoTMoTETrainingArguments
         self.cot_mote = model
         columns = train_dataset.column_names
         if missing := [name for name in ("anchor", "positive") if name not in columns]:
@@ -74,6 +76,14 @@ class CoTMoTEFinetuner(Publishing, SentenceTransformerTrainer):
         super().__init__(
             model=encoder, args=args, train_dataset=train_dataset, loss=hybrid_loss(encoder, args), **kwargs
         )
+
+    def trained_config(self) -> CoTMoTEConfig:
+        """That of the model inside of the sentence-transformers one."""
+        return self.cot_mote.config
+
+    def model_names(self) -> str:
+        """The encoder's."""
+        return f"CoT-MoTE on {self.trained_config().encoder._name_or_path or 'an encoder'}"
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """None: our card is written by `hub_cards` after the run, without another pass over the data."""

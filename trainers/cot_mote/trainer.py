@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedTokenizerBase
 
 from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
 from revela_hub.trainers.common.epochs import NewEpoch
-from revela_hub.trainers.common.means import StepMeans
-from revela_hub.trainers.common.publishing import Publishing
+from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.collator import CoTMoTECollator
 from revela_hub.trainers.cot_mote.export import assemble_cot_mote
@@ -18,7 +17,7 @@ from revela_hub.trainers.cot_mote.export import assemble_cot_mote
 LOSSES = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
 
 
-class CoTMoTETrainer(Publishing, Trainer):
+class CoTMoTETrainer(MethodTrainer):
     """Trainer of `CoTMoTEForPreTraining`.
 
     Args:
@@ -47,7 +46,6 @@ class CoTMoTETrainer(Publishing, Trainer):
         switch_experts: bool = False,
         **kwargs: Any,
     ) -> None:
-        self._means = StepMeans(args.device)
         self.collator = CoTMoTECollator(
             tokenizer,
             encoder_mask_ratio=encoder_mask_ratio,
@@ -65,6 +63,10 @@ class CoTMoTETrainer(Publishing, Trainer):
         """What `push_to_hub` publishes."""
         return assemble_cot_mote(checkpoint, folder, assembly)
 
+    def model_names(self) -> str:
+        """The encoder's."""
+        return f"CoT-MoTE on {self.trained_config().encoder._name_or_path or 'an encoder'}"
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -77,11 +79,5 @@ class CoTMoTETrainer(Publishing, Trainer):
         if model.training:
             for name in LOSSES:
                 if outputs.get(name) is not None:
-                    self._means.add(name, outputs[name])
+                    self.keep(name, outputs[name].mean())
         return (loss, outputs) if return_outputs else loss
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the losses one by one, averaged over the processes and since the last log."""
-        if "loss" in logs:
-            logs |= self._means.take(self.accelerator)
-        super().log(logs, start_time)

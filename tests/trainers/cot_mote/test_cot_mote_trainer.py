@@ -342,7 +342,7 @@ def test_defaults_are_the_papers(tmp_path: Path) -> None:
     assert (tuning.learning_rate, tuning.max_steps, tuning.num_train_epochs) == (2e-5, -1, 3.0)
     for options, message in (
         ({"scores": "sum"}, "scores must be hybrid, dense or sparse"),
-        ({"passage_flops_weight": -1.0}, "passage_flops_weight must not be negative"),
+        ({"passage_flops_weight": -1.0}, "passage_flops_weight must be at least 0, not -1.0"),
         ({"scores": "dense", "query_flops_weight": 1.0}, "goes with sparse vectors"),
     ):
         with pytest.raises(ValueError, match=message):

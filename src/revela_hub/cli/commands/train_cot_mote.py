@@ -27,10 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from transformers import set_seed
-
 from revela_hub.errors import UserError
-from revela_hub.trainers.common.resume import checkpoint_to_resume
+from revela_hub.ranges import PositiveInt
+from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
 from revela_hub.trainers.cot_mote.data_arguments import (
@@ -71,10 +70,10 @@ class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
         metadata={"help": "pretrain: ar, every next token of the span (the default); ae, its masked tokens (CoT-MAE);"
                   " none, masked language modelling alone."},
     )  # fmt: skip
-    decoder_layers: int | None = field(
+    decoder_layers: PositiveInt | None = field(
         default=None, metadata={"help": "pretrain: layers of the decoder; by default 1."}
     )
-    attention_window: int | None = field(
+    attention_window: PositiveInt | None = field(
         default=None, metadata={"help": "pretrain: tokens that an ar decoder sees beside the vector; by default all."}
     )
     bottlenecks: Literal["dense", "sparse", "both"] | None = field(
@@ -108,22 +107,22 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     from revela_hub.checkpoints import METHODS, export_checkpoint
     from revela_hub.hub_cards import write_card
 
-    output = Path(arguments.output_dir)
-    checkpoint = checkpoint_to_resume(arguments)
-    set_seed(arguments.seed)  # before the decoder's weights are drawn
-    start = _load(arguments)
-    trainer, facts = (_pretrain if arguments.stage == "pretrain" else _finetune)(arguments, start, trainer_options)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model(str(output))
-    trainer.save_state()
-    if arguments.should_save:
-        facts.to_file(output / "card.yaml")  # what `revela-hub publish` reads
-        export_checkpoint(output, output, max_length=arguments.max_length)
-        for name in METHODS["cot_mote"].folders:
-            write_card(output / name, facts, repo_id=arguments.hub_model_id)
-    if arguments.push_to_hub:
-        trainer.push_to_hub()
-    return output
+    with open_run(arguments) as run:
+        if run.nothing_to_do:
+            return run.output
+        start = _load(arguments)
+        trainer, facts = (_pretrain if arguments.stage == "pretrain" else _finetune)(arguments, start, trainer_options)
+        run.train(trainer)
+        trainer.save_model(str(run.output))
+        if arguments.should_save:
+            facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
+            export_checkpoint(run.output, run.output)
+            for name in METHODS["cot_mote"].folders:
+                write_card(run.output / name, facts, repo_id=arguments.hub_model_id)
+        if arguments.push_to_hub:
+            trainer.push_to_hub()
+        run.finish(trainer)
+    return run.output
 
 
 def _load(arguments: Arguments) -> CoTMoTECheckpoint:
@@ -147,7 +146,8 @@ def _load(arguments: Arguments) -> CoTMoTECheckpoint:
     longest = max(arguments.max_length, 0 if pre_training else arguments.query_max_length)
     if longest > (positions := start.model.max_length):
         raise UserError(f"{arguments.encoder} has {positions} positions, fewer than --max_length {longest}: lower it")
-    start.tokenizer.model_max_length = arguments.max_length  # saved with it: what the exported model keeps of a text
+    # What is published reads as much as it was trained with.
+    start.model.config.max_seq_length = arguments.max_length
     return start
 
 
@@ -158,8 +158,7 @@ def _pretrain(
     with arguments.main_process_first(desc="reading the text"):
         rows, report = load_contexts(arguments, start.tokenizer, queries)
     summary = str(report) + (f"; pseudo-queries {queries.description}" if queries else "")
-    if arguments.should_log:
-        print(summary)
+    arguments.say(summary)
     model: Any = start.model
     trainer = CoTMoTETrainer(
         model,
@@ -179,8 +178,7 @@ def _finetune(
 ) -> "tuple[CoTMoTEFinetuner, ModelCardFacts]":
     with arguments.main_process_first(desc="reading the pairs"):
         rows, summary = load_pairs(arguments)
-    if arguments.should_log:
-        print(summary)
+    arguments.say(summary)
     trainer = CoTMoTEFinetuner(
         start.encoder,
         arguments,
