@@ -25,7 +25,7 @@ class Settings:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"limit": 0}, "limit must be above 0, not 0"),
+        ({"limit": 0}, "limit must be at least 1, not 0"),
         ({"start": -1}, "start must be at least 0, not -1"),
         ({"weights": [1.0, 0.0]}, "weights must be above 0, not [1.0, 0.0]"),
         ({"share": 1.5}, "share must be above 0 and at most 1, not 1.5"),

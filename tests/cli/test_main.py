@@ -169,9 +169,9 @@ def test_a_list_may_be_the_last_positional(probe: Probe) -> None:
         (["minilm", "--corpus", "a", "why?"], "QUERY is missing"),  # a list takes all words: none is taken for a query
         (["minilm", "why?", "how?"], "unexpected argument 'how?'"),
         (["minilm", "why?", "--topp", "3"], "unknown option '--topp': did you mean --top?"),
-        (["minilm", "why?", "--topp=3"], "unknown option '--topp=3': did you mean --top?"),
+        (["minilm", "why?", "--topp=3"], "unknown option '--topp': did you mean --top?"),
         (["--topp", "3"], "unknown option '--topp': did you mean --top?"),  # before what is missing
-        (["minilm", "why?", "--co=a"], "unknown option '--co=a'"),  # no abbreviations
+        (["minilm", "why?", "--co=a"], "unknown option '--co'"),  # no abbreviations
         (["minilm", "why?", "--top", "many"], "--top: expected a whole number, not 'many'"),
         (["minilm", "why?", "--limit", "many"], "--limit: expected a whole number, not 'many'"),
         (["minilm", "why?", "--top"], "--top: expected one argument"),

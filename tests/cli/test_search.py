@@ -78,7 +78,7 @@ def test_a_model_is_searched_with_through_its_cache(
         (["bm25", "--corpus", "docs", "width?"], "a query goes before --corpus, or is named: --query TEXT"),
         (["bm25", "query"], "corpus"),
         (["bm25", " ", "--corpus", "docs"], "the query is empty"),
-        (["bm25", "query", "--corpus", "docs", "--top-k", "0"], "--top-k: must be above 0, not 0"),
+        (["bm25", "query", "--corpus", "docs", "--top-k", "0"], "--top-k: must be at least 1, not 0"),
         (["./nowhere", "query", "--corpus", "docs"], "./nowhere is not a folder"),
     ],
 )

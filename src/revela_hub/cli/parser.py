@@ -227,7 +227,7 @@ class CommandParser(TrlParser):
             return None
         for word in words:
             if _is_option(word) and word.partition("=")[0] not in self._option_string_actions:
-                raise UserError(f"{self._unknown(word, 'option')} (see {self.prog} --help)")
+                raise UserError(f"{self._unknown(word.partition('=')[0], 'option')} (see {self.prog} --help)")
         known, rest = self.parse_known_args(self._whole_switches(words))
         given = vars(known)
         configured = self._configured(given.pop("config", None), words)
@@ -294,7 +294,7 @@ class CommandParser(TrlParser):
     def _unknown(self, word: str, kind: str) -> str:
         """The message for an option or a key of a file that no field answers to."""
         names = [option.lstrip("-") for option in self._option_string_actions]
-        close = difflib.get_close_matches(word.partition("=")[0].lstrip("-"), names, n=1)
+        close = difflib.get_close_matches(word.lstrip("-"), names, n=1)
         dashes = "--" if kind == "option" else ""
         suggestion = f": did you mean {dashes}{close[0]}?" if close else ""
         return f"unknown {kind} {word!r}{suggestion}"
