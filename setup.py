@@ -8,6 +8,7 @@ SUBPACKAGES = [
     "data.sources",
     "data.text",
     "data.mixture",
+    "data.prompts",
     "data.synthesis",
     "retrieval",
     "retrieval.mining",
@@ -17,6 +18,8 @@ SUBPACKAGES = [
     "trainers.retromae",
     "trainers.nvembed",
     "trainers.cot_mote",
+    "trainers.imprag",
+    "trainers.baselines",
     "evaluation",
     "hub_cards",
     "hub_cards.verify",
@@ -33,5 +36,5 @@ setup(
         "revela_hub": "src/revela_hub",
         **{f"revela_hub.{name}": name.replace(".", "/") for name in SUBPACKAGES},
     },
-    package_data={"revela_hub": ["py.typed"], "": ["*.pyi", "*.j2"]},
+    package_data={"revela_hub": ["py.typed"], "": ["*.pyi", "*.j2", "*.yaml"]},
 )

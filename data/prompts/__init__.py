@@ -1,0 +1,1 @@
+"""Prompts with their answers: JSON lines through templates, and tasks made of raw text."""

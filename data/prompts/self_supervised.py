@@ -1,0 +1,83 @@
+"""Prompts made of raw text: a phrase to fill in, the next or the previous sentence, and plain text.
+
+They keep the reader a language model, and let it practise retrieval where no questions are at hand.
+"""
+
+import random
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from datasets import Dataset, concatenate_datasets
+
+from revela_hub.data.prompts.rows import render, retrieves
+from revela_hub.data.sources.source import Document
+from revela_hub.data.text.chunks import chunk_document
+from revela_hub.errors import UserError
+
+KINDS = ("phrase_denoising", "next_sentence", "previous_sentence", "plain_text")
+# A phrase worth hiding: a few words in succession that begin with capitals or digits, not at the sentence's beginning.
+_PHRASE = re.compile(r"(?<=\w )(?:[A-Z0-9][\w'’.-]*)(?: (?:[A-Z0-9][\w'’-]*)){0,4}")
+
+
+def text_prompts(documents: Iterable[Document], kind: str, count: int, *, words: int = 60, seed: int = 0) -> Dataset:
+    """Makes `count` prompts of a kind, fewer where the text has no more.
+
+    Args:
+        documents: raw text.
+        kind: one of `KINDS`.
+        count: how many rows.
+        words: the largest number of words in a prompt's text.
+        seed: chooses among chunks and phrases.
+
+    Returns:
+        A data set as `read_prompts` gives it.
+    """
+    rng = random.Random(f"{seed} {kind}")
+    rows = []
+    for document in documents:
+        sentences = [chunk.text for chunk in chunk_document(document, words)]
+        for number in range(len(sentences)):
+            pair = _pair(kind, sentences, number, rng)
+            if pair is not None:
+                rows.append(_row(kind, *pair, f"{document.id}#{number}"))
+    if not rows:
+        raise UserError(f"the raw text gives no {kind.replace('_', ' ')}: it needs longer documents")
+    chosen = rng.sample(rows, min(count, len(rows)))
+    return Dataset.from_list(chosen)
+
+
+def mix(prompts: Dataset, parts: list[Dataset], seed: int = 0) -> Dataset:
+    """All rows in one shuffled data set."""
+    return concatenate_datasets([prompts, *parts]).shuffle(seed=seed)
+
+
+def _pair(kind: str, chunks: list[str], number: int, rng: random.Random) -> tuple[str, str] | None:
+    """The input and the answer that a chunk gives."""
+    text = " ".join(chunks[number].split())
+    if kind == "plain_text":
+        return "", text
+    if kind == "phrase_denoising":
+        phrases = [match for match in _PHRASE.finditer(text) if len(match[0]) > 3]
+        if not phrases:
+            return None
+        match = rng.choice(phrases)
+        return f"{text[: match.start()]}[BLANK]{text[match.end() :]}", match[0]
+    if number + 1 == len(chunks):
+        return None
+    following = " ".join(chunks[number + 1].split())
+    if kind == "next_sentence":
+        return text, re.split(r"(?<=[.!?])\s", following, maxsplit=1)[0]
+    return following, re.split(r"(?<=[.!?])\s", text)[-1]
+
+
+def _row(kind: str, text: str, answer: str, where: str) -> dict[str, Any]:
+    return {
+        "id": f"{kind} {where}",
+        "task": kind,
+        "prompt": render(kind, where, input=text),
+        "input": text,
+        "answers": [answer],
+        "retrieve": retrieves(kind),
+        "where": where,
+    }

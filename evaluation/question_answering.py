@@ -1,0 +1,103 @@
+"""Answers against the accepted ones: exact match, F1 and answer recall, in SQuAD's normalisation.
+
+Normalisation, as the official SQuAD v1.1 script has it: lower case, no punctuation, no articles, single spaces.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True)
+class QAScores:
+    """Means over all questions, between 0 and 1; `per_question` keeps what significance is tested on.
+
+    Attributes:
+        questions: how many.
+        exact_match: share of answers that equal an accepted one.
+        f1: mean of the best token F1 over the accepted answers.
+        answer_recall: share of questions one of whose passages holds an accepted answer; None if none were retrieved.
+        k: passages for a question.
+        per_question: name of the score to its value for each question.
+    """
+
+    questions: int
+    exact_match: float
+    f1: float
+    answer_recall: float | None
+    k: int
+    per_question: dict[str, NDArray[np.float64]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The means, for JSON."""
+        return {name: value for name, value in vars(self).items() if name != "per_question"}
+
+
+def normalized(text: str) -> str:
+    """SQuAD's normalisation.
+
+    >>> normalized("The  Nobel Prize, (a prize).")
+    'nobel prize prize'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, accepted: Sequence[str]) -> float:
+    """1 if the answer is one of those accepted, else 0."""
+    return float(normalized(answer) in {normalized(text) for text in accepted})
+
+
+def f1(answer: str, accepted: Sequence[str]) -> float:
+    """Harmonic mean of precision and recall over tokens, the best over the accepted answers."""
+    return max((_f1(normalized(answer).split(), normalized(text).split()) for text in accepted), default=0.0)
+
+
+def _f1(got: list[str], wanted: list[str]) -> float:
+    if not got or not wanted:
+        return float(got == wanted)
+    common = sum((Counter(got) & Counter(wanted)).values())
+    return 2 * common / (len(got) + len(wanted))
+
+
+def holds_answer(passages: Sequence[str], accepted: Sequence[str]) -> bool:
+    """Whether one of the passages holds an accepted answer, as whole words after normalisation."""
+    texts = [f" {normalized(passage)} " for passage in passages]
+    wanted = [f" {words} " for text in accepted if (words := normalized(text))]
+    return any(words in text for text in texts for words in wanted)
+
+
+def score_answers(
+    answers: Sequence[str], accepted: Sequence[Sequence[str]], passages: Sequence[Sequence[str]] | None = None
+) -> QAScores:
+    """Scores one answer for each question.
+
+    Args:
+        answers: what was generated.
+        accepted: the accepted answers of each question.
+        passages: the texts that were read for each question, if any.
+    """
+    per_question = {
+        "exact_match": np.array([exact_match(a, w) for a, w in zip(answers, accepted, strict=True)], float),
+        "f1": np.array([f1(a, w) for a, w in zip(answers, accepted, strict=True)], float),
+    }
+    if passages is not None:
+        held = [holds_answer(read, wanted) for read, wanted in zip(passages, accepted, strict=True)]
+        per_question["answer_recall"] = np.array(held, float)
+    means = {name: float(values.mean()) for name, values in per_question.items()}
+    return QAScores(
+        questions=len(answers),
+        exact_match=means["exact_match"],
+        f1=means["f1"],
+        answer_recall=means.get("answer_recall"),
+        k=max((len(read) for read in passages), default=0) if passages is not None else 0,
+        per_question=per_question,
+    )
