@@ -97,6 +97,14 @@ PAPERS = {
         does="trained as a generalist embedder: a decoder without its causal mask, pooled by latent attention, tuned on"
         " retrieval first and then on all kinds of tasks with instructions",
     ),
+    "imprag": Paper(
+        title="ImpRAG: Retrieval-Augmented Generation with Implicit Queries",
+        authors=("Wenzheng Zhang", "Xi Victoria Lin", "Karl Stratos", "Wen-tau Yih", "Mingda Chen"),
+        arxiv="2506.02279",
+        year=2025,
+        does="trained to retrieve with its bottom layers, to read what it found with its middle layers, and to answer:"
+        " retrieval-augmented generation without a written query",
+    ),
 }
 
 

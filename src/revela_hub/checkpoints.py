@@ -18,6 +18,7 @@ from revela_hub.hub_cards.assemble import Assemble, Assembly, Part, copy_finishe
 from revela_hub.hub_cards.upload import Destination, Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
 from revela_hub.trainers.cot_mote.export import assemble_cot_mote
+from revela_hub.trainers.imprag.export import assemble_imprag
 from revela_hub.trainers.nvembed.checkpoint import EMBEDDER
 from revela_hub.trainers.nvembed.export import assemble_nvembed
 from revela_hub.trainers.retromae.export import assemble_retromae
@@ -36,6 +37,7 @@ METHODS = {  # by the model_type in the checkpoint's config.json
     "retromae": Method(assemble_retromae, {"encoder": "retriever"}),
     "nvembed": Method(assemble_nvembed, {EMBEDDER: "retriever"}),
     "cot_mote": Method(assemble_cot_mote, {"dense": "retriever", "sparse": "sparse", "model": "model"}),
+    "imprag": Method(assemble_imprag, {"model": "model"}),
 }
 
 
@@ -51,7 +53,8 @@ def export_checkpoint(
 
     Of Revela: `output/retriever`, and `output/lm` if asked for. Of RetroMAE: `output/encoder`, whose vector is the first
     token's state. Of NV-Embed: `output/embedder`. Of CoT-MoTE: `output/dense` for SentenceTransformer, `output/sparse` for
-    SparseEncoder, and `output/model`, both vectors by the model's own code.
+    SparseEncoder, and `output/model`, both vectors by the model's own code. Of ImpRAG: `output/model`, for
+    `AutoModelForCausalLM`.
 
     Args:
         checkpoint: folder the trainer saved, with full weights or with LoRA adapters (they are merged).

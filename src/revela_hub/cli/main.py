@@ -35,6 +35,7 @@ COMMANDS = {
     "train retromae": Command("train_retromae", "pre-train an encoder for retrieval on raw text with RetroMAE"),
     "train nvembed": Command("train_nvembed", "train a generalist embedder from a decoder with NV-Embed"),
     "train cot-mote": Command("train_cot_mote", "pre-train and fine-tune a query and a passage expert with CoT-MoTE"),
+    "train imprag": Command("train_imprag", "teach a decoder to retrieve, read and answer at once with ImpRAG"),
     "mine": Command("mine", "find hard negatives for pairs with a retriever or BM25"),
     "synthesize": Command("synthesize", "have a language model write training pairs for tasks"),
     "probe": Command("probe", "make a retrieval task out of raw text, to measure retrievers without labels"),

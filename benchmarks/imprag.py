@@ -1,0 +1,470 @@
+"""ImpRAG and what it is measured against, on SQuAD, with the quickstart's language model of 7 M parameters.
+
+Every row of the tables sees the same questions in the same batches with the same number of updates and the same k
+passages of at most l_max tokens. Finished runs are kept in --output and not repeated, so the script may be stopped and
+started again; --report prints the tables of what is there.
+
+    python benchmarks/imprag.py --data path/to/data --output outputs/imprag-benchmark
+    python benchmarks/imprag.py --output outputs/imprag-benchmark --report
+"""
+
+import argparse
+import gzip
+import json
+import math
+import random
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+from trl import SFTConfig
+
+from revela_hub.data.prompts.rows import prompt_row
+from revela_hub.data.sources.rows import Row
+from revela_hub.data.sources.source import Document
+from revela_hub.data.text.chunks import chunk_document
+from revela_hub.evaluation.question_answering import holds_answer, score_answers
+from revela_hub.evaluation.significance import paired_bootstrap
+from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
+from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, ra_it_trainer, shortened
+from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
+from revela_hub.trainers.common.passages import tokenize_passages
+from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
+from revela_hub.trainers.imprag.answering import Answerer, ImpRAGEncoder, left_padded
+from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
+from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LM = REPOSITORY / "examples" / "quickstart" / "lm"
+RETRIEVER = REPOSITORY / "examples" / "quickstart" / "retriever"
+K, L_MAX, MAX_WORDS, BATCH, MAX_LENGTH = 2, 64, 36, 16, 96
+TRAIN_ARTICLES, DEV_ARTICLES, DEV_QUESTIONS = 8, 4, 120
+LEARNING_RATE = 1e-3
+B, T = 1, 4
+SWEEP = ((0, 4), (3, 4), (1, 2), (1, 5))
+
+
+@dataclass
+class Data:
+    """Questions and passages of one side of the split."""
+
+    prompts: Dataset
+    passages: list[str]
+    gold: list[int]  # the passage of each question's paragraph that holds its answer
+    bm25: NDArray[np.int32]  # (questions, 20)
+
+
+def read(folder: Path, split: str, articles: int, questions: int | None, seed: int = 0) -> Data:
+    """The questions of a split on its first articles whose answer stands in one passage, and those articles' passages."""
+
+    def lines(name: str) -> list[dict[str, Any]]:
+        with gzip.open(folder / "squad" / name, "rt", encoding="utf-8") as stream:
+            return [json.loads(line) for line in stream]
+
+    rows = lines(f"{split}.jsonl.gz")
+    paragraphs = {entry["_id"]: entry for entry in lines("passages.jsonl.gz")}
+    wanted = sorted({paragraphs[row["passage_id"]]["article_index"] for row in rows})[:articles]
+    passages, of_paragraph = [], {}
+    for id_, paragraph in paragraphs.items():
+        if paragraph["article_index"] in wanted:
+            chunks = chunk_document(Document(id_, paragraph["text"], None, "text"), MAX_WORDS)
+            of_paragraph[id_] = range(len(passages), len(passages) + len(chunks))
+            passages += [f"{paragraph['title']}: {' '.join(chunk.text.split())}" for chunk in chunks]
+    kept, gold = [], []
+    for number, row in enumerate(rows):
+        numbers = of_paragraph.get(row["passage_id"], ())
+        at = next((n for n in numbers if holds_answer([passages[n]], row["answers"])), None)
+        if at is not None:
+            kept.append(prompt_row(Row(f"{split}:{number + 1}", row), "question_answering"))
+            gold.append(at)
+    if questions is not None:
+        chosen = sorted(random.Random(seed).sample(range(len(kept)), questions))
+        kept, gold = [kept[n] for n in chosen], [gold[n] for n in chosen]
+    prompts = Dataset.from_list(kept)
+    return Data(prompts, passages, gold, rank_passages("bm25", prompts["input"], passages, depth=20))
+
+
+@dataclass
+class Experiment:
+    """What all runs share."""
+
+    train: Data
+    dev: Data
+    tokenizer: PreTrainedTokenizerBase
+    output: Path
+    steps: int
+
+    def run_arguments(self, seed: int, **settings: Any) -> dict[str, Any]:
+        """What every trainer is told."""
+        return {
+            "output_dir": str(self.output / "run"),
+            "learning_rate": LEARNING_RATE,
+            "warmup_steps": self.steps // 10,
+            "max_steps": self.steps,
+            "num_train_epochs": 1,
+            "per_device_train_batch_size": BATCH,
+            "save_strategy": "no",
+            "logging_steps": 10,
+            "report_to": "none",
+            "bf16": False,
+            "use_cpu": True,
+            "seed": seed,
+            "disable_tqdm": True,
+            **settings,
+        }
+
+    def questions(self, seed: int) -> NDArray[np.int64]:
+        """The training questions of a seed: as many as the updates see, each once."""
+        order = np.random.default_rng(seed).permutation(len(self.train.prompts))
+        return np.resize(order, self.steps * BATCH)
+
+
+# --- measuring
+
+
+def measured(
+    experiment: Experiment,
+    answers: Sequence[str],
+    rankings: NDArray[np.int32] | None,
+    likelihoods: dict[str, torch.Tensor],
+    seconds: float,
+) -> dict[str, Any]:
+    """One run's numbers, those of each question among them."""
+    dev = experiment.dev
+    accepted = [list(row) for row in dev.prompts["answers"]]
+    scores = score_answers(answers, accepted)
+    tokens = [
+        len(ids) + 1
+        for ids in experiment.tokenizer([f" {row[0]}" for row in accepted], add_special_tokens=False)["input_ids"]
+    ]
+    result: dict[str, Any] = {
+        "exact_match": scores.per_question["exact_match"].tolist(),
+        "f1": scores.per_question["f1"].tolist(),
+        "tokens": tokens,
+        "log_likelihood": {name: values.tolist() for name, values in likelihoods.items()},
+        "training_cpu_seconds": round(seconds),
+    }
+    if rankings is not None:
+        for k in (K, 10):
+            result[f"recall_at_{k}"] = [
+                float(holds_answer([dev.passages[n] for n in row[:k] if n >= 0], wanted))
+                for row, wanted in zip(rankings.tolist(), accepted, strict=True)
+            ]
+    return result
+
+
+def readings(dev: Data, ranking: NDArray[np.int32]) -> dict[str, NDArray[np.int32]]:
+    """The passages under which the gold answer's likelihood is measured."""
+    rng = np.random.default_rng(0)
+    random_rows = rng.integers(0, len(dev.passages), (len(dev.gold), K)).astype(np.int32)
+    gold_rows = random_rows.copy()
+    gold_rows[:, 0] = dev.gold
+    return {"gold": gold_rows, "retrieved": ranking[:, :K], "random": random_rows}
+
+
+@torch.no_grad()
+def measure_pasted(experiment: Experiment, reader: PreTrainedModel, ranking: NDArray[np.int32] | None) -> Any:
+    """Greedy answers and likelihoods of a reader whose passages are pasted; without a ranking it reads none."""
+    dev, tokenizer = experiment.dev, experiment.tokenizer
+    passages = shortened(dev.passages, tokenizer, L_MAX)
+    prompts, gold = list(dev.prompts["prompt"]), [row[0] for row in dev.prompts["answers"]]
+
+    def pasted(rows: NDArray[np.int32]) -> list[str]:
+        return [paste(p, [passages[n] for n in row if n >= 0]) for p, row in zip(prompts, rows.tolist(), strict=True)]
+
+    texts = {"none": prompts} if ranking is None else {n: pasted(r) for n, r in readings(dev, ranking).items()}
+    likelihoods = {n: pasted_log_likelihoods(reader, tokenizer, t, gold) for n, t in texts.items()}
+    answers = []
+    rows = tokenizer(texts["none" if ranking is None else "retrieved"])["input_ids"]
+    for start in range(0, len(rows), 20):
+        ids, mask = left_padded(rows[start : start + 20])
+        ended = reader.generate(ids, attention_mask=mask, max_new_tokens=10, do_sample=False)
+        answers += tokenizer.batch_decode(ended[:, ids.shape[1] :], skip_special_tokens=True)
+    return [answer.strip().split("\n")[0] for answer in answers], likelihoods
+
+
+@torch.no_grad()
+def measure_imprag(experiment: Experiment, model: ImpRAGForCausalLM) -> Any:
+    """Answers, rankings and likelihoods of an ImpRAG model."""
+    dev, tokenizer = experiment.dev, experiment.tokenizer
+    model.eval()
+    encoder = ImpRAGEncoder(model, tokenizer)
+    vectors = encoder.encode_document(dev.passages)
+    queries = encoder.encode_query(list(dev.prompts["prompt"]))
+    ranking = top_rows(queries, vectors, 10)
+
+    class Ranked:
+        """The index: exact."""
+
+        def search(self, query_vectors: NDArray[np.float32], k: int) -> Any:
+            rows = top_rows(query_vectors, vectors, k)
+            return np.take_along_axis(query_vectors @ vectors.T, rows, axis=1), rows
+
+    answerer = Answerer(model, tokenizer, dev.passages, Ranked())
+    found = answerer.answer(list(dev.prompts["prompt"]), max_new_tokens=10, batch_size=20)
+    answers = [answer.text.split("\n")[0] for answer in found]
+    tokens = tokenize_passages(tokenizer, dev.passages, L_MAX)
+    prompt_ids = tokenizer(list(dev.prompts["prompt"]))["input_ids"]
+    gold = tokenizer([f" {row[0]}" for row in dev.prompts["answers"]], add_special_tokens=False)["input_ids"]
+    likelihoods = {}
+    for name, rows in readings(dev, ranking).items():
+        parts = []
+        for number, (prompt, answer) in enumerate(zip(prompt_ids, gold, strict=True)):
+            ids = torch.tensor([[*prompt, *answer, tokenizer.eos_token_id]])
+            passage_ids, passage_mask = tokens.batch(rows[number : number + 1])
+            logits = model(ids, passage_input_ids=passage_ids, passage_attention_mask=passage_mask).logits[0]
+            log_p = logits[len(prompt) - 1 : -1].log_softmax(-1)
+            parts.append(log_p.gather(-1, ids[0, len(prompt) :, None]).sum())
+        likelihoods[name] = torch.stack(parts)
+    return answers, ranking, likelihoods
+
+
+# --- training
+
+
+def train_imprag(experiment: Experiment, seed: int, warm_up: float, steps: int, **config: Any) -> ImpRAGForCausalLM:
+    """ImpRAG with a share of its updates as warm-up."""
+    train, chosen = experiment.train, experiment.questions(seed)
+    model = ImpRAGForCausalLM.from_backbone(str(LM), **({"b": B, "t": T, "k": K, "l_max": L_MAX} | config))
+    arguments = ImpRAGTrainingArguments(
+        **experiment.run_arguments(
+            seed,
+            max_steps=steps,
+            retrieval_warmup_epochs=2.0 if warm_up == 1 else warm_up * steps / experiment.steps,
+            num_positives=2,
+            num_negatives=3,
+            first_negative_rank=5,
+            last_negative_rank=20,
+            num_candidates=4,
+            index_steps=max(1, steps // 4),
+        )
+    )
+    trainer = ImpRAGTrainer(
+        model,
+        arguments,
+        tokenizer=experiment.tokenizer,
+        train_dataset=train.prompts.select(chosen),
+        passages=train.passages,
+        pseudo_labels=train.bm25[chosen],
+        max_length=MAX_LENGTH,
+    )
+    trainer.train()
+    return model
+
+
+def train_pasted(experiment: Experiment, seed: int, k: int) -> PreTrainedModel:
+    """RA-IT; with k = 0 the same tuning without passages."""
+    train, chosen = experiment.train, experiment.questions(seed)
+    arguments = SFTConfig(
+        **experiment.run_arguments(seed), max_length=MAX_LENGTH + K * (L_MAX + 8), completion_only_loss=True
+    )
+    trainer = ra_it_trainer(
+        AutoModelForCausalLM.from_pretrained(LM, dtype=torch.float32),
+        arguments,
+        tokenizer=experiment.tokenizer,
+        prompts=train.prompts.select(chosen),
+        passages=shortened(train.passages, experiment.tokenizer, L_MAX),
+        ranking=train.bm25[chosen],
+        k=k,
+    )
+    trainer.train()
+    return trainer.model
+
+
+def train_retriever(
+    experiment: Experiment, seed: int, retriever: Retriever, reader: PreTrainedModel, warm: float
+) -> None:
+    """RA-DIT's retriever, by the reader's likelihoods over the best passages of BM25."""
+    train, chosen = experiment.train, experiment.questions(seed)
+    prompts, candidates = train.prompts.select(chosen), np.maximum(train.bm25[chosen][:, [0, 1, 5, 10]], 0)
+    passages = shortened(train.passages, experiment.tokenizer, L_MAX)
+    likelihoods = reader_likelihoods(reader, experiment.tokenizer, prompts, passages, candidates)
+    RADITTrainer(
+        retriever,
+        RADITTrainingArguments(**experiment.run_arguments(seed, retrieval_warmup_epochs=warm)),
+        prompts=prompts,
+        passages=train.passages,
+        candidates=candidates,
+        log_likelihoods=likelihoods,
+        max_length=MAX_LENGTH,
+        passage_length=L_MAX,
+    ).train()
+
+
+def run(experiment: Experiment, name: str, seed: int) -> dict[str, Any]:
+    """Trains and measures one row of the tables."""
+    started = time.process_time()
+    torch.manual_seed(seed)
+    if name == "base":
+        reader = AutoModelForCausalLM.from_pretrained(LM, dtype=torch.float32)
+        answers, likelihoods = measure_pasted(experiment, reader, None)
+        return measured(experiment, answers, None, likelihoods, 0)
+    if name in ("tuned", "ra-it", "ra-dit", "ra-dit-llama"):
+        folder = experiment.output / f"reader-{'tuned' if name == 'tuned' else 'ra-it'}-{seed}"
+        if not folder.is_dir():
+            train_pasted(experiment, seed, 0 if name == "tuned" else K).save_pretrained(folder)
+        reader = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        ranking = None if name == "tuned" else experiment.dev.bm25
+        if name.startswith("ra-dit"):
+            retriever = _retriever(name, experiment.tokenizer)
+            warm = 0.5 if name == "ra-dit-llama" else 0.0
+            train_retriever(experiment, seed, retriever, reader, warm)
+            ranking = retriever.rank(
+                list(experiment.dev.prompts["prompt"]),
+                experiment.dev.passages,
+                10,
+                query_length=MAX_LENGTH,
+                passage_length=L_MAX,
+            )
+        seconds = time.process_time() - started
+        answers, likelihoods = measure_pasted(experiment, reader, ranking)
+        return measured(experiment, answers, ranking, likelihoods, seconds)
+    settings = name.split(":")  # imprag:warm-up[:b=1,t=4][:independent]
+    warm_up = {"warm-up": 1.0, "distillation": 0.0, "both": 0.5}[settings[1]]
+    config: dict[str, Any] = {}
+    for setting in settings[2:]:
+        if "=" in setting:
+            config |= {key: int(value) for key, value in (pair.split("=") for pair in setting.split(","))}
+        else:
+            config["passage_encoding"] = setting
+    steps = experiment.steps if len(settings) == 2 else experiment.steps * 5 // 8
+    model = train_imprag(experiment, seed, warm_up, steps, **config)
+    seconds = time.process_time() - started
+    answers, ranking, likelihoods = measure_imprag(experiment, model)
+    return measured(experiment, answers, ranking, likelihoods, seconds)
+
+
+def _retriever(name: str, tokenizer: PreTrainedTokenizerBase) -> Retriever:
+    if name == "ra-dit-llama":
+        return decoder_retriever(str(LM), B, tokenizer)
+    from sentence_transformers import SentenceTransformer
+
+    encoder = SentenceTransformer(str(RETRIEVER), device="cpu", model_kwargs={"dtype": torch.float32})
+    return Retriever(encoder, encoder.tokenizer, decoder=False)
+
+
+# --- the tables
+
+MAIN = ("base", "tuned", "ra-it", "imprag:both", "imprag:warm-up", "imprag:distillation", "ra-dit-llama", "ra-dit")
+BOUNDARIES = tuple(f"imprag:warm-up:b={b},t={t}" for b, t in ((B, T), *SWEEP))
+ENCODINGS = tuple(f"imprag:warm-up:{encoding}" for encoding in ("independent", "segmented"))
+
+
+def load(output: Path, name: str) -> list[dict[str, Any]]:
+    """The finished runs of a row, by seed."""
+    files = sorted((output / "results").glob(f"{name.replace(':', '+')}@*.json"))
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+
+def perplexity(run: dict[str, Any], reading: str) -> float | None:
+    """Exp of the mean negative log-likelihood of the gold answers' tokens, EOS included."""
+    values = run["log_likelihood"].get(reading)
+    return None if values is None else math.exp(-sum(values) / sum(run["tokens"]))
+
+
+def mean(runs: list[dict[str, Any]], score: Any) -> str:
+    """Mean over seeds, with the span where there are several."""
+    values = [value for run in runs if (value := score(run)) is not None]
+    if not values:
+        return "-"
+    digits = 1 if max(values) >= 1 else 3
+    span = f" ({min(values):.{digits}f}-{max(values):.{digits}f})" if len(values) > 1 else ""
+    return f"{sum(values) / len(values):.{digits}f}{span}"
+
+
+def table(output: Path, names: Sequence[str]) -> str:
+    """Markdown, one row for each name that is there."""
+    head = "| run | seeds | EM % | F1 % | recall@2 % | recall@10 % | ppl gold | ppl retrieved | ppl random |"
+    lines = [head, "|" + " --- |" * 9]
+
+    def share(key: str) -> Any:
+        return lambda run: 100 * float(np.mean(run[key])) if key in run else None
+
+    for name in names:
+        runs = load(output, name)
+        if runs:
+            cells = [mean(runs, share(key)) for key in ("exact_match", "f1", "recall_at_2", "recall_at_10")]
+            for reading in ("gold", "retrieved", "random"):
+                cells.append(mean(runs, lambda run, reading=reading: perplexity(run, reading)))
+            if "none" in runs[0]["log_likelihood"]:
+                cells[-3:] = ["", mean(runs, lambda run: perplexity(run, "none")) + " (no passages)", ""]
+            lines.append(f"| {name} | {len(runs)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def comparisons(output: Path) -> str:
+    """Paired bootstrap over questions, each question's value the mean over the seeds that both have."""
+    pairs = (
+        ("imprag:warm-up", "imprag:both"),
+        ("imprag:distillation", "imprag:both"),
+        ("ra-it", "imprag:both"),
+        ("ra-dit-llama", "imprag:both"),
+        ("ra-dit", "imprag:both"),
+        ("ra-it", "ra-dit-llama"),
+    )
+    lines = [
+        "| a | b | F1 % b - a | log-likelihood per token b - a (retrieved) | recall@2 % b - a |",
+        "|" + " --- |" * 5,
+    ]
+    for a, b in pairs:
+        runs = list(zip(load(output, a), load(output, b), strict=False))
+        if not runs:
+            continue
+        cells = []
+        for value in (
+            lambda run: 100 * np.array(run["f1"]),
+            lambda run: np.array(run["log_likelihood"]["retrieved"]) / np.array(run["tokens"]),
+            lambda run: 100 * np.array(run["recall_at_2"]),
+        ):
+            ends = (np.mean([value(pair[side]) for pair in runs], axis=0) for side in (0, 1))
+            cells.append(str(paired_bootstrap(*ends)))
+        lines.append(f"| {a} | {b} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="the folder that has squad/")
+    parser.add_argument("--output", type=Path, default=Path("outputs/imprag-benchmark"))
+    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--report", action="store_true", help="only print the tables of what is there")
+    options = parser.parse_args()
+    if not options.report:
+        transformers_logging.set_verbosity_error()
+        torch.set_num_threads(1)
+        tokenizer = AutoTokenizer.from_pretrained(LM)
+        train = read(options.data, "train", TRAIN_ARTICLES, None)
+        dev = read(options.data, "dev", DEV_ARTICLES, DEV_QUESTIONS)
+        sizes = f"{len(train.prompts)} training questions over {len(train.passages)} passages"
+        print(f"{sizes}, {len(dev.prompts)} test questions over {len(dev.passages)} passages", flush=True)
+        experiment = Experiment(train, dev, tokenizer, options.output, options.steps)
+        (options.output / "results").mkdir(parents=True, exist_ok=True)
+        jobs = [(name, 0) for name in (*MAIN, *BOUNDARIES, *ENCODINGS)]
+        jobs += [(name, seed) for seed in range(1, options.seeds) for name in MAIN[1:]]
+        for name, seed in jobs:
+            file = options.output / "results" / f"{name.replace(':', '+')}@{seed}.json"
+            if not file.is_file():
+                result = run(experiment, name, seed)
+                file.write_text(json.dumps(result), encoding="utf-8")
+                used = resource.getrusage(resource.RUSAGE_SELF)
+                print(f"{name} seed {seed}: {used.ru_utime + used.ru_stime:.0f} CPU seconds so far", flush=True)
+    for title, names in (("Main", MAIN), ("Boundaries", BOUNDARIES), ("Encodings", (BOUNDARIES[0], *ENCODINGS))):
+        print(f"\n{title}\n\n{table(options.output, names)}")
+    print(f"\nPaired\n\n{comparisons(options.output)}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

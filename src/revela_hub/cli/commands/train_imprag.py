@@ -1,0 +1,119 @@
+r"""Trains a decoder to retrieve, read and answer at once, without a written query, with ImpRAG (arXiv 2506.02279).
+
+Layers 0 to b make the vectors that passages are found by, layers b to t read the passages that were found, and the answer
+comes out of generate(). First the rankings of a retriever that is there already (--pseudo_labels: bm25, or a
+sentence-transformers model) are labels; from --retrieval_warmup_epochs on, what helps the model to answer is.
+
+What comes out, in --output_dir: model/, for AutoModelForCausalLM (trust_remote_code=True), `revela-hub index` and
+`revela-hub answer`, and its card; checkpoint-*/, from which --resume_from_checkpoint last goes on with the same result as
+if nothing had happened.
+
+Examples:
+  revela-hub train imprag --data train.jsonl --passages docs --backbone Qwen/Qwen3-0.6B-Base --output_dir outputs/imprag
+  revela-hub train imprag --config examples/imprag/squad.yaml
+  accelerate launch -m revela_hub train imprag --config examples/imprag/squad.yaml
+  revela-hub index outputs/imprag/model --passages docs --output my-index
+  revela-hub answer outputs/imprag/model --index my-index "Question: Who wrote Emma?
+Answer:"
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
+from revela_hub.trainers.imprag.checkpoint import load_imprag
+from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
+from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
+
+MODEL = "model"
+
+
+@dataclass(kw_only=True)
+class Arguments(ImpRAGDataArguments, ImpRAGTrainingArguments):
+    """Arguments of `revela-hub train imprag`: the model, then the data's, then those of every transformers Trainer."""
+
+    backbone: str = field(metadata={"help": "The decoder to start from, or an ImpRAG model: Hub id or folder."})
+    output_dir: str = field(default="outputs/imprag", metadata={"help": "Where everything is written."})
+    b: int | None = field(
+        default=None,
+        metadata={"help": "Layer of retrieval, counted from 0; by default a quarter of the layers is below."},
+    )
+    t: int | None = field(
+        default=None, metadata={"help": "Last layer that reads passages; by default 0.7 of the layers are below."}
+    )
+    k: int | None = field(default=None, metadata={"help": "Passages read for a prompt; by default 10."})
+    l_max: int | None = field(default=None, metadata={"help": "Tokens of a passage at most; by default 160."})
+    passage_encoding: Literal["full", "segmented", "independent"] | None = field(
+        default=None,
+        metadata={"help": "full: passages are one text; segmented: each sees itself; independent: and starts at 0."},
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+
+
+def run(arguments: Arguments) -> None:
+    """Trains, exports and says where everything is."""
+    folder = train(arguments)
+    if arguments.should_save:
+        model = folder / MODEL
+        print(f"\nmodel: {model}")
+        print(f"next:  revela-hub index {model} --passages {' '.join(arguments.passages)} --output my-index")
+        print(f'then:  revela-hub answer {model} --index my-index "your prompt"')
+
+
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Trains and exports; returns the output folder, which holds `model/` and the checkpoints.
+
+    Args:
+        arguments: the run.
+        **trainer_options: of `ImpRAGTrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: for data, models or options that do not work.
+    """
+    from revela_hub.checkpoints import export_checkpoint
+    from revela_hub.hub_cards import write_card
+    from revela_hub.hub_cards.run_facts import facts_of_run
+
+    with open_run(arguments) as run:
+        if run.nothing_to_do:
+            return run.output
+        fields = ("b", "t", "k", "l_max", "passage_encoding")
+        loaded = load_imprag(
+            arguments.backbone,
+            trust_remote_code=arguments.trust_remote_code,
+            **{name: getattr(arguments, name) for name in fields},
+        )
+        with arguments.main_process_first(desc="reading prompts and passages"):
+            data = load_data(arguments, arguments.seed)
+        arguments.say(data.report)
+        depth = arguments.last_negative_rank
+        labels = warm_up_labels(arguments, data, depth) if arguments.retrieval_warmup_epochs else None
+        trainer = ImpRAGTrainer(
+            loaded.model,
+            arguments,
+            tokenizer=loaded.tokenizer,
+            train_dataset=data.prompts,
+            passages=data.passages,
+            pseudo_labels=labels,
+            max_length=arguments.max_length,
+            **trainer_options,
+        )
+        if trainer.tokens.cut:
+            arguments.say(
+                f"{trainer.tokens.cut:,} of {len(data.passages):,} passages are longer than l_max"
+                f" {loaded.model.config.l_max} tokens and are cut: lower --max_words or raise --l_max"
+            )
+        run.train(trainer)
+        trainer.save_model(str(run.output))
+        if arguments.should_save:
+            own = (ImpRAGDataArguments, ImpRAGTrainingArguments, Arguments)
+            facts = facts_of_run(arguments, method="imprag", models=("backbone",), own=own, summary=data.report)
+            facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
+            export_checkpoint(run.output, run.output)
+            write_card(run.output / MODEL, facts, repo_id=arguments.hub_model_id)
+        if arguments.push_to_hub:
+            trainer.push_to_hub()
+        run.finish(trainer)
+    return run.output

@@ -1,0 +1,295 @@
+"""Training ImpRAG: both stages learn, runs resume bit for bit, two processes are one, losses against plain loops."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from revela_hub.errors import UserError
+from revela_hub.hub_cards.assemble import Assembly
+from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.trainers.common.pseudo_labels import rank_passages
+from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, kl_to_retrieval, multi_label_nce
+from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
+from revela_hub.trainers.imprag.checkpoint import load_imprag
+from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
+
+RIVERS = ("Alba", "Brent", "Corve", "Dart", "Esk", "Foss", "Gade", "Hodder", "Isla", "Kenn", "Lune", "Mole")
+PASSAGES = [f"The river {name} flows past the town {name.lower()}ford." for name in RIVERS]
+
+
+def prompts(rows: int = 12) -> Dataset:
+    names = [RIVERS[row % len(RIVERS)] for row in range(rows)]
+    return Dataset.from_list(
+        [
+            {
+                "id": str(row),
+                "task": "question_answering",
+                "prompt": f"Which town has the river {name}?",
+                "input": f"river {name} town",
+                "answers": [f"{name.lower()}ford"],
+                "retrieve": row != 3,
+                "where": f"data.jsonl:{row + 1}",
+            }
+            for row, name in enumerate(names)
+        ]
+    )
+
+
+def model(tokenizer: PreTrainedTokenizerFast, **config: object) -> ImpRAGForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    llama = LlamaForCausalLM(
+        LlamaConfig(
+            **sizes,
+            vocab_size=len(tokenizer),
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            initializer_range=0.1,  # scores that differ from the start
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    return ImpRAGForCausalLM.from_backbone(llama, **({"b": 1, "t": 1, "k": 2, "l_max": 48} | config))
+
+
+def arguments(folder: Path, **settings: object) -> ImpRAGTrainingArguments:
+    fixed = {
+        "learning_rate": 3e-3,
+        "warmup_steps": 0,
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 4,
+        "retrieval_warmup_epochs": 2,
+        "num_positives": 1,
+        "num_negatives": 3,
+        "first_negative_rank": 2,
+        "last_negative_rank": 12,
+        "num_candidates": 4,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "bf16": False,
+        "disable_tqdm": True,
+    }
+    return ImpRAGTrainingArguments(output_dir=str(folder), **(fixed | settings))
+
+
+def trainer(
+    tokenizer: PreTrainedTokenizerFast,
+    args: ImpRAGTrainingArguments,
+    rows: int = 12,
+    start: ImpRAGForCausalLM | None = None,
+) -> ImpRAGTrainer:
+    data = prompts(rows)
+    labels = np.full((rows, 12), -1, np.int32)
+    for row in range(rows):
+        own = row % len(PASSAGES)
+        labels[row] = [own, *(number for number in range(len(PASSAGES)) if number != own)]
+    return ImpRAGTrainer(
+        start or model(tokenizer),
+        args,
+        tokenizer=tokenizer,
+        train_dataset=data,
+        passages=PASSAGES,
+        pseudo_labels=labels,
+        max_length=100,
+    )
+
+
+def weights(run: ImpRAGTrainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in run.imprag.state_dict().items()}
+
+
+def test_both_stages_learn_and_log_their_losses(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    run = trainer(bpe_tokenizer, arguments(tmp_path, num_train_epochs=14, retrieval_warmup_epochs=8, temperature=0.3))
+    run.train()
+    logs = [entry for entry in run.state.log_history if "generation_loss" in entry]
+    assert len(logs) == 42
+    warm_up, distilled = logs[:24], logs[24:]
+    assert warm_up[-1]["retrieval_loss"] < 0.5 * warm_up[0]["retrieval_loss"]
+    assert distilled[-1]["generation_loss"] < 0.5 * logs[0]["generation_loss"]
+    assert all(entry["answer_recall"] == 1.0 for entry in warm_up)  # the label's first passage holds the answer
+    assert run.built_at == 39  # the index was rebuilt at steps 24, 27, ..., 39
+    recall = np.mean([entry["answer_recall"] for entry in distilled])
+    assert recall > 0.5  # two of twelve passages by chance: 0.17
+    run.save_model(str(tmp_path / "saved"))
+    folder = run.assemble(tmp_path / "saved", tmp_path / "model", Assembly()).folder
+    loaded = ImpRAGForCausalLM.from_pretrained(folder)
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in weights(run).items())
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_rank": 4}, {"gradient_checkpointing": True}])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, settings: dict[str, object]
+) -> None:
+    """Stopped in self-distillation, between two rebuilds of the index."""
+    options = {"num_train_epochs": 3, "retrieval_warmup_epochs": 1, "index_steps": 4, **settings}
+    whole = trainer(bpe_tokenizer, arguments(tmp_path / "whole", **options))
+    whole.train()
+    stopped = {"save_strategy": "steps", "save_steps": 5, "max_steps": 9, **options}
+    first = trainer(bpe_tokenizer, arguments(tmp_path / "first", **stopped))
+    first.train()
+    second = trainer(bpe_tokenizer, arguments(tmp_path / "second", **options))
+    second.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-5"))
+    assert second.built_at == whole.built_at
+    for name, value in weights(whole).items():
+        assert torch.equal(value, weights(second)[name]), name
+
+
+def test_lora_trains_adapters_alone_and_merges(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    base = tmp_path / "base"
+    model(bpe_tokenizer).backbone.save_pretrained(base)
+    bpe_tokenizer.save_pretrained(base)
+    start = load_imprag(str(base), b=1, t=1, k=2, l_max=48).model
+    before = {name: value.clone() for name, value in start.state_dict().items()}
+    run = trainer(bpe_tokenizer, arguments(tmp_path, lora_rank=4, num_train_epochs=1), start=start)
+    run.train()
+    trained = {name for name, p in run.model.named_parameters() if p.requires_grad}
+    assert trained and all("lora_" in name for name in trained)
+    ids = torch.randint(2, 200, (1, 9))
+    run.imprag.eval()
+    expected = run.imprag(ids, passage_input_ids=ids[None]).logits
+    run.save_model(str(tmp_path / "saved"))
+    folder = run.assemble(tmp_path / "saved", tmp_path / "model", Assembly()).folder
+    loaded = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    torch.testing.assert_close(loaded(ids, passage_input_ids=ids[None]).logits, expected, rtol=1e-4, atol=1e-5)
+    name = "backbone.model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(loaded.state_dict()[name], before[name])
+    assert torch.equal(loaded.state_dict()["backbone.lm_head.weight"], before["backbone.lm_head.weight"])
+
+
+def test_accumulation_is_a_larger_batch_where_no_prompt_sees_another(
+    tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Self-distillation has no in-batch negatives: 2 batches of 6 are one of 12."""
+    ends = []
+    for size, steps in ((12, 1), (6, 2)):
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 1}
+        args = arguments(tmp_path, retrieval_warmup_epochs=0, optim="sgd", learning_rate=0.1, **options)
+        run = trainer(bpe_tokenizer, args, rows=12)
+        run.train_dataset = run.train_dataset.map(lambda row: row | {"retrieve": True})
+        run.train()
+        ends.append(weights(run))
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=1e-5, atol=1e-6)
+
+
+TWO = """
+import sys
+import torch
+sys.path[:0] = [{tests!r}, {here!r}]
+from pathlib import Path
+from transformers import PreTrainedTokenizerFast
+from test_imprag_trainer import arguments, trainer, weights
+tokenizer = PreTrainedTokenizerFast.from_pretrained({tokenizer!r})
+processes = int(sys.argv[1])
+args = arguments(Path({folder!r}), per_device_train_batch_size=4 // processes, num_train_epochs=2,
+                 retrieval_warmup_epochs=1, optim="sgd", learning_rate=0.1)
+run = trainer(tokenizer, args)
+run.train()
+if args.should_save:
+    torch.save((weights(run), run.state.log_history), Path({folder!r}) / f"{{processes}}.pt")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    bpe_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    here = Path(__file__).resolve()
+    script = tmp_path / "two.py"
+    tests = str(here.parents[2])
+    names = {
+        "tokenizer": str(tmp_path / "tokenizer"),
+        "folder": str(tmp_path),
+        "tests": tests,
+        "here": str(here.parent),
+    }
+    script.write_text(TWO.format(**names), encoding="utf-8")
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    for processes in (1, 2):
+        launch = [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        command = [sys.executable, *launch, str(script), str(processes)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr[-3000:]
+    (one, one_log), (two, two_log) = (torch.load(tmp_path / f"{n}.pt") for n in (1, 2))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6)
+    for a, b in zip(one_log, two_log, strict=True):
+        for name in ("generation_loss", "retrieval_loss", "answer_recall"):
+            if name in a:
+                assert a[name] == pytest.approx(b[name], rel=1e-3), name
+
+
+def test_losses_are_their_equations() -> None:
+    scores = torch.randn(3, 5, dtype=torch.float64)
+    positive = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]]).bool()
+    negative = torch.tensor([[0, 0, 1, 1, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
+    got = multi_label_nce(scores, positive, negative)
+    for q in range(3):
+        terms = []
+        for p in range(5):
+            if positive[q, p]:
+                rest = sum(math.exp(scores[q, n]) for n in range(5) if negative[q, n])
+                terms.append(-math.log(math.exp(scores[q, p]) / (math.exp(scores[q, p]) + rest)))
+        assert float(got[q]) == pytest.approx(sum(terms) / len(terms) if terms else 0.0)
+    likelihood = torch.randn(3, 5, dtype=torch.float64) - 2
+    for q in range(3):
+        retrieval = [math.exp(s) / sum(math.exp(x) for x in scores[q]) for s in scores[q]]
+        target = [math.exp(s / 0.5) / sum(math.exp(x / 0.5) for x in likelihood[q]) for s in likelihood[q]]
+        forward = sum(p * math.log(p / r) for p, r in zip(target, retrieval, strict=True))
+        backward = sum(r * math.log(r / p) for p, r in zip(target, retrieval, strict=True))
+        assert float(kl_to_retrieval(likelihood, scores, 0.5)[q]) == pytest.approx(forward)
+        assert float(kl_from_retrieval(likelihood, scores, 0.5)[q]) == pytest.approx(backward)
+
+
+def test_bm25_ranks_and_fills_up_with_nothing() -> None:
+    ranked = rank_passages("bm25", ["the town albaford", "zebra"], PASSAGES, depth=4)
+    assert ranked.shape == (2, 4)
+    assert ranked[0, 0] == 0
+    assert (ranked[1] == -1).all()
+
+
+def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    options = {"tokenizer": bpe_tokenizer, "train_dataset": prompts(), "max_length": 100}
+    args = arguments(tmp_path, retrieval_warmup_epochs=0)
+    with pytest.raises(UserError, match="there are no passages to read"):
+        ImpRAGTrainer(model(bpe_tokenizer), args, passages=[], **options)
+    with pytest.raises(UserError, match="k=2 passages are to be read, but the collection has 1: lower --k"):
+        ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES[:1], **options)
+    with pytest.raises(UserError, match="--num_candidates 4 is more than the collection's 3 passages"):
+        ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES[:3], **options)
+    with pytest.raises(UserError, match="do not fit into the backbone's 256"):
+        ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES, **(options | {"max_length": 200}))
+    with pytest.raises(UserError, match="the warm-up needs rankings"):
+        ImpRAGTrainer(model(bpe_tokenizer), arguments(tmp_path), passages=PASSAGES, **options)
+    with pytest.raises(UserError, match=r"have more than 5 tokens, answer included \(first: data.jsonl:1\)"):
+        ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES, **(options | {"max_length": 5}))
+    with pytest.raises(ValueError, match="ranks must go up"):
+        arguments(tmp_path, num_positives=5, first_negative_rank=3)
+
+
+def test_long_prompts_are_left_out_with_a_line(
+    tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = prompts().to_list()
+    data[5]["prompt"] = "x " * 300
+    run = ImpRAGTrainer(
+        model(bpe_tokenizer),
+        arguments(tmp_path, retrieval_warmup_epochs=0),
+        tokenizer=bpe_tokenizer,
+        train_dataset=Dataset.from_list(data),
+        passages=PASSAGES,
+        max_length=100,
+    )
+    assert len(run.train_dataset) == 11
+    assert "1 of 12 prompts have more than 100 tokens" in capsys.readouterr().err
+    assert json.dumps(run.train_dataset[5]["id"]) == '"6"'

@@ -1,0 +1,91 @@
+"""Passages as tokens: a collection that a trainer draws from by number, and how texts become tokens for reading."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from revela_hub.errors import UserError
+
+BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class PassageTokens:
+    """The tokens of M passages, one after the other.
+
+    Attributes:
+        tokens: all of them.
+        starts: (M + 1,) where each passage begins; the last is the end.
+        cut: how many passages were longer than allowed.
+    """
+
+    tokens: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    cut: int = 0
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def batch(self, rows: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+        """Tokens and mask (..., P) of passages by number, padded on the right; -1 is no passage.
+
+        >>> passages = PassageTokens(np.array([7, 8, 9], np.int32), np.array([0, 2, 3]))
+        >>> passages.batch(np.array([[1, 0], [-1, 1]]))[0]
+        tensor([[[9, 0],
+                 [7, 8]],
+        <BLANKLINE>
+                [[0, 0],
+                 [9, 0]]])
+        """
+        flat = rows.reshape(-1)
+        lengths = np.where(flat >= 0, self.starts[flat + 1] - self.starts[flat], 0)
+        longest = max(1, int(lengths.max(initial=0)))
+        ids = np.zeros((len(flat), longest), np.int64)
+        for place, (row, length) in enumerate(zip(flat, lengths, strict=True)):
+            ids[place, :length] = self.tokens[self.starts[row] : self.starts[row] + length]
+        mask = np.arange(longest) < lengths[:, None]
+        shape = (*rows.shape, longest)
+        return torch.from_numpy(ids).view(shape), torch.from_numpy(mask.astype(np.int64)).view(shape)
+
+
+def tokenize_passages(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    max_length: int,
+    *,
+    end: bool = True,
+    show_progress_bar: bool = False,
+) -> PassageTokens:
+    """Tokens of passages, each ended by EOS, where its vector is taken.
+
+    Args:
+        tokenizer: of the model that reads them.
+        texts: the passages.
+        max_length: tokens kept of each, EOS included.
+        end: whether to end each by EOS; without, texts are as the tokenizer makes them.
+        show_progress_bar: whether to show one on standard error.
+
+    Raises:
+        UserError: The tokenizer has no EOS token, or there are no passages.
+    """
+    if end and tokenizer.eos_token_id is None:
+        raise UserError("the tokenizer has no EOS token, which ends a passage: set one")
+    if not texts:
+        raise UserError("there are no passages")
+    parts: list[NDArray[np.int32]] = []
+    cut = 0
+    last = [tokenizer.eos_token_id] if end else []
+    for start in tqdm(range(0, len(texts), BLOCK), desc="Tokenizing passages", disable=not show_progress_bar):
+        for ids in tokenizer(list(texts[start : start + BLOCK]))["input_ids"]:
+            if end and ids and ids[-1] == tokenizer.eos_token_id:
+                ids = ids[:-1]
+            cut += len(ids) > max_length - len(last)
+            parts.append(np.array([*ids[: max_length - len(last)], *last], np.int32))
+    starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+    return PassageTokens(np.concatenate(parts), starts, cut)

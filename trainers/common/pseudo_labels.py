@@ -1,0 +1,70 @@
+"""Rankings of passages by a retriever that is there already: the labels from which another one starts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval.bm25 import BM25
+from revela_hub.retrieval.encoder import as_vectors, load_encoder, similarity_of
+
+
+def rank_passages(
+    retriever: str,
+    queries: Sequence[str],
+    passages: Sequence[str],
+    depth: int = 50,
+    *,
+    batch_size: int = 32,
+    show_progress_bar: bool = False,
+) -> NDArray[np.int32]:
+    """The best passages of each query by a trained retriever.
+
+    Args:
+        retriever: a sentence-transformers folder, a Hub id, or the word bm25.
+        queries: Q texts.
+        passages: M texts.
+        depth: how many passages for a query.
+        batch_size: texts per forward pass.
+        show_progress_bar: whether to show progress bars on standard error.
+
+    Returns:
+        (Q, depth) numbers of passages, best first; -1 where BM25 finds no more, or there are no more.
+
+    Raises:
+        UserError: there are no passages, or the retriever cannot be loaded.
+    """
+    if not len(passages):
+        raise UserError("there are no passages to rank")
+    ranked = np.full((len(queries), depth), -1, np.int32)
+    if retriever == "bm25":
+        for row, ranking in enumerate(BM25(passages).search(queries, depth)):
+            ranked[row, : len(ranking.rows)] = ranking.rows
+        return ranked
+    encoder = load_encoder(retriever)
+    normalize = similarity_of(encoder, retriever) == "cosine"
+    queries_Qd, passages_Md = (
+        as_vectors(
+            encode(list(texts), batch_size=batch_size, show_progress_bar=show_progress_bar),
+            len(texts),
+            normalize=normalize,
+        )
+        for encode, texts in ((encoder.encode_query, queries), (encoder.encode_document, passages))
+    )
+    found = top_rows(queries_Qd, passages_Md, min(depth, len(passages)))
+    ranked[:, : found.shape[1]] = found
+    return ranked
+
+
+def top_rows(queries_Qd: NDArray[np.float32], passages_Md: NDArray[np.float32], k: int) -> NDArray[np.int32]:
+    """(Q, k) numbers of the passages with the largest dot products, best first, the lower number among equals."""
+    import torch
+
+    from revela_hub.retrieval.top_k import stable_top_k
+
+    parts = [
+        stable_top_k(torch.from_numpy(block) @ torch.from_numpy(passages_Md).T, k)[1].numpy()
+        for block in np.array_split(queries_Qd, max(1, len(queries_Qd) * len(passages_Md) // 50_000_000))
+    ]
+    return np.concatenate(parts).astype(np.int32)

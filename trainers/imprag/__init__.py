@@ -1,0 +1,1 @@
+"""ImpRAG (arXiv 2506.02279): a decoder that retrieves, reads and answers."""

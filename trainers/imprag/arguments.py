@@ -1,0 +1,61 @@
+"""Arguments of an ImpRAG run (arXiv 2506.02279); where the paper gives no value the default is this project's."""
+
+from dataclasses import dataclass, field
+
+from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
+
+
+@dataclass
+class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
+    """`TrainingArguments` with the two stages of ImpRAG: warm-up by a retriever's rankings, then self-distillation."""
+
+    learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
+    warmup_steps: float = field(default=100, metadata={"help": "Steps of linear warm-up of the learning rate."})
+    num_train_epochs: float = field(default=10, metadata={"help": "Epochs, those of the retrieval warm-up included."})
+    per_device_train_batch_size: int = field(default=8, metadata={"help": "Prompts per device and forward pass."})
+    retrieval_weight: NonNegativeFloat = field(default=1.0, metadata={"help": "Lambda: weight of the retrieval loss."})
+    retrieval_warmup_epochs: NonNegativeFloat = field(
+        default=3, metadata={"help": "Epochs with a retriever's rankings as labels; then self-distillation begins."}
+    )
+    temperature: PositiveFloat | None = field(
+        default=None,
+        metadata={"help": "Scores are divided by it; by default the square root of the vectors' dimension."},
+    )
+    likelihood_temperature: PositiveFloat = field(
+        default=1.0, metadata={"help": "The answer's log-likelihoods are divided by it before their softmax."}
+    )
+    num_positives: PositiveInt = field(default=5, metadata={"help": "Warm-up: the best ranks, which are positives."})
+    num_negatives: NonNegativeInt = field(
+        default=5, metadata={"help": "Warm-up: hard negatives drawn for each prompt."}
+    )
+    first_negative_rank: PositiveInt = field(
+        default=10, metadata={"help": "Warm-up: hard negatives come from this rank..."}
+    )
+    last_negative_rank: PositiveInt = field(default=50, metadata={"help": "... up to this one, inclusive."})
+    num_candidates: PositiveInt = field(
+        default=10, metadata={"help": "Self-distillation: passages whose likelihoods are compared for each prompt."}
+    )
+    index_steps: NonNegativeInt = field(
+        default=0, metadata={"help": "Self-distillation: rebuild the index after so many updates; 0: each epoch."}
+    )
+    likelihood_block_size: PositiveInt = field(
+        default=16, metadata={"help": "Candidate passages in memory at a time while likelihoods are computed."}
+    )
+    encode_batch_size: PositiveInt = field(
+        default=32, metadata={"help": "Texts per forward pass while the index is rebuilt."}
+    )
+    lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the adapters; 0 trains all weights."})
+
+    def __post_init__(self) -> None:
+        """Checks the ranks.
+
+        Raises:
+            ValueError: for a value out of range.
+        """
+        super().__post_init__()
+        if not self.num_positives < self.first_negative_rank <= self.last_negative_rank:
+            raise ValueError(
+                f"ranks must go up: num_positives {self.num_positives} < first_negative_rank"
+                f" {self.first_negative_rank} <= last_negative_rank {self.last_negative_rank}"
+            )

@@ -1,0 +1,96 @@
+"""What an ImpRAG run starts from and leaves behind: the model and its tokenizer."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from revela_hub.errors import UserError, first_line
+from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
+from revela_hub.trainers.common.weights import load_adapters, load_whole
+
+
+@dataclass
+class ImpRAGCheckpoint:
+    """A model and the tokenizer that goes with it."""
+
+    model: ImpRAGForCausalLM
+    tokenizer: PreTrainedTokenizerBase
+
+
+def is_imprag(name: str | Path) -> bool:
+    """Whether a folder, or a model of the Hub, is of ImpRAG."""
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError:
+        return False
+    return bool(fields.get("model_type") == ImpRAGConfig.model_type)
+
+
+def load_imprag(name: str, *, trust_remote_code: bool = False, **config: Any) -> ImpRAGCheckpoint:
+    """Loads what to train: a decoder, which is cut into layers, or an ImpRAG model, which goes on.
+
+    Args:
+        name: Hub id or folder.
+        trust_remote_code: for decoders whose code lies in their repository.
+        **config: fields of `ImpRAGConfig`; None leaves a field to the model, or to the default.
+
+    Raises:
+        UserError: it cannot be loaded, is no decoder, or has other layer boundaries than those asked for.
+    """
+    given = {key: value for key, value in config.items() if value is not None}
+    try:
+        if is_imprag(name):
+            loaded = load_imprag_checkpoint(name)
+            for key, value in given.items():
+                if key in ("b", "t") and getattr(loaded.model.config, key) != value:
+                    raise UserError(
+                        f"{name} was trained with {key}={getattr(loaded.model.config, key)}: go on with that"
+                    )
+                setattr(loaded.model.config, key, value)
+            return loaded
+        model: Any = ImpRAGForCausalLM.from_backbone(name, trust_remote_code=trust_remote_code, **given)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"cannot load the backbone {name!r}: {first_line(error)}") from error
+    return ImpRAGCheckpoint(model, _complete(tokenizer, name))
+
+
+def load_imprag_checkpoint(folder: str | Path) -> ImpRAGCheckpoint:
+    """Loads a folder that `ImpRAGTrainer` saved, or a published model, in float32 and in eval mode, adapters merged.
+
+    The classes are this package's: the code that lies in the folder is not run.
+
+    Raises:
+        UserError: it is no ImpRAG model, or is damaged.
+    """
+    if not is_imprag(folder):
+        raise UserError(f"{folder} is not an ImpRAG model (its config.json does not say model_type imprag)")
+    try:
+        if (Path(folder) / "adapter_model.safetensors").is_file():
+            model = _with_adapters(Path(folder))
+        else:
+            model = load_whole(ImpRAGForCausalLM, folder, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"cannot load {folder}: {first_line(error)}") from error
+    return ImpRAGCheckpoint(model.eval(), _complete(tokenizer, folder))
+
+
+def _with_adapters(folder: Path) -> ImpRAGForCausalLM:
+    config = ImpRAGConfig.from_pretrained(folder)
+    base = config.backbone._name_or_path if config.backbone is not None else ""
+    if not base:
+        raise UserError(f"{folder}/config.json does not name the model its adapters belong to")
+    fields = {name: getattr(config, name) for name in ("b", "t", "k", "l_max", "passage_encoding")}
+    merged: ImpRAGForCausalLM = load_adapters(load_imprag(base, **fields).model, folder).merge_and_unload()
+    return merged
+
+
+def _complete(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> PreTrainedTokenizerBase:
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {name} has no EOS token, which ends passages and answers: set one")
+    return tokenizer

@@ -1,0 +1,103 @@
+"""The data options of `revela-hub train imprag`, and what they load."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from revela_hub.data.prompts.rows import read_prompts
+from revela_hub.data.prompts.self_supervised import mix, text_prompts
+from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.text.chunks import chunk_document
+from revela_hub.errors import UserError
+from revela_hub.ranges import NonNegativeFloat, PositiveInt
+from revela_hub.trainers.common.pseudo_labels import rank_passages
+
+
+@dataclass
+class ImpRAGDataArguments:
+    """What ImpRAG is trained on."""
+
+    data: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "JSON lines of prompts and answers, as SQuAD, NQ and KILT have them, or {prompt, answer}; see"
+            " revela_hub.data.prompts.rows."
+        },
+    )
+    passages: list[str] = field(
+        default_factory=list,
+        metadata={"help": "The collection to retrieve from: folders, files, JSON lines or data sets (hf:owner/name)."},
+    )
+    task: str = field(
+        default="question_answering",
+        metadata={"help": "The task of rows that do not say theirs; it picks the template."},
+    )
+    max_words: PositiveInt = field(default=100, metadata={"help": "The largest number of words in a passage."})
+    max_length: PositiveInt = field(default=256, metadata={"help": "Tokens of prompt and answer together, at most."})
+    pseudo_labels: str = field(
+        default="bm25",
+        metadata={"help": "The retriever of the warm-up: a sentence-transformers folder or Hub id, or bm25."},
+    )
+    text: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Raw text for self-supervised rows; by default the passages' own documents."},
+    )
+    plain_text_share: NonNegativeFloat = field(
+        default=0.1, metadata={"help": "Rows of plain text, as a share of the prompts in --data."}
+    )
+    denoising_share: NonNegativeFloat = field(
+        default=0.0, metadata={"help": "Rows with a phrase to fill in, as a share of the prompts in --data."}
+    )
+    sentence_share: NonNegativeFloat = field(
+        default=0.0, metadata={"help": "Rows asking for the next, and as many for the previous, sentence: a share too."}
+    )
+
+
+class ImpRAGData(NamedTuple):
+    """What was loaded: prompts, the collection, and the report to show."""
+
+    prompts: Dataset
+    passages: list[str]
+    report: str
+
+
+def load_data(arguments: ImpRAGDataArguments, seed: int) -> ImpRAGData:
+    """Reads prompts and passages, and makes the self-supervised rows.
+
+    Raises:
+        UserError: nothing is named, or what `read_prompts` and `read_documents` raise.
+    """
+    if not arguments.data:
+        raise UserError("no prompts: name JSON lines with --data")
+    if not arguments.passages:
+        raise UserError("no passages to retrieve from: name a folder or file with --passages")
+    prompts = read_prompts(arguments.data, arguments.task)
+    passages = read_passage_texts(arguments.passages, arguments.max_words)
+    shares = {
+        "plain_text": arguments.plain_text_share,
+        "phrase_denoising": arguments.denoising_share,
+        "next_sentence": arguments.sentence_share,
+        "previous_sentence": arguments.sentence_share,
+    }
+    parts = [
+        text_prompts(read_documents(arguments.text or arguments.passages), kind, round(share * len(prompts)), seed=seed)
+        for kind, share in shares.items()
+        if round(share * len(prompts))
+    ]
+    made = sum(map(len, parts))
+    report = f"{len(prompts):,} prompts, {made:,} rows made of raw text, {len(passages):,} passages"
+    return ImpRAGData(mix(prompts, parts, seed), passages, report)
+
+
+def read_passage_texts(sources: list[str], max_words: int) -> list[str]:
+    """The passages of a collection, each text once."""
+    texts = (chunk.text for document in read_documents(sources) for chunk in chunk_document(document, max_words))
+    return list(dict.fromkeys(texts))
+
+
+def warm_up_labels(arguments: ImpRAGDataArguments, data: ImpRAGData, depth: int) -> NDArray[np.int32]:
+    """(rows, depth) rankings by the retriever of the warm-up, of the text that a written query would be."""
+    return rank_passages(arguments.pseudo_labels, data.prompts["input"], data.passages, depth, show_progress_bar=True)

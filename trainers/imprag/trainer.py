@@ -1,0 +1,340 @@
+"""Trains ImpRAG (arXiv 2506.02279): the loss of the answer plus lambda times the loss of retrieval.
+
+Warm-up: the rankings of a retriever that is there already are pseudo-labels (multi-label NCE), and its best passages are
+what is read. Self-distillation: the likelihood of the answer under each candidate passage is the target of the retrieval
+distribution (KL), candidates and passages to read come from an index of the collection that is rebuilt on a schedule.
+
+Which passages a prompt meets follows from the seed, the epoch and the prompt's number alone: so a run that was stopped
+goes on with the same numbers, and two processes compute what one would.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object  # type: ignore[import-untyped]
+from datasets import Dataset
+from numpy.typing import NDArray
+from peft import PeftConfig
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
+from transformers import TrainingArguments as HFTrainingArguments
+
+from revela_hub.errors import UserError
+from revela_hub.evaluation.question_answering import holds_answer
+from revela_hub.hub_cards.assemble import Assembled, Assembly
+from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
+from revela_hub.trainers.common.pseudo_labels import top_rows
+from revela_hub.trainers.common.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
+from revela_hub.trainers.common.settings import rows_digest
+from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
+from revela_hub.trainers.imprag.collator import ImpRAGCollator, tokenize_prompts
+from revela_hub.trainers.imprag.export import assemble_imprag
+
+CANDIDATES = "candidates.safetensors"
+
+
+@dataclass
+class _Drawn:
+    """Numbers of the passages that a batch meets; -1 is no passage."""
+
+    read_Bk: NDArray[np.int32]
+    candidates_BC: NDArray[np.int32]
+    known_BR: NDArray[np.int32]  # the best ranks, which are no negatives of the row
+
+
+class ImpRAGTrainer(MethodTrainer):
+    """Trainer of `ImpRAGForCausalLM`.
+
+    Args:
+        model: the model; it gets adapters in place, unless all weights are trained.
+        args: the run.
+        tokenizer: of the backbone, with an EOS token.
+        train_dataset: prompts, as `revela_hub.data.prompts.rows.read_prompts` gives them.
+        passages: M texts, the collection.
+        pseudo_labels: (rows, last_negative_rank) numbers of passages, best first, for the rows of `train_dataset`; needed
+            if the warm-up has any length.
+        peft_config: of the adapters; by default LoRA as `args` says.
+        max_length: tokens of prompt and answer.
+        **kwargs: of `Trainer`: `callbacks`, ...
+
+    Raises:
+        UserError: fewer passages than are to be read or compared, a prompt or a setting that does not fit the model.
+    """
+
+    _tag_names = ("imprag",)
+
+    def __init__(
+        self,
+        model: ImpRAGForCausalLM,
+        args: ImpRAGTrainingArguments,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        train_dataset: Dataset,
+        passages: Sequence[str],
+        pseudo_labels: NDArray[np.int32] | None = None,
+        peft_config: PeftConfig | None = None,
+        max_length: int = 256,
+        **kwargs: Any,
+    ) -> None:
+        self.args: ImpRAGTrainingArguments
+        self.imprag, self.passages = model, passages
+        _check(model, args, len(passages), max_length, pseudo_labels)
+        self.tokens: PassageTokens = tokenize_passages(tokenizer, passages, model.config.l_max)
+        data = tokenize_prompts(
+            train_dataset.add_column("source_row", list(range(len(train_dataset)))), tokenizer, max_length
+        )
+        # The rankings of the rows that are left.
+        self.pseudo_labels = None if pseudo_labels is None else pseudo_labels[np.array(data["source_row"])]
+        self.ranking: NDArray[np.int32] | None = None  # the index's: the best passages of each row
+        self.built_at = -1
+        self._held: NDArray[np.bool_] | None = None
+        set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
+        adapters = peft_config or args.lora_config(model)
+        super().__init__(
+            model=model if adapters is None else add_adapters(model, adapters),
+            args=args,
+            train_dataset=data,
+            data_collator=ImpRAGCollator(),
+            processing_class=tokenizer,
+            **kwargs,
+        )
+        self.loss_is_scaled_for_ga = True
+        self.add_callback(_Schedule(self))
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the rankings of the other retriever are the labels."""
+        return (self.state.epoch or 0.0) < self.args.retrieval_warmup_epochs
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """J = generation loss + lambda * retrieval loss; keeps both for the next log."""
+        rows_B, retrieve_B = inputs.pop("row").cpu().numpy(), inputs.pop("retrieve")
+        drawn = self._draw(rows_B, retrieve_B.cpu().numpy())
+        for name, numbers in (("passage", drawn.read_Bk), ("candidate", drawn.candidates_BC.reshape(-1))):
+            ids, mask = self.tokens.batch(numbers)
+            device = retrieve_B.device
+            inputs |= {f"{name}_input_ids": ids.to(device), f"{name}_attention_mask": mask.to(device)}
+        outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
+        retrieval = self._retrieval_loss(outputs, inputs, drawn, retrieve_B)
+        generation = outputs.loss
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            generation = generation * self.accelerator.num_processes  # the count is that of all processes
+        self._note(generation, retrieval, rows_B[retrieve_B.cpu().numpy()])
+        loss = generation + self.args.retrieval_weight * retrieval / self.current_gradient_accumulation_steps
+        return (loss, outputs) if return_outputs else loss
+
+    def _retrieval_loss(self, outputs: Any, inputs: dict[str, Tensor], drawn: _Drawn, retrieve_B: Tensor) -> Tensor:
+        """Mean over the prompts of all processes that retrieve; the Trainer averages over processes once more."""
+        temperature = self.args.temperature or sqrt(outputs.query_vectors.shape[-1])
+        if self.warming_up:
+            loss_B = self._warm_up(outputs, drawn, temperature)
+        else:
+            loss_B = self._self_distillation(outputs, inputs, drawn, retrieve_B, temperature)
+        count = self.accelerator.reduce(retrieve_B.sum().float()).clamp(min=1)
+        loss: Tensor = (loss_B * retrieve_B).sum() / count * self.accelerator.num_processes
+        return loss
+
+    def _warm_up(self, outputs: Any, drawn: _Drawn, temperature: float) -> Tensor:
+        """(B,) multi-label NCE over the candidates of all prompts of all processes."""
+        vectors_NE = gather_rows(outputs.passage_vectors)
+        device = vectors_NE.device
+        own = torch.from_numpy(drawn.candidates_BC).to(device)
+        numbers_N = self.accelerator.gather(own.reshape(-1))
+        scores_BN = self.imprag.score(outputs.query_vectors, vectors_NE) / temperature
+        rows, width = own.shape
+        first = self.accelerator.process_index * rows * width
+        place_B = first + torch.arange(rows, device=device)[:, None] * width
+        own_BN = torch.zeros(scores_BN.shape, dtype=torch.bool, device=device)
+        own_BN.scatter_(1, place_B + torch.arange(self.args.num_positives, device=device), True)
+        known_BR = torch.from_numpy(drawn.known_BR).to(device)
+        there_N = numbers_N >= 0
+        known_BN = (numbers_N[None, :, None] == known_BR[:, None, :]).any(-1)
+        return multi_label_nce(scores_BN, own_BN & there_N, ~known_BN & there_N)
+
+    def _self_distillation(
+        self, outputs: Any, inputs: dict[str, Tensor], drawn: _Drawn, retrieve_B: Tensor, temperature: float
+    ) -> Tensor:
+        """(B,) KL between the answer's likelihoods under the candidates and their scores."""
+        rows, width = drawn.candidates_BC.shape
+        vectors_BCE = outputs.passage_vectors.view(rows, width, -1)
+        scores_BC = self.imprag.score(outputs.query_vectors, vectors_BCE) / temperature
+        likelihood_BC = scores_BC.detach().clone()  # of prompts that do not retrieve: no loss
+        retrieving = retrieve_B.nonzero()[:, 0]
+        if len(retrieving):
+            likelihood_BC[retrieving] = self.imprag.answer_log_likelihoods(
+                inputs["input_ids"][retrieving],
+                inputs["attention_mask"][retrieving],
+                inputs["labels"][retrieving],
+                inputs["candidate_input_ids"].view(rows, width, -1)[retrieving],
+                inputs["candidate_attention_mask"].view(rows, width, -1)[retrieving],
+                block_size=self.args.likelihood_block_size,
+            ).to(scores_BC.dtype)
+        return kl_to_retrieval(likelihood_BC, scores_BC, self.args.likelihood_temperature)
+
+    def _draw(self, rows_B: NDArray[np.int64], retrieve_B: NDArray[np.bool_]) -> _Drawn:
+        """What each row reads and compares, by seed, epoch and row alone."""
+        args, k = self.args, self.imprag.config.k
+        if self.warming_up:
+            assert self.pseudo_labels is not None
+            ranking = self.pseudo_labels[rows_B]
+            hard = ranking[:, args.first_negative_rank - 1 : args.last_negative_rank]
+            epoch = int((self.state.epoch or 0.0) + 1e-6)
+            drawn = [
+                np.random.default_rng([args.seed, epoch, row]).permutation(hard.shape[1])[: args.num_negatives]
+                for row in rows_B.tolist()
+            ]
+            negatives = np.take_along_axis(hard, np.stack(drawn), axis=1)
+            candidates = np.concatenate([ranking[:, : args.num_positives], negatives], axis=1)
+        else:
+            assert self.ranking is not None
+            ranking = self.ranking[rows_B]
+            candidates = ranking[:, : args.num_candidates].copy()
+            candidates[~retrieve_B] = 0  # any passage: their loss is not counted
+        read = np.where(retrieve_B[:, None], ranking[:, :k], -1)
+        return _Drawn(read.astype(np.int32), candidates, ranking[:, : args.first_negative_rank - 1])
+
+    def rebuild_index(self) -> None:
+        """Ranks the collection anew for every prompt, with the weights as they are; each process encodes its share."""
+        training = self.imprag.training
+        self.imprag.eval()
+        data: Any = self.train_dataset
+        ids = data["prompt_ids"]
+        queries = PassageTokens(
+            np.concatenate([np.array(row, np.int32) for row in ids]), np.cumsum([0, *map(len, ids)]).astype(np.int64)
+        )
+        queries_NE = self._encode(queries, self.imprag.embed_queries)
+        passages_ME = self._encode(self.tokens, self.imprag.embed_passages)
+        self.imprag.train(training)
+        depth = max(self.args.num_candidates, self.imprag.config.k)
+        self.ranking, self._held = top_rows(queries_NE, passages_ME, depth), None
+        self.built_at = self.state.global_step
+
+    @torch.no_grad()
+    def _encode(self, texts: PassageTokens, embed: Any) -> NDArray[np.float32]:
+        order = np.argsort(-np.diff(texts.starts), kind="stable")
+        mine = order[self.accelerator.process_index :: self.accelerator.num_processes]
+        parts = []
+        for start in range(0, len(mine), self.args.encode_batch_size):
+            ids, mask = texts.batch(mine[start : start + self.args.encode_batch_size])
+            with self.accelerator.autocast():
+                vectors = embed(ids.to(self.args.device), mask.to(self.args.device))
+            parts.append(vectors.float().cpu().numpy())
+        found = gather_object([(mine, np.concatenate(parts) if parts else None)])
+        vectors_NE = np.empty((len(texts), found[0][1].shape[1]), np.float32)
+        for rows, part in found:
+            if part is not None:
+                vectors_NE[rows] = part
+        return vectors_NE
+
+    def _note(self, generation: Tensor, retrieval: Tensor, rows: NDArray[np.int64]) -> None:
+        """Keeps both losses, and the share of prompts that read an answer, for the next log."""
+        self.keep("generation_loss", generation * self.current_gradient_accumulation_steps)
+        self.keep("retrieval_loss", retrieval)
+        counts = torch.tensor([self._holds_answer()[rows].sum(), len(rows)], device=self.args.device, dtype=torch.float)
+        held, retrieved = self.accelerator.reduce(counts).tolist()
+        if retrieved:
+            self.keep("answer_recall", torch.tensor(held / retrieved, device=self.args.device))
+
+    def _holds_answer(self) -> NDArray[np.bool_]:
+        """For each row whether the passages that it reads hold an accepted answer."""
+        ranking = self.pseudo_labels if self.warming_up else self.ranking
+        if self._held is None:
+            assert ranking is not None
+            data: Any = self.train_dataset
+            read = ranking[:, : self.imprag.config.k]
+            texts = ([self.passages[number] for number in row if number >= 0] for row in read.tolist())
+            self._held = np.array([holds_answer(t, a) for t, a in zip(texts, data["answers"], strict=True)])
+        return self._held
+
+    def settings(self) -> dict[str, Any]:
+        """What the run learns from, the passages among it."""
+        return super().settings() | {"passages": rows_digest(self.passages)}
+
+    def model_names(self) -> str:
+        """The backbone's."""
+        config = self.imprag.config
+        return f"ImpRAG on {getattr(config.backbone, '_name_or_path', '') or 'a decoder'}, b={config.b}, t={config.t}, k={config.k}"
+
+    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+        """What `push_to_hub` publishes."""
+        return assemble_imprag(checkpoint, folder, assembly)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """A checkpoint holds, beside the weights or adapters, the configuration and the index's rankings."""
+        super()._save(output_dir, state_dict)
+        folder = Path(output_dir or self.args.output_dir or ".")
+        self.imprag.config.save_pretrained(folder)
+        if self.ranking is not None:
+            save_file(
+                {"ranking": torch.from_numpy(self.ranking), "built_at": torch.tensor(self.built_at)},
+                folder / CANDIDATES,
+            )
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        file = Path(resume_from_checkpoint) / CANDIDATES
+        if file.is_file():
+            saved = load_file(file)
+            self.ranking, self.built_at = saved["ranking"].numpy(), int(saved["built_at"])
+            if len(self.ranking) != len(self.train_dataset):  # type: ignore[arg-type]
+                raise UserError(
+                    f"{resume_from_checkpoint} is of a run on other data: start anew, or give the same --data"
+                )
+
+
+class _Schedule(TrainerCallback):
+    """Rebuilds the index when its time has come."""
+
+    def __init__(self, trainer: ImpRAGTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_begin(
+        self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        trainer = self.trainer
+        if trainer.warming_up:
+            return
+        every = trainer.args.index_steps or max(1, round(state.max_steps / max(1, state.num_train_epochs)))
+        if trainer.ranking is None or state.global_step - trainer.built_at >= every:
+            trainer.rebuild_index()
+
+
+def _check(
+    model: ImpRAGForCausalLM,
+    args: ImpRAGTrainingArguments,
+    passages: int,
+    max_length: int,
+    pseudo_labels: NDArray[np.int32] | None,
+) -> None:
+    config = model.config
+    if passages == 0:
+        raise UserError("there are no passages to read")
+    if config.k > passages:
+        raise UserError(f"k={config.k} passages are to be read, but the collection has {passages}: lower --k")
+    positions = getattr(config.backbone, "max_position_embeddings", None)
+    if positions is not None and config.k * config.l_max + max_length > positions:
+        raise UserError(
+            f"k * l_max + max_length = {config.k * config.l_max + max_length} positions do not fit into the backbone's"
+            f" {positions}: lower --k, --l_max or --max_length"
+        )
+    if args.retrieval_warmup_epochs and pseudo_labels is None:
+        raise UserError("the warm-up needs rankings: give a retriever, or set --retrieval_warmup_epochs 0")
+    if args.retrieval_warmup_epochs < args.num_train_epochs and args.num_candidates > passages:
+        raise UserError(
+            f"--num_candidates {args.num_candidates} is more than the collection's {passages} passages: lower it"
+        )
