@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation import evaluate_retrieval
-from revela_hub.trainers.common.precision import bf16_is_fast
+from revela_hub.precision import bf16_is_fast
 
 EXAMPLES_PER_CLASS = 10
 STS_PAIRS = 700

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
+from revela_hub.precision import in_fast_precision
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -42,6 +43,8 @@ def load_encoder(
     max_seq_length: int | None = None,
 ) -> "SentenceTransformer":
     """Loads a sentence-transformers model from a folder or, failing that, from the Hub; safetensors weights only.
+
+    In the type that the model says, but in float32 on a CPU where half precision is slow.
 
     Args:
         name: A sentence-transformers folder, or a Hub id.
@@ -82,7 +85,7 @@ def load_encoder(
         raise UserError(f"cannot load the model {name}: {reason}") from error
     if max_seq_length is not None:
         model.max_seq_length = max_seq_length
-    return model
+    return in_fast_precision(model)
 
 
 @contextmanager

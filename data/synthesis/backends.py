@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 from revela_hub.errors import UserError, first_line
+from revela_hub.precision import loading_dtype
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,11 @@ class LocalModel:
             raise UserError(f"--batch-size must be at least 1, not {batch_size}")
         try:
             self._pipeline = pipeline(
-                "text-generation", model=name, dtype="auto", device=device, trust_remote_code=trust_remote_code
+                "text-generation",
+                model=name,
+                dtype=loading_dtype(device),
+                device=device,
+                trust_remote_code=trust_remote_code,
             )
         except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
             raise UserError(f"cannot load the model {name}: {first_line(error)}") from error

@@ -41,8 +41,8 @@ from torch import Tensor, nn
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation import RetrievalScores, evaluate_retrieval
+from revela_hub.precision import bf16_is_fast
 from revela_hub.retrieval.mining.mining import MiningSettings, Ranker, mine_negatives
-from revela_hub.trainers.common.precision import bf16_is_fast
 
 SCALE = 20.0
 """What a student's cosines are multiplied by before a softmax: a temperature of 0.05."""

@@ -11,9 +11,9 @@ import torch
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_bm25, evaluate_retrieval, score_run
+from revela_hub.precision import bf16_is_fast
 from revela_hub.retrieval.encoder import load_encoder
 from revela_hub.retrieval.top_k import stable_top_k
-from revela_hub.trainers.common.precision import bf16_is_fast
 
 
 class Table:

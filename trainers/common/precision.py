@@ -1,15 +1,9 @@
-"""Where training in bf16 pays, and what transformers has to be told before it does."""
+"""What transformers has to be told before it trains in bf16."""
 
 import torch
 from transformers import TrainingArguments
 
-
-def bf16_is_fast() -> bool:
-    """Whether bf16 autocast gains anything here: a GPU with bf16, or a CPU with bf16 instructions."""
-    if torch.cuda.is_available():
-        return bool(torch.cuda.is_bf16_supported())
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, probe, bool)() for probe in probes)
+from revela_hub.precision import bf16_is_fast
 
 
 def settle_precision(arguments: TrainingArguments) -> None:

@@ -144,10 +144,10 @@ def _draw(training: "train_revela.Arguments", models: Path, output: Path) -> Non
 def _similarities(folder: Path, texts: list[str], temperature: float) -> NDArray[np.float32]:
     """(B, B) softmax over the cosines of a group's chunks, as the training sees them."""
     import torch
-    from sentence_transformers import SentenceTransformer
 
-    vectors = SentenceTransformer(str(folder), device="cpu").encode_document(texts, convert_to_tensor=True)
-    vectors = vectors.float()
+    from revela_hub.retrieval.encoder import load_encoder
+
+    vectors = load_encoder(str(folder), device="cpu").encode_document(texts, convert_to_tensor=True).float()
     scores = (vectors @ vectors.T / temperature).fill_diagonal_(-torch.inf)
     similarities: NDArray[np.float32] = scores.softmax(-1).numpy()
     return similarities

@@ -1,0 +1,45 @@
+"""Commands compute in float32 on a CPU without bf16 instructions, whatever type a folder names."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from revela_hub.precision import bf16_is_fast, in_fast_precision, loading_dtype
+from revela_hub.retrieval.encoder import load_encoder
+
+
+@pytest.fixture(params=[False, True])
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """A CPU with, and one without them."""
+    for probe in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, probe, lambda: request.param, raising=False)
+    return bool(request.param)
+
+
+def test_a_folder_in_bf16_is_computed_in_float32_unless_the_cpu_has_the_instructions(
+    retriever_folder: Path, instructions: bool
+) -> None:
+    model = load_encoder(str(retriever_folder), device="cpu")
+    model.bfloat16().save(str(retriever_folder), create_model_card=False)
+    assert json.loads((retriever_folder / "config.json").read_text())["dtype"] == "bfloat16"
+    loaded = load_encoder(str(retriever_folder), device="cpu")
+    assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16 if instructions else torch.float32}
+    assert loading_dtype("cpu") == ("auto" if instructions else "float32")
+    assert bf16_is_fast("cpu") == instructions
+
+
+def test_what_is_on_another_device_stays_as_it_is(instructions: bool) -> None:
+    layer = torch.nn.Linear(2, 2, dtype=torch.bfloat16, device="meta")
+    assert in_fast_precision(layer) is layer
+    assert layer.weight.dtype == torch.bfloat16
+    assert loading_dtype("cuda") == "auto"
+    assert not bf16_is_fast("mps")
+
+
+def test_the_models_that_come_with_the_quickstart_say_float32(repository: Path) -> None:
+    """Because sentence-transformers and transformers compute in the type that the folder names."""
+    for part in ("retriever", "lm"):
+        config = json.loads((repository / "examples" / "quickstart" / part / "config.json").read_text())
+        assert config["dtype"] == "float32"
