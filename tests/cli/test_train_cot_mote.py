@@ -1,0 +1,98 @@
+"""`revela-hub train cot-mote` as a user runs it: text in, pairs in, three forms of a retriever out, mistakes reported."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
+
+from revela_hub.cli.main import main
+from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_checkpoint
+
+
+@pytest.fixture
+def mlm_folder(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> Path:
+    """A tiny BERT with its masked-LM head."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = BertConfig(vocab_size=len(wordpiece_tokenizer), max_position_embeddings=48, pad_token_id=0, **sizes)
+    folder = tmp_path / "tiny-mlm"
+    BertForMaskedLM(config).save_pretrained(folder)
+    wordpiece_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def files(tmp_path: Path, texts: list[str]) -> tuple[Path, Path]:
+    """Documents, and pairs with two negatives."""
+    documents, pairs = tmp_path / "documents.jsonl", tmp_path / "pairs.jsonl"
+    documents.write_text("".join(json.dumps({"text": " ".join(texts[i:4] + texts[:i])}) + "\n" for i in range(4)))
+    rows = [
+        {"anchor": texts[i][:20], "positive": texts[i], "negative_1": texts[i - 1], "negative_2": texts[i - 2]}
+        for i in range(4)
+    ]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows * 3))
+    return documents, pairs
+
+
+def words(encoder: Path, out: Path, *more: object) -> list[str]:
+    options = {
+        "--encoder": encoder, "--output_dir": out, "--max_length": 40, "--per_device_train_batch_size": 4,
+        "--gradient_accumulation_steps": 1, "--max_steps": 2, "--bf16": "false", "--report_to": "none",
+        "--cache_dir": out.parent / "cache", "--save_strategy": "no",
+    }  # fmt: skip
+    return ["train", "cot-mote", *(str(word) for pair in options.items() for word in pair), *map(str, more)]
+
+
+def test_from_text_and_pairs_to_three_forms(
+    tmp_path: Path, mlm_folder: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents, pairs = files
+    first, second = tmp_path / "pretrained", tmp_path / "finetuned"
+    assert main(words(mlm_folder, first, "--data", documents, "--attention_window", 3)) == 0
+    printed = capsys.readouterr().out
+    assert "4 documents" in printed and "pseudo-queries extracted" in printed
+    model = load_cot_mote_checkpoint(first).model
+    assert (model.config.attention_window, model.config.max_seq_length) == (3, 40)
+    card = yaml.safe_load((first / "card.yaml").read_text())
+    assert card["method"] == "cot_mote" and "extracted" in card["training_data"]
+    assert card["command"].startswith("revela-hub train cot-mote")
+
+    finetune = words(first, second, "--stage", "finetune", "--pairs", pairs, "--num_negatives", 2)
+    assert main([*finetune, "--passage_flops_weight", "0.01"]) == 0
+    dense, sparse = SentenceTransformer(str(second / "dense")), SparseEncoder(str(second / "sparse"))
+    assert dense.encode_query(["fox"]).shape == (1, 32) and sparse.encode_document(["fox"]).shape[0] == 1
+    for name in ("dense", "sparse", "model"):
+        readme = (second / name / "README.md").read_text()
+        assert "2304.10195" in readme and str(tmp_path) not in readme
+        assert "passage_flops_weight: 0.01" in readme and "pairs: pairs.jsonl" in readme
+    assert main(["export", str(second), "--output", str(tmp_path / "again")]) == 0
+    printed = capsys.readouterr().out
+    assert 'SparseEncoder("' in printed and "trust_remote_code=True" in printed
+
+
+def test_mistakes_are_one_line(
+    tmp_path: Path, mlm_folder: Path, bert_folder: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents, pairs = files
+    for number, (encoder, more, message) in enumerate(
+        [
+            (mlm_folder, [], "no data to pre-train on: give --data"),
+            (bert_folder, ["--data", documents], "has no masked-LM head"),
+            (mlm_folder, ["--data", documents, "--contexts", "next"], "contexts must be one or more of neighbour"),
+            (mlm_folder, ["--data", documents, "--max_length", 64], "48 positions, fewer than --max_length 64"),
+            (mlm_folder, ["--stage", "finetune"], "no pairs to fine-tune on"),
+            (mlm_folder, ["--stage", "finetune", "--pairs", pairs], "has no column 'negative_3'"),
+            (mlm_folder, ["--stage", "finetune", "--decoder", "ar"], "--decoder is of --stage pretrain"),
+            (mlm_folder, ["--data", documents, "--query_encoder", mlm_folder], 'goes with variant="separate"'),
+            (
+                mlm_folder,
+                ["--data", documents, "--query_generator", tmp_path / "no"],
+                "cannot load the query generator",
+            ),
+        ]
+    ):
+        assert main(words(encoder, tmp_path / f"out{number}", *more)) == 2, message
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert message in error

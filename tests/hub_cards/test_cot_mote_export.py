@@ -1,0 +1,169 @@
+"""The three published forms of a CoT-MoTE: each loads without this package, and gives the model's own vectors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from transformers import AutoModelForMaskedLM, BertTokenizerFast, PreTrainedTokenizerFast, RobertaTokenizer
+
+from revela_hub.checkpoints import export_checkpoint, publish
+from revela_hub.errors import UserError
+from revela_hub.hub_cards import Assembly, Destination, check
+from revela_hub.modeling import CoTMoTEForPreTraining, CoTMoTEModel
+
+TEXTS = [
+    "fox",
+    "",
+    "A retriever learns from raw text which chunks of a document help.",
+    "東京 rivers",
+    "sediment " * 60,
+]
+MAX_LENGTH = 32
+SIZES = {
+    "Bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+    "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "Roberta": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+}
+
+# Runs where this package cannot be imported: what a reader of the Hub has.
+READER = """
+import sys
+sys.modules["revela_hub"] = None
+import json, numpy as np, torch
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from transformers import AutoModel, AutoTokenizer
+folder, texts, out = json.loads(sys.argv[1])
+dense, sparse = SentenceTransformer(folder + "/dense", device="cpu"), SparseEncoder(folder + "/sparse", device="cpu")
+model = AutoModel.from_pretrained(folder + "/model", trust_remote_code=True).eval()
+tokenizer = AutoTokenizer.from_pretrained(folder + "/model", trust_remote_code=True)
+batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+arrays = {}
+for task, expert in (("query", "query"), ("document", "passage")):
+    arrays[task + " dense"] = getattr(dense, "encode_" + task)(texts)
+    arrays[task + " sparse"] = getattr(sparse, "encode_" + task)(texts, convert_to_sparse_tensor=False).numpy()
+    arrays[task + " alone"] = np.concatenate([getattr(dense, "encode_" + task)([text]) for text in texts])
+    with torch.no_grad():
+        output = model(batch["input_ids"], batch["attention_mask"], expert=expert)
+    arrays[task + " model dense"], arrays[task + " model sparse"] = output.pooler_output.numpy(), output.sparse.numpy()
+np.savez(out, **arrays)
+"""
+
+
+def trained(folder: Path, family: str, tokenizer: PreTrainedTokenizerFast, variant: str = "experts") -> CoTMoTEModel:
+    """A checkpoint as pre-training leaves it, of weights that differ between the routes."""
+    special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": None}
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=len(tokenizer) + 3, max_position_embeddings=40, **SIZES[family], **special
+    )
+    model = CoTMoTEForPreTraining.from_backbone(
+        AutoModelForMaskedLM.from_config(config), variant=variant, max_seq_length=MAX_LENGTH
+    )
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model.encoder.eval()
+
+
+def expected(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerFast, expert: str) -> Any:
+    batch = tokenizer(TEXTS, padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
+    with torch.no_grad():
+        return model(batch["input_ids"], batch["attention_mask"], expert=expert)
+
+
+def test_readers_get_the_models_own_vectors_from_all_three_forms(
+    tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast
+) -> None:
+    model = trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
+    assert not list((tmp_path / "out" / "dense").rglob("*.py")) + list((tmp_path / "out" / "sparse").rglob("*.py"))
+    out = tmp_path / "vectors.npz"
+    task = json.dumps([str(tmp_path / "out"), TEXTS, str(out)])
+    done = subprocess.run([sys.executable, "-c", READER, task], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    arrays = np.load(out)
+    for kind, expert in (("query", "query"), ("document", "passage")):
+        vectors = expected(model, wordpiece_tokenizer, expert)
+        for name in ("dense", "alone", "model dense"):
+            np.testing.assert_allclose(arrays[f"{kind} {name}"], vectors.pooler_output.numpy(), rtol=0, atol=1e-5)
+        for name in ("sparse", "model sparse"):
+            np.testing.assert_allclose(arrays[f"{kind} {name}"], vectors.sparse.numpy(), rtol=0, atol=1e-5)
+    assert not np.allclose(arrays["query dense"], arrays["document dense"], atol=0.1)
+    # What is shared is stored once: the attention of the model by its own code is half of that of the two routes.
+    sizes = {name: sum(f.stat().st_size for f in (tmp_path / "out" / name).rglob("*.safetensors")) for name in
+             ("sparse", "model")}  # fmt: skip
+    assert sizes["model"] < 0.75 * sizes["sparse"]
+    for file in (tmp_path / "out").rglob("*.json"):
+        assert str(tmp_path) not in file.read_text(encoding="utf-8"), file
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"), [("DistilBert", "separate"), ("Roberta", "experts"), ("Bert", "siamese")]
+)
+def test_routes_of_other_families_and_variants_are_the_models(
+    tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast, family: str, variant: str
+) -> None:
+    """Also where the first token is not [CLS] and positions are counted otherwise."""
+    tokenizer: Any = wordpiece_tokenizer
+    if family == "Roberta":
+        vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "<S>": 5} | {
+            letter: 6 + number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyzĠA.")
+        }
+        tokenizer = RobertaTokenizer(vocab=vocabulary, merges=[])
+    model = trained(tmp_path / "checkpoint", family, tokenizer, variant)
+    # In the sparse form [CLS] must be left out whatever it scores: here it scores most.
+    first = tokenizer("")["input_ids"][0]
+    for route in ("query", "passage"):
+        model.route(route).get_input_embeddings().weight.data[first] *= 3
+    CoTMoTEModel.save_pretrained(model, tmp_path / "checkpoint")
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
+    dense, sparse = SentenceTransformer(str(tmp_path / "out/dense")), SparseEncoder(str(tmp_path / "out/sparse"))
+    for kind, expert in (("query", "query"), ("document", "passage")):
+        vectors = expected(model, tokenizer, expert)
+        got = torch.tensor(getattr(dense, f"encode_{kind}")(TEXTS))
+        torch.testing.assert_close(got, vectors.pooler_output, rtol=0, atol=1e-5)
+        got = getattr(sparse, f"encode_{kind}")(TEXTS, convert_to_sparse_tensor=False)
+        torch.testing.assert_close(got, vectors.sparse, rtol=0, atol=1e-5)
+    if variant != "siamese":
+        with pytest.raises(ValueError, match="Could not determine route"):
+            dense.encode(["whose expert?"])
+
+
+def test_check_and_publish_know_the_three_forms(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> None:
+    trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
+    for folder in ("dense", "sparse", "model"):
+        checks = check(tmp_path / "out" / folder, trust_remote_code=folder == "model")
+        assert [row for row in checks if not row.ok] == []
+        compared = next(row.detail for row in checks if row.name == "weights")
+        assert "(0 compared)" not in compared
+    destination = Destination("someone/cot-mote")
+    for part in ("retriever", "sparse", "model"):
+        published = publish(tmp_path / "checkpoint", destination, Assembly(part=part), dry_run=True)
+        same = next(row for row in published.checks if row.name == "same as checkpoint")
+        assert same.ok and same.detail == "to 1e-05 on 6 texts"
+    with pytest.raises(UserError, match="is of CoT-MoTE, which has not a language model"):
+        publish(tmp_path / "checkpoint", destination, Assembly(part="lm"), dry_run=True)
+
+
+def test_a_sparse_folder_that_reads_the_first_token_is_found_out(
+    tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast
+) -> None:
+    """The check compares with the checkpoint's own vectors: without the weights, [CLS] would be in the maximum."""
+    trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
+    file = tmp_path / "out" / "sparse" / "router_config.json"
+    router = json.loads(file.read_text())
+    router["structure"] = {
+        route: [name for name in modules if "WordWeights" not in name] for route, modules in router["structure"].items()
+    }
+    file.write_text(json.dumps(router))
+    with pytest.raises(UserError, match="same as checkpoint: .* differs"):
+        publish(tmp_path / "out" / "sparse", Destination("someone/x"), Assembly(), dry_run=True)
