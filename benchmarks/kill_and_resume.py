@@ -1,0 +1,247 @@
+"""Kills training runs, at any time and while they write a checkpoint, resumes them, and compares the end bit for bit.
+
+    python benchmarks/kill_and_resume.py --kills 20 --methods revela retromae nvembed
+
+Of each method: one run that is left alone, then `--kills` runs that are killed (kill -9) at a random time, and as many that
+are killed at a random time from the beginning of a checkpoint's writing on. Each is started again with
+`--resume_from_checkpoint last` until it ends, as a restart loop does, and every safetensors file that it leaves has to be
+that of the run that was left alone. The runs are forks of one process that has imported everything, so they start at once.
+The models are tiny and random; what is tested is what is written and read, and not the arithmetic.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg"}
+
+import torch
+import transformers
+import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizerFast,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+)
+
+STEPS, SAVE_STEPS, RESTARTS = 24, 6, 5
+SENTENCES = "The river carries sediment to the sea. A fox jumps over a dog. Paris is the capital of France. "
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def make_inputs(root: Path) -> dict[str, list[str]]:
+    """Tiny models and data; returns the words of each method's command."""
+    (root / "text").mkdir(parents=True)
+    for i in range(8):
+        (root / "text" / f"{i}.txt").write_text(f"Document {i}. " + SENTENCES * 12)
+    rows = [{"anchor": f"Where is fox {i}?", "positive": f"Fox {i} is in Paris {i * i}"} for i in range(64)]
+    (root / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"name": "qa", "type": "pairs", "source": str(root / "qa.jsonl"), "instruction": "Find the place"}
+    (root / "mixture.yaml").write_text(yaml.safe_dump({"tasks": [task]}))
+    torch.manual_seed(0)
+    llama, bert = _decoder(root / "llama"), _encoder(root / "bert")
+    common = [
+        "--max_steps",
+        STEPS,
+        "--save_steps",
+        SAVE_STEPS,
+        "--logging_steps",
+        5,
+        "--bf16",
+        "false",
+        "--report_to",
+        "none",
+    ]
+    common += ["--disable_tqdm", "true", "--learning_rate", "1e-3", "--warmup_steps", 2, "--cache_dir", root / "cache"]
+    revela = ["--data", root / "text", "--retriever", llama, "--lm", llama, "--max_words", 20, "--group_size", 4]
+    revela += ["--max_length", 24, "--gradient_accumulation_steps", 2, "--temperature", 0.1]
+    retromae = ["--data", root / "text", "--encoder", bert, "--max_length", 40, "--per_device_train_batch_size", 4]
+    nvembed = ["--backbone", llama, "--mixture", root / "mixture.yaml", "--num_negatives", 2, "--max_length", 96]
+    nvembed += ["--in_batch_negatives", "true", "--query_instruction", "Find the place", "--lora_rank", 4]
+    nvembed += ["--num_latents", 8, "--num_heads", 2, "--per_device_train_batch_size", 8]
+    words = {
+        "revela": ["train", "revela", *revela, "--lora_rank", 0, *common],
+        "revela, LoRA": ["train", "revela", *revela, "--lora_rank", 4, "--lora_dropout", 0.1, *common],
+        "retromae": ["train", "retromae", *retromae, *common],
+        "nvembed": ["train", "nvembed", *nvembed, *common],
+    }
+    return {method: [str(word) for word in line] for method, line in words.items()}
+
+
+def _decoder(folder: Path) -> Path:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    learner = trainers.BpeTrainer(
+        vocab_size=384, special_tokens=["<eos>", "<pad>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([SENTENCES], learner)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", model_max_length=512
+    )
+    fast.save_pretrained(folder)
+    config = LlamaConfig(vocab_size=len(fast), eos_token_id=0, pad_token_id=1, bos_token_id=None, **SIZES)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def _encoder(folder: Path) -> Path:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    learner = trainers.WordPieceTrainer(vocab_size=256, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([SENTENCES], learner)
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    fast = BertTokenizerFast(tokenizer_object=tokenizer, model_max_length=48)
+    fast.save_pretrained(folder)
+    BertForMaskedLM(BertConfig(vocab_size=len(fast), max_position_embeddings=48, **SIZES)).save_pretrained(folder)
+    return folder
+
+
+class Run:
+    """A fork of this process that trains, and tells when it begins and ends to write a checkpoint."""
+
+    def __init__(self, words: list[str], output: Path) -> None:
+        reading, writing = os.pipe()
+        self.events = reading
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(reading)
+            os._exit(_train([*words, "--output_dir", str(output)], writing, output))
+        os.close(writing)
+
+    def event(self) -> str:
+        """The next event, `begin` or `end`; empty when the process has ended."""
+        return {b"b": "begin", b"e": "end"}.get(os.read(self.events, 1), "")
+
+    def kill(self) -> None:
+        """Ends it as a power cut would."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Its exit status; negative if it was killed."""
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.events)
+        return os.waitstatus_to_exitcode(status)
+
+
+def _train(words: list[str], events: int, output: Path) -> int:
+    from revela_hub.cli.main import main
+
+    log = os.open(f"{output}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    save = Trainer._save_checkpoint
+
+    def told(trainer: Trainer, *args: object, **kwargs: object) -> None:
+        os.write(events, b"b")
+        save(trainer, *args, **kwargs)
+        os.write(events, b"e")
+
+    Trainer._save_checkpoint = told
+    try:
+        return main(words)
+    except BaseException as error:  # a fork must not return into the loop of its parent
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        return 1
+
+
+def weights(output: Path) -> dict[str, str]:
+    """The digest of every file of weights that a run leaves, checkpoints aside."""
+    return {
+        str(file.relative_to(output)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(output.rglob("*.safetensors"))
+        if not file.relative_to(output).parts[0].startswith(("checkpoint-", "."))
+    }
+
+
+def outcome(words: list[str], output: Path, expected: dict[str, str]) -> str:
+    """What comes of restarting a run that was killed."""
+    for _ in range(RESTARTS):
+        status = Run([*words, "--resume_from_checkpoint", "last"], output).wait()
+        if status == 0:
+            return "same weights" if weights(output) == expected else "OTHER WEIGHTS"
+        if status == 2 and not list(output.glob("checkpoint-*")):  # as it was: it did not start without a checkpoint
+            return "NOT RESUMED (no checkpoint)"
+    return f"NOT RESUMED (exit status {status})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="of each of the two kinds, for each method")
+    parser.add_argument("--methods", nargs="+", help="by default all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a folder for the runs, with their logs; by default deleted")
+    options = parser.parse_args()
+    random.seed(options.seed)
+    torch.set_num_threads(1)
+    root = options.keep or Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
+    os.environ["HF_HOME"] = str(root / "hf")
+    commands = make_inputs(root / "inputs")
+    import revela_hub.cli.commands.train_nvembed
+    import revela_hub.cli.commands.train_retromae
+    import revela_hub.cli.commands.train_revela  # noqa: F401 (warmed up for the forks)
+
+    print(f"$ python {' '.join(sys.argv)}")
+    print(f"{platform.machine()}, torch {torch.__version__}, transformers {transformers.__version__}; {STEPS} updates,")
+    print(f"a checkpoint every {SAVE_STEPS}\n\n| method | killed | what came of it | runs |\n|---|---|---|---|")
+    for method in options.methods or commands:
+        for when, counts in measure(method, commands[method], root / method.replace(", ", "-"), options.kills):
+            for what, number in sorted(counts.items()):
+                print(f"| {method} | {when} | {what} | {number} of {options.kills} |", flush=True)
+    if not options.keep:
+        shutil.rmtree(root)
+
+
+def measure(method: str, words: list[str], folder: Path, kills: int) -> list[tuple[str, Counter[str]]]:
+    """The two kinds of kills."""
+    folder.mkdir()
+    began, writing = time.monotonic(), 0.0
+    whole = Run(words, folder / "whole")
+    while event := whole.event():
+        if event == "begin":
+            begin = time.monotonic()
+        else:
+            writing = max(writing, time.monotonic() - begin)
+    if whole.wait():
+        sys.exit(f"{method} does not train: see {folder}/whole.log")
+    length, expected = time.monotonic() - began, weights(folder / "whole")
+    counts: dict[str, Counter[str]] = {"at any time": Counter(), "while a checkpoint is written": Counter()}
+    for number in range(kills):
+        for kind, when in enumerate(counts):
+            output = folder / f"{number}-{kind}"
+            run = Run(words, output)
+            if kind:
+                for _ in range(random.randrange(1, 2 * (STEPS // SAVE_STEPS), 2)):
+                    run.event()
+                time.sleep(random.uniform(0, 1.5 * writing + 0.02))
+            else:
+                time.sleep(random.uniform(0, length))
+            run.kill()
+            run.wait()
+            counts[when][outcome(words, output, expected)] += 1
+            if not counts[when].keys() - {"same weights"}:
+                shutil.rmtree(output, ignore_errors=True)
+    return list(counts.items())
+
+
+if __name__ == "__main__":
+    main()
