@@ -2,12 +2,13 @@
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from peft import LoraConfig
 from torch import nn
 from transformers import TrainingArguments
 
+from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
 from revela_hub.trainers.common.precision import settle_precision
@@ -79,6 +80,56 @@ class AdapterArguments:
             # By name: of "all-linear", PEFT leaves out the output projections of the models that it knows.
             target_modules=[name for name in layers if not {"lm_head", "pooler"} & set(name.split("."))],
         )
+
+
+@dataclass
+class TextArguments:
+    """Raw text to train on, and where what is made of it is kept."""
+
+    data: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "What to train on, one or more of: folders or files of text or code, glob patterns, JSON lines "
+            "(.jsonl, .jsonl.gz), data sets as hf:owner/name[:configuration][:split] (of the Hub, or a folder). In a "
+            "YAML file also mappings with a path and more: see revela_hub.data.sources.source."
+        },
+    )
+    text_column: str = field(
+        default="text", metadata={"help": "The field of JSON lines, or the column of data sets, that holds the text."}
+    )
+    exclude: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Patterns of file and folder names not to read, for example '*.min.js' tests."},
+    )
+    language: str = field(
+        default="en", metadata={"help": "Language of the text (ISO 639-1), by which the ends of sentences are found."}
+    )
+    max_documents: PositiveInt | None = field(
+        default=None, metadata={"help": "Documents to read from each source at most."}
+    )
+    cache_dir: str | None = field(
+        default=None, metadata={"help": "Where what is made of the text is kept. Default: in the cache of datasets."}
+    )
+
+    def sources(self, **defaults: Any) -> list[Source]:
+        """What `data` names.
+
+        Args:
+            **defaults: of sources that do not say it themselves.
+
+        Raises:
+            UserError: nothing is named, or something that cannot be read; a number is out of its range.
+        """
+        try:
+            check_ranges(self)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        settings: dict[str, Any] = {
+            "text_column": self.text_column,
+            "exclude": tuple(self.exclude),
+            "max_documents": self.max_documents,
+        }
+        return parse_sources(self.data, **(settings | defaults))
 
 
 @dataclass

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
-from transformers import Trainer, set_seed
+from transformers import set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 
 from revela_hub.errors import UserError
@@ -20,7 +21,12 @@ from revela_hub.trainers.common.checkpoints import (
     remove_checkpoint,
     step_of,
 )
+from revela_hub.trainers.common.facts import facts_of_run
 from revela_hub.trainers.common.settings import LENGTH, changes, run_settings
+from revela_hub.trainers.common.trainer import MethodTrainer
+
+if TYPE_CHECKING:
+    from revela_hub.hub_cards import ModelCardFacts
 
 LOCK = ".lock"
 TRAINING_CURVE = "training_curve.png"
@@ -45,7 +51,7 @@ class Run:
         """The output folder."""
         return Path(self.arguments.output_dir or ".")
 
-    def train(self, trainer: Trainer, *, measure: bool = False) -> None:
+    def train(self, trainer: MethodTrainer, *, measure: bool = False) -> None:
         """Trains, and says what `trainer.evaluate` measures before and after it."""
         if measure and self.checkpoint is None:
             self._say("before", trainer.evaluate())
@@ -57,7 +63,11 @@ class Run:
         shown = [f"{name} {metrics[f'eval_{name}']:.4f}" for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")]
         self.arguments.say(f"{when} training: {', '.join(shown)}")
 
-    def finish(self, trainer: Trainer) -> None:
+    def facts(self, trainer: MethodTrainer, **of_the_method: Any) -> "ModelCardFacts":
+        """What the card says of the run; for the arguments see `facts_of_run`."""
+        return facts_of_run(self.arguments, record=trainer.record, **of_the_method)
+
+    def finish(self, trainer: MethodTrainer) -> None:
         """Draws the training curve and notes that the run has ended; to be called when everything is written."""
         from revela_hub.hub_cards.figures import training_curve
 

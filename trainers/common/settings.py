@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import fields
 from enum import Enum
@@ -47,7 +48,7 @@ LENGTH = {"max_steps", "num_train_epochs"}
 def run_settings(arguments: Any) -> dict[str, Any]:
     """The fields of a run's arguments that change what is learnt, as JSON holds them; folders by their last name alone."""
     return {
-        entry.name: _plain(getattr(arguments, entry.name))
+        entry.name: plain(getattr(arguments, entry.name))
         for entry in fields(arguments)
         if entry.name not in NOT_LEARNT and not entry.name.startswith(NOT_LEARNT_FROM)
     }
@@ -61,7 +62,7 @@ def model_settings(config: PreTrainedConfig) -> dict[str, Any]:
             if isinstance(value, dict):
                 yield from leaves(value, f"{prefix}{name}.")
             elif not str(name).startswith("_") and name not in NOT_THE_FORM:
-                yield f"{prefix}{name}", _plain(value)
+                yield f"{prefix}{name}", plain(value)
 
     return dict(leaves(config.to_dict(), ""))
 
@@ -98,13 +99,18 @@ def frozen_digest(model: nn.Module) -> str:
     return hashlib.sha256(values.numpy().tobytes()).hexdigest()[:12]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON holds it; what exists on this machine by its name alone."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, str) and Path(value).exists():
-        return Path(value).resolve().name  # no place on this machine, and the same after a move
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, str):
+        kind = "lm:" if value.startswith("lm:") else ""
+        path = value.removeprefix(
+            kind
+        )  # of what is here the name alone: nothing of this machine, the same after a move
+        return kind + Path(path).resolve().name if path and os.path.exists(path) else value
     return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__

@@ -58,7 +58,7 @@ class MethodTrainer(Publishing, Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._metrics: dict[str, tuple[Tensor, int]] = {}
         self._run_folder: Path | None = None
-        self._record = Record({})
+        self.record = Record({})
         self._tokens: Tensor | int = 0
         self._logged_at = time.monotonic()
         super().__init__(*args, **kwargs)
@@ -125,7 +125,7 @@ class MethodTrainer(Publishing, Trainer):
             Interrupted: SIGTERM or Ctrl-C ended the run, with a checkpoint.
         """
         self.refuse_not_finite("{what}: the model cannot be trained")
-        self._record = Record(self.settings())
+        self.record = Record(self.settings())
         if resume_from_checkpoint is True:
             found, _ = last_complete(Path(self.args.output_dir or "."))
             resume_from_checkpoint = str(found) if found else None
@@ -169,8 +169,8 @@ class MethodTrainer(Publishing, Trainer):
             raise UserError(f"{checkpoint} is not a complete checkpoint: {missing}")
         before = Record.read(checkpoint)
         assert before is not None  # or it would be missing
-        self._record.changes = before.changes
-        changed = changes(before.settings, self._record.settings)
+        self.record.changes = before.changes
+        changed = changes(before.settings, self.record.settings)
         if not changed:
             return
         listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))
@@ -180,7 +180,7 @@ class MethodTrainer(Publishing, Trainer):
                 " with the new ones"
             )
         self.args.say(f"changed since {checkpoint.name}: {listed}")
-        self._record.changes = [
+        self.record.changes = [
             *before.changes,
             {"step": step_of(checkpoint)} | {n: list(v) for n, v in changed.items()},
         ]
@@ -242,7 +242,7 @@ class MethodTrainer(Publishing, Trainer):
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 self._correct_best(output, beside / name)
-                self._record.write(beside / name)
+                self.record.write(beside / name)
                 publish_checkpoint(beside / name, output / name)
                 self._rotate(output)
             self.accelerator.wait_for_everyone()

@@ -1,8 +1,16 @@
-"""Arguments of a RetroMAE run; the defaults are the paper's (arXiv 2205.12035, section 4.1.3)."""
+"""Arguments of a RetroMAE run and of its data; the defaults are the paper's (arXiv 2205.12035, section 4.1.3)."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from revela_hub.trainers.common.arguments import RunArguments
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.text.spans import MIN_TOKENS, build_spans
+from revela_hub.ranges import PositiveInt, Share
+from revela_hub.trainers.common.arguments import RunArguments, TextArguments
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass
@@ -16,3 +24,50 @@ class RetroMAETrainingArguments(RunArguments):
         default=0.1, metadata={"help": "Linear warm-up: steps, or below 1 the share of all steps."}
     )
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, on all but biases and norms."})
+
+
+@dataclass
+class RetroMAEDataArguments(TextArguments):
+    """What RetroMAE is pre-trained on. The defaults are those of the paper where it names them."""
+
+    max_length: PositiveInt = field(
+        default=512,
+        metadata={"help": "Tokens of a span at most, with [CLS] and [SEP]: whole sentences of one document, packed."},
+    )
+    min_tokens: PositiveInt = field(
+        default=MIN_TOKENS, metadata={"help": "Spans of fewer tokens, the rests of documents, are left out."}
+    )
+    encoder_mask_ratio: Share = field(
+        default=0.3, metadata={"help": "Share of a span's tokens, in whole words, that the encoder has to predict."}
+    )
+    decoder_mask_ratio: Share = field(
+        default=0.5,
+        metadata={
+            "help": "Share of a span's tokens, in whole words, that are hidden from the decoder: from each position "
+            "anew with enhanced decoding, once with basic decoding (the paper's ablation: 0.5 to 0.9)."
+        },
+    )
+    max_spans: PositiveInt | None = field(default=None, metadata={"help": "Spans to make at most."})
+
+
+def load_spans(arguments: RetroMAEDataArguments, tokenizer: "PreTrainedTokenizerBase") -> "tuple[Dataset, ReadReport]":
+    """Reads, tokenises and packs what the arguments name; see `build_spans` for the columns.
+
+    Returns:
+        The spans, and the report to show.
+
+    Raises:
+        UserError: Anything that `build_spans` raises.
+    """
+    report = ReadReport()
+    spans = build_spans(
+        arguments.sources(),
+        tokenizer,
+        max_length=arguments.max_length,
+        min_tokens=arguments.min_tokens,
+        language=arguments.language,
+        max_spans=arguments.max_spans,
+        cache_dir=arguments.cache_dir,
+        report=report,
+    )
+    return spans, report

@@ -1,9 +1,23 @@
-"""Arguments of a Revela run; the defaults are the paper's (arXiv 2506.16552, section 4)."""
+"""Arguments of a Revela run and of its data; the defaults are the paper's (arXiv 2506.16552, section 4)."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
-from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
-from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.text.groups import (
+    GroupSettings,
+    StoppingStrategy,
+    build_groups,
+    check_weights,
+    groups_needed,
+    mix_groups,
+)
+from revela_hub.errors import UserError
+from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
+from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments, TextArguments
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 @dataclass
@@ -36,4 +50,89 @@ class RevelaTrainingArguments(AdapterArguments, RunArguments):
     )
     lora_rank: NonNegativeInt = field(
         default=256, metadata={"help": "Rank of the adapters of both models; 0 trains all weights."}
+    )
+
+
+@dataclass
+class RevelaDataArguments(TextArguments):
+    """What Revela trains on. The defaults are those of the paper's general-domain runs where it names them."""
+
+    kind: Literal["auto", "text", "code"] = field(
+        default="auto",
+        metadata={
+            "help": "Cut chunks at the ends of sentences (text) or of lines (code). auto: code for the file extensions "
+            "of programming languages, otherwise text."
+        },
+    )
+    max_words: PositiveInt = field(default=120, metadata={"help": "Words in a chunk at most."})
+    group_size: PositiveInt = field(
+        default=16, metadata={"help": "Chunks in a group: what one chunk's language modelling may look at."}
+    )
+    run_length: PositiveInt | None = field(
+        default=None,
+        metadata={
+            "help": "Put each group together of runs of as many successive chunks, drawn at random, so that it mixes "
+            "documents: for small corpora and long documents. Must divide group_size. Default: one run."
+        },
+    )
+    max_length: PositiveInt = field(default=160, metadata={"help": "Tokens of a chunk at most, for both models."})
+    similarity_span: Literal["full", "first_half"] = field(
+        default="full",
+        metadata={
+            "help": "How much of a chunk the retriever sees. The paper: first_half for natural language, full for code."
+        },
+    )
+    group_seed: Seed = field(default=0, metadata={"help": "Seed for drawing runs and mixing sources."})
+    weights: list[PositiveFloat] | None = field(
+        default=None,
+        metadata={"help": "Mix the sources group by group in these proportions, instead of one after another."},
+    )
+    stopping_strategy: StoppingStrategy = field(
+        default="first_exhausted",
+        metadata={
+            "help": "When a mixture ends: first_exhausted, with the first source used up; all_exhausted, when each has "
+            "been used up once (the others are repeated)."
+        },
+    )
+    max_groups: PositiveInt | None = field(default=None, metadata={"help": "Groups to make at most."})
+
+
+def load_groups(arguments: RevelaDataArguments) -> "tuple[Dataset, ReadReport]":
+    """Reads, chunks and groups what the arguments name; see `build_groups` for the columns.
+
+    Returns:
+        The groups, and the report to show.
+
+    Raises:
+        UserError: Options that do not fit together, or anything that `build_groups` raises.
+    """
+    sources = arguments.sources(kind=None if arguments.kind == "auto" else arguments.kind)
+    report = ReadReport()
+    if arguments.weights is None:
+        return build_groups(sources, _settings(arguments), cache_dir=arguments.cache_dir, report=report), report
+    check_weights(arguments.weights, len(sources))
+    if len(sources) == 1:
+        raise UserError("weights are for a mixture of two or more sources; there is one")
+    parts = []
+    for source, weight in zip(sources, arguments.weights, strict=True):
+        settings = _settings(arguments, weight / sum(arguments.weights))
+        parts.append(build_groups([source], settings, cache_dir=arguments.cache_dir, report=report))
+    mixed = mix_groups(
+        parts, arguments.weights, seed=arguments.group_seed, stopping_strategy=arguments.stopping_strategy
+    )
+    if arguments.max_groups is not None:
+        mixed = mixed.select(range(min(arguments.max_groups, len(mixed))))
+    report.groups = len(mixed)
+    return mixed, report
+
+
+def _settings(arguments: RevelaDataArguments, share: float = 1.0) -> GroupSettings:
+    limit = arguments.max_groups
+    return GroupSettings(
+        group_size=arguments.group_size,
+        run_length=arguments.run_length,
+        max_words=arguments.max_words,
+        language=arguments.language,
+        max_groups=limit if limit is None or share == 1.0 else groups_needed(share, limit),
+        seed=arguments.group_seed,
     )

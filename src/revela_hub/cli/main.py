@@ -57,9 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _dispatch(words)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        sys.stderr.write(f"{PROGRAM}: interrupted\n")
-        return 130
+    except KeyboardInterrupt as error:
+        sys.stderr.write(f"{PROGRAM}: {str(error) or 'interrupted'}\n")
+        return getattr(error, "status", 130)  # of a training run that was ended by another signal, with a checkpoint
     except BrokenPipeError:
         # The reader of our output has gone (`| head`). Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

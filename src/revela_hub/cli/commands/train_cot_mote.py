@@ -22,10 +22,9 @@ Examples:
   accelerate launch -m revela_hub train cot-mote --config examples/cot-mote/pretrain.yaml
 """
 
-import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
@@ -40,9 +39,6 @@ from revela_hub.trainers.cot_mote.data_arguments import (
 )
 from revela_hub.trainers.cot_mote.finetuning import CoTMoTEFinetuner
 from revela_hub.trainers.cot_mote.trainer import CoTMoTETrainer
-
-if TYPE_CHECKING:
-    from revela_hub.hub_cards import ModelCardFacts
 
 BOTTLENECKS = {"dense": ["dense"], "sparse": ["sparse"], "both": ["dense", "sparse"]}
 
@@ -111,10 +107,14 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         if run.nothing_to_do:
             return run.output
         start = _load(arguments)
-        trainer, facts = (_pretrain if arguments.stage == "pretrain" else _finetune)(arguments, start, trainer_options)
+        trainer, summary = (_pretrain if arguments.stage == "pretrain" else _finetune)(
+            arguments, start, trainer_options
+        )
         run.train(trainer)
         trainer.save_model(str(run.output))
         if arguments.should_save:
+            sources = map(str, [*arguments.data, arguments.pairs or ""])
+            facts = run.facts(trainer, method="cot_mote", models=("encoder",), summary=summary, sources=sources)
             facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
             export_checkpoint(run.output, run.output)
             for name in METHODS["cot_mote"].folders:
@@ -151,9 +151,7 @@ def _load(arguments: Arguments) -> CoTMoTECheckpoint:
     return start
 
 
-def _pretrain(
-    arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str, Any]
-) -> "tuple[CoTMoTETrainer, ModelCardFacts]":
+def _pretrain(arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str, Any]) -> tuple[CoTMoTETrainer, str]:
     queries = query_generator(arguments, arguments.seed)
     with arguments.main_process_first(desc="reading the text"):
         rows, report = load_contexts(arguments, start.tokenizer, queries)
@@ -170,12 +168,10 @@ def _pretrain(
         train_dataset=rows,
         **options,
     )
-    return trainer, _facts(arguments, summary)
+    return trainer, summary
 
 
-def _finetune(
-    arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str, Any]
-) -> "tuple[CoTMoTEFinetuner, ModelCardFacts]":
+def _finetune(arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str, Any]) -> tuple[CoTMoTEFinetuner, str]:
     with arguments.main_process_first(desc="reading the pairs"):
         rows, summary = load_pairs(arguments)
     arguments.say(summary)
@@ -188,22 +184,4 @@ def _finetune(
         max_length=arguments.max_length,
         **options,
     )
-    return trainer, _facts(arguments, summary)
-
-
-def _facts(arguments: Arguments, summary: str) -> "ModelCardFacts":
-    from revela_hub.hub_cards.run_facts import facts_of_run
-
-    told = copy.copy(arguments)  # without the places on this machine
-    told.query_generator = _name(arguments.query_generator)
-    told.pairs = arguments.pairs and _name(arguments.pairs)
-    told.query_encoder = arguments.query_encoder and _name(arguments.query_encoder)
-    own = (CoTMoTEDataArguments, CoTMoTETrainingArguments, Arguments)
-    return facts_of_run(told, method="cot_mote", models=("encoder",), own=own, summary=summary)
-
-
-def _name(model_or_file: str) -> str:
-    """An id as it is; of a path on this machine the last part."""
-    prefix = "lm:" if model_or_file.startswith("lm:") else ""
-    path = model_or_file.removeprefix(prefix)
-    return prefix + (Path(path).name if Path(path).exists() else path)
+    return trainer, summary

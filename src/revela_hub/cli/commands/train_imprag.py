@@ -74,7 +74,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """
     from revela_hub.checkpoints import export_checkpoint
     from revela_hub.hub_cards import write_card
-    from revela_hub.hub_cards.run_facts import facts_of_run
 
     with open_run(arguments) as run:
         if run.nothing_to_do:
@@ -108,8 +107,8 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         run.train(trainer)
         trainer.save_model(str(run.output))
         if arguments.should_save:
-            own = (ImpRAGDataArguments, ImpRAGTrainingArguments, Arguments)
-            facts = facts_of_run(arguments, method="imprag", models=("backbone",), own=own, summary=data.report)
+            sources = map(str, [*arguments.data, *arguments.passages])
+            facts = run.facts(trainer, method="imprag", models=("backbone",), summary=data.report, sources=sources)
             facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
             export_checkpoint(run.output, run.output)
             write_card(run.output / MODEL, facts, repo_id=arguments.hub_model_id)

@@ -16,12 +16,11 @@ Examples:
   accelerate launch -m revela_hub train nvembed --config examples/nvembed/stage_one.yaml
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import yaml
 
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError
@@ -34,7 +33,6 @@ from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
 if TYPE_CHECKING:
     from revela_hub.data.mixture.mixture import Mixture
     from revela_hub.data.sources.beir import RetrievalTask
-    from revela_hub.hub_cards import ModelCardFacts
 
 LEARNING_RATES = {1: 2e-5, 2: 1.5e-5, None: 2e-5}
 IN_BATCH_NEGATIVES = {1: True, 2: False}
@@ -149,7 +147,13 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
         )
         run.train(trainer, measure=task is not None)
         if arguments.should_save:
-            facts = _facts(arguments, mixture)
+            facts = run.facts(
+                trainer,
+                method="nvembed",
+                models=("backbone", "mixture"),
+                summary=str(mixture.report),
+                sources=[task.source.path for task in mixture.tasks],
+            )
             facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
             folder = trainer.export(dtype=getattr(torch, arguments.dtype))
             write_card(folder, facts, repo_id=arguments.hub_model_id)
@@ -180,32 +184,3 @@ def _prompts(arguments: Arguments, mixture: "Mixture", before: dict[str, str]) -
     """Those of the run before, of this run's tasks, and of `encode_query` and `encode_document`."""
     tasks = {task.name: query_prompt(task.instruction) for task in mixture.tasks}
     return before | tasks | {"query": query_prompt(arguments.query_instruction), "document": ""}
-
-
-def _facts(arguments: Arguments, mixture: "Mixture") -> "ModelCardFacts":
-    """What the card says of the run: settings that differ from the defaults, and no place on this machine."""
-    from revela_hub.hub_cards import ModelCardFacts
-
-    recorded = {*NVEmbedTrainingArguments.__annotations__, *Arguments.__annotations__}
-    recorded |= {"max_steps", "num_train_epochs", "seed", "adam_beta2", "gradient_accumulation_steps"}
-    recorded -= {"cache_dir", "output_dir", "eval_corpus", "backbone", "mixture"}
-    settings = {
-        entry.name: value
-        for entry in fields(arguments)
-        if entry.name in recorded and (value := getattr(arguments, entry.name)) != entry.default
-    }
-    local = Path(arguments.backbone).exists()
-    sources = [task.source.path for task in mixture.tasks]
-    hub = {path.removeprefix("hf:") for path in sources if path.startswith("hf:")}
-    names = {
-        "backbone": Path(arguments.backbone).name if local else arguments.backbone,
-        "mixture": Path(arguments.mixture).name,
-    }
-    return ModelCardFacts(
-        method="nvembed",
-        base_model=None if local else arguments.backbone,
-        datasets=sorted(name for name in hub if "/" in name and not Path(name).exists()),
-        training_data=str(mixture.report),
-        command="revela-hub train nvembed --config config.yaml",
-        config=yaml.safe_dump(names | settings, sort_keys=False, allow_unicode=True),
-    )

@@ -22,9 +22,8 @@ from typing import Any, Literal
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeFloat, PositiveInt
 from revela_hub.trainers.common.run import open_run
-from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
+from revela_hub.trainers.retromae.arguments import RetroMAEDataArguments, RetroMAETrainingArguments, load_spans
 from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
-from revela_hub.trainers.retromae.data_arguments import RetroMAEDataArguments, load_spans
 from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 
 
@@ -72,7 +71,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """
     from revela_hub.checkpoints import export_checkpoint
     from revela_hub.hub_cards import write_card
-    from revela_hub.hub_cards.run_facts import facts_of_run
 
     with open_run(arguments) as run:
         if run.nothing_to_do:
@@ -107,8 +105,9 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         run.train(trainer)
         trainer.save_model(str(run.output))
         if arguments.should_save:
-            own = (RetroMAEDataArguments, RetroMAETrainingArguments, Arguments)
-            facts = facts_of_run(arguments, method="retromae", models=("encoder",), own=own, summary=str(report))
+            facts = run.facts(
+                trainer, method="retromae", models=("encoder",), summary=str(report), sources=map(str, arguments.data)
+            )
             facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
             export_checkpoint(run.output, run.output)
             write_card(run.output / "encoder", facts, repo_id=arguments.hub_model_id)

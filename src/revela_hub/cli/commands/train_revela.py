@@ -84,7 +84,6 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
     """
     from revela_hub.checkpoints import export_checkpoint
     from revela_hub.hub_cards import write_card
-    from revela_hub.hub_cards.run_facts import facts_of_run
     from revela_hub.trainers import load_groups
 
     with open_run(arguments) as run:
@@ -113,8 +112,13 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
         run.train(trainer, measure=task is not None)
         trainer.save_model(str(run.output))
         if arguments.should_save:
-            own = (RevelaDataArguments, RevelaTrainingArguments, Arguments)
-            facts = facts_of_run(arguments, method="revela", models=("retriever", "lm"), own=own, summary=str(report))
+            facts = run.facts(
+                trainer,
+                method="revela",
+                models=("retriever", "lm"),
+                summary=str(report),
+                sources=map(str, arguments.data),
+            )
             facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
             export_checkpoint(run.output, run.output, lm=True)
             write_card(run.output / "retriever", facts, repo_id=arguments.hub_model_id)
