@@ -81,6 +81,37 @@ PAPERS = {
         does="trained with an expert for queries and one for passages around a shared self-attention, after a pre-training"
         " in which the dense and the sparse vector of a text have to hold enough of it to write a text beside it",
     ),
+    "contriever": Paper(
+        title="Unsupervised Dense Information Retrieval with Contrastive Learning",
+        authors=(
+            "Gautier Izacard",
+            "Mathilde Caron",
+            "Lucas Hosseini",
+            "Sebastian Riedel",
+            "Piotr Bojanowski",
+            "Armand Joulin",
+            "Edouard Grave",
+        ),
+        arxiv="2112.09118",
+        year=2021,
+        does="trained on raw text by contrast: two random parts of a passage are alike, and unlike those of the others",
+    ),
+    "replug": Paper(
+        title="REPLUG: Retrieval-Augmented Black-Box Language Models",
+        authors=(
+            "Weijia Shi",
+            "Sewon Min",
+            "Michihiro Yasunaga",
+            "Minjoon Seo",
+            "Rich James",
+            "Mike Lewis",
+            "Luke Zettlemoyer",
+            "Wen-tau Yih",
+        ),
+        arxiv="2301.12652",
+        year=2023,
+        does="trained on raw text by a frozen language model: passages are alike as far as one makes the other likelier",
+    ),
     "nvembed": Paper(
         title="NV-Embed: Improved Techniques for Training LLMs as Generalist Embedding Models",
         authors=(

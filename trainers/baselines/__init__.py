@@ -1,1 +1,1 @@
-"""What ImpRAG is measured against: retrieval-augmented readers whose passages are pasted into the prompt."""
+"""What the methods are measured against, on the same data: Contriever and REPLUG; of readers, RA-IT and RA-DIT."""

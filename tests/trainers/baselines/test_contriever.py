@@ -1,0 +1,241 @@
+"""Contriever: its equations in loops, views, runs that are killed, and two processes as one."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from revela_hub.errors import UserError
+from revela_hub.trainers.baselines.contriever import (
+    Contriever,
+    ContrieverTrainer,
+    ContrieverTrainingArguments,
+    ViewCollator,
+)
+from revela_hub.trainers.baselines.retriever import load_retriever
+
+
+def passages(number: int = 24) -> Dataset:
+    words = "the quick brown fox jumps over a lazy dog and rivers carry sediment from mountains to the sea".split()
+    texts = [" ".join(words[(7 * n + 3 * i) % len(words)] for i in range(14 + n % 5)) for n in range(number)]
+    return Dataset.from_dict({"row": list(range(number)), "document": ["d"] * number, "text": texts})
+
+
+def arguments(folder: Path, **options: Any) -> ContrieverTrainingArguments:
+    given = {"per_device_train_batch_size": 4, "max_steps": 6, "logging_steps": 1, "report_to": [], "quiet": True}
+    return ContrieverTrainingArguments(output_dir=str(folder), **(given | {"save_strategy": "no"} | options))
+
+
+def trainer(folder: Path, retriever: Path, **options: Any) -> ContrieverTrainer:
+    callbacks = options.pop("callbacks", None)
+    model = load_retriever(str(retriever))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout) and options.get("dropout") is False:
+            module.p = 0.0
+    options.pop("dropout", None)
+    args = arguments(folder, **options)
+    return ContrieverTrainer(model, args, train_dataset=passages(), callbacks=callbacks)
+
+
+def loop_loss(query: list[list[float]], keys: list[list[list[float]]], temperature: float) -> float:
+    """L of each query with its own candidates, the first of which is right, in plain loops."""
+    total = 0.0
+    for q, candidates in zip(query, keys, strict=True):
+        scores = [math.exp(sum(a * b for a, b in zip(q, k, strict=True)) / temperature) for k in candidates]
+        total -= math.log(scores[0] / sum(scores))
+    return total / len(query)
+
+
+def embed(model: Any, batch: dict[str, torch.Tensor], prefix: str) -> list[list[float]]:
+    features = {k.removeprefix(prefix): v for k, v in batch.items() if k.startswith(prefix)}
+    return model(features)["sentence_embedding"].detach().tolist()  # type: ignore[no-any-return]
+
+
+def test_in_batch_loss_is_the_equation(retriever_folder: Path, tmp_path: Path) -> None:
+    model = load_retriever(str(retriever_folder)).double().eval()
+    batch = ViewCollator(model, arguments(tmp_path))([passages()[n] for n in range(5)])
+    q, k = embed(model, batch, "query_"), embed(model, batch, "key_")
+    expected = loop_loss(q, [[k[i], *(k[j] for j in range(5) if j != i)] for i in range(5)], 0.05)
+    outputs = Contriever(model, temperature=0.05).eval()(**batch)
+    assert float(outputs["loss"]) == pytest.approx(expected, abs=1e-5)
+    outputs["loss"].backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_queue_and_momentum_are_the_equations(retriever_folder: Path, tmp_path: Path) -> None:
+    """Three steps: the first has no negatives, the third sees a queue that has lost its oldest keys."""
+    model = load_retriever(str(retriever_folder)).double()
+    followed = load_retriever(str(retriever_folder)).double().eval()
+    module = Contriever(model, temperature=0.5, queue_size=6, momentum=0.9).double()
+    module.train()
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    collator = ViewCollator(model, arguments(tmp_path))
+    queue: list[list[float]] = []
+    for step in range(3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.01)  # what an update might do
+            for own, new in zip(followed.parameters(), model.parameters(), strict=True):
+                own.copy_(0.9 * own + 0.1 * new)
+        batch = collator([passages()[4 * step + n] for n in range(4)])
+        outputs = module(**batch)
+        q, k = embed(model, batch, "query_"), embed(followed, batch, "key_")
+        expected = loop_loss(q, [[k[i], *queue] for i in range(4)], 0.5)
+        assert float(outputs["loss"]) == pytest.approx(expected, abs=1e-5)
+        queue = (queue + k)[-6:]
+        got = {tuple(round(x, 6) for x in key) for key in module.queue_KD[: int(module.filled)].tolist()}
+        assert got == {tuple(round(x, 6) for x in key) for key in queue}
+    outputs["loss"].backward()
+    assert all(p.grad is None for p in module.key_encoder.parameters())
+    assert any(p.grad is not None for p in model.parameters())
+
+
+def test_views_are_parts_of_the_text_and_their_own_in_every_epoch(retriever_folder: Path, tmp_path: Path) -> None:
+    model = load_retriever(str(retriever_folder))
+    text = "one two three four five six seven eight nine ten 東京 eleven twelve"
+    words = text.split()
+    cropping = ViewCollator(model, arguments(tmp_path, deletion=0.0, seed=3))
+    for row in range(20):
+        for view in cropping.views(text, row):
+            assert view in text and 1 <= len(view.split()) <= 7
+    assert cropping.views(text, 1) == cropping.views(text, 1) != cropping.views(text, 2)
+    before = cropping.views(text, 1)
+    cropping.epoch = 1
+    assert cropping.views(text, 1) != before
+    cloze = ViewCollator(model, arguments(tmp_path, deletion=0.0, views="inverse_cloze"))
+    for row in range(20):
+        query, rest = cloze.views(text, row)
+        assert query in text
+        assert (
+            sorted(" ".join([query, rest]).replace("東京", "東 京").split())
+            == sorted(" ".join(words).replace("東京", "東 京").split())
+            or "東" in query + rest
+        )
+    deleted = ViewCollator(model, arguments(tmp_path, deletion=0.5, min_ratio=1.0, max_ratio=1.0))
+    kept = [len(deleted.views(" ".join(map(str, range(100))), row)[0].split()) for row in range(20)]
+    assert 35 < sum(kept) / len(kept) < 65
+    assert all(view for view in cropping.views("word", 0))
+
+
+class _Kill(TrainerCallback):
+    def on_step_begin(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if state.global_step == 4:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("queue", [0, 8])
+def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
+    retriever_folder: Path, tmp_path: Path, queue: int
+) -> None:
+    options: dict[str, Any] = {
+        "max_steps": 9,
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "queue_size": queue,
+        "momentum": 0.5,
+    }
+    whole = trainer(tmp_path / "whole", retriever_folder, **options)
+    whole.train()
+    killed = trainer(tmp_path / "killed", retriever_folder, callbacks=[_Kill()], **options)
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    resumed = trainer(tmp_path / "killed", retriever_folder, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-4"))
+    expected, got = whole.model.state_dict(), resumed.model.state_dict()
+    assert ("queue_KD" in expected) == bool(queue)
+    for name, value in expected.items():
+        assert torch.equal(got[name], value), name
+
+
+def test_it_learns_and_what_it_exports_is_what_was_trained(retriever_folder: Path, tmp_path: Path) -> None:
+    run = trainer(tmp_path / "run", retriever_folder, max_steps=30, learning_rate=1e-3)
+    run.train()
+    losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+    assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
+    assert all("accuracy" in entry for entry in run.state.log_history if "loss" in entry)
+    loaded = SentenceTransformer(str(run.export()), device="cpu")
+    assert loaded.prompts["query"] == "Query: "
+    run.retriever.eval()
+    expected = run.retriever.encode_query(["a river"], convert_to_tensor=True)
+    torch.testing.assert_close(loaded.encode_query(["a river"], convert_to_tensor=True), expected)
+
+
+def test_options_that_do_not_work(tmp_path: Path, retriever_folder: Path) -> None:
+    with pytest.raises(ValueError, match="min_ratio 0.6 and max_ratio 0.5"):
+        arguments(tmp_path, min_ratio=0.6)
+    with pytest.raises(ValueError, match="deletion must be at least 0 and below 1"):
+        arguments(tmp_path, deletion=1.0)
+    with pytest.raises(UserError, match="cannot load the retriever"):
+        load_retriever(str(tmp_path / "nothing"))
+
+
+_PROCESSES = """
+import json, sys
+from pathlib import Path
+import torch
+sys.path.insert(0, {tests!r})
+from {module} import trainer
+run = trainer(Path({out!r}), *map(Path, {start!r}), dropout=False, per_device_train_batch_size=int(sys.argv[1]), **{options!r})
+run.train()
+if run.is_world_process_zero():
+    torch.save(run.accelerator.unwrap_model(run.model).state_dict(), {out!r} + "/end.pt")
+"""
+
+
+def processes_give(number: int, rows: int, module: str, start: list[str], folder: Path, **options: Any) -> Any:
+    """The weights at the end of a run in so many processes with so many rows in each."""
+    out = folder / f"{number}-processes"
+    out.mkdir()
+    script = out / "run.py"
+    fixed = {"max_steps": 3, "train_sampling_strategy": "sequential", "learning_rate": 1e-2, "optim": "sgd"}
+    tests = str(Path(__file__).parent)
+    script.write_text(_PROCESSES.format(tests=tests, module=module, out=str(out), start=start, options=fixed | options))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(number)] if number > 1 else []
+    done = subprocess.run(
+        [sys.executable, *launch, str(script), str(rows)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(out / "end.pt", weights_only=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queue", [0, 8])
+def test_two_processes_are_one(retriever_folder: Path, tmp_path: Path, queue: int) -> None:
+    options = {"queue_size": queue, "momentum": 0.5}
+    start = [str(retriever_folder)]
+    one = processes_give(1, 8, "test_contriever", start, tmp_path, **options)
+    two = processes_give(2, 4, "test_contriever", start, tmp_path, **options)
+    start_weights = load_retriever(str(retriever_folder)).state_dict()
+    assert (
+        max((one[f"retriever.{n}"] - v).abs().max() for n, v in start_weights.items() if v.is_floating_point()) > 1e-4
+    )
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=2e-6, rtol=1e-4)
+
+
+def test_json_of_a_view_is_text(tmp_path: Path) -> None:
+    """The rows are what `build_passages` makes of documents."""
+    from revela_hub.data import ReadReport
+    from revela_hub.data.text.passages import build_passages
+
+    rows = [{"_id": f"d{n}", "text": f"Rivers carry sediment {n} to the sea every day. " * 12} for n in range(3)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "Too short."}]))
+    report = ReadReport()
+    built = build_passages(tmp_path / "d.jsonl", max_words=40, cache_dir=tmp_path, report=report)
+    assert built["row"][:] == list(range(len(built))) and len(built) == 9
+    assert all(len(text.split()) <= 40 for text in built["text"])
+    assert report.skipped == {"too short": 1} and report.documents == 4
+    with pytest.raises(UserError, match="make 0 passages of 58 words"):
+        build_passages(tmp_path / "d.jsonl", max_words=60, min_words=58, cache_dir=tmp_path)
+    with pytest.raises(UserError, match="there are none"):
+        build_passages(tmp_path / "d.jsonl", max_words=5, cache_dir=tmp_path)

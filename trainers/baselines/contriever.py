@@ -1,0 +1,256 @@
+r"""Contriever: contrastive learning of two views of the same text (Izacard et al. 2021, arXiv 2112.09118, sections 3.1-3.3).
+
+    L = - mean_i log( exp(q_i . k_i / t) / sum_{k in C_i} exp(q_i . k / t) )
+
+q_i and k_i are two views of passage i. Without a queue C_i are the keys of the batch, of all processes. With one (MoCo) C_i
+is k_i and the last `queue_size` keys of earlier batches, made by an encoder whose weights follow,
+`w_k <- m w_k + (1 - m) w_q`, and without a gradient.
+
+Views. Independent cropping: two runs of words, each of a random length and place; inverse cloze: a run of words, and the
+text without it. Of both, words are left out at random. Unlike the official code, which crops token ids, runs are of words,
+so that texts are tokenised as they will be; vectors are those of the model, normalised where it normalises.
+"""
+
+import copy
+import random
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.distributed
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import all_gather, all_gather_with_grad
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (as everywhere)
+
+from revela_hub.data.text.chunks import UNSPACED_CHARACTER
+from revela_hub.errors import UserError
+from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
+from revela_hub.trainers.baselines.retriever import RetrieverTrainer, first_row_of_process
+from revela_hub.trainers.common.arguments import RunArguments
+from revela_hub.trainers.common.epochs import NewEpoch
+
+View = Literal["cropping", "inverse_cloze"]
+
+_WORD = re.compile(rf"{UNSPACED_CHARACTER.pattern}|\S+")
+
+
+@dataclass
+class ContrieverTrainingArguments(RunArguments):
+    """`TrainingArguments` of a run that starts from an existing retriever; the paper's start is BERT, its rate 5e-5."""
+
+    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate. The paper: 5e-5."})
+    per_device_train_batch_size: int = field(default=64, metadata={"help": "Passages per device and batch."})
+    warmup_steps: float = field(
+        default=0.1, metadata={"help": "Linear warm-up: steps, or below 1 the share of all steps."}
+    )
+    views: View = field(
+        default="cropping",
+        metadata={"help": "cropping: two runs of words of the passage; inverse_cloze: one, and the rest."},
+    )
+    min_ratio: PositiveFloat = field(default=0.1, metadata={"help": "Shortest view, as a share of the passage's words."})
+    max_ratio: PositiveFloat = field(default=0.5, metadata={"help": "Longest view."})
+    deletion: Probability = field(default=0.1, metadata={"help": "Share of a view's words that are left out."})
+    temperature: PositiveFloat = field(default=0.05, metadata={"help": "Similarities are divided by it."})
+    queue_size: NonNegativeInt = field(
+        default=0,
+        metadata={"help": "Keys of earlier batches that are negatives (MoCo; the paper: 131072). 0: in-batch ones."},
+    )
+    momentum: Probability = field(default=0.9995, metadata={"help": "Of the keys' encoder, with a queue."})
+
+    def __post_init__(self) -> None:
+        """Checks what goes together.
+
+        Raises:
+            ValueError: for a value out of range.
+        """
+        super().__post_init__()
+        if not 0 < self.min_ratio <= self.max_ratio <= 1:
+            raise ValueError(
+                f"min_ratio {self.min_ratio} and max_ratio {self.max_ratio} must be in (0, 1], in this order"
+            )
+
+
+class ViewCollator:
+    """Rows of `build_passages` to two views of each, as the model's own preprocessing gives them.
+
+    What is drawn depends on `(seed, epoch, row)` alone. `epoch` is set by the trainer.
+
+    Args:
+        model: whose tokenizer and prompts are used: the first view is a query, the second a document.
+        args: the run's, for the views and the seed.
+    """
+
+    def __init__(self, model: SentenceTransformer, args: ContrieverTrainingArguments) -> None:
+        self.model, self.args = model, args
+        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # seen by workers that live on, too
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that views are drawn for."""
+        return int(self._epoch)
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self._epoch.fill_(value)
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """`query_input_ids`, `query_attention_mask`, ..., `key_input_ids`, ...: (B, L) each."""
+        views = [self.views(row["text"], row["row"]) for row in rows]
+        batch: dict[str, Any] = {}
+        for name, prompt, texts in (
+            ("query", "query", [query for query, _ in views]),
+            ("key", "document", [key for _, key in views]),
+        ):
+            before = self.model.prompts.get(prompt) or ""
+            features = self.model.preprocess([before + text for text in texts])
+            batch |= {f"{name}_{key}": value for key, value in features.items() if isinstance(value, Tensor)}
+        return batch
+
+    def views(self, text: str, row: int) -> tuple[str, str]:
+        """Two views of a text."""
+        draw = random.Random(f"{self.args.seed}/{self.epoch}/{row}")
+        words = [match.span() for match in _WORD.finditer(text)]
+        first = self._run(len(words), draw)
+        if self.args.views == "inverse_cloze":
+            rest = [place for place in range(len(words)) if place not in first] or list(first)
+            return self._text(text, words, list(first), draw), self._text(text, words, rest, draw)
+        second = self._run(len(words), draw)
+        return self._text(text, words, list(first), draw), self._text(text, words, list(second), draw)
+
+    def _run(self, words: int, draw: random.Random) -> range:
+        length = max(1, round(words * draw.uniform(self.args.min_ratio, self.args.max_ratio)))
+        start = draw.randrange(max(1, words - length + 1))
+        return range(start, min(words, start + length))
+
+    def _text(self, text: str, words: list[tuple[int, int]], places: list[int], draw: random.Random) -> str:
+        """The words at these places with the white space that goes before each."""
+        kept = [place for place in places if draw.random() >= self.args.deletion] or places[:1]
+        return "".join(text[words[place - 1][1] if place else 0 : words[place][1]] for place in kept).strip()
+
+
+class Contriever(nn.Module):
+    """The loss of a batch, with the retriever, and with a queue the keys' encoder.
+
+    Args:
+        retriever: what is trained.
+        temperature: of the softmax.
+        queue_size: keys of earlier batches; 0: those of the batch are the negatives.
+        momentum: of the keys' encoder.
+    """
+
+    queue_KD: Tensor
+    filled: Tensor
+    place: Tensor
+
+    def __init__(
+        self, retriever: SentenceTransformer, *, temperature: float, queue_size: int = 0, momentum: float = 0.9995
+    ) -> None:
+        super().__init__()
+        self.retriever = retriever
+        self.temperature, self.momentum, self.queue_size = temperature, momentum, queue_size
+        self.key_encoder: Any = None
+        if queue_size:
+            self.key_encoder = copy.deepcopy(retriever).requires_grad_(False)
+            size = retriever.get_embedding_dimension() or 0
+            self.register_buffer("queue_KD", torch.zeros(queue_size, size))
+            self.register_buffer("filled", torch.zeros((), dtype=torch.long))
+            self.register_buffer("place", torch.zeros((), dtype=torch.long))
+
+    def beside(self) -> dict[str, Tensor]:
+        """What a run goes on with beside the retriever."""
+        if not self.queue_size:
+            return {}
+        return {name: value for name, value in self.state_dict().items() if not name.startswith("retriever.")}
+
+    def forward(self, **batch: Tensor) -> dict[str, Tensor]:
+        """The `loss` of the batch of `ViewCollator`, a scalar, and `accuracy`: how often the other view is the best key."""
+        query_BD = self._embed(self.retriever, batch, "query_")
+        with torch.no_grad() if self.queue_size else torch.enable_grad():
+            if self.queue_size and self.training:
+                self._follow()
+            key_BD = self._embed(self.key_encoder or self.retriever, batch, "key_")
+        with torch.autocast(query_BD.device.type, enabled=False):
+            wide = torch.promote_types(query_BD.dtype, torch.float32)
+            score = self._queued if self.queue_size else self._in_batch
+            logits, target = score(query_BD.to(wide), key_BD.to(wide))
+            loss = F.cross_entropy(logits / self.temperature, target)
+        return {"loss": loss, "accuracy": (logits.argmax(1) == target).float().mean().detach()}
+
+    def _in_batch(self, query_BD: Tensor, key_BD: Tensor) -> tuple[Tensor, Tensor]:
+        first = first_row_of_process(len(key_BD))
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            key_BD = all_gather_with_grad(key_BD.contiguous())
+        return query_BD @ key_BD.T, first + torch.arange(len(query_BD), device=query_BD.device)
+
+    def _queued(self, query_BD: Tensor, key_BD: Tensor) -> tuple[Tensor, Tensor]:
+        own_B1 = (query_BD * key_BD).sum(-1, keepdim=True)
+        others_BK = query_BD @ self.queue_KD.T
+        empty_K = torch.arange(self.queue_size, device=query_BD.device) >= self.filled
+        logits = torch.cat([own_B1, others_BK.masked_fill(empty_K, -torch.inf)], dim=1)
+        if self.training:
+            self._enqueue(key_BD)
+        return logits, torch.zeros(len(query_BD), dtype=torch.long, device=query_BD.device)
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        for own, followed in zip(self.key_encoder.parameters(), self.retriever.parameters(), strict=True):
+            own.lerp_(followed.detach(), 1 - self.momentum)
+
+    @torch.no_grad()
+    def _enqueue(self, key_BD: Tensor) -> None:
+        """The newest keys of all processes take the place of the oldest."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            key_BD = all_gather(key_BD.contiguous())
+        key_BD = key_BD[-self.queue_size :]
+        # A tensor of its own: what autograd has kept for the backward pass must not change.
+        self.queue_KD = self.queue_KD.index_copy(
+            0, (self.place + torch.arange(len(key_BD), device=key_BD.device)) % self.queue_size, key_BD
+        )
+        self.place = (self.place + len(key_BD)) % self.queue_size
+        self.filled = (self.filled + len(key_BD)).clamp(max=self.queue_size)
+
+    @staticmethod
+    def _embed(model: Any, batch: dict[str, Tensor], prefix: str) -> Tensor:
+        features = {name.removeprefix(prefix): value for name, value in batch.items() if name.startswith(prefix)}
+        vectors: Tensor = model(features)["sentence_embedding"]
+        return vectors
+
+
+class ContrieverTrainer(RetrieverTrainer):
+    """Trainer of `Contriever`.
+
+    Args:
+        retriever: what is trained, in place.
+        args: the run.
+        **kwargs: of `Trainer`: `train_dataset` (columns row, text), `callbacks`, ...
+    """
+
+    _tag_names = ("contriever",)
+    args: ContrieverTrainingArguments
+
+    def __init__(self, retriever: SentenceTransformer, args: ContrieverTrainingArguments, **kwargs: Any) -> None:
+        if args.world_size > 1 and args.queue_size and args.queue_size < args.world_size:
+            raise UserError("--queue_size must not be smaller than the number of processes")
+        for name, parameter in retriever.named_parameters():
+            # A pooler of BERT's kind gets no gradient from the token states; left in, it breaks DDP.
+            if "pooler" in name.split("."):
+                parameter.requires_grad_(False)
+        model = Contriever(retriever, temperature=args.temperature, queue_size=args.queue_size, momentum=args.momentum)
+        collator = ViewCollator(retriever, args)
+        super().__init__(model=model, args=args, data_collator=collator, **kwargs)
+        self.add_callback(NewEpoch(collator))
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
+        """The loss; keeps the accuracy for the next log."""
+        outputs = model(**inputs)
+        if model.training:
+            self.keep("accuracy", outputs["accuracy"])
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]

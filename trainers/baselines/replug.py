@@ -1,0 +1,241 @@
+r"""REPLUG LSR: a frozen language model says which texts help (Shi et al. 2023, arXiv 2301.12652, section 4), on groups of chunks.
+
+For chunk i of a group and every other chunk j, with L_ij the mean log-likelihood of the tokens of D_i after D_j:
+
+    Q_i = softmax_{j != i}( L_ij / t_lm )        P_i = softmax_{j != i}( cos(e_i, e_j) / t_retriever )
+    loss = mean_i KL(Q_i || P_i)
+
+As the baseline of Revela's paper, both temperatures 0.001, on its groups: candidates are the group's other chunks, and no
+index is searched. KL as there (Q's mass has to be covered); the mean over tokens, not their sum, so that long chunks are not
+sharper than short ones.
+
+Letters: G groups, B chunks of a group, N = G B, P pairs, L tokens.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (as everywhere)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from revela_hub.errors import UserError
+from revela_hub.ranges import PositiveFloat, PositiveInt
+from revela_hub.trainers.baselines.retriever import RetrieverTrainer
+from revela_hub.trainers.common.arguments import RunArguments
+
+
+@dataclass
+class ReplugTrainingArguments(RunArguments):
+    """`TrainingArguments` of a run; a row of the data set is a group of chunks."""
+
+    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate. The paper's."})
+    per_device_train_batch_size: int = field(default=1, metadata={"help": "Groups per device and forward pass."})
+    gradient_accumulation_steps: int = field(default=8, metadata={"help": "Batches added up before each update."})
+    warmup_steps: float = field(
+        default=0.1, metadata={"help": "Linear warm-up: steps, or below 1 the share of all steps."}
+    )
+    temperature: PositiveFloat = field(default=1e-3, metadata={"help": "Cosines are divided by it."})
+    lm_temperature: PositiveFloat = field(
+        default=1e-3, metadata={"help": "The mean log-likelihoods of a token are divided by it."}
+    )
+    lm_batch_size: PositiveInt = field(
+        default=16, metadata={"help": "Pairs that the language model reads at a time; changes nothing but memory."}
+    )
+
+
+class GroupCollator:
+    """Rows of `build_groups` to both models' tokens; absent chunks (`""`) are left to the mask.
+
+    Args:
+        retriever: whose tokenizer and prompt for documents are used.
+        lm_tokenizer: of the language model; adds nothing here but what it puts before a text.
+        max_length: tokens of a chunk at most, of either tokenizer.
+    """
+
+    def __init__(self, retriever: SentenceTransformer, lm_tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        self.retriever, self.lm_tokenizer, self.max_length = retriever, lm_tokenizer, max_length
+        self.begin = [] if lm_tokenizer.bos_token_id is None else [lm_tokenizer.bos_token_id]
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """`retriever_*` (N, L), `lm_input_ids` and `lm_attention_mask` (N, L), `present` (G, B)."""
+        texts = [text for row in rows for text in row["text"]]
+        prompt = self.retriever.prompts.get("document") or ""
+        features = self.retriever.preprocess([prompt + text for text in texts])
+        batch = {f"retriever_{name}": value for name, value in features.items() if isinstance(value, Tensor)}
+        room = self.max_length - len(self.begin)
+        ids = [self.lm_tokenizer(text, add_special_tokens=False)["input_ids"][:room] for text in texts]
+        longest = max(1, *map(len, ids))
+        tokens_NL = torch.zeros(len(ids), longest, dtype=torch.long)
+        mask_NL = torch.zeros(len(ids), longest, dtype=torch.long)
+        for row, found in enumerate(ids):
+            tokens_NL[row, : len(found)], mask_NL[row, : len(found)] = torch.tensor(found, dtype=torch.long), 1
+        present = torch.tensor([bool(text.strip()) for text in texts]) & (mask_NL.sum(1) > 0)
+        return batch | {
+            "lm_input_ids": tokens_NL,
+            "lm_attention_mask": mask_NL,
+            "present": present.view(len(rows), -1),
+        }
+
+
+class Replug(nn.Module):
+    """The loss of groups, with the retriever that learns and the language model that does not.
+
+    Args:
+        retriever: what is trained.
+        lm: a decoder; frozen here.
+        temperature: of the retriever's distribution.
+        lm_temperature: of the language model's.
+        lm_batch_size: pairs that it reads at a time.
+        begin: token ids before every text that it reads.
+    """
+
+    def __init__(
+        self,
+        retriever: SentenceTransformer,
+        lm: PreTrainedModel,
+        *,
+        temperature: float = 1e-3,
+        lm_temperature: float = 1e-3,
+        lm_batch_size: int = 16,
+        begin: list[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.retriever = retriever
+        self.lm: Any = lm.requires_grad_(False).eval()
+        self.temperature, self.lm_temperature, self.lm_batch_size = temperature, lm_temperature, lm_batch_size
+        self.begin = begin or []
+
+    def train(self, mode: bool = True) -> "Replug":
+        """Of the retriever alone: the language model's dropout stays off."""
+        super().train(mode)
+        self.lm.eval()
+        return self
+
+    def beside(self) -> dict[str, Tensor]:
+        """Nothing: the language model stays what it was."""
+        return {}
+
+    def forward(
+        self, lm_input_ids: Tensor, lm_attention_mask: Tensor, present: Tensor, **retriever: Tensor
+    ) -> dict[str, Tensor]:
+        """The `loss` of the batch of `GroupCollator`, a scalar, and `agreement`: how often both like the same chunk best."""
+        features = {name.removeprefix("retriever_"): value for name, value in retriever.items()}
+        vector_ND = self.retriever(features)["sentence_embedding"]
+        groups, size = present.shape
+        with torch.autocast(vector_ND.device.type, enabled=False):
+            vector_GBD = F.normalize(vector_ND.to(torch.promote_types(vector_ND.dtype, torch.float32)), dim=-1).view(
+                groups, size, -1
+            )
+            cosine_GBB = vector_GBD @ vector_GBD.transpose(1, 2)
+            likelihood_GBB = self.likelihoods(lm_input_ids, lm_attention_mask, present).to(cosine_GBB.dtype)
+            other_GBB = (
+                ~torch.eye(size, dtype=torch.bool, device=present.device) & present[:, None] & present[:, :, None]
+            )
+            read_GB = other_GBB.any(-1)
+            masked = torch.finfo(cosine_GBB.dtype).min
+            log_p = (cosine_GBB / self.temperature).masked_fill(~other_GBB, masked).log_softmax(-1)
+            log_q = (likelihood_GBB / self.lm_temperature).masked_fill(~other_GBB, masked).log_softmax(-1)
+            divergence_GBB = torch.where(other_GBB, log_q.exp() * (log_q - log_p), 0.0)
+            loss = divergence_GBB.sum() / read_GB.sum().clamp(min=1)
+        agree = ((log_p.argmax(-1) == log_q.argmax(-1)) & read_GB).sum() / read_GB.sum().clamp(min=1)
+        return {"loss": loss, "agreement": agree.float().detach()}
+
+    @torch.no_grad()
+    def likelihoods(self, tokens_NL: Tensor, mask_NL: Tensor, present_GB: Tensor) -> Tensor:
+        """Mean log-likelihood of a token of chunk i after chunk j (G, B, B), 0 where one is absent or both are the same."""
+        groups, size = present_GB.shape
+        likelihood = torch.zeros(groups, size, size, dtype=torch.float64, device=tokens_NL.device)
+        pairs = [
+            (g, i, j)
+            for g, row in enumerate(present_GB.tolist())
+            for i in range(size)
+            for j in range(size)
+            if i != j and row[i] and row[j]
+        ]
+        lengths = mask_NL.sum(1).tolist()
+        # Of about one length together: less padding.
+        pairs.sort(key=lambda pair: lengths[pair[0] * size + pair[1]] + lengths[pair[0] * size + pair[2]])
+        for start in range(0, len(pairs), self.lm_batch_size):
+            block = pairs[start : start + self.lm_batch_size]
+            values_P = self._read([(g * size + j, g * size + i) for g, i, j in block], tokens_NL, lengths)
+            index = torch.tensor(block, device=tokens_NL.device).unbind(1)
+            likelihood[index] = values_P.double()
+        return likelihood
+
+    def _read(self, pairs: list[tuple[int, int]], tokens_NL: Tensor, lengths: list[int]) -> Tensor:
+        """The mean log-likelihood (P,) of the second text of each pair after the first."""
+        begin = torch.tensor(self.begin, dtype=torch.long, device=tokens_NL.device)
+        rows = [torch.cat([begin, tokens_NL[a, : lengths[a]], tokens_NL[b, : lengths[b]]]) for a, b in pairs]
+        ids_PL = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        place_L = torch.arange(ids_PL.shape[1], device=ids_PL.device)
+        total_P1 = torch.tensor([[len(row)] for row in rows], device=ids_PL.device)
+        read_P1 = total_P1 - torch.tensor([[lengths[b]] for _, b in pairs], device=ids_PL.device)
+        mask_PL = (place_L < total_P1).long()
+        logits = self.lm(input_ids=ids_PL, attention_mask=mask_PL, use_cache=False).logits[:, :-1]
+        token = -F.cross_entropy(logits.float().transpose(1, 2), ids_PL[:, 1:], reduction="none")
+        of_second = (place_L[1:] >= read_P1) & (place_L[1:] < total_P1)
+        return (token * of_second).sum(1) / of_second.sum(1)
+
+
+class ReplugTrainer(RetrieverTrainer):
+    """Trainer of `Replug`.
+
+    Args:
+        retriever: what is trained, in place.
+        lm: the language model, which is frozen.
+        args: the run.
+        lm_tokenizer: of the language model.
+        max_length: tokens of a chunk at most.
+        **kwargs: of `Trainer`: `train_dataset` (column text, a list of chunks), `callbacks`, ...
+
+    Raises:
+        UserError: the language model has fewer positions than two chunks.
+    """
+
+    _tag_names = ("replug",)
+    args: ReplugTrainingArguments
+
+    def __init__(
+        self,
+        retriever: SentenceTransformer,
+        lm: PreTrainedModel,
+        args: ReplugTrainingArguments,
+        *,
+        lm_tokenizer: PreTrainedTokenizerBase,
+        max_length: int = 160,
+        **kwargs: Any,
+    ) -> None:
+        positions = getattr(lm.config, "max_position_embeddings", 2 * max_length)
+        if 2 * max_length > positions:
+            raise UserError(
+                f"the language model has {positions} positions, fewer than two chunks of --max_length {max_length}: lower it"
+            )
+        for name, parameter in retriever.named_parameters():
+            if "pooler" in name.split("."):
+                parameter.requires_grad_(False)
+        collator = GroupCollator(retriever, lm_tokenizer, max_length)
+        model = Replug(
+            retriever,
+            lm,
+            temperature=args.temperature,
+            lm_temperature=args.lm_temperature,
+            lm_batch_size=args.lm_batch_size,
+            begin=collator.begin,
+        )
+        super().__init__(model=model, args=args, data_collator=collator, **kwargs)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
+        """The loss; keeps how often both models like the same chunk best for the next log."""
+        outputs = model(**inputs)
+        if model.training:
+            self.keep("agreement", outputs["agreement"])
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]

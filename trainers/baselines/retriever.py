@@ -1,0 +1,120 @@
+"""What the baselines that train a retriever alone share: any sentence-transformers model, trained and saved as what it is."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.util import is_sentence_transformer_model
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.trainer import TRAINING_ARGS_NAME
+
+from revela_hub.errors import UserError, first_line
+from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
+from revela_hub.trainers.common.trainer import MethodTrainer
+
+BESIDE = "beside_the_model.safetensors"
+RETRIEVER = "retriever"
+
+
+def load_retriever(name: str, *, max_length: int | None = None, trust_remote_code: bool = False) -> SentenceTransformer:
+    """A sentence-transformers model to train, or any encoder, pooled by the mean; in float32.
+
+    Args:
+        name: Hub id or folder.
+        max_length: tokens of a text at most; by default the model's own.
+        trust_remote_code: for models whose code lies in their repository.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    options: Any = {
+        "trust_remote_code": trust_remote_code,
+        "model_kwargs": {"use_safetensors": True, "dtype": torch.float32},
+    }
+    try:
+        if is_sentence_transformer_model(name):
+            model = SentenceTransformer(name, device="cpu", **options)
+        else:
+            transformer = Transformer(name, model_kwargs=options["model_kwargs"])
+            model = SentenceTransformer(
+                modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")], device="cpu"
+            )
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        raise UserError(f"cannot load the retriever {name!r}: {first_line(error)}") from error
+    if max_length is not None:
+        model.max_seq_length = max_length
+    return model.float()
+
+
+class RetrieverTrainer(MethodTrainer):
+    """Trainer of a module that has a `retriever` and returns a dict with its `loss`.
+
+    A checkpoint is a sentence-transformers folder, with the module's other buffers (a queue, a momentum encoder) beside it.
+    """
+
+    model: nn.Module
+
+    def trained_config(self) -> PreTrainedConfig:
+        """That of the model inside of the sentence-transformers one."""
+        config: PreTrainedConfig = self.retriever[0].auto_model.config
+        return config
+
+    @property
+    def retriever(self) -> Any:
+        """The sentence-transformers model that is trained."""
+        return self.accelerator.unwrap_model(self.model).retriever
+
+    def model_names(self) -> str:
+        """The retriever's."""
+        return str(self.trained_config()._name_or_path or "a retriever")
+
+    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+        """What `push_to_hub` publishes: the folder as it is."""
+        return copy_finished(checkpoint / RETRIEVER, folder, assembly)
+
+    def export(self) -> Path:
+        """Writes `retriever/` into the output folder."""
+        folder = Path(self.args.output_dir or ".") / RETRIEVER
+        self.retriever.save_pretrained(str(folder), create_model_card=False)
+        return folder
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        folder = Path(output_dir or self.args.output_dir or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.retriever.save_pretrained(str(folder), create_model_card=False)
+        if beside := self._beside():
+            save_file(
+                {name: value.detach().cpu().contiguous().clone() for name, value in beside.items()}, folder / BESIDE
+            )
+        torch.save(self.args, folder / TRAINING_ARGS_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        saved = SentenceTransformer(str(folder), device="cpu", model_kwargs={"use_safetensors": True})
+        try:
+            self.retriever.load_state_dict(saved.state_dict())
+            if beside := self._beside():
+                weights = load_file(folder / BESIDE)
+                for name, value in beside.items():
+                    value.data.copy_(weights[name])
+        except (KeyError, OSError, RuntimeError) as error:
+            raise UserError(f"{folder} is not a checkpoint of this run ({first_line(error)})") from error
+
+    def _beside(self) -> dict[str, Tensor]:
+        """What a run goes on with beside the retriever."""
+        module = self.accelerator.unwrap_model(self.model)
+        kept: dict[str, Tensor] = module.beside()
+        return kept
+
+
+def first_row_of_process(rows: int) -> int:
+    """The number of this process's first row, where each has as many."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank() * rows
+    return 0
