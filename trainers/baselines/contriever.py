@@ -49,7 +49,9 @@ class ContrieverTrainingArguments(RunArguments):
         default="cropping",
         metadata={"help": "cropping: two runs of words of the passage; inverse_cloze: one, and the rest."},
     )
-    min_ratio: PositiveFloat = field(default=0.1, metadata={"help": "Shortest view, as a share of the passage's words."})
+    min_ratio: PositiveFloat = field(
+        default=0.1, metadata={"help": "Shortest view, as a share of the passage's words."}
+    )
     max_ratio: PositiveFloat = field(default=0.5, metadata={"help": "Longest view."})
     deletion: Probability = field(default=0.1, metadata={"help": "Share of a view's words that are left out."})
     temperature: PositiveFloat = field(default=0.05, metadata={"help": "Similarities are divided by it."})
