@@ -1,10 +1,16 @@
-"""The README's Python runs as it stands, on tiny models and a few files."""
+"""What the READMEs show runs as it stands, on tiny models and a few files; every command is one that the parser reads."""
 
 import json
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from revela_hub.cli import main as cli
+from revela_hub.cli.outline import outline
+from revela_hub.cli.parser import CommandParser
 
 pytest.importorskip("pytrec_eval", reason="the README measures, which needs the extra eval")
 
@@ -55,3 +61,72 @@ def test_python_of_the_readme(
     assert (tmp_path / "outputs" / "mine" / "lm" / "config.json").exists()
     assert tuple(names["queries"].shape) == (1, 32)
     assert tuple(names["documents"].shape) == (2, 32)
+
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
+    for page in (ROOT / "README.md", *sorted(ROOT.glob("examples/*/README.md")))
+} | {name: outline(f"revela_hub.cli.commands.{command.module}").__doc__ or "" for name, command in cli.COMMANDS.items()}
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command that a page shows, after `revela-hub` or `-m revela_hub`."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if re.match(r" *(revela-hub|accelerate launch .*-m revela_hub) \w", line) and "COMMAND" not in line:
+            shown = re.split(r"revela[-_]hub ", line.partition(" < ")[0], maxsplit=1)[1]
+            yield shlex.split(shown.replace("$'", "'"), comments=True)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_that_are_shown_are_read(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    shown = list(commands(PAGES[page]))
+    assert shown or page == "examples/accelerate/README.md"
+    for words in shown:
+        name, rest = cli._command_name(words)
+        told = outline(f"revela_hub.cli.commands.{cli.COMMANDS[name].module}")
+        values = CommandParser(told.Arguments, name, "", getattr(told, "POSITIONALS", ())).read(rest)
+        assert values is not None or "--help" in rest or name == "quickstart"
+
+
+def test_pairs_corpus_and_mixture_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retriever_folder: Path, llama_folder: Path
+) -> None:
+    """The files as they are shown, mined from and trained on."""
+    monkeypatch.chdir(tmp_path)
+    files = dict(
+        re.findall(r"^`(\w+\.\w+)`[^\n]*:\n\n```(?:json|yaml)\n(.*?)```", PAGES["README.md"], re.MULTILINE | re.DOTALL)
+    )
+    assert set(files) == {"pairs.jsonl", "corpus.jsonl", "mixture.yaml"}
+    for name, text in files.items():
+        Path(name).write_text(text, encoding="utf-8")
+    example = re.search(r"topics.jsonl +# ({.*})", files["mixture.yaml"])
+    assert example is not None
+    labels = ["traffic", "traffic", "weather", "weather"]
+    topics = [json.loads(example[1]) | {"text": f"message {n}", "label": label} for n, label in enumerate(labels)]
+    Path("topics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in topics))
+    words = next(words for words in commands(PAGES["README.md"]) if words[0] == "mine")
+    mine = [str(retriever_folder) if word.startswith("sentence-transformers/") else word for word in words]
+    assert cli.main([*mine, "--cache_dir", "cache", "--device", "cpu", "--positive_aware", "false"]) == 0
+    rows = [json.loads(line) for line in Path("mined.jsonl").read_text().splitlines()]
+    assert [set(row) for row in rows] == [{"anchor", "positive", "negative_1"}] * 2
+    small = [
+        "--num_negatives",
+        "1",
+        "--max_length",
+        "160",
+        "--max_steps",
+        "1",
+        "--num_latents",
+        "4",
+        "--use_cpu",
+        "true",
+    ]
+    small += ["--per_device_train_batch_size", "2", "--report_to", "none", "--cache_dir", "cache", "--bf16", "false"]
+    for words in [words for words in commands(PAGES["README.md"]) if words[:2] == ["train", "nvembed"]]:
+        stage = words[words.index("--stage") + 1]
+        train = [str(llama_folder) if word == "Qwen/Qwen3-0.6B" else word for word in words]
+        latents = ["--num_latents", "4"] if stage == "1" else []
+        assert cli.main([*train, *small, *latents]) == 0
+    assert (tmp_path / "outputs" / "stage-two" / "embedder" / "modules.json").exists()
