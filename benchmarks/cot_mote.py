@@ -184,7 +184,7 @@ class Bench:
             ranking = np.load(folder / "mined.npy")
         else:
             found = BM25(self.train.passages).search(self.train.queries, 2 * args.negatives + 1)
-            ranking = np.array([_filled(hits.rows, 2 * args.negatives + 1) for hits in found])
+            ranking = np.array([_filled(rows[rows >= 0], 2 * args.negatives + 1) for rows in found.rows_QK])
         switch = recipe == SWITCHED
         self.finetune(model, tokenizer, ranking, seed, switch=switch)
         queries, passages = self.vectors(model, tokenizer, self.dev, switch=switch)

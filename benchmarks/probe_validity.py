@@ -87,8 +87,9 @@ def retrievers(texts: list[str]) -> dict[str, Callable[[], SentenceTransformer]]
 
 def bm25_scores(task: RetrievalTask) -> np.ndarray:
     rows = np.zeros((len(task.queries), len(task.corpus)), np.float32)
-    for row, hits in zip(rows, BM25(list(task.corpus.values())).search(list(task.queries.values()), 100), strict=True):
-        row[hits.rows] = hits.scores
+    hits = BM25(list(task.corpus.values())).search(list(task.queries.values()), 100)
+    for row, found, scores in zip(rows, hits.rows_QK, hits.scores_QK, strict=True):
+        row[found[found >= 0]] = scores[found >= 0]
     return rows
 
 

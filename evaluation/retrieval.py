@@ -1,34 +1,25 @@
-"""Retrieval quality of an encoder, or of BM25: nDCG@10, MRR@10 and Recall@100, computed by trec_eval (pytrec_eval).
+"""Retrieval quality of whatever ranks: nDCG@10, MRR@10 and Recall@100, computed by trec_eval (pytrec_eval).
 
-The search is exact. The corpus is encoded block by block and only the best hits of each query are kept, so that memory
-does not grow with the corpus.
-
-Letters in names: Q queries, N documents of a block, K hits kept, D the vectors' dimension.
+The search is exact and the corpus' vectors are on disk, so that memory does not grow with the corpus.
 """
 
+import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from tqdm.auto import tqdm
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.retrieval.bm25 import BM25
-from revela_hub.retrieval.encoder import Encoder, as_vectors
-from revela_hub.retrieval.top_k import Hits, best_hits
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from revela_hub.retrieval.bm25 import BM25Settings
+from revela_hub.retrieval.encoder import Encoder
+from revela_hub.retrieval.ranker import Ranker
+from revela_hub.retrieval.ranking import RankerSettings, build_ranker
+from revela_hub.retrieval.texts import TextList
 
 TOP_K = 100
 """How many hits per query the scores look at: Recall@100 needs no more."""
-
-CORPUS_BLOCK = 16_384
-"""Documents encoded at a time: 16,384 vectors of 4,096 float32 numbers are 256 MiB."""
 
 METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
 
@@ -65,7 +56,6 @@ def evaluate_retrieval(
     *,
     similarity: Literal["cosine", "dot"] | str = "cosine",
     show_progress_bar: bool = False,
-    corpus_block: int = CORPUS_BLOCK,
 ) -> RetrievalScores:
     """Encodes the task's queries and documents, searches exactly, and scores the result.
 
@@ -75,19 +65,11 @@ def evaluate_retrieval(
         batch_size: Texts per forward pass.
         similarity: "cosine" (what sentence-transformers assumes of a model that does not say) or "dot".
         show_progress_bar: Whether to show progress bars on standard error.
-        corpus_block: Documents encoded, scored and forgotten at a time.
 
     Raises:
         UserError: pytrec_eval is not installed, or the vectors are not numbers.
     """
-    run = retrieval_run(
-        encoder,
-        task,
-        batch_size,
-        similarity=similarity,
-        show_progress_bar=show_progress_bar,
-        corpus_block=corpus_block,
-    )
+    run = retrieval_run(encoder, task, batch_size, similarity=similarity, show_progress_bar=show_progress_bar)
     return score_run(run, task)
 
 
@@ -98,55 +80,126 @@ def retrieval_run(
     *,
     similarity: Literal["cosine", "dot"] | str = "cosine",
     show_progress_bar: bool = False,
-    corpus_block: int = CORPUS_BLOCK,
 ) -> Run:
     """The hits that `evaluate_retrieval` scores; see there."""
-    if similarity not in ("cosine", "dot"):
-        raise ValueError(f'similarity must be "cosine" or "dot", not {similarity!r}')
-    _require_pytrec_eval()  # before the long work, not after it
-    normalize = similarity == "cosine"
-    # In trec_eval equal scores rank by descending document id. In this order a lower position wins instead.
-    documents = sorted(task.corpus, reverse=True)
-    queries = list(task.queries.values())
-    encoded = encoder.encode_query(queries, batch_size=batch_size, show_progress_bar=show_progress_bar)
-    queries_QD = torch.from_numpy(as_vectors(encoded, len(queries), normalize=normalize))
-
-    def blocks() -> "Iterator[Tensor]":
-        for start in tqdm(
-            range(0, len(documents), corpus_block),
-            desc=f"{task.name}: corpus blocks",
-            disable=not show_progress_bar or len(documents) <= corpus_block,
-        ):
-            texts = [task.corpus[id_] for id_ in documents[start : start + corpus_block]]
-            encoded = encoder.encode_document(texts, batch_size=batch_size, show_progress_bar=show_progress_bar)
-            yield torch.from_numpy(as_vectors(encoded, len(texts), normalize=normalize))
-
-    starts = range(0, len(documents), corpus_block)
-    hits = best_hits(
-        ((start, queries_QD @ block_ND.T) for start, block_ND in zip(starts, blocks(), strict=True)), TOP_K
-    )
-    return _to_run(task, documents, hits)
+    settings = RankerSettings(similarity=similarity, batch_size=batch_size, show_progress_bar=show_progress_bar)
+    return ranking_run(task, settings, dense=encoder)
 
 
-def evaluate_bm25(task: RetrievalTask, *, show_progress_bar: bool = False) -> RetrievalScores:
-    """The scores of BM25 (settings in `revela_hub.retrieval.bm25`) on a task.
+def evaluate_bm25(
+    task: RetrievalTask, settings: BM25Settings | None = None, *, show_progress_bar: bool = False
+) -> RetrievalScores:
+    """The scores of BM25 on a task.
 
     Raises:
         UserError: bm25s, PyStemmer or pytrec_eval is not installed.
     """
-    return score_run(bm25_run(task, show_progress_bar=show_progress_bar), task)
+    return score_run(bm25_run(task, settings, show_progress_bar=show_progress_bar), task)
 
 
-def bm25_run(task: RetrievalTask, *, show_progress_bar: bool = False) -> Run:
+def bm25_run(task: RetrievalTask, settings: BM25Settings | None = None, *, show_progress_bar: bool = False) -> Run:
     """The hits that `evaluate_bm25` scores; see there."""
-    _require_pytrec_eval()
-    documents = sorted(task.corpus, reverse=True)
-    index = BM25([task.corpus[id_] for id_ in documents], show_progress_bar=show_progress_bar)
-    rankings = index.search(list(task.queries.values()), TOP_K)
-    return {
-        query: {documents[row]: float(score) for row, score in zip(*ranking, strict=True)}
-        for query, ranking in zip(task.queries, rankings, strict=True)
-    }
+    bm25 = settings or BM25Settings()
+    return ranking_run(task, RankerSettings(mode="bm25", bm25=bm25, show_progress_bar=show_progress_bar))
+
+
+def evaluate_hybrid(
+    encoder: Encoder,
+    task: RetrievalTask,
+    batch_size: int = 32,
+    *,
+    fusion: str = "minmax",
+    weights: tuple[float, float] | None = None,
+    similarity: Literal["cosine", "dot"] | str = "cosine",
+    show_progress_bar: bool = False,
+) -> RetrievalScores:
+    """The scores of an encoder together with BM25.
+
+    Args:
+        encoder: As for `evaluate_retrieval`.
+        task: As for `evaluate_retrieval`.
+        batch_size: Texts per forward pass.
+        fusion: "minmax", "sum" or "rrf" (`revela_hub.retrieval.hybrid`).
+        weights: The encoder's and BM25's; None: both the same.
+        similarity: As for `evaluate_retrieval`.
+        show_progress_bar: Whether to show progress bars on standard error.
+    """
+    settings = RankerSettings(
+        mode="hybrid",
+        fusion=fusion,
+        weights=weights,
+        similarity=similarity,
+        batch_size=batch_size,
+        show_progress_bar=show_progress_bar,
+    )
+    return evaluate_ranking(task, settings, dense=encoder)
+
+
+def evaluate_ranking(
+    task: RetrievalTask,
+    settings: RankerSettings,
+    *,
+    dense: Encoder | None = None,
+    sparse: Any = None,
+    cache_dir: str | Path | None = None,
+) -> RetrievalScores:
+    """The scores of any kind of ranker on a task.
+
+    Args:
+        task: What to search, and what should be found.
+        settings: What ranks.
+        dense: The encoder, where the settings need one.
+        sparse: The `SparseEncoder`, where the settings need one.
+        cache_dir: Where vectors are kept for the next time, which needs the settings' identities; None keeps nothing.
+
+    Raises:
+        UserError: A package is not installed, or the vectors are not numbers.
+    """
+    return score_run(ranking_run(task, settings, dense=dense, sparse=sparse, cache_dir=cache_dir), task)
+
+
+def ranking_run(
+    task: RetrievalTask,
+    settings: RankerSettings,
+    *,
+    dense: Encoder | None = None,
+    sparse: Any = None,
+    cache_dir: str | Path | None = None,
+) -> Run:
+    """The hits that `evaluate_ranking` scores; see there."""
+    _require_pytrec_eval()  # before the long work, not after it
+    texts = TextList([task.corpus[id_] for id_ in _documents(task)])
+    with contextlib.ExitStack() as stack:
+        if cache_dir is None:
+            cache_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="revela-hub-evaluation-"))
+            only = "the only one in this folder"
+            settings = replace(settings, identity=only, sparse_identity=only)
+        ranker = build_ranker(texts, settings, Path(cache_dir).expanduser(), dense=dense, sparse=sparse)
+        return run_of(ranker, task)
+
+
+def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Run:
+    """The best hits of each query.
+
+    Where a query stands in the corpus under its own id, it would find itself first (ArguAna, Quora): as BEIR does it, a
+    document with the query's id is left out, unless it is judged to be an answer.
+
+    Args:
+        ranker: Ranks the documents in the order of `sorted(task.corpus, reverse=True)`: trec_eval ranks equal scores by
+            descending id, and a ranker by ascending number.
+        task: The queries.
+        depth: How many hits to keep of each.
+    """
+    documents = _documents(task)
+    hits = ranker.search(ranker.encode(list(task.queries.values())), depth + 1)
+
+    def kept() -> Iterator[tuple[str, dict[str, float]]]:
+        for query, rows, scores in zip(task.queries, hits.rows_QK.tolist(), hits.scores_QK.tolist(), strict=True):
+            own = query if task.qrels[query].get(query, 0) <= 0 else None
+            found = [(documents[row], score) for row, score in zip(rows, scores, strict=True) if row >= 0]
+            yield query, dict([pair for pair in found if pair[0] != own][:depth])
+
+    return dict(kept())
 
 
 def score_run(run: Run, task: RetrievalTask) -> RetrievalScores:
@@ -163,14 +216,14 @@ def score_run(run: Run, task: RetrievalTask) -> RetrievalScores:
 
     def scores_of(query: str) -> dict[str, float]:
         if query not in found:  # trec_eval leaves out a query without hits, which would raise the mean
-            return {"ndcg_at_10": 0.0, "mrr_at_10": 0.0, "recall_at_100": 0.0}
+            return dict.fromkeys(METRICS, 0.0)
         scores = found[query]
         # trec_eval's reciprocal rank has no cut-off: below rank 10 it is 0 to us.
         mrr = scores["recip_rank"] if scores["recip_rank"] > 1 / 10.5 else 0.0
         return {"ndcg_at_10": scores["ndcg_cut_10"], "mrr_at_10": mrr, "recall_at_100": scores["recall_100"]}
 
     by_query = {query: scores_of(query) for query in task.queries}
-    per_query = {metric: {query: by_query[query][metric] for query in by_query} for metric in METRICS}
+    per_query = {metric: {query: scores[metric] for query, scores in by_query.items()} for metric in METRICS}
     return RetrievalScores(
         name=task.name,
         **{metric: sum(scores.values()) / len(scores) for metric, scores in per_query.items()},
@@ -180,14 +233,8 @@ def score_run(run: Run, task: RetrievalTask) -> RetrievalScores:
     )
 
 
-def _to_run(task: RetrievalTask, documents: list[str], hits: Hits) -> Run:
-    def hits_of(scores: NDArray[np.float32], rows: NDArray[np.int64]) -> dict[str, float]:
-        return {documents[row]: score for score, row in zip(scores.tolist(), rows.tolist(), strict=True)}
-
-    scores_QK, rows_QK = hits
-    return {
-        query: hits_of(*pair) for query, pair in zip(task.queries, zip(scores_QK, rows_QK, strict=True), strict=True)
-    }
+def _documents(task: RetrievalTask) -> list[str]:
+    return sorted(task.corpus, reverse=True)
 
 
 def _require_pytrec_eval() -> Any:

@@ -1,73 +1,205 @@
-r"""BM25, the baseline without training.
+r"""BM25, the baseline without training, by bm25s.
 
-The settings are those of Lucene as Anserini and Pyserini run it: the original Porter stemmer, Lucene's 33 English stop
-words, k1 = 0.9, b = 0.4. On SciFact this gives nDCG@10 0.671 (BEIR's paper has 0.665, Anserini's flat index 0.679).
+By default k1 = 1.5, b = 0.75 and the English Snowball stemmer, which on most collections is stronger than what Lucene does as
+Anserini and Pyserini run it (`ANSERINI`: k1 = 0.9, b = 0.4, the original Porter stemmer); the figures are in the README.
 Words are what the regular expression `\w\w+` finds: `snake_case` stays one word, as it does in Lucene.
 """
 
 import warnings
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
+from revela_hub.retrieval.disk import key_of
+from revela_hub.retrieval.texts import Rows, TextList, Texts, TextSource
+from revela_hub.retrieval.top_k import Hits, stable_top_k
 
-K1 = 0.9
-B = 0.4
+METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")
 
 
-class Ranking(NamedTuple):
-    """The best texts for one query, best first."""
+@dataclass(frozen=True)
+class BM25Settings:
+    """How BM25 counts.
 
-    rows: NDArray[np.int64]
-    scores: NDArray[np.float32]
+    Attributes:
+        k1: How slowly repetitions of a word count less; 0 counts each word once.
+        b: How much a long text is marked down, 0 to 1.
+        stemmer: A stemmer of PyStemmer ("english", "porter", "german", ...), or "none".
+        stopwords: The language of bm25s' stop words ("en", "de", ...), or "none".
+        method: The variant: "lucene", "robertson", "atire", "bm25l" or "bm25+" (Kamphuis et al. 2020, as bm25s has them).
+    """
+
+    k1: float = 1.5
+    b: float = 0.75
+    stemmer: str = "english"
+    stopwords: str = "en"
+    method: str = "lucene"
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers out of range and a method that there is not."""
+        if not (np.isfinite(self.k1) and self.k1 >= 0):
+            raise UserError(f"BM25's k1 must be a number from 0, not {self.k1}")
+        if not 0 <= self.b <= 1:
+            raise UserError(f"BM25's b must be between 0 and 1, not {self.b}")
+        if self.method not in METHODS:
+            raise UserError(f"BM25's method must be one of {', '.join(METHODS)}, not {self.method!r}")
+
+
+ANSERINI = BM25Settings(k1=0.9, b=0.4, stemmer="porter")
+"""Lucene as Anserini and Pyserini run it."""
+
+PRESETS = {"bm25s": BM25Settings(), "anserini": ANSERINI}
+
+
+def bm25_settings(preset: str = "bm25s", **values: Any) -> BM25Settings:
+    """A preset, with those of the values that are not None in place of its own.
+
+    Raises:
+        UserError: There is no such preset, or a value is out of range.
+    """
+    if preset not in PRESETS:
+        raise UserError(f"there is no BM25 preset {preset!r}; there are {', '.join(PRESETS)}")
+    return replace(PRESETS[preset], **{name: value for name, value in values.items() if value is not None})
 
 
 class BM25:
-    """A BM25 index over texts, in memory.
+    """A BM25 index over numbered texts (a `Ranker`).
 
     Args:
-        texts: The N texts; a hit names its text by position.
+        texts: The N texts, a list or a `TextSource`.
+        settings: How words are counted.
         show_progress_bar: Whether to show progress bars on standard error.
+        folder: Where an index of the same texts was saved; it is mapped into memory instead of made.
 
     Raises:
-        UserError: bm25s or PyStemmer is not installed.
+        UserError: bm25s or PyStemmer is not installed, or knows no such stemmer or stop words.
     """
 
-    def __init__(self, texts: Sequence[str], *, show_progress_bar: bool = False) -> None:
+    def __init__(
+        self,
+        texts: Sequence[str] | TextSource,
+        settings: BM25Settings | None = None,
+        *,
+        show_progress_bar: bool = False,
+        folder: Path | None = None,
+    ) -> None:
         """Indexes the texts."""
-        try:
-            import bm25s
-            import Stemmer
-        except ImportError as error:
-            raise UserError(f"BM25 needs bm25s and PyStemmer ({error}): pip install 'revela-hub[eval]'") from error
-        self._tokenize = bm25s.tokenize
-        self._stemmer = Stemmer.Stemmer("porter")
+        source = texts if isinstance(texts, (Texts, TextList, Rows)) else TextList(list(texts))  # type: ignore[arg-type]
+        self.settings = settings or BM25Settings()
+        self.key = key_of("bm25", asdict(self.settings), source.fingerprint)
+        self._bm25s = _require_bm25s()
+        self._stemmer, self._stopwords = _stemmer(self.settings.stemmer), _stop_words(self.settings.stopwords)
         self._show_progress_bar = show_progress_bar
         self._size = len(texts)
-        tokens = self._words(texts)
-        self._index = None
+        self._index: Any = None
+        saved = None if folder is None else folder / f"bm25-{self.key[:16]}"
+        if saved is not None and (saved / "complete").is_file():
+            self._index = self._bm25s.BM25.load(str(saved), mmap=True)
+            return
+        tokens = self._words(_in_blocks(source))
         if any(len(words) for words in tokens.ids):  # bm25s cannot index a collection without a single word
-            self._index = bm25s.BM25(k1=K1, b=B, method="lucene")
+            own = self.settings
+            self._index = self._bm25s.BM25(k1=own.k1, b=own.b, method=own.method)
             with warnings.catch_warnings():  # numpy's, for what is empty; such a text scores 0
                 warnings.simplefilter("ignore", RuntimeWarning)
                 self._index.index(tokens, show_progress=show_progress_bar, leave_progress=False)
+            if saved is not None:
+                self._index.save(str(saved), show_progress=False)
+                (saved / "complete").touch()
 
-    def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
-        """The best `top_k` texts of each query, fewer where fewer share a word with it."""
-        nothing = Ranking(np.empty(0, np.int64), np.empty(0, np.float32))
-        if self._index is None or not queries:
-            return [nothing for _ in queries]
-        rows_QK, scores_QK = self._index.retrieve(
-            self._words(queries), k=min(top_k, self._size), show_progress=self._show_progress_bar, leave_progress=False
+    def encode(self, queries: Sequence[str]) -> list[list[int]]:
+        """See `Ranker`: the numbers of the words of each query that any text has."""
+        if self._index is None:
+            return [[] for _ in queries]
+        words = self._words(queries, return_ids=False)
+        return [[number for number in self._index.get_tokens_ids(query) if number >= 0] for query in words]
+
+    def search(self, queries: Sequence[str] | list[list[int]], k: int) -> Hits:
+        """See `Ranker`; a text that shares no word with the query is no hit. Takes the queries' texts as well."""
+        queries = self.encode(queries) if queries and isinstance(queries[0], str) else queries  # type: ignore[arg-type]
+        hits = [self._best(query, k) for query in queries]  # type: ignore[arg-type]
+        return Hits.concatenate(hits) if hits else Hits.none(0)
+
+    def pair_scores(
+        self, queries: list[list[int]], queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """See `Ranker`."""
+        scores_P = np.zeros(len(rows_P), dtype=np.float32)
+        if self._index is None:
+            return scores_P
+        data, indices, starts = (self._index.scores[name] for name in ("data", "indices", "indptr"))
+        for query in np.unique(queries_P).tolist():
+            chosen = np.flatnonzero(queries_P == query)
+            for word in queries[query]:
+                begin, end = int(starts[word]), int(starts[word + 1])
+                # The texts that have a word stand in ascending order.
+                places = np.searchsorted(indices[begin:end], rows_P[chosen])
+                at = np.minimum(places, end - begin - 1)
+                has = (places < end - begin) & (indices[begin:end][at] == rows_P[chosen])
+                scores_P[chosen[has]] += data[begin:end][at[has]]
+        return scores_P
+
+    def _best(self, words: list[int], k: int) -> Hits:
+        if not words or self._index is None:
+            return Hits.none(1)
+        # Without what bm25l and bm25+ add for words that a text has not: the same for all, and so no reason to find one.
+        scores_N = self._index._compute_relevance_from_scores(
+            **{name: self._index.scores[name] for name in ("data", "indptr", "indices", "num_docs")},
+            query_tokens_ids=np.asarray(words),
+            dtype=np.dtype(np.float32),
         )
-        # bm25s fills up with texts that score 0; to BM25 they are no hits.
-        return [
-            Ranking(rows[scores > 0].astype(np.int64), scores[scores > 0].astype(np.float32))
-            for rows, scores in zip(rows_QK, scores_QK, strict=True)
-        ]
+        found = np.flatnonzero(scores_N > 0)
+        if not len(found):
+            return Hits.none(1)
+        scores_1K, columns_1K = stable_top_k(torch.from_numpy(scores_N[found])[None], k)
+        return Hits(scores_1K.numpy(), found[columns_1K.numpy()])
 
-    def _words(self, texts: Sequence[str]) -> Any:
-        return self._tokenize(list(texts), stopwords="en", stemmer=self._stemmer, show_progress=self._show_progress_bar)
+    def _words(self, texts: Any, *, return_ids: bool = True) -> Any:
+        return self._bm25s.tokenize(
+            texts,
+            stopwords=self._stopwords,
+            stemmer=self._stemmer,
+            return_ids=return_ids,
+            show_progress=self._show_progress_bar and return_ids,
+        )
+
+
+def _in_blocks(texts: TextSource, size: int = 4096) -> Iterator[str]:
+    for start in range(0, len(texts), size):
+        yield from texts.read(range(start, min(start + size, len(texts))))
+
+
+def _require_bm25s() -> Any:
+    try:
+        import bm25s
+        import Stemmer  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"BM25 needs bm25s and PyStemmer ({error}): pip install 'revela-hub[eval]'") from error
+    return bm25s
+
+
+def _stemmer(name: str) -> Any:
+    import Stemmer
+
+    if name == "none":
+        return None
+    if name not in Stemmer.algorithms(True):
+        raise UserError(f"there is no stemmer {name!r}; there are none, {', '.join(sorted(Stemmer.algorithms(True)))}")
+    return Stemmer.Stemmer(name)
+
+
+def _stop_words(name: str) -> Any:
+    if name == "none":
+        return []
+    from bm25s.tokenization import _infer_stopwords
+
+    try:
+        return list(_infer_stopwords(name))
+    except ValueError as error:
+        raise UserError(f"bm25s has no stop words for {name!r}; give a language such as en, or none") from error

@@ -21,6 +21,11 @@ def key_of(*facts: object) -> str:
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
+def default_cache_folder(name: str) -> Path:
+    """The folder for this package's caches: below $XDG_CACHE_HOME, or else ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "revela-hub" / name
+
+
 def make_folder(folder: Path, option: str = "--cache-dir") -> Path:
     """Makes a folder for files of `whole_file`, and removes what a killed process left half written in it.
 

@@ -1,6 +1,7 @@
 """What a model has to offer to be evaluated and searched with, and how one is loaded from a folder or the Hub."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from revela_hub.errors import UserError
 from revela_hub.precision import in_fast_precision
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import SentenceTransformer, SparseEncoder
 
 # Files of a model folder that do not change what it computes.
 _NOT_THE_MODEL = frozenset({"README.md", "LICENSE", ".gitattributes", "training_args.bin"})
@@ -44,8 +45,6 @@ def load_encoder(
 ) -> "SentenceTransformer":
     """Loads a sentence-transformers model from a folder or, failing that, from the Hub; safetensors weights only.
 
-    In the type that the model says, but in float32 on a CPU where half precision is slow.
-
     Args:
         name: A sentence-transformers folder, or a Hub id.
         device: "cpu", "cuda", "cuda:1", "mps"; by default the fastest there is.
@@ -57,35 +56,36 @@ def load_encoder(
     """
     from sentence_transformers import SentenceTransformer
 
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "modules.json").is_file():
-            raise UserError(
-                f"{name} is not a sentence-transformers folder (it has no modules.json); "
-                f"turn a training checkpoint into one with `revela-hub export`"
-            )
-    elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
-        raise UserError(f"{name} is not a folder; give a sentence-transformers folder, a Hub id, or bm25")
-    if max_seq_length is not None and max_seq_length < 1:
-        raise UserError(f"the maximum sequence length must be at least 1, not {max_seq_length}")
-    try:
-        with no_pickles(name):
-            model = SentenceTransformer(
-                str(path) if path.is_dir() else _hub_id(name),
-                device=device,
-                trust_remote_code=trust_remote_code,
-                model_kwargs={"use_safetensors": True},
-            )
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        reason = _one_line(error)
-        if "trust_remote_code" in reason and not trust_remote_code:
-            raise UserError(
-                f"{name} comes with code of its own: read it, then pass --trust-remote-code if you trust it"
-            ) from error
-        raise UserError(f"cannot load the model {name}: {reason}") from error
-    if max_seq_length is not None:
-        model.max_seq_length = max_seq_length
-    return in_fast_precision(model)
+    model: SentenceTransformer = _load(SentenceTransformer, name, device, trust_remote_code, max_seq_length)
+    return model
+
+
+def load_sparse_encoder(
+    name: str,
+    *,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    max_seq_length: int | None = None,
+) -> "SparseEncoder":
+    """Loads a `SparseEncoder` of sentence-transformers, as `load_encoder` does.
+
+    Raises:
+        UserError: As for `load_encoder`, and where the model has no sparse head.
+    """
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SpladePooling
+
+    path = Path(name).expanduser() / "modules.json"
+    # sentence-transformers would give a dense model a sparse head of random weights, without a word.
+    types = " ".join(module["type"] for module in json.loads(path.read_text())) if path.is_file() else "Router"
+    if any(word in types for word in ("Splade", "Sparse", "MLM", "Router")):
+        model: SparseEncoder = _load(SparseEncoder, name, device, trust_remote_code, max_seq_length)
+        if any(isinstance(module, (SpladePooling, SparseAutoEncoder)) for module in model.modules()):
+            return model
+    raise UserError(
+        f"{name} gives no weights of terms: mode sparse needs a SparseEncoder; give one with --sparse-model, or use "
+        f"--mode dense or hybrid"
+    )
 
 
 @contextmanager
@@ -191,3 +191,35 @@ def similarity_of(model: "SentenceTransformer", name: str) -> str:
     if similarity not in ("cosine", "dot"):
         raise UserError(f"{name} compares by {similarity} distance; only cosine and dot product are supported")
     return str(similarity)
+
+
+def _load(kind: Any, name: str, device: str | None, trust_remote_code: bool, max_seq_length: int | None) -> Any:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "modules.json").is_file():
+            raise UserError(
+                f"{name} is not a sentence-transformers folder (it has no modules.json); "
+                f"turn a training checkpoint into one with `revela-hub export`"
+            )
+    elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        raise UserError(f"{name} is not a folder; give a sentence-transformers folder, a Hub id, or bm25")
+    if max_seq_length is not None and max_seq_length < 1:
+        raise UserError(f"the maximum sequence length must be at least 1, not {max_seq_length}")
+    try:
+        with no_pickles(name):
+            model = kind(
+                str(path) if path.is_dir() else _hub_id(name),
+                device=device,
+                trust_remote_code=trust_remote_code,
+                model_kwargs={"use_safetensors": True},
+            )
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        reason = _one_line(error)
+        if "trust_remote_code" in reason and not trust_remote_code:
+            raise UserError(
+                f"{name} comes with code of its own: read it, then pass --trust-remote-code if you trust it"
+            ) from error
+        raise UserError(f"cannot load the model {name}: {reason}") from error
+    if max_seq_length is not None:
+        model.max_seq_length = max_seq_length
+    return in_fast_precision(model)

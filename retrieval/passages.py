@@ -1,13 +1,28 @@
-"""The passages of an index: chunks of documents, each text once, and what a search returns of them."""
+"""The passages of an index: chunks of documents on disk, each text once, and what a search returns of them."""
 
-import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from revela_hub.data.text.chunks import Chunk
+import pyarrow as pa
+from tqdm.auto import tqdm
 
-DIGEST_BYTES = 16
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.source import Document
+from revela_hub.data.text.chunks import Chunk, chunk_document
+from revela_hub.retrieval.texts import Texts, write_texts
+from revela_hub.retrieval.top_k import Hits
+
+PASSAGE = pa.schema(
+    [
+        ("text", pa.large_string()),
+        ("document", pa.string()),
+        ("path", pa.string()),
+        ("start_line", pa.int32()),
+        ("end_line", pa.int32()),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -15,7 +30,7 @@ class Hit:
     """A passage that was found.
 
     Attributes:
-        score: How well it fits the query, higher is better: the vectors' similarity, or BM25's score.
+        score: How well it fits the query, higher is better.
         text: The passage.
         document: The id of its document.
         path: The file it is from, or None where the document is not a file.
@@ -35,56 +50,83 @@ class Hit:
     @property
     def location(self) -> str:
         """`path/to/file.py:120-145`."""
-        return _location(self)
+        return f"{self.document if self.path is None else self.path}:{self.start_line}-{self.end_line}"
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dictionary, for JSON."""
         return vars(self) | {"copies": list(self.copies)}
 
 
-@dataclass
 class Passages:
     """Texts to search, each of them once, with the places where it stands.
 
-    Attributes:
-        texts: The distinct texts, in the order in which they were first met.
-        places: For each text the chunks it is the text of, the first one first.
-        digests: For each text its BLAKE2 hash, the key of its vector in the cache.
+    Args:
+        texts: The texts, in a file with the columns of `PASSAGE`.
     """
 
-    texts: list[str] = field(default_factory=list)
-    places: list[list[Chunk]] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
+    def __init__(self, texts: Texts) -> None:
+        """Reads nothing yet."""
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
 
     def hit(self, row: int, score: float) -> Hit:
         """The hit that text number `row` is."""
-        first, *rest = self.places[row]
-        return Hit(
-            score=score,
-            text=self.texts[row],
-            document=first.document,
-            path=first.path,
-            start_line=first.start_line,
-            end_line=first.end_line,
-            copies=tuple(_location(chunk) for chunk in rest),
-        )
+        lines = self.texts.lines_of(row)
+        columns = [self.texts.column(name, lines) for name in PASSAGE.names[1:]]
+        [text] = self.texts.read([row])
+        first, *copies = (Hit(score, text, *place) for place in zip(*columns, strict=True))
+        return Hit(**vars(first) | {"copies": tuple(copy.location for copy in copies)})
+
+    def found(self, hits: Hits) -> list[list[Hit]]:
+        """The passages that were found for each query, best first."""
+        return [
+            [self.hit(int(row), float(score)) for row, score in zip(rows, scores, strict=True) if row >= 0]
+            for rows, scores in zip(hits.rows_QK, hits.scores_QK, strict=True)
+        ]
 
 
-def collect_passages(chunks: Iterable[Chunk]) -> Passages:
-    """Gathers chunks; those with the same text become one passage, so that it is encoded, and found, once."""
-    passages = Passages()
-    rows: dict[bytes, int] = {}
-    for chunk in chunks:
-        digest = hashlib.blake2b(chunk.text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
-        row = rows.setdefault(digest, len(passages.texts))
-        if row == len(passages.texts):
-            passages.texts.append(chunk.text)
-            passages.places.append([chunk])
-            passages.digests.append(digest)
-        else:
-            passages.places[row].append(chunk)
-    return passages
+def write_passages(chunks: Iterable[Chunk], folder: Path) -> Passages:
+    """Writes chunks to a folder; those with the same text become one passage, so that it is encoded, and found, once.
+
+    Raises:
+        UserError: The disk is full, or the folder cannot be written to.
+    """
+    return Passages(
+        write_texts(({name: getattr(chunk, name) for name in PASSAGE.names} for chunk in chunks), folder, PASSAGE)
+    )
 
 
-def _location(place: Chunk | Hit) -> str:
-    return f"{place.document if place.path is None else place.path}:{place.start_line}-{place.end_line}"
+def read_passages(
+    documents: Iterable[Document],
+    folder: Path,
+    *,
+    max_words: int = 120,
+    report: ReadReport | None = None,
+    show_progress_bar: bool = False,
+) -> Passages:
+    """Cuts documents into chunks, and writes each text once.
+
+    Args:
+        documents: What `read_documents` reads; a file that comes twice (`src src/part`) is taken once.
+        folder: Where the passages are written.
+        max_words: The largest number of words in a chunk.
+        report: Its `chunks` and `cut` are counted up.
+        show_progress_bar: Whether to show a progress bar on standard error.
+
+    Raises:
+        UserError: As `write_passages`.
+    """
+
+    def chunks() -> Iterator[Chunk]:
+        seen: set[Path] = set()
+        for document in tqdm(documents, desc="Reading", unit=" documents", disable=not show_progress_bar, leave=False):
+            if document.path is not None:
+                file = Path(document.path).resolve()
+                if file in seen:
+                    continue
+                seen.add(file)
+            yield from chunk_document(document, max_words, report=report)
+
+    return write_passages(chunks(), folder)

@@ -1,113 +1,186 @@
 """Texts on disk: as many as there are, in an Arrow file that is read through a memory map, each of them once.
 
-What is held in memory is a few numbers for each text: a hash, by which it is found, and the line on which it stands. Texts
-that differ in white space only are the same text here: a negative must not be the positive with other line breaks, and
-the title of a passage is joined to it by a space in one data set and by a line break in the next.
+What is held in memory is a few numbers for each text. Texts that differ in white space only are the same text here: a
+negative must not be the positive with other line breaks, and the title of a passage is joined to it by a space in one data
+set and by a line break in the next.
+
+Letters in names: L lines of the file (texts as given), N distinct texts.
 """
 
 import hashlib
 import uuid
+import zipfile
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from revela_hub.retrieval.disk import key_of, whole_file
+from revela_hub.errors import UserError
+from revela_hub.retrieval.disk import whole_file
 
 LINES_PER_BATCH = 1024
 
-_SCHEMA = pa.schema([("text", pa.large_string())])
+TEXT = pa.schema([("text", pa.large_string())])
 
 
-def text_key(text: str) -> int:
-    """A hash of 64 bits: that any two of ten million texts share one by chance happens in one of 400,000 collections."""
-    words = " ".join(text.split())
-    return int.from_bytes(hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+class TextSource(Protocol):
+    """Numbered texts: those of a file (`Texts`), or of a list (`TextList`)."""
+
+    fingerprint: str
+    """Changes when any of the texts does, or their order."""
+    digests_N2: NDArray[np.uint64]
+    """The hash of each text, of 128 bits: what its vector is found by."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Iterable[int]) -> list[str]:
+        """The texts of these numbers."""
+        ...
+
+
+class TextList:
+    """A list of texts as a `TextSource`; the same text may come twice."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        """Hashes the texts."""
+        self.texts = texts
+        self.digests_N2 = np.array([_digest(text) for text in texts], dtype="<u8").reshape(-1, 2)
+        self.fingerprint = hashlib.blake2b(self.digests_N2.tobytes(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def read(self, rows: Iterable[int]) -> list[str]:
+        """See `TextSource`."""
+        return [self.texts[row] for row in rows]
+
+
+class Rows:
+    """A range of another source's texts, as a `TextSource`."""
+
+    def __init__(self, texts: TextSource, start: int, stop: int) -> None:
+        """Numbers the texts from `start` to before `stop` anew."""
+        self._texts, self._start = texts, start
+        self.digests_N2 = texts.digests_N2[start:stop]
+        self.fingerprint = f"{texts.fingerprint}[{start}:{stop}]"
+
+    def __len__(self) -> int:
+        return len(self.digests_N2)
+
+    def read(self, rows: Iterable[int]) -> list[str]:
+        """See `TextSource`."""
+        return self._texts.read(self._start + row for row in rows)
 
 
 class Texts:
-    """Distinct texts, numbered in the order in which they were first met.
+    """The distinct texts of a file, numbered in the order in which they were first met.
 
     Args:
-        path: The Arrow file; a line of it is a text.
-        lines_N: The line of each of the N texts.
-        keys_N: The `text_key` of each.
-        fingerprint: Changes when any of the texts does, or their order.
+        path: The Arrow file; its numbers lie beside it.
+
+    Raises:
+        UserError: The file, or its numbers, cannot be read.
     """
 
-    def __init__(self, path: Path, lines_N: NDArray[np.int64], keys_N: NDArray[np.uint64], fingerprint: str) -> None:
-        """Opens nothing yet."""
-        self.fingerprint = fingerprint
-        self.keys_N = keys_N
-        self._path = path
-        self._lines_N = lines_N
+    def __init__(self, path: Path) -> None:
+        """Maps the file into memory."""
+        self.path = path
+        try:
+            with np.load(path.with_suffix(".npz"), allow_pickle=False) as numbers:
+                self.rows_L: NDArray[np.int64] = numbers["rows"]
+                self.keys_N: NDArray[np.uint64] = numbers["keys"]
+                self.digests_N2: NDArray[np.uint64] = numbers["digests"]
+            # Neither reads the file: the columns are views of the memory map.
+            self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pa.ArrowInvalid) as error:
+            raise UserError(f"{path} cannot be read ({error}): delete its folder, and make it again") from error
+        self.fingerprint = path.stem.removeprefix("texts-")
+        self._lines_N = np.unique(self.rows_L, return_index=True)[1]  # of each text, the line on which it first stands
         self._order_N: NDArray[np.int64] | None = None  # of the keys
-        self._column: Any = None
 
     def __len__(self) -> int:
         return len(self._lines_N)
 
     def read(self, rows: Iterable[int]) -> list[str]:
-        """The texts of these numbers."""
-        if self._column is None:
-            # Neither reads the file: the chunks are views of the memory map.
-            self._column = pa.ipc.open_file(pa.memory_map(str(self._path))).read_all().column("text")
-        places = (divmod(int(self._lines_N[row]), LINES_PER_BATCH) for row in rows)
-        return [self._column.chunk(batch)[line].as_py() for batch, line in places]
+        """See `TextSource`."""
+        return self.column("text", [int(self._lines_N[row]) for row in rows])
+
+    def column(self, name: str, lines: Iterable[int]) -> list[Any]:
+        """What these lines of the file have in a column."""
+        column = self._table.column(name)
+        places = (divmod(line, LINES_PER_BATCH) for line in lines)
+        return [column.chunk(batch)[line].as_py() for batch, line in places]
+
+    def lines_of(self, row: int) -> list[int]:
+        """The lines on which a text stands."""
+        if len(self.rows_L) == len(self):
+            return [row]
+        return [int(line) for line in np.flatnonzero(self.rows_L == row)]
 
     def find(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The number of the text with each of these keys, -1 where there is none."""
-        if not len(self):
-            return np.full(len(keys), -1, dtype=np.int64)
         if self._order_N is None:
             self._order_N = np.argsort(self.keys_N)
         places = np.searchsorted(self.keys_N, keys, sorter=self._order_N)
         rows: NDArray[np.int64] = self._order_N[np.minimum(places, len(self) - 1)]
         return np.where(self.keys_N[rows] == keys, rows, -1)
 
-    def subset(self, rows: NDArray[np.int64]) -> "Texts":
-        """Some of the texts, numbered anew."""
-        rows_key = hashlib.blake2b(rows.tobytes(), digest_size=16).hexdigest()
-        return Texts(self._path, self._lines_N[rows], self.keys_N[rows], key_of(self.fingerprint, rows_key))
 
-
-def write_texts(texts: Iterable[str], folder: Path) -> tuple[Texts, NDArray[np.int64]]:
+def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: pa.Schema = TEXT) -> Texts:
     """Writes texts to a folder, under a name made from what they are.
 
     Args:
-        texts: Is read once, and never held in memory as a whole.
+        texts: Is read once, and never held in memory as a whole; mappings where the schema has more than a text.
         folder: Where the file is kept.
-
-    Returns:
-        The distinct texts, and for each text that was given its number among them.
+        schema: The file's columns, one of them `text`.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written to.
     """
-    keys = array("Q")
-    digest = hashlib.blake2b(digest_size=16)
+    keys, digests = array("Q"), array("Q")
+    whole = hashlib.blake2b(digest_size=16)
     unnamed = folder / f"texts-{uuid.uuid4().hex}.arrow"
-    source = iter(texts)
-    with whole_file(unnamed) as stream, pa.ipc.new_file(stream, _SCHEMA) as writer:
-        while batch := [_unicode(text) for text in islice(source, LINES_PER_BATCH)]:
-            keys.extend(map(text_key, batch))
-            for text in batch:
-                digest.update(text.encode() + b"\0")
-            writer.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], schema=_SCHEMA))
-    fingerprint = digest.hexdigest()
-    path = unnamed.replace(folder / f"texts-{fingerprint}.arrow")
-    distinct, first, inverse = np.unique(np.array(keys, dtype=np.uint64), return_index=True, return_inverse=True)
-    order = np.argsort(first)
+    source = _records(texts)
+    with whole_file(unnamed) as stream, pa.ipc.new_file(stream, schema) as writer:
+        while batch := list(islice(source, LINES_PER_BATCH)):
+            for record in batch:
+                keys.append(_key(record["text"]))
+                digests.extend(_digest(record["text"]))
+            whole.update(memoryview(digests)[-2 * len(batch) :])
+            writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
+    path = unnamed.replace(folder / f"texts-{whole.hexdigest()}.arrow")
+    distinct, first_L, inverse_L = np.unique(np.array(keys, dtype="<u8"), return_index=True, return_inverse=True)
+    order = np.argsort(first_L)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return Texts(path, first[order], distinct[order], fingerprint), rank[inverse.reshape(-1)]
+    digests_L2 = np.array(digests, dtype="<u8").reshape(-1, 2)
+    with whole_file(path.with_suffix(".npz")) as stream:
+        np.savez(stream, rows=rank[inverse_L.reshape(-1)], keys=distinct[order], digests=digests_L2[first_L[order]])
+    return Texts(path)
 
 
-def _unicode(text: str) -> str:
-    """Replaces lone surrogates, which JSON can have, and which neither Arrow nor a tokenizer takes."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+def _records(texts: Iterable[str | Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for text in texts:
+        record = {"text": text} if isinstance(text, str) else text
+        # Lone surrogates, which JSON can have, and which neither Arrow nor a tokenizer takes.
+        yield (
+            record
+            if record["text"].isascii()
+            else {**record, "text": record["text"].encode("utf-8", "replace").decode()}
+        )
+
+
+def _key(text: str) -> int:
+    """A hash of 64 bits: that any two of ten million texts share one by chance happens in one of 400,000 collections."""
+    words = " ".join(text.split())
+    return int.from_bytes(hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _digest(text: str) -> tuple[int, int]:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")

@@ -205,3 +205,27 @@ def retriever_folder(tmp_path: Path, bert_folder: Path) -> Path:
     folder = tmp_path / "tiny-retriever"
     model.save(str(folder), create_model_card=False)
     return folder
+
+
+@pytest.fixture
+def tiny_sparse_folder(tmp_path: Path, wordpiece_tokenizer: "BertTokenizerFast") -> Path:
+    """A random two-layer BERT with a masked-LM head as a `SparseEncoder` folder (SPLADE pooling)."""
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        vocab_size=len(wordpiece_tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        pad_token_id=wordpiece_tokenizer.pad_token_id,
+    )
+    folder = tmp_path / "tiny-sparse"
+    BertForMaskedLM(config).save_pretrained(folder / "mlm")
+    wordpiece_tokenizer.save_pretrained(folder / "mlm")
+    model = SparseEncoder(modules=[MLMTransformer(str(folder / "mlm")), SpladePooling("max")], device="cpu")
+    model.save(str(folder), create_model_card=False)
+    return folder

@@ -42,7 +42,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation import RetrievalScores, evaluate_retrieval
 from revela_hub.precision import bf16_is_fast
-from revela_hub.retrieval.mining.mining import MiningSettings, Ranker, mine_negatives
+from revela_hub.retrieval.mining.mining import MiningSettings, Model, mine_negatives
 
 SCALE = 20.0
 """What a student's cosines are multiplied by before a softmax: a temperature of 0.05."""
@@ -221,7 +221,7 @@ def distil(
     return train_retriever(model, labelled, DistillKLDivLoss(model, similarity_fct=scaled_cosine), settings, folder)
 
 
-def mine(questions: Questions, anchors: list[str], positives: list[str], ranker: Ranker, settings: Settings) -> Dataset:
+def mine(questions: Questions, anchors: list[str], positives: list[str], ranker: Model, settings: Settings) -> Dataset:
     """Returns rows (anchor, positive, negative_1, ...) with negatives from all passages."""
     mining = MiningSettings(
         settings.negatives, relative_margin=None, range_max=DEPTH, sampling="random", seed=settings.seed

@@ -1,87 +1,47 @@
-"""Hard negatives for pairs of an anchor and a positive, from a corpus of any size, with any retriever or BM25.
+"""Hard negatives for pairs of an anchor and a positive, from a corpus of any size, with any ranker.
 
-The method is that of `sentence_transformers.util.mine_hard_negatives`, whose results these are, text for text, on a corpus
-that both can search (`tests/search/test_mining.py` compares them). It is not called here, because it
-
-- holds the corpus and its vectors in memory, and the hits of all anchors;
-- loses what was encoded when it is interrupted: its cache is written when everything is encoded;
-- needs a `SentenceTransformer`, so that there is no BM25;
-- compares texts letter by letter, so that the positive with another line break is its own negative, and an anchor that is
-  itself in the corpus (a duplicate question) too;
-- always compares by cosine, also for a model made for dot products.
-
-What happens here: anchors, positives and corpus are written to an Arrow file and each text is kept once (`texts`); their
-vectors are written in blocks (`vector_store`), or their words are counted (`bm25_scores`); block by block of the anchors,
-the best texts of the whole corpus are found and saved; the limits are applied to those (`negatives`). Every step finds on
-disk what an earlier run has done. With other limits only the last is done again.
+The results are those of `sentence_transformers.util.mine_hard_negatives`, text for text, on a corpus that both can search
+(a test compares them). Unlike there, neither the corpus nor its vectors nor the hits are held in memory; an interrupted run
+goes on; BM25, sparse and hybrid rankers mine too; the positive with other line breaks and the anchor itself are no negatives;
+and a model made for dot products compares by them.
 
 Letters in names: A anchors of a block, K hits of each, P pairs, n negatives of each.
 """
 
+import logging
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25
-from revela_hub.retrieval.bm25_scores import BM25Scores
-from revela_hub.retrieval.disk import make_folder
-from revela_hub.retrieval.encoder import Encoder, as_vectors
-from revela_hub.retrieval.mining.hits import HitsOnDisk
-from revela_hub.retrieval.mining.negatives import Found, MiningReport, MiningSettings, choose_negatives
+from revela_hub.retrieval.disk import key_of, make_folder, whole_file
+from revela_hub.retrieval.encoder import Encoder
+from revela_hub.retrieval.mining.negatives import MiningReport, MiningSettings, choose_negatives
 from revela_hub.retrieval.mining.pairs import NumberedPairs, number_pairs
-from revela_hub.retrieval.scores import Scores, VectorScores
-from revela_hub.retrieval.texts import Texts
-from revela_hub.retrieval.vector_store import VectorStore
+from revela_hub.retrieval.ranker import Ranker
+from revela_hub.retrieval.ranking import RankerSettings, build_ranker
+from revela_hub.retrieval.top_k import Hits
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["MinedNegatives", "MiningReport", "MiningSettings", "Ranker", "RankerSettings", "mine", "mine_negatives"]
+__all__ = ["MinedNegatives", "MiningReport", "MiningSettings", "Model", "RankerSettings", "mine", "mine_negatives"]
+
+logger = logging.getLogger(__name__)
 
 ANCHOR_BLOCK = 4096
 """Anchors for which the corpus is read once, and whose hits an interruption can cost."""
 
-Ranker: TypeAlias = Encoder | type[BM25] | Literal["bm25"]
+Model: TypeAlias = Encoder | type[BM25] | Literal["bm25"]
 """A SentenceTransformer or anything like `Encoder`; or BM25, as the class or as the word."""
-
-
-@dataclass(frozen=True)
-class RankerSettings:
-    """How the ranker is used. To BM25 only `show_progress_bar` says something.
-
-    Attributes:
-        identity: What identifies the model in a cache folder (`revela_hub.retrieval.encoder.model_identity`).
-        similarity: "cosine" or "dot".
-        query_prompt: Goes before every anchor, instead of the model's own prompt for queries.
-        document_prompt: Goes before every text, instead of the model's own prompt for documents.
-        batch_size: Texts per forward pass.
-        dtype: "float32" or "float16": what vectors are kept as.
-        device: Where scores are computed.
-        show_progress_bar: Whether to show progress bars on standard error.
-    """
-
-    identity: str = ""
-    similarity: Literal["cosine", "dot"] | str = "cosine"
-    query_prompt: str | None = None
-    document_prompt: str | None = None
-    batch_size: int = 32
-    dtype: Literal["float32", "float16"] | str = "float32"
-    device: str | torch.device = "cpu"
-    show_progress_bar: bool = False
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a similarity or a type that there is not."""
-        for name, choices in (("similarity", ("cosine", "dot")), ("dtype", ("float32", "float16"))):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)
@@ -102,11 +62,12 @@ def mine_negatives(
     anchors: Sequence[str],
     positives: Sequence[str],
     corpus: Iterable[str] | None,
-    ranker: Ranker,
+    ranker: Model,
     settings: MiningSettings | None = None,
     ranking: RankerSettings | None = None,
     *,
     cache_dir: str | Path | None = None,
+    sparse: Any = None,
 ) -> MinedNegatives:
     """Finds hard negatives for pairs.
 
@@ -120,6 +81,7 @@ def mine_negatives(
         ranking: How the ranker is used.
         cache_dir: Where texts, vectors and hits are kept for the next run; None keeps nothing. An encoder needs its
             `RankerSettings.identity` then.
+        sparse: A `SparseEncoder`, for the mode "sparse" or a hybrid with it.
 
     Raises:
         UserError: No pair and no text, no negatives within the limits, vectors that are not numbers, a full disk.
@@ -133,9 +95,14 @@ def mine_negatives(
     with tempfile.TemporaryDirectory(prefix="revela-hub-mining-") as temporary:
         folder = Path(temporary if cache_dir is None else cache_dir)
         ranking = ranking or RankerSettings()
-        if cache_dir is None and not ranking.identity:
-            ranking = replace(ranking, identity="the only one in this folder")
-        mined = mine(zip(anchors, positives, strict=True), corpus, ranker, settings, ranking, folder=folder)
+        if cache_dir is None:
+            only = "the only one in this folder"
+            ranking = replace(
+                ranking, identity=ranking.identity or only, sparse_identity=ranking.sparse_identity or only
+            )
+        mined = mine(
+            zip(anchors, positives, strict=True), corpus, ranker, settings, ranking, folder=folder, sparse=sparse
+        )
         rows = list(mined.rows)
     features: dict[str, Any] = {name: Value("string") for name in rows[0]}
     if settings.scores:
@@ -154,11 +121,12 @@ class MinedRows:
 def mine(
     pairs: Iterable[tuple[str, str]],
     corpus: Iterable[str] | None,
-    ranker: Ranker,
+    ranker: Model,
     settings: MiningSettings,
     ranking: RankerSettings,
     *,
     folder: str | Path,
+    sparse: Any = None,
 ) -> MinedRows:
     """`mine_negatives` for more pairs than fit in memory: reads them once, encodes, and returns rows one by one.
 
@@ -169,6 +137,7 @@ def mine(
         settings: As for `mine_negatives`.
         ranking: How the ranker is used.
         folder: Where texts, vectors and hits are kept.
+        sparse: As for `mine_negatives`.
 
     Raises:
         UserError: As for `mine_negatives`; that no negatives are left is raised by the rows.
@@ -177,55 +146,35 @@ def mine(
     folder = make_folder(Path(folder).expanduser())
     report = MiningReport(dropped=settings.fewer == "drop")
     numbered = number_pairs(pairs, corpus, folder, report)
-    scores = _scores(ranker, ranking, numbered, folder)
-    return MinedRows(_rows(numbered, scores, settings, folder, report, ranking.show_progress_bar), report)
-
-
-def _scores(ranker: Ranker, ranking: RankerSettings, numbered: NumberedPairs, folder: Path) -> Scores:
-    parts = numbered.corpus.parts
     if ranker == "bm25" or ranker is BM25:
-        return BM25Scores(folder, numbered.anchors, parts, show_progress_bar=ranking.show_progress_bar)
-    if not isinstance(ranker, Encoder):
-        raise ValueError(f"the ranker must be an encoder or bm25, not {ranker!r}")
-    if not ranking.identity:
-        raise ValueError("a cache needs the model's identity: RankerSettings(identity=model_identity(name))")
+        ranking, ranker = replace(ranking, mode="bm25"), None  # type: ignore[assignment]
+    built = build_ranker(numbered.corpus, ranking, folder, dense=ranker, sparse=sparse)  # type: ignore[arg-type]
+    return MinedRows(_rows(numbered, built, settings, folder, report, ranking.show_progress_bar), report)
 
-    def store(texts: Texts, encode: Any, prompt: str | None, kind: str) -> VectorStore:
-        options = {} if prompt is None else {"prompt": prompt}
 
-        def vectors(batch: list[str]) -> NDArray[np.float32]:
-            encoded = encode(batch, batch_size=ranking.batch_size, show_progress_bar=False, **options)
-            return as_vectors(encoded, len(batch), normalize=ranking.similarity == "cosine")
+class _Found(NamedTuple):
+    """What the ranker says of a block of anchors: the best texts of each, and the scores (P,) of its pairs."""
 
-        return VectorStore(
-            folder,
-            texts,
-            vectors,
-            identity=f"{ranking.identity} {kind} {prompt!r} {ranking.similarity}",
-            dtype=ranking.dtype,
-            description=f"Encoding {kind}s" if ranking.show_progress_bar else None,
-        )
-
-    anchors = store(numbered.anchors, ranker.encode_query, ranking.query_prompt, "anchor")
-    documents = [store(part, ranker.encode_document, ranking.document_prompt, "document") for part in parts]
-    return VectorScores(anchors, documents, ranking.device)
+    hits: Hits
+    scores_P: NDArray[np.float32]
 
 
 def _rows(
-    numbered: NumberedPairs, scores: Scores, settings: MiningSettings, folder: Path, report: MiningReport, show: bool
+    numbered: NumberedPairs, ranker: Ranker, settings: MiningSettings, folder: Path, report: MiningReport, show: bool
 ) -> Iterator[dict[str, Any]]:
     """Searches and filters block by block of the anchors."""
+    anchors = len(numbered.anchors_A)
     max_positives = int(np.bincount(numbered.anchors_P).max())
     depth = min(settings.depth(max_positives), len(numbered.corpus))
-    hits = HitsOnDisk(folder, scores, depth)
-    with tqdm(total=len(numbered.anchors), desc="Mining", unit=" anchors", disable=not show) as bar:
-        for start in range(0, len(numbered.anchors), ANCHOR_BLOCK):
-            stop = min(start + ANCHOR_BLOCK, len(numbered.anchors))
-            found = hits.best(start, stop)
-            report.candidates += int((found.rows_AK >= 0).sum())
+    texts = numbered.texts.fingerprint
+    kept = make_folder(folder / f"hits-{key_of(ranker.key, numbered.corpus.fingerprint, texts, depth)}")
+    with tqdm(total=anchors, desc="Mining", unit=" anchors", disable=not show) as bar:
+        for start in range(0, anchors, ANCHOR_BLOCK):
+            stop = min(start + ANCHOR_BLOCK, anchors)
             first, last = np.searchsorted(numbered.anchors_P, [start, stop])
             pairs = slice(int(first), int(last))
-            scores_P = scores.pair_scores(numbered.anchors_P[pairs], numbered.positives_P[pairs])
+            found, scores_P = _found(numbered, ranker, start, stop, pairs, depth, kept / f"{start}-{stop}.npz")
+            report.candidates += int((found.rows_QK >= 0).sum())
             chosen_An = choose_negatives(
                 found,
                 _forbidden(found, numbered, start, stop, pairs),
@@ -241,22 +190,40 @@ def _rows(
     _finish(report, settings)
 
 
+def _found(
+    numbered: NumberedPairs, ranker: Ranker, start: int, stop: int, pairs: slice, depth: int, path: Path
+) -> _Found:
+    """From disk if it is there and whole."""
+    if path.is_file():
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return _Found(Hits(arrays["scores"], arrays["rows"]), arrays["pairs"])
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+            logger.warning("%s is damaged (%s): its anchors are searched for again", path, error)
+    queries = ranker.encode(numbered.texts.read(numbered.anchors_A[start:stop].tolist()))
+    hits = ranker.search(queries, depth)
+    scores_P = ranker.pair_scores(queries, numbered.anchors_P[pairs] - start, numbered.positives_P[pairs])
+    with whole_file(path) as stream:
+        np.savez(stream, scores=hits.scores_QK, rows=hits.rows_QK, pairs=scores_P)
+    return _Found(hits, scores_P)
+
+
 def _forbidden(
-    found: Found, numbered: NumberedPairs, start: int, stop: int, pairs: slice
+    found: Hits, numbered: NumberedPairs, start: int, stop: int, pairs: slice
 ) -> dict[str, NDArray[np.bool_]]:
     """The hits (A, K) that are no negatives whatever they score."""
     size = len(numbered.corpus)
-    codes_AK = found.rows_AK + np.arange(stop - start)[:, None] * size
+    codes_AK = found.rows_QK + np.arange(stop - start)[:, None] * size
     codes_P = (numbered.anchors_P[pairs] - start) * size + numbered.positives_P[pairs]
     return {
         "being a positive": np.isin(codes_AK, codes_P),
-        "being the anchor": found.rows_AK == numbered.anchors_in_corpus[start:stop, None],
+        "being the anchor": found.rows_QK == numbered.in_corpus_A[start:stop, None],
     }
 
 
 def _block_rows(
     numbered: NumberedPairs,
-    found: Found,
+    found: Hits,
     chosen_An: NDArray[np.int64],
     start: int,
     pairs: slice,
@@ -275,11 +242,10 @@ def _block_rows(
         report.found += bool(columns)
         if not enough and settings.fewer == "drop":
             continue
-        negative_scores = found.scores_AK[anchor - start, columns].tolist()
+        negative_scores = found.scores_QK[anchor - start, columns].tolist()
         report.count(positive_score, negative_scores)
-        texts = numbered.corpus.read(found.rows_AK[anchor - start, columns].tolist())
-        [anchor_text] = numbered.anchors.read([anchor])
-        [positive_text] = numbered.texts.read([int(numbered.given_P[pair])])
+        texts = numbered.corpus.read(found.rows_QK[anchor - start, columns].tolist())
+        anchor_text, positive_text = numbered.texts.read([int(numbered.anchors_A[anchor]), int(numbered.given_P[pair])])
         negatives = dict.fromkeys(names) | dict(zip(names, texts, strict=False))
         row = {"anchor": anchor_text, "positive": positive_text, **negatives}
         yield row | ({"scores": [positive_score, *negative_scores]} if settings.scores else {})

@@ -5,13 +5,14 @@ Letters in names: A anchors, K hits of each, P pairs, n negatives of each.
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
+from revela_hub.retrieval.top_k import Hits
 
 
 @dataclass(frozen=True)
@@ -151,15 +152,8 @@ class MiningReport:
         )
 
 
-class Found(NamedTuple):
-    """The best texts of some anchors, best first: scores (A, K), and numbers (A, K), -1 where there are fewer."""
-
-    scores_AK: NDArray[np.float32]
-    rows_AK: NDArray[np.int64]
-
-
 def choose_negatives(
-    found: Found,
+    found: Hits,
     forbidden: dict[str, NDArray[np.bool_]],
     positive_scores_A: NDArray[np.float32],
     settings: MiningSettings,
@@ -182,8 +176,8 @@ def choose_negatives(
     Returns:
         The columns of `found` (A, n) that were chosen, best first, -1 where there are fewer.
     """
-    left_AK = found.rows_AK >= 0
-    for reason, mask_AK in {**forbidden, **_outside(found.scores_AK, positive_scores_A, settings)}.items():
+    left_AK = found.rows_QK >= 0
+    for reason, mask_AK in {**forbidden, **_outside(found.scores_QK, positive_scores_A, settings)}.items():
         removed[reason] += int((left_AK & mask_AK).sum())
         left_AK &= ~mask_AK
     rank_AK = left_AK.cumsum(axis=1) - 1

@@ -1,6 +1,6 @@
 """The input of mining on disk, each text once: pairs of an anchor and a positive, and the corpus.
 
-Letters in names: P pairs.
+Letters in names: A anchors, P pairs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.mining.negatives import MiningReport
-from revela_hub.retrieval.scores import Corpus
 from revela_hub.retrieval.texts import Texts, write_texts
 
 
@@ -21,22 +20,22 @@ class NumberedPairs(NamedTuple):
     """Pairs and corpus on disk. The pairs are sorted by their anchors' numbers.
 
     Attributes:
-        anchors: The distinct anchors.
-        corpus: All that may become a negative, the positives among them.
         texts: Anchors and positives as they were given.
-        anchors_P: The anchor of each pair, a number in `anchors`.
-        positives_P: The positive of each pair, a number in `corpus`.
-        given_P: The same, a number in `texts`.
-        anchors_in_corpus: For each anchor its number in the corpus, -1 for most.
+        corpus: All that may become a negative, the positives among them.
+        anchors_A: The distinct anchors, numbers in `texts`.
+        anchors_P: The anchor of each pair, a place in `anchors_A`.
+        given_P: The positive of each pair, a number in `texts`.
+        positives_P: The same, a number in `corpus`.
+        in_corpus_A: For each anchor its number in the corpus, -1 for most.
     """
 
-    anchors: Texts
-    corpus: Corpus
     texts: Texts
+    corpus: Texts
+    anchors_A: NDArray[np.int64]
     anchors_P: NDArray[np.int64]
-    positives_P: NDArray[np.int64]
     given_P: NDArray[np.int64]
-    anchors_in_corpus: NDArray[np.int64]
+    positives_P: NDArray[np.int64]
+    in_corpus_A: NDArray[np.int64]
 
 
 def number_pairs(
@@ -47,30 +46,40 @@ def number_pairs(
     Raises:
         UserError: There is no pair or no document with text in it, or the disk is full.
     """
-    texts, rows = write_texts(chain.from_iterable(_with_text(pairs, report)), folder)
+    texts = write_texts(chain.from_iterable(_with_text(pairs, report)), folder)
     if not len(texts):
         raise UserError("there is no pair with text in both its anchor and its positive")
-    pairs_P2 = np.unique(rows.reshape(-1, 2), axis=0)  # sorted by anchor, then by positive, in the order of the input
+    pairs_P2 = np.unique(texts.rows_L.reshape(-1, 2), axis=0)  # by anchor, then by positive, in the order of the input
     report.pairs = len(pairs_P2)
-    report.skipped["pairs given twice"] += len(rows) // 2 - len(pairs_P2)
-    distinct, anchors_P = np.unique(pairs_P2[:, 0], return_inverse=True)
-    anchors = texts.subset(distinct)
-    report.anchors = len(anchors)
-    positives = texts.subset(np.unique(pairs_P2[:, 1]))
-    parts = [positives]
-    if corpus is not None:
-        documents, lines = write_texts(_documents_with_text(corpus, report), folder)
-        if not len(documents):
+    report.skipped["pairs given twice"] += len(texts.rows_L) // 2 - len(pairs_P2)
+    anchors_A, anchors_P = np.unique(pairs_P2[:, 0], return_inverse=True)
+    report.anchors = len(anchors_A)
+    read = 0
+
+    def searched() -> Iterator[str]:
+        nonlocal read
+        for text in _documents_with_text(corpus or (), report):
+            read += 1
+            yield text
+        if corpus is not None and not read:
             raise UserError("the corpus has no document with text in it")
-        report.copies = len(lines) - len(documents)
-        outside = np.flatnonzero(documents.find(positives.keys_N) < 0)
-        report.added = len(outside)
-        parts = [documents, positives.subset(outside)] if len(outside) else [documents]
-    searched = Corpus(parts)
-    report.documents = len(searched)
-    positives_P = searched.find(texts.keys_N[pairs_P2[:, 1]])
-    in_corpus = searched.find(anchors.keys_N)
-    return NumberedPairs(anchors, searched, texts, anchors_P.reshape(-1), positives_P, pairs_P2[:, 1], in_corpus)
+        for row in np.unique(pairs_P2[:, 1]).tolist():  # so that a positive's score is that of the same index
+            yield from texts.read([row])
+
+    documents = write_texts(searched(), folder)
+    if corpus is not None:
+        own = int(documents.rows_L[:read].max()) + 1
+        report.copies, report.added = read - own, len(documents) - own
+    report.documents = len(documents)
+    return NumberedPairs(
+        texts,
+        documents,
+        anchors_A,
+        anchors_P.reshape(-1),
+        pairs_P2[:, 1],
+        documents.find(texts.keys_N[pairs_P2[:, 1]]),
+        documents.find(texts.keys_N[anchors_A]),
+    )
 
 
 def _with_text(pairs: Iterable[tuple[str, str]], report: MiningReport) -> Iterator[tuple[str, str]]:

@@ -39,8 +39,8 @@ def rank_passages(
         raise UserError("there are no passages to rank")
     ranked = np.full((len(queries), depth), -1, np.int32)
     if retriever == "bm25":
-        for row, ranking in enumerate(BM25(passages).search(queries, depth)):
-            ranked[row, : len(ranking.rows)] = ranking.rows
+        rows_QK = BM25(passages).search(queries, depth).rows_QK
+        ranked[:, : rows_QK.shape[1]] = rows_QK
         return ranked
     encoder = load_encoder(retriever)
     normalize = similarity_of(encoder, retriever) == "cosine"

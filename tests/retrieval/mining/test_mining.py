@@ -8,12 +8,10 @@ import pytest
 from datasets import Dataset
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval import bm25_scores, scores, vector_store
+from revela_hub.retrieval import dense, vectors
 from revela_hub.retrieval.bm25 import BM25
-from revela_hub.retrieval.bm25_scores import BM25Scores
 from revela_hub.retrieval.mining import mining
 from revela_hub.retrieval.mining.mining import MiningSettings, RankerSettings, mine_negatives
-from revela_hub.retrieval.texts import write_texts
 
 WORDS = "river sea stone moon iron salt wind leaf bird fish hill road lamp door rope seed".split()
 
@@ -65,10 +63,9 @@ def random_texts(number: int, seed: int, length: int = 6) -> list[str]:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small data have several blocks of everything, and last blocks that are not full."""
-    monkeypatch.setattr(vector_store, "BLOCK_SIZE", 7)
-    monkeypatch.setattr(bm25_scores, "BLOCK_SIZE", 7)
-    monkeypatch.setattr(bm25_scores, "SCORE_COLUMNS", 3)
-    monkeypatch.setattr(scores, "SCORE_COLUMNS", 3)
+    monkeypatch.setattr(vectors, "FIRST_SHARD", 7)
+    monkeypatch.setattr(vectors, "SHARD_SIZE", 7)
+    monkeypatch.setattr(dense, "COLUMNS", 3)
     monkeypatch.setattr(mining, "ANCHOR_BLOCK", 5)
 
 
@@ -334,31 +331,11 @@ def test_prompts_go_to_the_model(tmp_path: Path) -> None:
 
     assert encoded() == (["own river"], ["stone", "sea"])
     assert encoded(query_prompt="Find: ") == (["Find: river"], [])  # the documents' vectors are those of before
-    assert encoded(query_prompt="Find: ", document_prompt="Text: ") == ([], ["Text: stone", "Text: sea"])
+    # Hits belong to both prompts.
+    assert encoded(query_prompt="Find: ", document_prompt="Text: ") == (["Find: river"], ["Text: stone", "Text: sea"])
 
 
 # --- BM25
-
-
-def test_bm25_scores_as_the_index_in_memory(tmp_path: Path, small_blocks: None) -> None:
-    documents = [*random_texts(40, 0), "the of and", "River river rivers sea", "stone"]
-    anchors = ["river sea", "moon moon stone", *random_texts(5, 1), "the", "unheard"]
-    texts, _ = write_texts(documents, tmp_path)
-    queries, _ = write_texts(anchors, tmp_path)
-    parts = [texts.subset(np.arange(30)), texts.subset(np.arange(30, len(documents)))]
-    ours = BM25Scores(tmp_path, queries, parts)
-    dense = np.zeros((len(anchors), len(documents)), dtype=np.float32)
-    for first, block in ours.score_blocks(2, len(anchors)):
-        dense[2:, first : first + block.shape[1]] = block.clamp_min(0)
-    for first, block in ours.score_blocks(0, 2):
-        dense[:2, first : first + block.shape[1]] = block.clamp_min(0)
-    expected = np.zeros_like(dense)
-    for query, ranking in enumerate(BM25(documents).search(anchors, len(documents))):
-        expected[query, ranking.rows] = ranking.scores
-    assert (expected > 0).sum() > 50
-    np.testing.assert_allclose(dense, expected, rtol=1e-5, atol=1e-6)
-    pairs, rows = np.divmod(np.random.default_rng(0).permutation(dense.size)[:100], len(documents))
-    np.testing.assert_allclose(ours.pair_scores(pairs, rows), expected[pairs, rows], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("ranker", ["bm25", BM25])
@@ -366,9 +343,8 @@ def test_bm25_compares_with_a_positive_from_outside_the_corpus(ranker: Any) -> N
     corpus = ["river sea lamp", "river lamp rope", "lamp", "bird fish"]
     settings = MiningSettings(num_negatives=1, scores=True)
     mined = mine_negatives(["river sea", "seed"], ["river sea", "lamp door"], corpus, ranker, settings)
-    index = BM25([*corpus, "river sea", "lamp door"])
-    [ranking] = index.search(["river sea"], 10)
-    by_row = dict(zip(ranking.rows.tolist(), ranking.scores.tolist(), strict=True))
+    hits = BM25([*corpus, "river sea", "lamp door"]).search(["river sea"], 10)
+    by_row = dict(zip(hits.rows_QK[0].tolist(), hits.scores_QK[0].tolist(), strict=True))
     # The positive is the anchor's own text here, and "river sea lamp" scores less than 95% of it.
     [row] = mined.dataset
     assert negatives(row) == ["river sea lamp"]
@@ -380,3 +356,45 @@ def test_bm25_without_a_margin_takes_the_best() -> None:
     corpus = ["river sea lamp", "river lamp rope", "lamp"]
     mined = mine_negatives(["river sea"], ["bird"], corpus, "bm25", MiningSettings(2, relative_margin=None))
     assert negatives(mined.dataset[0]) == ["river sea lamp", "river lamp rope"]
+
+
+# --- several rankers together
+
+
+class Terms:
+    """What `build_ranker` asks of a SparseEncoder: the words of a text, each with the weight 1."""
+
+    def encode_document(self, inputs: list[str], /, **options: Any) -> Any:
+        import torch
+
+        weights = torch.zeros(len(inputs), len(WORDS))
+        for row, text in enumerate(inputs):
+            for word in set(text.split()) & set(WORDS):
+                weights[row, WORDS.index(word)] = 1.0
+        return weights.to_sparse()
+
+    encode_query = encode_document
+
+    def get_embedding_dimension(self) -> int:
+        return len(WORDS)
+
+
+@pytest.mark.parametrize("fusion", ["sum", "minmax", "rrf"])
+def test_hybrids_mine(fusion: str, small_blocks: None) -> None:
+    documents, anchors = random_texts(40, 2), random_texts(11, 3)
+    parts = ("dense", "sparse", "bm25")
+    ranking = RankerSettings(mode="hybrid", parts=parts, fusion=fusion, identity="a", sparse_identity="b")
+    settings = MiningSettings(num_negatives=2, relative_margin=0.05, scores=True, fewer="keep")
+    mined = mine_negatives(anchors, documents[:11], documents, Encoder(), settings, ranking, sparse=Terms())
+    assert mined.report.negatives > 5
+    for row in mined.dataset:
+        positive, *others = row["scores"]
+        assert all(score <= positive * 0.95 + 1e-6 for score in others)
+        assert row["positive"] not in negatives(row)
+    alone = mine_negatives(
+        anchors, documents[:11], documents, Encoder(), settings, RankerSettings(mode="sparse", sparse_identity="b"),
+        sparse=Terms(),
+    )  # fmt: skip
+    for row in alone.dataset:
+        shared = [len(set(row["anchor"].split()) & set(text.split())) for text in negatives(row) if text]
+        assert row["scores"][1:] == shared

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval import bm25_scores, scores, vector_store
+from revela_hub.retrieval import dense, vectors
 from revela_hub.retrieval.mining import mining
 from revela_hub.retrieval.mining.mining import MiningSettings, RankerSettings, mine, mine_negatives
 
@@ -54,10 +54,9 @@ def random_texts(number: int, seed: int, length: int = 6) -> list[str]:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small data have several blocks of everything, and last blocks that are not full."""
-    monkeypatch.setattr(vector_store, "BLOCK_SIZE", 7)
-    monkeypatch.setattr(bm25_scores, "BLOCK_SIZE", 7)
-    monkeypatch.setattr(bm25_scores, "SCORE_COLUMNS", 3)
-    monkeypatch.setattr(scores, "SCORE_COLUMNS", 3)
+    monkeypatch.setattr(vectors, "FIRST_SHARD", 7)
+    monkeypatch.setattr(vectors, "SHARD_SIZE", 7)
+    monkeypatch.setattr(dense, "COLUMNS", 3)
     monkeypatch.setattr(mining, "ANCHOR_BLOCK", 5)
 
 
@@ -90,7 +89,7 @@ def test_an_interrupted_run_is_resumed_where_it_stopped(tmp_path: Path, small_bl
     second = Encoder()
     resumed = mined_rows(second, tmp_path)
     assert second.documents == DOCUMENTS[14:]
-    assert second.queries == []
+    assert second.queries == ANCHORS  # when their block is searched for
     assert resumed == mined_rows(Encoder(), None)
     third = Encoder(limit=0)
     assert mined_rows(third, tmp_path) == resumed
@@ -100,30 +99,33 @@ def test_an_interrupted_run_is_resumed_where_it_stopped(tmp_path: Path, small_bl
 def test_an_interrupted_search_is_resumed_and_other_limits_need_none(
     tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searched: list[tuple[int, int]] = []
-    real = scores.VectorScores.score_blocks
+    searched: list[int] = []
+    real = dense.ExactIndex.search
 
-    def spy(self: Any, start: int, stop: int) -> Iterator[Any]:
+    def spy(self: Any, queries: np.ndarray, k: int) -> Any:
         if len(searched) == 2:
             raise KeyboardInterrupt
-        searched.append((start, stop))
-        return real(self, start, stop)
+        searched.append(len(queries))
+        return real(self, queries, k)
 
-    monkeypatch.setattr(scores.VectorScores, "score_blocks", spy)
+    monkeypatch.setattr(dense.ExactIndex, "search", spy)
     with pytest.raises(KeyboardInterrupt):
         mined_rows(Encoder(), tmp_path)
-    assert searched == [(0, 5), (5, 10)]
+    assert searched == [5, 5]
     searched.clear()
     mined_rows(Encoder(), tmp_path)
-    assert searched == [(10, 11)]
-    mined_rows(Encoder(), tmp_path, max_score=0.99, range_max=3)
-    assert searched == [(10, 11)]
+    assert searched == [1]
+    other = Encoder()
+    mined_rows(other, tmp_path, max_score=0.99, range_max=3)
+    assert searched == [1]
+    assert other.queries == other.documents == []  # the positives' scores are kept with the hits
 
 
-def test_bm25_counts_are_kept(tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_of_bm25_is_kept(tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     first = mined_rows("bm25", tmp_path)
-    monkeypatch.setattr(bm25_scores.BM25Scores, "score_blocks", None)
-    monkeypatch.setattr(bm25_scores, "whole_file", None)  # nothing is written again
+    for path in tmp_path.glob("hits-*/*.npz"):
+        path.unlink()
+    monkeypatch.setattr("bm25s.BM25.index", None)  # it is mapped into memory, not made again
     assert mined_rows("bm25", tmp_path) == first
 
 
@@ -140,9 +142,9 @@ def test_models_corpora_and_types_do_not_share_vectors(tmp_path: Path) -> None:
     assert run(DOCUMENTS) == DOCUMENTS
     assert run(DOCUMENTS) == []
     assert run(DOCUMENTS, identity="model@2") == DOCUMENTS
-    assert run(DOCUMENTS, similarity="dot") == DOCUMENTS
+    assert run(DOCUMENTS, similarity="dot") == []  # vectors are kept as the model gives them
     assert run(DOCUMENTS, dtype="float16") == DOCUMENTS
-    assert run([*DOCUMENTS, "new"]) == [*DOCUMENTS, "new"]
+    assert run([*DOCUMENTS, "new"]) == ["new"]
     with pytest.raises(ValueError, match="a cache needs the model's identity"):
         mine_negatives(ANCHORS, DOCUMENTS[:11], DOCUMENTS, encoder, cache_dir=tmp_path)
 
@@ -154,7 +156,7 @@ def test_float16_vectors_take_half_the_space(tmp_path: Path) -> None:
         folder = tmp_path / dtype
         mined = mine_negatives(ANCHORS, DOCUMENTS[:11], DOCUMENTS, Encoder(), settings, ranking, cache_dir=folder)
         values.append([row["scores"] for row in mined.dataset])
-        return sum(np.load(path).nbytes for path in folder.glob("vectors-*/*.npy"))
+        return sum(np.load(path)["vector"].nbytes for path in folder.glob("vectors-*/*.npy"))
 
     values: list[Any] = []
     assert size("float32") == 2 * size("float16")
@@ -162,7 +164,7 @@ def test_float16_vectors_take_half_the_space(tmp_path: Path) -> None:
     assert values[0] != values[1]
 
     class Loud(Encoder):
-        def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
+        def encode_document(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
             return np.full((len(inputs), 8), 1e6, dtype=np.float32)
 
     ranking = RankerSettings(similarity="dot", dtype="float16")
@@ -185,26 +187,15 @@ def test_damaged_files_are_made_again_with_a_warning(
     tmp_path: Path, small_blocks: None, caplog: pytest.LogCaptureFixture, damage: Any
 ) -> None:
     whole = mined_rows(Encoder(), tmp_path)
-    # The larger store is the corpus's.
-    store = max(tmp_path.glob("vectors-*"), key=lambda folder: len(list(folder.iterdir())))
-    damage(sorted(store.glob("*.npy"))[2])
+    damage(next(path for path in tmp_path.glob("vectors-*/*.npy") if len(np.load(path)) == 7))
     for path in tmp_path.glob("hits-*/*.npz"):
         damage(path)
     encoder = Encoder()
     with caplog.at_level(logging.WARNING):
         assert mined_rows(encoder, tmp_path) == whole
-    assert encoder.documents == DOCUMENTS[14:21]
+    assert len(encoder.documents) == 7
     assert "its texts are encoded again" in caplog.text
     assert "its anchors are searched for again" in caplog.text
-
-
-def test_damaged_counts_are_made_again(tmp_path: Path, small_blocks: None, caplog: pytest.LogCaptureFixture) -> None:
-    whole = mined_rows("bm25", tmp_path)
-    for path in [*tmp_path.glob("words-*/000001.npz"), *tmp_path.glob("hits-*/*.npz")]:
-        truncate(path)
-    with caplog.at_level(logging.WARNING):
-        assert mined_rows("bm25", tmp_path) == whole
-    assert "its words are counted again" in caplog.text
 
 
 @pytest.mark.parametrize("full_at", [1, 2, 4, 6, 12])
@@ -238,8 +229,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_the_corpus_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_store, "BLOCK_SIZE", 256)
-    monkeypatch.setattr(scores, "SCORE_COLUMNS", 256)
+    monkeypatch.setattr(vectors, "SHARD_SIZE", 256)
+    monkeypatch.setattr(dense, "COLUMNS", 256)
     monkeypatch.setattr("revela_hub.retrieval.texts.LINES_PER_BATCH", 64)
     number, filler = 3000, "x" * 10_000
 

@@ -1,0 +1,251 @@
+"""Rankers of all four kinds from one description: vectors, weighted terms, BM25, or several of them together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval.bm25 import BM25, BM25Settings
+from revela_hub.retrieval.dense import IndexKind, VectorIndex, open_index
+from revela_hub.retrieval.disk import key_of
+from revela_hub.retrieval.encoder import Encoder, as_vectors
+from revela_hub.retrieval.encoding import encode_texts
+from revela_hub.retrieval.hybrid import Fusion, Hybrid
+from revela_hub.retrieval.ranker import Ranker
+from revela_hub.retrieval.sparse import SparseIndex, as_terms, pack_terms
+from revela_hub.retrieval.texts import TextSource
+from revela_hub.retrieval.top_k import Hits
+from revela_hub.retrieval.vectors import Vectors, VectorStore
+
+Part = Literal["dense", "sparse", "bm25"]
+Mode = Literal["dense", "sparse", "bm25", "hybrid"]
+
+
+@dataclass(frozen=True)
+class RankerSettings:
+    """What ranks, and how.
+
+    Attributes:
+        mode: "dense", "sparse", "bm25", or "hybrid".
+        parts: Of a hybrid: two or three of the others.
+        fusion: Of a hybrid: "sum", "minmax" or "rrf" (`hybrid.fuse`).
+        weights: Of a hybrid: one for each part; None: all equal.
+        depth: Of a hybrid: how many hits of each part are joined.
+        identity: What identifies the model in a cache folder (`encoder.model_identity`).
+        sparse_identity: The same for the sparse model.
+        similarity: Of vectors: "cosine" or "dot".
+        query_prompt: Goes before every query, instead of the model's own prompt for queries.
+        document_prompt: Goes before every text, instead of the model's own prompt for documents.
+        batch_size: Texts per forward pass.
+        dtype: "float32" or "float16": what vectors are kept as.
+        index: How vectors are searched (`dense.open_index`).
+        milvus_uri: The server, for the index "milvus".
+        max_terms: How many terms of a text the sparse index keeps, the heaviest.
+        max_query_terms: How many of a query; None: all.
+        bm25: How BM25 counts.
+        device: Where scores are computed.
+        show_progress_bar: Whether to show progress bars on standard error.
+    """
+
+    mode: Mode | str = "dense"
+    parts: Sequence[Part | str] = ("dense", "bm25")
+    fusion: Fusion | str = "minmax"
+    weights: Sequence[float] | None = None
+    depth: int = 100
+    identity: str = ""
+    sparse_identity: str = ""
+    similarity: Literal["cosine", "dot"] | str = "cosine"
+    query_prompt: str | None = None
+    document_prompt: str | None = None
+    batch_size: int = 32
+    dtype: Literal["float32", "float16"] | str = "float32"
+    index: IndexKind | str = "exact"
+    milvus_uri: str | None = None
+    max_terms: int = 256
+    max_query_terms: int | None = None
+    bm25: BM25Settings = field(default_factory=BM25Settings)
+    device: str | torch.device = "cpu"
+    show_progress_bar: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError or UserError for what there is not."""
+        for name, choices in (("similarity", ("cosine", "dot")), ("dtype", ("float32", "float16"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
+        if self.mode not in get_args(Mode):
+            raise UserError(f"the mode must be one of {', '.join(get_args(Mode))}, not {self.mode!r}")
+        for name in ("depth", "batch_size", "max_terms", "max_query_terms"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"{name} must be at least 1, not {value}")
+        if self.mode == "hybrid" and (
+            len(set(self.parts)) != len(self.parts) or len(self.parts) < 2 or not set(self.parts) <= set(get_args(Part))
+        ):
+            raise UserError(f"a hybrid has two or three of {', '.join(get_args(Part))}, not {' '.join(self.parts)}")
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The parts that are needed."""
+        return tuple(self.parts) if self.mode == "hybrid" else (str(self.mode),)
+
+
+def build_ranker(
+    texts: TextSource, settings: RankerSettings, folder: Path, *, dense: Encoder | None = None, sparse: Any = None
+) -> Ranker:
+    """A ranker of these texts; what has to be encoded for it and is not in the folder is encoded now.
+
+    Args:
+        texts: What is ranked.
+        settings: How.
+        folder: Where vectors, terms and indexes are kept.
+        dense: The encoder for vectors, where the settings need one.
+        sparse: The `SparseEncoder` for terms, where the settings need one.
+
+    Raises:
+        UserError: A package is not installed; vectors that are no numbers; a full disk.
+        ValueError: An encoder, or its identity, is missing.
+    """
+    rankers = [_build(part, texts, settings, folder, dense, sparse) for part in settings.used]
+    if settings.mode != "hybrid":
+        return rankers[0]
+    return Hybrid(rankers, settings.fusion, settings.weights, settings.depth)
+
+
+def _build(part: str, texts: TextSource, settings: RankerSettings, folder: Path, dense: Any, sparse: Any) -> Ranker:
+    if part == "bm25":
+        return BM25(texts, settings.bm25, show_progress_bar=settings.show_progress_bar, folder=folder)
+    if part == "sparse":
+        if sparse is None or not settings.sparse_identity:
+            raise ValueError("mode sparse needs a SparseEncoder, and its identity: RankerSettings(sparse_identity=...)")
+        return SparseRanker(sparse, texts, settings, folder)
+    if not isinstance(dense, Encoder):
+        raise ValueError(f"the ranker must be an encoder or bm25, not {dense!r}")
+    if not settings.identity:
+        raise ValueError("a cache needs the model's identity: RankerSettings(identity=model_identity(name))")
+    vectors = document_vectors(texts, dense, settings, folder)
+    index = open_index(vectors, settings.index, folder=folder, device=settings.device, milvus_uri=settings.milvus_uri)
+    return VectorRanker(dense, vectors, index, settings)
+
+
+def document_vectors(
+    texts: TextSource, encoder: Encoder, settings: RankerSettings, folder: Path, *, option: str = "--cache-dir"
+) -> Vectors:
+    """The vectors of texts, those that are not in the folder encoded now.
+
+    Raises:
+        UserError: Vectors that are no numbers; a full disk.
+    """
+    store = VectorStore(
+        folder, f"{settings.identity} document {settings.document_prompt!r}", dtype=settings.dtype, option=option
+    )
+    store.fill(
+        texts,
+        lambda batch: encode_texts(
+            encoder, batch, "document", batch_size=settings.batch_size, prompt=settings.document_prompt
+        ),
+        "Encoding passages" if settings.show_progress_bar else None,
+    )
+    return store.vectors(texts, normalize=settings.similarity == "cosine")
+
+
+class VectorRanker:
+    """Ranks by the vectors of an encoder (a `Ranker`).
+
+    Args:
+        encoder: Encodes the queries.
+        vectors: Of the texts.
+        index: Finds them.
+        settings: How queries are encoded.
+    """
+
+    def __init__(self, encoder: Encoder, vectors: Vectors, index: VectorIndex, settings: RankerSettings) -> None:
+        """Encodes nothing yet."""
+        self.vectors = vectors
+        self.key = key_of("dense", vectors.key, settings.query_prompt, settings.index)
+        self._encoder = encoder
+        self._index = index
+        self._settings = settings
+
+    def encode(self, queries: Sequence[str]) -> NDArray[np.float32]:
+        """See `Ranker`: vectors (Q, D)."""
+        settings = self._settings
+        if not queries:
+            return np.empty((0, self.vectors.dimension), dtype=np.float32)
+        vectors_QD = encode_texts(
+            self._encoder, list(queries), "query", batch_size=settings.batch_size, prompt=settings.query_prompt
+        )
+        return as_vectors(vectors_QD, len(queries), normalize=settings.similarity == "cosine")
+
+    def search(self, queries: NDArray[np.float32], k: int) -> Hits:
+        """See `Ranker`."""
+        return self._index.search(queries, k)
+
+    def pair_scores(
+        self, queries: NDArray[np.float32], queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """See `Ranker`."""
+        scores_P = np.empty(len(rows_P), dtype=np.float32)
+        for start in range(0, len(rows_P), 8192):
+            part = slice(start, start + 8192)
+            scores_P[part] = np.einsum("pd,pd->p", queries[queries_P[part]], self.vectors.take(rows_P[part]))
+        return scores_P
+
+
+class SparseRanker:
+    """Ranks by the weighted terms of a `SparseEncoder` (a `Ranker`).
+
+    Args:
+        encoder: Encodes texts and queries.
+        texts: What is ranked.
+        settings: How many terms are kept.
+        folder: Where the terms are kept.
+
+    Raises:
+        UserError: Weights that are no numbers, a full disk.
+    """
+
+    def __init__(self, encoder: Any, texts: TextSource, settings: RankerSettings, folder: Path) -> None:
+        """Encodes what is not in the folder yet."""
+        self._encoder = encoder
+        self._settings = settings
+        most = settings.max_terms
+        store = VectorStore(folder, f"{settings.sparse_identity} terms {most} {settings.document_prompt!r}")
+        store.fill(
+            texts,
+            lambda batch: encode_texts(
+                encoder,
+                batch,
+                "document",
+                batch_size=settings.batch_size,
+                prompt=settings.document_prompt,
+                convert=lambda weights, _: pack_terms(weights, most),
+            ),
+            "Encoding passages (terms)" if settings.show_progress_bar else None,
+        )
+        terms = store.vectors(texts)
+        self.key = key_of("sparse", terms.key, settings.query_prompt, settings.max_query_terms)
+        self._index = SparseIndex(terms, int(encoder.get_embedding_dimension()))
+
+    def encode(self, queries: Sequence[str]) -> Any:
+        """See `Ranker`: a sparse matrix (Q, V)."""
+        options: dict[str, Any] = {} if self._settings.query_prompt is None else {"prompt": self._settings.query_prompt}
+        weights = self._encoder.encode_query(
+            list(queries),
+            batch_size=self._settings.batch_size,
+            max_active_dims=self._settings.max_query_terms,
+            show_progress_bar=False,
+            **options,
+        )
+        return as_terms(weights)
+
+    def search(self, queries: Any, k: int) -> Hits:
+        """See `Ranker`."""
+        return self._index.search(queries, k)
+
+    def pair_scores(self, queries: Any, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `Ranker`."""
+        return self._index.pair_scores(queries, queries_P, rows_P)

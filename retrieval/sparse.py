@@ -1,0 +1,120 @@
+"""Learned sparse retrieval: texts and queries as weighted terms, found through an inverted index.
+
+    score(q, d) = sum over terms t of  q_t * d_t
+
+The terms of a text are kept on disk in the one vector store, as rows (2 M) of M term numbers and their M weights, so that
+encoding them is as resumable as encoding vectors. The inverted index is a sparse matrix (terms, texts) in memory: 8 bytes for
+each term of each text. A product with it goes over the texts of the query's own terms and over no others.
+
+Letters in names: Q queries, N texts, V terms of the vocabulary, M terms kept of each text, K hits.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval.top_k import Hits, stable_top_k
+from revela_hub.retrieval.vectors import Vectors
+
+QUERY_BLOCK = 64
+
+
+class SparseIndex:
+    """An inverted index.
+
+    Args:
+        terms: Rows of `pack_terms`.
+        size: V, how many terms there are.
+    """
+
+    def __init__(self, terms: Vectors, size: int) -> None:
+        """Reads the terms of all texts."""
+        blocks = [unpack_terms(terms.read(start, start + 65_536), size) for start in range(0, len(terms), 65_536)]
+        self._texts_NV: Any = sparse.vstack(blocks, format="csr") if blocks else sparse.csr_array((0, size))
+        self._inverted_VN = self._texts_NV.T.tocsr()
+
+    def __len__(self) -> int:
+        return int(self._texts_NV.shape[0])
+
+    def search(self, queries_QV: Any, k: int) -> Hits:
+        """The best texts of each query; one that shares no term with it is no hit."""
+        parts = list(self._hits(queries_QV, k))
+        return Hits.concatenate(parts) if parts else Hits.none(0)
+
+    def pair_scores(
+        self, queries_QV: Any, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """The scores (P,) of pairs: a query's place and a text's number each."""
+        products = queries_QV[queries_P].multiply(self._texts_NV[rows_P])
+        return np.asarray(products.sum(axis=1), dtype=np.float32).reshape(-1)
+
+    def _hits(self, queries_QV: Any, k: int) -> Iterator[Hits]:
+        for start in range(0, queries_QV.shape[0], QUERY_BLOCK):
+            scores_QN = (queries_QV[start : start + QUERY_BLOCK] @ self._inverted_VN).tocsr()
+            scores_QN.sort_indices()  # the lower number first among equals
+            for query in range(scores_QN.shape[0]):
+                begin, end = scores_QN.indptr[query : query + 2]
+                found = scores_QN.data[begin:end] > 0
+                rows, scores = scores_QN.indices[begin:end][found], scores_QN.data[begin:end][found]
+                if not len(rows):
+                    yield Hits.none(1)
+                    continue
+                scores_1K, columns_1K = stable_top_k(torch.from_numpy(scores)[None], k)
+                yield Hits(scores_1K.numpy(), rows[columns_1K.numpy()].astype(np.int64))
+
+
+def pack_terms(weights: Any, most: int) -> NDArray[np.float32]:
+    """The `most` heaviest terms of each text as rows (N, 2 M), the lower term first among equals; unused places -1 and 0.
+
+    Args:
+        weights: A sparse or dense tensor (N, V), as a SparseEncoder returns it.
+        most: M.
+
+    Raises:
+        UserError: A weight is not a number or below 0: this is no model of term weights.
+    """
+    weights_NV = as_terms(weights)
+    packed = np.zeros((weights_NV.shape[0], 2 * most), dtype=np.float32)
+    packed[:, :most] = -1
+    for row in range(weights_NV.shape[0]):
+        begin, end = weights_NV.indptr[row : row + 2]
+        terms, values = weights_NV.indices[begin:end], weights_NV.data[begin:end]
+        best = np.lexsort((terms, -values))[:most]
+        packed[row, : len(best)] = terms[best]
+        packed[row, most : most + len(best)] = values[best]
+    return packed
+
+
+def unpack_terms(packed: NDArray[np.float32], size: int) -> Any:
+    """Rows of `pack_terms` as a sparse matrix (N, V)."""
+    most = packed.shape[1] // 2
+    terms, values = packed[:, :most], packed[:, most:]
+    used = terms >= 0
+    starts = np.concatenate([[0], used.sum(axis=1).cumsum()])
+    matrix = sparse.csr_array((values[used], terms[used].astype(np.int64), starts), shape=(len(packed), size))
+    matrix.sort_indices()
+    return matrix
+
+
+def as_terms(weights: Any) -> Any:
+    """A tensor (N, V) of a SparseEncoder as a sparse matrix.
+
+    Raises:
+        UserError: A weight is not a number or below 0.
+    """
+    if weights.is_sparse:
+        coalesced = weights.cpu().coalesce()
+        matrix = sparse.coo_array(
+            (coalesced.values().float().numpy(), tuple(coalesced.indices().numpy())), shape=tuple(weights.shape)
+        ).tocsr()
+    else:
+        matrix = sparse.csr_array(weights.cpu().float().numpy())
+    if not np.isfinite(matrix.data).all() or (matrix.data < 0).any():
+        raise UserError("the sparse model's weights contain NaN, infinity or numbers below 0: no weights of terms")
+    matrix.eliminate_zeros()
+    return matrix

@@ -1,0 +1,217 @@
+"""Vectors of texts on disk: encoded once, found by the hash of their text, read through memory maps.
+
+A store belongs to one model (with its prompt and everything else that a vector depends on) and is a folder of shards. A
+shard is an `.npy` file of records that is written once and never changed, named by its checksum:
+
+    digest   uint64 (2,)   the hash of the text
+    vector   (D,)          as the model gave it, not normalised; float32, or float16 for half the space
+
+So a run that is interrupted goes on where it stopped, a text that has not changed is not encoded again wherever it has moved
+to, and several processes, or the machines of a cluster, may fill one store. A shard appears under its name only when it is
+complete. One whose content does not fit its checksum is deleted with a warning, and its texts are encoded again. Nothing
+else is deleted: to empty a store, delete its folder.
+
+Letters in names: N texts, D the vectors' dimension, R rows asked for.
+"""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm.auto import tqdm
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval.disk import key_of, make_folder, whole_file
+from revela_hub.retrieval.texts import TextSource
+
+logger = logging.getLogger(__name__)
+
+FIRST_SHARD, SHARD_SIZE = 256, 8192
+"""Vectors of the first file, and at most: what an interruption can cost. In between, files double."""
+SHARD_SECONDS = 20.0
+"""Files grow no more when one takes this long."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The vectors of numbered texts, (N, D), not in memory.
+
+    Attributes:
+        files: The shards.
+        shards_N: In which of them each vector is.
+        places_N: And where.
+        dimension: D.
+        normalize: Whether they are given as unit vectors.
+        key: Names them: changes with the model and the texts.
+        reused: How many of them the store had when it was opened.
+    """
+
+    files: Sequence[Path]
+    shards_N: NDArray[np.int32]
+    places_N: NDArray[np.int32]
+    dimension: int
+    normalize: bool
+    key: str
+    reused: int = 0
+
+    def __len__(self) -> int:
+        return len(self.shards_N)
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        """The vectors from `start` to before `stop`, (stop - start, D)."""
+        return self.take(np.arange(start, min(stop, len(self))))
+
+    def take(self, rows_R: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The vectors of these numbers, (R, D)."""
+        vectors_RD = np.empty((len(rows_R), self.dimension), dtype=np.float32)
+        shards_R = self.shards_N[rows_R]
+        for number in np.unique(shards_R).tolist():
+            # Opened anew each time: a memory map is a file that stays open, and a process may have 1,024 of them.
+            records = np.load(self.files[number], mmap_mode="r", allow_pickle=False)
+            chosen_R = shards_R == number
+            vectors_RD[chosen_R] = records["vector"][self.places_N[rows_R[chosen_R]]]
+        if self.normalize:  # a zero vector stays zero, and is then similar to nothing
+            vectors_RD /= np.maximum(np.linalg.norm(vectors_RD, axis=1, keepdims=True), 1e-12)
+        return vectors_RD
+
+
+class VectorStore:
+    """The vectors of one model.
+
+    Args:
+        folder: Where stores are kept; this one gets a folder of its own in it.
+        identity: What the vectors depend on besides the texts: model, prompt, where texts are cut.
+        dtype: "float32", or "float16" for half the space and three significant digits.
+        option: Where the user chose the folder, for messages.
+
+    Raises:
+        UserError: The folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, identity: str, *, dtype: str = "float32", option: str = "--cache-dir") -> None:
+        """Reads which vectors are there."""
+        self.identity = identity
+        self.folder = make_folder(Path(folder) / f"vectors-{key_of(identity, dtype)[:16]}", option)
+        self._dtype = np.dtype(dtype)
+        self._option = option
+        self._files: list[Path] = []
+        self._dimension: int | None = None
+        self._digests: list[NDArray[np.uint64]] = []
+        for path in sorted(self.folder.glob("*.npy")):
+            self._open(path)
+        self._opened = len(self._files)
+        if not (self.folder / "store.json").is_file():
+            with whole_file(self.folder / "store.json", option) as stream:
+                stream.write(json.dumps({"model": identity, "dtype": dtype}, indent=2).encode())
+
+    def fill(
+        self, texts: TextSource, encode: Callable[[list[str]], NDArray[np.float32]], description: str | None = None
+    ) -> None:
+        """Encodes and writes the vectors that are not there yet, in files that begin small.
+
+        Args:
+            texts: The texts.
+            encode: Texts to vectors (N, D).
+            description: For the progress bar; None shows none.
+
+        Raises:
+            UserError: The disk is full, or the vectors do not fit the type.
+        """
+        missing = np.flatnonzero(self._find(texts.digests_N2) < 0)
+        # A text that comes twice is encoded once.
+        missing = missing[np.sort(np.unique(texts.digests_N2[missing], axis=0, return_index=True)[1])]
+        size, start = FIRST_SHARD, 0
+        with tqdm(total=len(missing), desc=description, unit=" texts", disable=description is None) as bar:
+            while start < len(missing):
+                rows, began = missing[start : start + size], time.monotonic()
+                self._write(texts.digests_N2[rows], encode(texts.read(rows.tolist())))
+                start += len(rows)
+                bar.update(len(rows))
+                if time.monotonic() - began < SHARD_SECONDS:
+                    size = min(2 * size, SHARD_SIZE)
+
+    def vectors(self, texts: TextSource, *, normalize: bool = False) -> Vectors:
+        """The vectors of these texts, in their order.
+
+        Raises:
+            UserError: Some are not there.
+        """
+        places_N = self._find(texts.digests_N2)
+        if (absent := int((places_N < 0).sum())) > 0:
+            raise UserError(f"{absent:,} of {len(texts):,} texts have no vector in {self.folder}: encode them first")
+        starts = np.cumsum([0, *map(len, self._digests)])
+        shards_N = np.searchsorted(starts, places_N, side="right").astype(np.int32) - 1
+        return Vectors(
+            tuple(self._files),
+            shards_N.astype(np.int32),
+            (places_N - starts[shards_N]).astype(np.int32),
+            self._dimension or 0,
+            normalize,
+            key_of(self.identity, self._dtype.name, texts.fingerprint, normalize),
+            int((shards_N < self._opened).sum()),
+        )
+
+    def _find(self, digests_N2: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Where the vector with each of these digests is, counted over all files; -1 where there is none."""
+        if not self._digests:
+            return np.full(len(digests_N2), -1, dtype=np.int64)
+        all_M2 = np.concatenate(self._digests)
+        order_M = np.argsort(all_M2[:, 0], kind="stable")
+        at_N = np.searchsorted(all_M2[:, 0], digests_N2[:, 0], sorter=order_M)
+        places_N = order_M[np.minimum(at_N, len(all_M2) - 1)]
+        return np.where((all_M2[places_N] == digests_N2).all(axis=1), places_N, -1)
+
+    def _open(self, path: Path) -> None:
+        """Takes a shard into the store."""
+        try:
+            records = np.load(path, mmap_mode="r", allow_pickle=False)
+            if records.ndim != 1 or records.dtype.names != ("digest", "vector") or _checksum(records) != path.stem:
+                raise ValueError("its checksum is wrong")
+        except FileNotFoundError:  # another process has found it damaged
+            return
+        except OSError as error:  # not ours to delete: it may be whole
+            logger.warning("%s cannot be read (%s): its texts are encoded again", path, error)
+            return
+        except (ValueError, EOFError) as error:
+            logger.warning("%s is damaged (%s): its texts are encoded again", path, error)
+            path.unlink(missing_ok=True)
+            return
+        self._add(path, records)
+
+    def _add(self, path: Path, records: NDArray[Any]) -> None:
+        dimension = records.dtype["vector"].shape[0]
+        if self._dimension not in (None, dimension):
+            raise ValueError(
+                f"vectors of {dimension} numbers and of {self._dimension} in {self.folder}: "
+                f"the identity {self.identity!r} does not tell models apart"
+            )
+        self._dimension = dimension
+        self._files.append(path)
+        self._digests.append(np.array(records["digest"], dtype=np.uint64))
+
+    def _write(self, digests_N2: NDArray[np.uint64], vectors_ND: NDArray[np.float32]) -> None:
+        layout = [("digest", "<u8", (2,)), ("vector", self._dtype, (vectors_ND.shape[1],))]
+        records = np.empty(len(vectors_ND), dtype=layout)
+        records["digest"] = digests_N2
+        with np.errstate(over="ignore"):
+            records["vector"] = vectors_ND
+        if not np.isfinite(records["vector"]).all():
+            raise UserError(f"the model's vectors have numbers too large for {self._dtype}; store them as float32")
+        path = self.folder / f"{_checksum(records)}.npy"
+        with whole_file(path, self._option) as stream:
+            # Not numpy.save, and not a memory map that is written to: where the disk is full, one raises an OSError
+            # without its number, and the other ends the process.
+            np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(records))
+            stream.write(records.view(np.uint8).data)
+        self._add(path, records)
+
+
+def _checksum(records: NDArray[Any]) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(records).view(np.uint8).data, digest_size=16).hexdigest()

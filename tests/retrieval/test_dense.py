@@ -1,0 +1,93 @@
+"""Every index of vectors gives the same hits as a plain loop, or nearly so where it is approximate."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval import TextList, dense
+from revela_hub.retrieval.dense import open_index
+from revela_hub.retrieval.vectors import Vectors, VectorStore
+
+
+def made(folder: Path, number: int, dimension: int = 16, *, normalize: bool = False) -> tuple[Vectors, np.ndarray]:
+    """Vectors of clusters, as those of texts are."""
+    random = np.random.default_rng(0)
+    centres = random.normal(size=(max(1, number // 50), dimension))
+    table = (centres[random.integers(len(centres), size=number)] + random.normal(size=(number, dimension)) / 2).astype(
+        np.float32
+    )
+    texts = TextList([str(row) for row in range(number)])
+    store = VectorStore(folder, "model@1")
+    store.fill(texts, lambda batch: table[[int(text) for text in batch]])
+    return store.vectors(texts, normalize=normalize), table
+
+
+@pytest.mark.parametrize("kind", ["exact", "flat", "hnsw", "milvus"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_equals_a_plain_loop(tmp_path: Path, kind: str, normalize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "COLUMNS", 7)
+    monkeypatch.setattr(dense, "QUERY_BLOCK", 2)
+    if kind == "milvus":
+        pytest.importorskip("milvus_lite")
+    vectors, table = made(tmp_path, 60, normalize=normalize)
+    index = open_index(vectors, kind, folder=tmp_path)
+    queries = np.random.default_rng(1).normal(size=(5, 16)).astype(np.float32)
+    hits = index.search(queries, 4)
+    for query, rows, scores in zip(queries, hits.rows_QK, hits.scores_QK, strict=True):
+        expected = [
+            float(query @ vector / (np.linalg.norm(vector) if normalize else 1.0)) for vector in table.astype(float)
+        ]
+        best = np.argsort(expected)[::-1][:4]
+        assert rows.tolist() == best.tolist()
+        assert scores == pytest.approx([expected[row] for row in best], rel=1e-5)
+    assert len(index) == 60
+    assert index.search(queries, 1000).rows_QK.shape == (5, 60)
+    assert index.search(queries[:0], 4).rows_QK.shape[0] == 0
+    again = open_index(vectors, kind, folder=tmp_path).search(queries, 4)  # from the disk
+    np.testing.assert_array_equal(again.rows_QK, hits.rows_QK)
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
+def test_approximate_indexes_find_nearly_all(tmp_path: Path, kind: str) -> None:
+    vectors, _ = made(tmp_path, 3000, normalize=True)
+    queries = vectors.read(0, 100) + np.random.default_rng(2).normal(size=(100, 16)).astype(np.float32) / 10
+    exact = open_index(vectors, "exact").search(queries, 10)
+    found = open_index(vectors, kind).search(queries, 10)
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.rows_QK, found.rows_QK, strict=True)])
+    assert recall > 0.9
+    # What is found has its exact score, also where the index knows codes only.
+    for rows_a, scores_a, rows_b, scores_b in zip(*exact[::-1], *found[::-1], strict=True):
+        known = dict(zip(rows_a.tolist(), scores_a.tolist(), strict=True))
+        for row, score in zip(rows_b.tolist(), scores_b.tolist(), strict=True):
+            assert known.get(row, score) == pytest.approx(score, abs=1e-5)
+
+
+def test_equal_scores_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    store = VectorStore(tmp_path, "model@1")
+    texts = TextList([str(row) for row in range(30)])
+    store.fill(texts, lambda batch: np.ones((len(batch), 4), np.float32))
+    for kind in ("exact", "flat"):
+        hits = open_index(store.vectors(texts), kind).search(np.ones((1, 4), np.float32), 5)
+        assert hits.rows_QK.tolist() == [[0, 1, 2, 3, 4]]
+
+
+def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, _ = made(tmp_path, 20)
+    with pytest.raises(UserError, match="one of exact, flat, hnsw, ivfpq, milvus, not 'lsh'"):
+        open_index(vectors, "lsh")
+    with pytest.raises(UserError, match="at least 1,000 vectors, and here are 20"):
+        open_index(vectors, "ivfpq")
+    with pytest.raises(UserError, match="the URI of a server, or a folder"):
+        open_index(vectors, "milvus")
+    path = tmp_path / f"flat-{vectors.key[:16]}.faiss"
+    open_index(vectors, "flat", folder=tmp_path)
+    more, _ = made(tmp_path, 21)
+    path.rename(tmp_path / f"flat-{more.key[:16]}.faiss")
+    with pytest.raises(UserError, match="has 20 vectors, not 21"):
+        open_index(more, "flat", folder=tmp_path)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(UserError, match="needs FAISS"):
+        open_index(vectors, "hnsw")

@@ -1,0 +1,167 @@
+"""Passages and indexes on disk: what stands where, what belongs to which model, and the four ways to search them."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.text.chunks import Chunk
+from revela_hub.errors import UserError
+from revela_hub.retrieval import (
+    Hits,
+    Passages,
+    PassageStore,
+    RankerSettings,
+    build_ranker,
+    build_store,
+    read_passages,
+    write_passages,
+)
+
+DIMENSION = 16
+
+
+class Words:
+    """An encoder of bags of words, which remembers what it has encoded."""
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+
+    def encode_query(self, inputs: list[str], /, **options: Any) -> np.ndarray:
+        return np.stack([self._vector(text) for text in inputs])
+
+    def encode_document(self, inputs: list[str], /, **options: Any) -> np.ndarray:
+        self.encoded += inputs
+        return np.stack([self._vector(text) for text in inputs])
+
+    def _vector(self, text: str) -> np.ndarray:
+        seeds = [int.from_bytes(hashlib.md5(word.encode()).digest()[:4], "big") for word in text.split()]
+        return np.sum([np.random.default_rng(seed).normal(size=DIMENSION) for seed in seeds], axis=0)
+
+
+def chunk(text: str, place: str = "file.txt", line: int = 1) -> Chunk:
+    return Chunk(place, text, place, line, line + text.count("\n"))
+
+
+def chunks(texts: Iterable[str]) -> list[Chunk]:
+    return [chunk(text, line=line) for line, text in enumerate(texts, start=1)]
+
+
+TEXTS = [f"passage number{number} about topic{number % 5}" for number in range(10)]
+SETTINGS = RankerSettings(identity="folder@0123")
+
+
+def build(output: Path, encoder: Words | None = None, **options: Any) -> PassageStore:
+    settings = RankerSettings(**({"identity": "folder@0123"} | options))
+    return build_store(
+        lambda folder: write_passages(chunks(TEXTS), folder), encoder or Words(), output, settings, model="mine"
+    )
+
+
+def test_a_text_that_is_there_twice_is_one_passage(tmp_path: Path) -> None:
+    licence = "Licensed to you"
+    found = write_passages(
+        [chunk(licence, "a.py"), chunk("other text", "a.py", 9), chunk(licence, "b.py"), chunk(licence, "c.py", 7)],
+        tmp_path,
+    )
+    assert len(found) == 2
+    first, second = found.hit(0, 0.5), found.hit(1, 0.25)
+    assert (first.location, first.copies, first.text) == ("a.py:1-1", ("b.py:1-1", "c.py:7-7"), licence)
+    assert (second.location, second.copies) == ("a.py:9-9", ())
+    assert first.to_dict()["copies"] == ["b.py:1-1", "c.py:7-7"]
+    hits = Hits(np.array([[0.9, -np.inf]], np.float32), np.array([[1, -1]]))
+    assert [[hit.text for hit in one] for one in found.found(hits)] == [["other text"]]
+
+
+def test_overlapping_sources_are_read_once(tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "note.md").write_text("A note.\n")
+    paths = [str(tmp_path), str(tmp_path / "part"), str(tmp_path / "part" / "note.md")]
+    found = read_passages(read_documents(paths), tmp_path)
+    assert len(found) == 1 and found.hit(0, 1.0).copies == ()
+
+
+@pytest.mark.parametrize("kind", ["exact", "flat", "hnsw", "milvus"])
+def test_an_index_is_made_once_and_opened_again(tmp_path: Path, kind: str) -> None:
+    if kind == "milvus":
+        pytest.importorskip("milvus_lite")
+    encoder = Words()
+    made = build(tmp_path / "index", encoder, index=kind)
+    opened = PassageStore(tmp_path / "index", "folder@0123")
+    assert encoder.encoded == TEXTS
+    assert (len(opened), opened.facts.index, opened.facts.dimension, opened.facts.model) == (10, kind, 16, "mine")
+    queries = encoder.encode_query(["topic2", "number7 passage"])
+    for store in (made, opened):
+        hits = store.search(3 * queries, 3)  # cosines, whatever the length
+        for query, rows, scores, passages in zip(queries, *hits[::-1], store.found(hits), strict=True):
+            vectors = encoder.encode_document(TEXTS)
+            expected = vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
+            best = np.argsort(-expected)[:3]
+            assert rows.tolist() == best.tolist()
+            assert scores == pytest.approx(expected[best], rel=1e-5)
+            assert [hit.text for hit in passages] == store.texts(rows) == [TEXTS[row] for row in best]
+            assert [hit.start_line for hit in passages] == [row + 1 for row in best]
+    build(tmp_path / "index", encoder := Words(), index=kind)
+    assert encoder.encoded == []
+
+
+def test_vectors_of_another_model_are_refused(tmp_path: Path) -> None:
+    build(tmp_path / "index")
+    message = r"was made by mine \(folder@0123\), and other is another model or version \(folder@4567\)"
+    with pytest.raises(UserError, match=message):
+        PassageStore(tmp_path / "index", "folder@4567", "other")
+    with pytest.raises(UserError, match="has the index of mine: choose another --output"):
+        build(tmp_path / "index", identity="folder@4567")
+    with pytest.raises(UserError, match=r"vectors of 16 numbers, and these are of shape \(1, 3\)"):
+        PassageStore(tmp_path / "index").search(np.ones((1, 3)), 1)
+
+
+def test_what_is_no_index(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no index .*: make one with revela-hub index"):
+        PassageStore(tmp_path)
+    (tmp_path / "index.json").write_text("{")
+    with pytest.raises(UserError, match="index.json is damaged"):
+        PassageStore(tmp_path)
+    build(tmp_path / "index")
+    next((tmp_path / "index").glob("texts-*.npz")).write_bytes(b"")
+    with pytest.raises(UserError, match="cannot be read .*make it again"):
+        PassageStore(tmp_path / "index")
+    with pytest.raises(UserError, match="there is no passage with text"):
+        build_store(lambda folder: write_passages([], folder), Words(), tmp_path / "none", SETTINGS, model="mine")
+
+
+def test_every_mode_finds_passages(tmp_path: Path) -> None:
+    passages: Passages = write_passages(chunks(TEXTS), tmp_path)
+    for mode in ("dense", "bm25", "hybrid"):
+        settings = RankerSettings(mode=mode, identity="folder@0123")
+        ranker = build_ranker(passages.texts, settings, tmp_path, dense=Words())
+        [hits] = passages.found(ranker.search(ranker.encode(["number7"]), 3))
+        assert hits[0].text == TEXTS[7]
+        assert len(hits) == (1 if mode == "bm25" else 3)
+
+
+def test_nothing_to_search(tmp_path: Path) -> None:
+    for mode in ("dense", "bm25", "hybrid"):
+        settings = RankerSettings(mode=mode, identity="folder@0123")
+        empty = write_passages([], tmp_path)
+        ranker = build_ranker(empty.texts, settings, tmp_path, dense=Words())
+        assert empty.found(ranker.search(ranker.encode(["x"]), 3)) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"mode": "lexical"}, UserError, "one of dense, sparse, bm25, hybrid"),
+        ({"mode": "hybrid", "parts": ["dense"]}, UserError, "two or three of dense, sparse, bm25, not dense"),
+        ({"mode": "hybrid", "parts": ["dense", "dense"]}, UserError, "two or three"),
+        ({"depth": 0}, UserError, "depth must be at least 1"),
+        ({"similarity": "manhattan"}, ValueError, "cosine or dot"),
+    ],
+)
+def test_settings_that_are_none(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        RankerSettings(**options)
