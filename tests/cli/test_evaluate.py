@@ -51,7 +51,7 @@ def test_prints_nothing_but_json(task: Path, capsys: pytest.CaptureFixture[str])
         (["bm25"], "give either --corpus BEIR_FOLDER or --tasks NAME"),
         (["bm25", "--corpus", "{task}", "--tasks", "SciFact"], "give either"),
         (["bm25", "--corpus", "{task}", "--split", "dev"], "no split 'dev'"),
-        (["bm25", "--corpus", "{task}", "--batch-size", "0"], "--batch-size must be at least 1"),
+        (["bm25", "--corpus", "{task}", "--batch-size", "0"], "--batch-size: must be at least 1"),
         (["./nowhere", "--corpus", "{task}"], "./nowhere is not a folder"),
         (["bm25", "--tasks", "NoSuchTask"], "no task or benchmark 'NoSuchTask'"),
     ],
@@ -64,3 +64,57 @@ def test_mistakes_are_one_line(task: Path, words: list[str], message: str, capsy
     assert captured.out == ""
     assert captured.err.splitlines()[-1].startswith("revela-hub: error: ")
     assert message in captured.err.splitlines()[-1]
+
+
+@pytest.fixture
+def larger(task: Path) -> Path:
+    """Three queries, so that there is something to compare."""
+    rows = [("q", "sediment in rivers", "d0"), ("r", "capital", "d1"), ("s", "an animal that sleeps", "d2")]
+    (task / "queries.jsonl").write_text("\n".join(json.dumps({"_id": id_, "text": text}) for id_, text, _ in rows))
+    lines = "".join(f"{id_}\t{document}\t1\n" for id_, _, document in rows)
+    (task / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{lines}")
+    return task
+
+
+def test_rows_are_compared_query_by_query(
+    larger: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", "bm25", str(retriever_folder), "--corpus", str(larger), "--device", "cpu"]
+    assert main([*words, "--mode", "dense", "hybrid", "--cache-dir", str(larger.parent / "cache")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    labels = [line.split("  ")[0] for line in lines[2:5]]
+    assert labels == ["bm25", f"{retriever_folder} [dense]", f"{retriever_folder} [hybrid]"]
+    assert lines[6] == "against bm25 (paired bootstrap over queries, 95% interval):"
+    assert len(lines) == 7 + 2 * 3
+    assert all(", p = " in line or ", p < " in line for line in lines[7:])
+    assert main([*words, "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert "difference" not in first
+    assert second["compared_with"] == "bm25"
+    found = second["difference"]["ndcg_at_10"]
+    assert found["difference"] == pytest.approx(second["ndcg_at_10"] - first["ndcg_at_10"])
+    assert found["low"] <= found["difference"] <= found["high"] and 0 < found["p_value"] <= 1
+
+
+def test_a_model_that_fails_does_not_cost_the_rows_before_it(larger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "bm25", "./nowhere", "--corpus", str(larger)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[2].split()[0] == "bm25"
+    assert "./nowhere is not a folder" in captured.err.splitlines()[-1]
+
+
+def test_presets_and_options_of_bm25(larger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "bm25", "--corpus", str(larger), "--bm25", "anserini", "--bm25-stemmer", "none"]) == 0
+    assert main(["evaluate", "bm25", "--corpus", str(larger), "--bm25-b", "2"]) == 2
+    assert "b must be between 0 and 1, not 2.0" in capsys.readouterr().err
+
+
+def test_learned_sparse_and_all_three(
+    larger: Path, retriever_folder: Path, tiny_sparse_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", "--corpus", str(larger), "--device", "cpu", "--json"]
+    assert main([*words, str(tiny_sparse_folder), "--mode", "sparse", "--max-terms", "8"]) == 0
+    three = ["--mode", "hybrid", "--parts", "dense", "sparse", "bm25", "--fusion", "rrf"]
+    assert main([*words, str(retriever_folder), *three, "--sparse-model", str(tiny_sparse_folder)]) == 0
+    assert main([*words, str(retriever_folder), "--mode", "sparse"]) == 2
+    assert "mode sparse needs a SparseEncoder" in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_mines_with_a_model_and_resumes(
         texts = [row["positive"], row["negative_1"]]
         cosines = model.similarity(model.encode_query([row["anchor"]]), model.encode_document(texts))[0].tolist()
         assert row["scores"] == pytest.approx(cosines, abs=1e-5)
-    assert list((place / "xdg" / "revela-hub" / "mining").glob("vectors-*/000000.*.npy"))
+    assert list((place / "xdg" / "revela-hub" / "mining").glob("vectors-*/*.npy"))
     with monkeypatch.context() as patched:
         patched.setattr(SentenceTransformer, "encode", None)  # nothing is encoded a second time
         assert main([*words, "--output", "second.jsonl"]) == 0
@@ -175,7 +175,7 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
         (["--beir", "nowhere"], "no folder nowhere"),
         (["--beir", "beir", "--split", "test"], "no split 'test'"),
         (["--beir", "beir", "--num-negatives", "0"], "num_negatives must be at least 1"),
-        (["--beir", "beir", "--batch-size", "0"], "--batch-size must be at least 1"),
+        (["--beir", "beir", "--batch-size", "0"], "--batch-size: must be at least 1"),
         (["--beir", "beir", "--sampling", "best"], "--sampling: expected one of top, random, not 'best'"),
         (["--beir", "beir", "--model", "./nowhere"], "./nowhere is not a folder"),
         (["--beir", "beir", "--output", "beir"], "beir is there already"),
@@ -201,3 +201,20 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.startswith("usage: revela-hub mine MODEL [options]")
     assert "--query-prompt $'Instruct: Retrieve passages that answer the question\\nQuery: '" in out
+
+
+def test_the_output_is_never_the_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("pairs.jsonl").read_text()
+    words = ["mine", "bm25", "--pairs", "pairs.jsonl", "--output", "./pairs.jsonl", "--overwrite"]
+    assert main(words) == 2
+    assert "is what --pairs reads" in capsys.readouterr().err
+    words = ["mine", "bm25", "--beir", "beir", "--output", "beir/corpus.jsonl", "--overwrite"]
+    assert main(words) == 2
+    assert Path("pairs.jsonl").read_text() == before
+
+
+def test_mines_with_a_hybrid(place: Path, retriever_folder: Path) -> None:
+    words = ["mine", str(retriever_folder), "--beir", "beir", "--device", "cpu", "--no-positive-aware"]
+    assert main([*words, "--output", "dense.jsonl"]) == 0
+    assert main([*words, "--output", "hybrid.jsonl", "--mode", "hybrid", "--weights", "0", "1", "--scores"]) == 0
+    assert all(row["scores"][0] >= 0 for row in read("hybrid.jsonl"))

@@ -64,10 +64,10 @@ def test_a_model_is_searched_with_through_its_cache(
     assert second.out == first.out
     assert second.out.startswith("1. ") and "\n2. " not in second.out
     assert "2 passages, 2 of them from the cache" in second.err
-    assert list((corpus.parent / "xdg" / "revela-hub" / "passages").glob("folder-*/*.safetensors"))
+    assert list((corpus.parent / "xdg" / "revela-hub" / "passages").glob("vectors-*/*.npy"))
     assert main([*words, "--cache-dir", str(corpus.parent / "own"), "--max-seq-length", "16"]) == 0
     assert "0 of them from the cache" in capsys.readouterr().err
-    assert list((corpus.parent / "own").glob("folder-*/*.safetensors"))
+    assert list((corpus.parent / "own").glob("vectors-*/*.npy"))
 
 
 @pytest.mark.parametrize(

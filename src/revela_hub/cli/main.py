@@ -41,6 +41,8 @@ COMMANDS = {
     "probe": Command("probe", "make a retrieval task out of raw text, to measure retrievers without labels"),
     "export": Command("export", "turn a training checkpoint into a sentence-transformers folder"),
     "evaluate": Command("evaluate", "measure a retriever, or BM25, on a retrieval task"),
+    "encode": Command("encode", "encode a corpus, whole or a shard of it, and go on where it stopped"),
+    "index": Command("index", "make a passage index on disk for search, answer and ImpRAG"),
     "search": Command("search", "find passages in your files with a retriever"),
     "check": Command("check", "verify that a model loads and embeds as its readers will expect"),
     "publish": Command("publish", "assemble, verify and upload a model to the Hugging Face Hub"),

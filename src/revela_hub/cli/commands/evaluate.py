@@ -2,32 +2,42 @@
 
 A model is a sentence-transformers folder, a Hub id, or the word bm25. The task is a BEIR folder (corpus.jsonl,
 queries.jsonl, qrels/<split>.tsv, each plain or .gz), or with --tasks the name of an mteb task or benchmark, whose data
-is downloaded from the Hub.
+is downloaded from the Hub. With several --mode each model is measured in each of them.
+
+Where there are several rows, each but the first is compared with the first, query by query: the difference, the interval
+that holds it with 95% confidence, and the probability of a difference as large by chance alone (paired bootstrap over the
+queries). These are p-values of one comparison: with ten rows divide 0.05 by nine.
+
+A document with the id of the query is left out, as BEIR does it, unless it is judged to be an answer.
 
 Examples:
   revela-hub evaluate my-retriever --corpus data/beir/scifact
   revela-hub evaluate bm25 my-retriever sentence-transformers/all-MiniLM-L6-v2 --corpus data/beir/scifact --json
+  revela-hub evaluate my-retriever --corpus data/beir/scifact --mode dense hybrid --weights 0.7 0.3
+  revela-hub evaluate bm25 --corpus data/beir/scifact --bm25 anserini
   revela-hub evaluate my-retriever --tasks SciFact NFCorpus
   revela-hub evaluate my-retriever --tasks CoIR
 """
 
 import json as json_format
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from revela_hub.cli.ranker_options import RankerOptions, load_models
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from revela_hub.evaluation import RetrievalScores
+    from revela_hub.evaluation import PairedDifference, RetrievalScores
 
 POSITIONALS = ("models",)
 
+METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
 
-@dataclass
-class Arguments:
+
+@dataclass(kw_only=True)
+class Arguments(RankerOptions):
     """Arguments of `revela-hub evaluate`."""
 
     models: list[str] = field(metadata={"help": "Sentence-transformers folders, Hub ids, or bm25."})
@@ -37,40 +47,63 @@ class Arguments:
         metadata={"help": "mteb's names of tasks or benchmarks: SciFact, BEIR, CoIR, BRIGHT(v1.1)."},
     )
     split: str = field(default="test", metadata={"help": "Which of the BEIR folder's qrels to use."})
+    mode: list[str] = field(
+        default_factory=list,
+        metadata={"help": "One or several of dense, sparse, bm25, hybrid; by default dense, and bm25 for bm25."},
+    )
     json: bool = field(default=False, metadata={"help": "Print JSON instead of a table."})
-    batch_size: int = field(default=32, metadata={"help": "Texts per forward pass."})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    max_seq_length: int | None = field(default=None, metadata={"help": "Cut texts at this many tokens."})
 
 
 def run(arguments: Arguments) -> None:
-    """Prints a table per task, or one JSON list."""
+    """Prints a table per task, or one JSON list; what was measured before a model failed is printed all the same."""
     if bool(arguments.corpus) == bool(arguments.tasks):
         raise UserError("give either --corpus BEIR_FOLDER or --tasks NAME ... (see revela-hub evaluate --help)")
-    if arguments.batch_size < 1:
-        raise UserError(f"--batch-size must be at least 1, not {arguments.batch_size}")
-    results = list(_on_mteb(arguments) if arguments.tasks else _on_folder(arguments))
+    if arguments.tasks and arguments.mode:
+        raise UserError("--mode is for --corpus: mteb's tasks are measured by mteb, dense or with its own BM25")
+    failure: Exception | None = None
+    results: list[tuple[str, RetrievalScores]] = []
+    try:
+        for row in _on_mteb(arguments) if arguments.tasks else _on_folder(arguments):
+            results.append(row)
+    except Exception as error:  # one of several models: hours of the others must not be lost
+        if not results:
+            raise
+        failure = error
+    compared = list(_compared(results))
     if arguments.json:
-        print(json_format.dumps([{"model": model} | scores.to_dict() for model, scores in results], indent=2))
+        rows = [
+            {"model": model}
+            | scores.to_dict()
+            | ({"compared_with": results[0][0], "difference": found} if found else {})
+            for (model, scores), found in zip(
+                results, [{name: each.to_dict() for name, each in pair.items()} for pair in compared], strict=True
+            )
+        ]
+        print(json_format.dumps(rows, indent=2))
     else:
-        print("\n\n".join(_tables(results)))
+        print("\n\n".join(_tables(results, compared)))
+    if failure is not None:
+        sys.stdout.flush()
+        raise failure
 
 
 def _on_folder(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
     from revela_hub.data.sources.beir import read_beir
-    from revela_hub.evaluation.retrieval import evaluate_bm25, evaluate_retrieval
-    from revela_hub.retrieval.encoder import similarity_of
+    from revela_hub.evaluation import evaluate_ranking
 
     assert arguments.corpus is not None
     task = read_beir(arguments.corpus, arguments.split)
     for name in arguments.models:
-        if name == "bm25":
-            yield name, evaluate_bm25(task, show_progress_bar=True)
-            continue
-        model = _load(name, arguments)
-        similarity = similarity_of(model, name)
-        yield name, evaluate_retrieval(model, task, arguments.batch_size, similarity=similarity, show_progress_bar=True)
+        modes = ["bm25"] if name == "bm25" else arguments.mode or ["dense"]
+        for mode in modes:
+            models = load_models(arguments, name, mode)
+            label = name if len(modes) == 1 else f"{name} [{mode}]"
+            yield (
+                label,
+                evaluate_ranking(
+                    task, models.settings, dense=models.dense, sparse=models.sparse, cache_dir=arguments.cache_dir
+                ),
+            )
 
 
 def _on_mteb(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
@@ -78,24 +111,27 @@ def _on_mteb(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
 
     tasks = resolve_tasks(arguments.tasks)  # a name that is wrong should not cost the loading of a model
     for name in arguments.models:
-        model = name if name == "bm25" else _load(name, arguments)
+        model = name if name == "bm25" else load_models(arguments, name, "dense").dense
         for scores in evaluate_mteb(model, tasks, batch_size=arguments.batch_size):
             yield name, scores
 
 
-def _load(name: str, arguments: Arguments) -> "SentenceTransformer":
-    from revela_hub.retrieval.encoder import load_encoder
+def _compared(results: "list[tuple[str, RetrievalScores]]") -> "Iterator[dict[str, PairedDifference]]":
+    """For each row, each metric against that of the first row; nothing for the first, and where it cannot be done."""
+    from revela_hub.evaluation import compare_queries
 
-    return load_encoder(
-        name,
-        device=arguments.device,
-        trust_remote_code=arguments.trust_remote_code,
-        max_seq_length=arguments.max_seq_length,
-    )
+    first = results[0][1].per_query if results else {}
+    for row, (_, scores) in enumerate(results):
+        possible = row > 0 and first and scores.per_query and scores.queries > 1 and scores.name == results[0][1].name
+        yield (
+            {metric: compare_queries(first[metric], scores.per_query[metric]) for metric in METRICS} if possible else {}
+        )
 
 
-def _tables(results: "list[tuple[str, RetrievalScores]]") -> Iterator[str]:
-    """One table per task, its models in the order in which they were given."""
+def _tables(
+    results: "list[tuple[str, RetrievalScores]]", compared: "list[dict[str, PairedDifference]]"
+) -> Iterator[str]:
+    """One table per task, its models in the order in which they were given, and below it the comparisons."""
     width = max(len("model"), *(len(model) for model, _ in results))
     for task in dict.fromkeys(scores.name for _, scores in results):
         rows = [(model, scores) for model, scores in results if scores.name == task]
@@ -110,3 +146,10 @@ def _tables(results: "list[tuple[str, RetrievalScores]]") -> Iterator[str]:
                 ),
             ]
         )
+    lines = [
+        f"{model:<{width}}  {METRICS[metric]:<10} {found}"
+        for (model, _), pair in zip(results, compared, strict=True)
+        for metric, found in pair.items()
+    ]
+    if lines:
+        yield "\n".join([f"against {results[0][0]} (paired bootstrap over queries, 95% interval):", *lines])

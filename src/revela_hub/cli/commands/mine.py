@@ -5,7 +5,8 @@ become negatives that score at most 95% of what the positive scores. Above that 
 marked. What each limit removed is reported. Known positives of an anchor, the anchor's own text, and copies of either under
 another id are never its negatives.
 
-The model is a sentence-transformers folder, a Hub id, or the word bm25. Pairs are JSON lines or a data set (hf:owner/name)
+The model is a sentence-transformers folder, a Hub id, or the word bm25; --mode sparse or hybrid mines with weighted terms, or
+with several rankers together, whose joint scores the limits below then compare. Pairs are JSON lines or a data set (hf:owner/name)
 with the columns anchor and positive (one text or a list), or a BEIR folder (--beir). The corpus is JSON lines or a data set
 with a column text and, if there is one, a column title, which goes before it. Without --corpus the positives of all pairs
 are searched; a positive that is not in the corpus is searched too, so that its score is that of the same index.
@@ -35,22 +36,26 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from revela_hub.cli.ranker_options import RankerOptions, load_models
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
-    from revela_hub.retrieval.mining.mining import Ranker, RankerSettings
+    from revela_hub.retrieval.mining.mining import MiningSettings
 
 POSITIONALS = ("model",)
 
 RowT = TypeVar("RowT")
 
 
-@dataclass
-class Arguments:
+@dataclass(kw_only=True)
+class Arguments(RankerOptions):
     """Arguments of `revela-hub mine`."""
 
     model: str = field(metadata={"help": "Sentence-transformers folder, Hub id, or bm25."})
     output: str = field(metadata={"help": "File to write: JSON lines."})
+    mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = field(
+        default=None, metadata={"help": "By default dense, or bm25 if that is the model."}
+    )
     pairs: str | None = field(default=None, metadata={"help": "JSON lines or data set (hf:owner/name) of pairs."})
     anchor_column: str = field(default="anchor", metadata={"help": "Column of the pairs with the query."})
     positive_column: str = field(
@@ -88,48 +93,40 @@ class Arguments:
     )
     scores: bool = field(default=False, metadata={"help": "Write the scores too."})
     seed: int = field(default=0, metadata={"help": "For --sampling random."})
-    query_prompt: str | None = field(
-        default=None, metadata={"help": "Goes before every anchor; by default the model's own prompt for queries."}
-    )
-    document_prompt: str | None = field(
-        default=None, metadata={"help": "Goes before every passage; by default the model's own prompt for documents."}
-    )
     overwrite: bool = field(default=False, metadata={"help": "Replace the output file if it is there."})
-    cache_dir: str | None = field(
-        default=None, metadata={"help": "Where vectors are kept; by default in the user's cache folder."}
-    )
-    dtype: Literal["float32", "float16"] = field(default="float32", metadata={"help": "What vectors are kept as."})
-    batch_size: int = field(default=32, metadata={"help": "Texts per forward pass."})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    max_seq_length: int | None = field(default=None, metadata={"help": "Cut texts at this many tokens."})
 
 
 def run(arguments: Arguments) -> None:
     """Writes the output and prints what was mined."""
-    from revela_hub.retrieval.cache import default_cache_folder
-    from revela_hub.retrieval.disk import make_folder
+    from revela_hub.retrieval.disk import default_cache_folder, make_folder
     from revela_hub.retrieval.mining.mining import mine
 
     settings = _settings(arguments)
     output = Path(arguments.output).expanduser()
-    if output.is_dir() or (output.exists() and not arguments.overwrite):
-        raise UserError(f"{output} is there already; choose another --output, or replace it with --overwrite")
+    _check_output(arguments, output)
     make_folder(output.parent, "--output")
     pairs, corpus = _input(arguments)
-    ranker, ranking = _ranker(arguments)
-    folder = Path(arguments.cache_dir or default_cache_folder().with_name("mining")).expanduser()
-    mined = mine(pairs, corpus, ranker, settings, ranking, folder=folder)
+    models = load_models(arguments, arguments.model, arguments.mode)
+    folder = Path(arguments.cache_dir or default_cache_folder("mining")).expanduser()
+    mined = mine(pairs, corpus, models.dense, settings, models.settings, folder=folder, sparse=models.sparse)
     _write(mined.rows, output)
     print(mined.report)
     print(f"cache: {folder}", file=sys.stderr)
 
 
-def _settings(arguments: Arguments) -> Any:
+def _check_output(arguments: Arguments, output: Path) -> None:
+    if output.is_dir() or (output.exists() and not arguments.overwrite):
+        raise UserError(f"{output} is there already; choose another --output, or replace it with --overwrite")
+    for option, source in (("--pairs", arguments.pairs), ("--corpus", arguments.corpus), ("--beir", arguments.beir)):
+        path = Path(source or "").expanduser().resolve()
+        if source and not source.startswith("hf:") and (output.resolve() == path or path in output.resolve().parents):
+            if output.exists() or output.resolve() == path:
+                raise UserError(f"--output {output} is what {option} reads: it would be replaced; choose another")
+
+
+def _settings(arguments: Arguments) -> "MiningSettings":
     from revela_hub.retrieval.mining.mining import MiningSettings
 
-    if arguments.batch_size < 1:
-        raise UserError(f"--batch-size must be at least 1, not {arguments.batch_size}")
     names = MiningSettings.__dataclass_fields__
     values = {name: getattr(arguments, name) for name in names}
     return MiningSettings(**values | ({} if arguments.positive_aware else {"relative_margin": None}))
@@ -154,30 +151,6 @@ def _input(arguments: Arguments) -> tuple[Iterator[tuple[str, str]], Iterator[st
 def _begun(rows: Iterator[RowT]) -> Iterator[RowT]:
     """The same rows, the first of them read: a wrong path or column should not cost the loading of a model."""
     return chain(list(islice(rows, 1)), rows)
-
-
-def _ranker(arguments: Arguments) -> "tuple[Ranker, RankerSettings]":
-    from revela_hub.retrieval.encoder import load_encoder, model_identity, similarity_of
-    from revela_hub.retrieval.mining.mining import RankerSettings
-
-    if arguments.model == "bm25":
-        return "bm25", RankerSettings(show_progress_bar=True)
-    model = load_encoder(
-        arguments.model,
-        device=arguments.device,
-        trust_remote_code=arguments.trust_remote_code,
-        max_seq_length=arguments.max_seq_length,
-    )
-    return model, RankerSettings(
-        identity=model_identity(arguments.model, arguments.max_seq_length),
-        similarity=similarity_of(model, arguments.model),
-        query_prompt=arguments.query_prompt,
-        document_prompt=arguments.document_prompt,
-        batch_size=arguments.batch_size,
-        dtype=arguments.dtype,
-        device=model.device,
-        show_progress_bar=True,
-    )
 
 
 def _write(rows: Iterable[dict[str, Any]], output: Path) -> None:

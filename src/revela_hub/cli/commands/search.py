@@ -2,33 +2,38 @@
 
 The files are cut into passages, and each passage is encoded once: its vector is kept in a cache, so that the next search
 starts at once, one that was interrupted goes on where it stopped, and after a change only what changed is encoded.
-Without a query, queries are read from standard input, one per line.
+With --index the passages and vectors are those that `revela-hub index` has made. Without a query, queries are read from
+standard input, one per line: the models stay loaded, so that each but the first is answered at once.
 
-The model is a sentence-transformers folder, a Hub id, or the word bm25 (which needs no cache). A corpus is a folder, a
+The model is a sentence-transformers folder, a Hub id, or the word bm25 (which needs no cache). --mode hybrid joins its hits
+with those of BM25, which finds more than either on most texts; --mode sparse wants a SparseEncoder. A corpus is a folder, a
 file, a pattern, JSON lines, or a data set written hf:owner/name. Progress goes to standard error, results to standard
 output; with --json one object per query on a line of its own.
 
 Examples:
   revela-hub search my-retriever "where is the timeout of a request set?" --corpus src docs
-  revela-hub search my-retriever --corpus src docs --query "where is the timeout of a request set?"
-  revela-hub search bm25 --corpus src --top-k 3 "request timeout"
-  revela-hub search sentence-transformers/all-MiniLM-L6-v2 --corpus notes < queries.txt
+  revela-hub search my-retriever "where is the timeout of a request set?" --corpus src docs --mode hybrid
+  revela-hub search bm25 "request timeout" --corpus src --top-k 3
+  revela-hub search my-retriever --index my-index < queries.txt
 """
 
+import contextlib
 import glob
 import json as json_format
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from revela_hub.cli.ranker_options import RankerOptions, load_models
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
-    from revela_hub.retrieval import BM25Index, Hit, PassageIndex, Passages
+    from revela_hub.retrieval import Hit, Passages, Ranker
 
 POSITIONALS = ("model", "query")
 
@@ -36,39 +41,42 @@ SNIPPET_LINES = 5
 SNIPPET_WIDTH = 116
 
 
-@dataclass
-class Arguments:
+@dataclass(kw_only=True)
+class Arguments(RankerOptions):
     """Arguments of `revela-hub search`."""
 
     model: str = field(metadata={"help": "Sentence-transformers folder, Hub id, or bm25."})
-    corpus: list[str] = field(metadata={"help": "Folders, files, patterns or data sets (hf:owner/name) to search."})
+    corpus: list[str] = field(
+        default_factory=list, metadata={"help": "Folders, files, patterns or data sets (hf:owner/name) to search."}
+    )
+    index: str | None = field(default=None, metadata={"help": "What `revela-hub index` made, instead of a corpus."})
     query: str | None = field(default=None, metadata={"help": "What to look for; without it, lines of standard input."})
+    mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = field(
+        default=None, metadata={"help": "By default dense, or bm25 if that is the model."}
+    )
     top_k: PositiveInt = field(default=5, metadata={"help": "How many passages to print."})
     max_words: PositiveInt = field(default=120, metadata={"help": "The largest number of words in a passage."})
     json: bool = field(default=False, metadata={"help": "Print JSON instead of text."})
-    cache_dir: str | None = field(
-        default=None, metadata={"help": "Where vectors are kept; by default the user's cache folder."}
-    )
-    batch_size: PositiveInt = field(default=32, metadata={"help": "Passages per forward pass."})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    max_seq_length: PositiveInt | None = field(default=None, metadata={"help": "Cut passages at this many tokens."})
 
 
 def run(arguments: Arguments) -> None:
     """Builds or reads the index, then answers the query, or those of standard input."""
+    if bool(arguments.corpus) == bool(arguments.index):
+        raise UserError("give either --corpus PATH ... or --index FOLDER (see revela-hub search --help)")
     _check_corpus(arguments)
-    passages = _read(arguments.corpus, arguments.max_words)
-    index = _index(arguments, passages)
-    for text in [arguments.query] if arguments.query is not None else _typed_queries():
-        if not text.strip():
-            raise UserError("the query is empty")
-        [hits] = index.search([text], arguments.top_k)
-        if arguments.json:
-            record = {"query": text, "hits": [hit.to_dict() for hit in hits]}
-            print(json_format.dumps(record, ensure_ascii=False), flush=True)
-        else:
-            print("\n".join(_lines(hits)), flush=True)
+    if arguments.query is not None and not arguments.query.strip():
+        raise UserError("the query is empty")
+    with contextlib.ExitStack() as stack:
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="revela-hub-search-")))
+        passages = None if arguments.index else _read(arguments, temporary)
+        ranker, passages = _ranker(arguments, passages, temporary)
+        for text in [arguments.query] if arguments.query is not None else _typed_queries():
+            [hits] = passages.found(ranker.search(ranker.encode([text]), arguments.top_k))
+            if arguments.json:
+                record = {"query": text, "hits": [hit.to_dict() for hit in hits]}
+                print(json_format.dumps(record, ensure_ascii=False), flush=True)
+            else:
+                print("\n".join(_lines(hits)), flush=True)
 
 
 def _check_corpus(arguments: Arguments) -> None:
@@ -78,41 +86,36 @@ def _check_corpus(arguments: Arguments) -> None:
             raise UserError(f"--corpus: there is no {path!r} (a query goes before --corpus, or is named: --query TEXT)")
 
 
-def _read(corpus: list[str], max_words: int) -> "Passages":
+def _read(arguments: Arguments, folder: Path) -> "Passages":
     from revela_hub.data.sources.documents import read_documents
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.retrieval import read_passages
 
     report = ReadReport()
-    documents = read_documents(corpus, report=report)
-    passages = read_passages(documents, max_words=max_words, report=report, show_progress_bar=True)
+    documents = read_documents(arguments.corpus, report=report)
+    passages = read_passages(documents, folder, max_words=arguments.max_words, report=report, show_progress_bar=True)
     print(report, file=sys.stderr)
     return passages
 
 
-def _index(arguments: Arguments, passages: "Passages") -> "BM25Index | PassageIndex":
-    from revela_hub.retrieval import BM25Index, PassageIndex, VectorCache, default_cache_folder
-    from revela_hub.retrieval.encoder import load_encoder, model_identity, similarity_of
+def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) -> "tuple[Ranker, Passages]":
+    from revela_hub.retrieval import PassageStore, build_ranker, default_cache_folder
+    from revela_hub.retrieval.ranking import VectorRanker
+    from revela_hub.retrieval.store import adopt
 
-    if arguments.model == "bm25":
-        return BM25Index(passages, show_progress_bar=False)
-    model = load_encoder(
-        arguments.model,
-        device=arguments.device,
-        trust_remote_code=arguments.trust_remote_code,
-        max_seq_length=arguments.max_seq_length,
-    )
-    identity = model_identity(arguments.model, arguments.max_seq_length)
-    index = PassageIndex(
-        model,
-        passages,
-        VectorCache(arguments.cache_dir or default_cache_folder(), identity),
-        similarity=similarity_of(model, arguments.model),
-        batch_size=arguments.batch_size,
-        show_progress_bar=True,
-    )
-    print(f"{len(passages.texts):,} passages, {index.reused:,} of them from the cache", file=sys.stderr)
-    return index
+    models = load_models(arguments, arguments.model, arguments.mode)
+    settings = models.settings
+    folder = Path(arguments.cache_dir or default_cache_folder("passages")).expanduser()
+    if passages is None:
+        store = PassageStore(arguments.index or "", settings.identity or None, arguments.model)
+        passages, folder, settings = store.passages, store.folder, adopt(settings, store.facts)
+    elif "dense" not in settings.used and "sparse" not in settings.used:
+        folder = temporary  # bm25 is counted anew from the files as they are
+    ranker = build_ranker(passages.texts, settings, folder, dense=models.dense, sparse=models.sparse)
+    vectors = [part.vectors for part in getattr(ranker, "parts", [ranker]) if isinstance(part, VectorRanker)]
+    reused = f", {vectors[0].reused:,} of them from the cache" if vectors else ""
+    print(f"{len(passages):,} passages{reused}", file=sys.stderr)
+    return ranker, passages
 
 
 def _typed_queries() -> Iterator[str]:

@@ -1,0 +1,83 @@
+"""The options of `encode` and `index`: which passages, by which model, to where."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from revela_hub.errors import UserError
+from revela_hub.ranges import PositiveInt
+
+if TYPE_CHECKING:
+    from revela_hub.retrieval import Passages, RankerSettings
+
+
+@dataclass(kw_only=True)
+class PassageOptions:
+    """Which passages, and how they are encoded."""
+
+    _argument_group_name = "passages"
+
+    model: str = field(metadata={"help": "Sentence-transformers folder or Hub id."})
+    passages: list[str] = field(
+        metadata={"help": "Folders, files, JSON lines, patterns or data sets (hf:owner/name) of text."}
+    )
+    output: str = field(metadata={"help": "Folder of the index."})
+    max_words: PositiveInt = field(default=120, metadata={"help": "The largest number of words in a passage."})
+    document_prompt: str | None = field(
+        default=None, metadata={"help": "Goes before every passage, in place of the model's own prompt for documents."}
+    )
+    dtype: Literal["float32", "float16"] = field(default="float32", metadata={"help": "What vectors are kept as."})
+    batch_size: PositiveInt = field(default=32, metadata={"help": "Passages per forward pass."})
+    device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    max_seq_length: PositiveInt | None = field(default=None, metadata={"help": "Cut passages at this many tokens."})
+
+
+class Loaded(NamedTuple):
+    """The encoder, how it is used, and what writes the passages to a folder."""
+
+    encoder: Any
+    settings: "RankerSettings"
+    write: "Callable[[Path], Passages]"
+
+
+def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvus_uri: str | None = None) -> Loaded:
+    """Loads the model.
+
+    Raises:
+        UserError: It cannot be loaded, or a path of the passages is not there.
+    """
+    from revela_hub.data.sources.documents import read_documents
+    from revela_hub.data.sources.report import ReadReport
+    from revela_hub.retrieval import RankerSettings, load_encoder, model_identity, read_passages
+    from revela_hub.retrieval.encoder import similarity_of
+
+    if options.model == "bm25":
+        raise UserError("bm25 has no vectors: it needs no index of them (revela-hub search bm25 --corpus ...)")
+    report = ReadReport()
+    documents = read_documents(options.passages, report=report)  # a wrong path should not cost the loading of a model
+    encoder = load_encoder(
+        options.model,
+        device=options.device,
+        trust_remote_code=options.trust_remote_code,
+        max_seq_length=options.max_seq_length,
+    )
+    settings = RankerSettings(
+        identity=model_identity(options.model, options.max_seq_length),
+        similarity=similarity_of(encoder, options.model),
+        document_prompt=options.document_prompt,
+        batch_size=options.batch_size,
+        dtype=options.dtype,
+        index=index,
+        milvus_uri=milvus_uri,
+        device=encoder.device,
+        show_progress_bar=True,
+    )
+    return Loaded(
+        encoder,
+        settings,
+        lambda folder: read_passages(
+            documents, folder, max_words=options.max_words, report=report, show_progress_bar=True
+        ),
+    )

@@ -1,0 +1,85 @@
+"""`revela-hub encode`, `revela-hub index` and what reads them, through the command line."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from revela_hub.cli.main import main
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    rows = [{"text": f"Note {number}: rivers carry sediment past {number * 7} stones."} for number in range(30)]
+    (folder / "notes.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    return folder
+
+
+def test_shards_become_an_index_that_is_searched(
+    corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    model = str(retriever_folder)
+    common = [model, "--passages", "notes.jsonl", "--output", "index", "--device", "cpu"]
+    for shard, number in ((1, 10), (0, 10), (2, 10)):
+        assert main(["encode", *common, "--num-shards", "3", "--shard", str(shard)]) == 0
+        assert f"{number} passages of 30 have their vectors" in capsys.readouterr().out
+    assert sum(len(np.load(path)) for path in Path("index").glob("vectors-*/*.npy")) == 30
+    with monkeypatch.context() as patched:
+        patched.setattr(SentenceTransformer, "encode", None)  # all shards are there
+        assert main(["index", *common, "--index-type", "hnsw"]) == 0
+    assert "30 passages, vectors of 32 numbers (hnsw)" in capsys.readouterr().out
+    words = ["search", model, "--index", "index", "--device", "cpu", "--json", "--top-k", "3"]
+    assert main([*words, "Note 7 rivers"]) == 0
+    [hits] = [json.loads(line)["hits"] for line in capsys.readouterr().out.splitlines()]
+    assert len(hits) == 3
+    # It stays open for more queries, and reads its passages for BM25 too.
+    monkeypatch.setattr("sys.stdin", io.StringIO("stones\nsediment\n"))
+    assert main([*words, "--mode", "hybrid"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main(["search", "bm25", "past 91", "--index", "index", "--json"]) == 0
+    [best, *_] = json.loads(capsys.readouterr().out)["hits"]
+    assert best["text"].startswith("Note 13:")
+
+
+def test_mistakes_are_one_line(
+    corpus: Path, retriever_folder: Path, minimal_change: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def message(*words: str) -> str:
+        assert main(list(words)) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    common = ["--passages", "notes.jsonl", "--output", "index", "--device", "cpu"]
+    assert main(["index", str(retriever_folder), *common]) == 0
+    assert "is another model or version" in message("search", str(minimal_change), "x", "--index", "index")
+    assert "has the index of" in message("index", str(minimal_change), *common)
+    assert "the shards are 0 to 2" in message(
+        "encode", str(retriever_folder), *common, "--num-shards", "3", "--shard", "3"
+    )
+    assert "bm25 has no vectors" in message("index", "bm25", *common)
+    assert "is no index" in message("search", "bm25", "x", "--index", "nowhere")
+    assert "give either --corpus PATH ... or --index FOLDER" in message("search", "bm25", "x")
+
+
+@pytest.fixture
+def minimal_change(tmp_path: Path, retriever_folder: Path) -> Path:
+    """The same retriever with one weight changed."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "changed"
+    shutil.copytree(retriever_folder, folder)
+    path = next(folder.rglob("model.safetensors"))
+    tensors = load_file(path)
+    name = next(iter(tensors))
+    tensors[name] = tensors[name] + 0.1
+    save_file(tensors, path, metadata={"format": "pt"})
+    return folder
