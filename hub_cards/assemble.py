@@ -125,7 +125,8 @@ def save_reference(
         folder: what was written for readers.
     """
     settings = read_json(folder / "sentence_bert_config.json") or {}
-    length, vectors = settings.get("max_seq_length", tokenizer.model_max_length), {}
+    length = settings.get("max_seq_length", tokenizer.model_max_length)
+    vectors: dict[str, torch.Tensor] = {}
     for kind in ("query", "document", "text"):
         if kind not in prompts:
             continue

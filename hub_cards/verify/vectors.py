@@ -204,20 +204,18 @@ def _reference_check(
 
     if file is None:
         found = "nothing to compare with: pooling, normalisation, prompts, casing and similarity are taken as they are"
-        return Check("same as trained", True, found)
+        return Check("same as checkpoint", True, found)
     with safe_open(file, framework="np") as stored:
         expected = {kind: stored.get_tensor(kind) for kind in stored.keys()}  # noqa: SIM118 (no mapping)
         facts = stored.metadata() or {}
     if int(facts.get("max_length", max_length)) != max_length:
         found = f"the folder keeps {max_length} tokens of a text, the checkpoint {facts['max_length']}: export it again"
-        return Check("same as trained", False, found)
+        return Check("same as checkpoint", False, found)
     if facts.get("similarity", similarity) != similarity:
-        return Check("same as trained", False, f"{similarity} similarity, the checkpoint's is {facts['similarity']}")
+        return Check("same as checkpoint", False, f"{similarity} similarity, the checkpoint's is {facts['similarity']}")
     faults = [_found(kind, texts, vectors[kind], array, tolerance) for kind, array in expected.items()]
     found = "; ".join(filter(None, faults))
-    return Check(
-        "same as trained", not found, found or f"the checkpoint's vectors to {tolerance:g}, on {len(texts)} texts"
-    )
+    return Check("same as checkpoint", not found, found or f"to {tolerance:g} on {len(texts)} texts")
 
 
 def _found(kind: str, texts: list[str], got: np.ndarray, expected: np.ndarray, tolerance: float) -> str:

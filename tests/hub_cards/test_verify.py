@@ -201,7 +201,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "prompt lost": (
         lambda f: edit(f / "config_sentence_transformers.json", lambda c: c.update(prompts={})),
-        "same as trained",
+        "same as checkpoint",
         "; query '",
     ),
     "remote code not trusted": (remote_code, "loading", "trust_remote_code"),
@@ -269,7 +269,7 @@ def test_no_fault_is_found_where_there_is_none(name: str, verdicts: dict[str, li
         "end of text",
         "vectors",
         "different texts",
-        "same as trained",
+        "same as checkpoint",
         "repetition",
         "batching",
         "padding",
