@@ -10,7 +10,8 @@ everything once, and runs each command in a fork of that process, in a copy of t
 - refused: good input, not done;
 - hangs: not over after --timeout seconds.
 
-`--only WORD` runs the commands that hold the word, `--show KIND` prints what those of a kind said, `--json FILE` keeps it all.
+`--only WORD` runs the commands that hold the word, `--show KIND` prints what those of a kind said, `--json FILE` keeps it all,
+one line each; run again with the same file, only what was not clear or fine in it is run, and replaced.
 The same file runs on older versions of the package: an option that they lack counts as what they say about it.
 """
 
@@ -943,6 +944,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=90.0, help="seconds for a command")
     args = parser.parse_args()
     chosen = [case for case in dict.fromkeys(cases()) if args.only in case.command]
+    kept = read_outcomes(args.json)
     playground = Path(tempfile.mkdtemp(prefix="fuzz-playground-"))
     os.environ |= {"XDG_CACHE_HOME": str(playground / ".cache"), "HF_HOME": str(playground / ".hf")}
     try:
@@ -958,29 +960,33 @@ def main() -> None:
                 os._exit(status)
         if os.waitpid(pid, 0)[1]:
             raise SystemExit("the folder for the commands could not be built")
-        outcomes = []
         for case in chosen:
-            outcome = run(case, playground, args.timeout)
-            outcomes.append(outcome)
+            if case in kept and kept[case].kind in ("clear", "fine"):
+                continue
+            kept[case] = outcome = run(case, playground, args.timeout)
             if outcome.kind in args.show:
                 last = outcome.said.rstrip().splitlines()[-1:] or [""]
                 print(
                     f"{outcome.kind}: {case.command}{f' (without {case.without})' if case.without else ''}", flush=True
                 )
                 print(f"    {last[0][:200]}", flush=True)
+            if args.json:
+                with args.json.open("a") as stream:
+                    stream.write(json.dumps([case, outcome]) + "\n")
     finally:
         shutil.rmtree(playground, ignore_errors=True)
+    outcomes = [kept[case] for case in chosen]
     counts = Counter(outcome.kind for outcome in outcomes)
     print(f"\n{len(outcomes)} commands in {sum(outcome.seconds for outcome in outcomes) / 60:.1f} minutes")
-    print("| clear | traceback | silent | fine | refused | hangs |\n|---|---|---|---|---|---|")
-    print(
-        "| "
-        + " | ".join(str(counts[kind]) for kind in ("clear", "traceback", "silent", "fine", "refused", "hangs"))
-        + " |"
-    )
-    if args.json:
-        records = [case._asdict() | outcome._asdict() for case, outcome in zip(chosen, outcomes, strict=True)]
-        args.json.write_text(json.dumps(records, indent=1))
+    kinds = ("clear", "traceback", "silent", "fine", "refused", "hangs")
+    print(f"| {' | '.join(kinds)} |\n|{'---|' * len(kinds)}")
+    print(f"| {' | '.join(str(counts[kind]) for kind in kinds)} |")
+
+
+def read_outcomes(file: Path | None) -> dict[Case, Outcome]:
+    """What an earlier run came to; the last word on each command counts."""
+    lines = file.read_text().splitlines() if file and file.exists() else []
+    return {Case(*case): Outcome(*outcome) for case, outcome in map(json.loads, lines)}
 
 
 if __name__ == "__main__":

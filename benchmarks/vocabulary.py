@@ -1,6 +1,6 @@
 """Losses over a vocabulary without its logits, against torch's cross-entropy of a linear layer and torch's own fused one.
 
-All sides alternate in one process; times are the best of several, ratios are of those. Memory is the peak of the tensors
+All sides alternate in one process; times are CPU seconds, the best of several, ratios are of those. Memory is the peak of the tensors
 alive above what was there before. The first table is the loss alone, forward and backward; the second a whole step of
 RetroMAE and of Revela's language model, whose peer is the same step with the logits of all labelled positions.
 

@@ -8,8 +8,8 @@ from .facts import ModelCardFacts as ModelCardFacts
 from .facts import Paper as Paper
 from .facts import Result as Result
 from .facts import describe as describe
+from .repository import Destination as Destination
 from .tokenizers import with_eos as with_eos
-from .upload import Destination as Destination
 from .upload import Published as Published
 from .upload import check as check
 from .verify.files import Check as Check

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,9 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from revela_hub.errors import UserError
+from revela_hub.hub_cards.card import CARD_FACTS, OURS
 from revela_hub.hub_cards.facts import Figure, ModelCardFacts
 from revela_hub.hub_cards.figures import training_curve
-from revela_hub.hub_cards.verify.model import probe_texts
+from revela_hub.hub_cards.verify.contents import contents, read_json
+from revela_hub.hub_cards.verify.vectors import probe_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 Part = Literal["retriever", "sparse", "lm", "model"]
 
 # In a folder that was made of a checkpoint: the vectors that it has to give. Hidden, so that no reader takes it for weights.
-REFERENCE = ".revela_hub/reference.safetensors"
-CARD_FACTS = "card.yaml"  # in a checkpoint: the facts of its card, in the form of `ModelCardFacts`
+REFERENCE = f"{OURS}/reference.safetensors"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -63,6 +63,8 @@ class Assembled:
         reference: safetensors file of the vectors it has to give.
         remote_code: whether the verification runs the folder's code.
         adapter_of: the base, where the folder holds an adapter alone.
+        own_card: for a finished folder with a card of other hands, which stays unless the facts are others than these.
+        stays: path -> why, for what the checkpoint holds and the folder does not.
     """
 
     folder: Path
@@ -71,6 +73,8 @@ class Assembled:
     reference: Path | None = None
     remote_code: bool = False
     adapter_of: str | None = None
+    own_card: ModelCardFacts | None = None
+    stays: dict[str, str] = field(default_factory=dict)
 
 
 # A method's own: (checkpoint, folder, assembly) -> what it wrote into that folder, which is not there yet.
@@ -78,18 +82,31 @@ Assemble = Callable[[Path, Path, Assembly], Assembled]
 
 
 def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Copies a finished sentence-transformers folder.
+    """Copies what belongs to the model of a finished sentence-transformers folder.
 
     Raises:
-        UserError: a part of it is asked for.
+        UserError: a part of it is asked for, or a link leaves it.
     """
     if assembly.part != "retriever" or assembly.adapter_only:
         raise UserError(f"{checkpoint} is a finished model, not a checkpoint: it can only be published as it is")
-    shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns(".*", CARD_FACTS, "__pycache__"))
-    reference = checkpoint / REFERENCE
+    found, reference = contents(checkpoint), checkpoint / REFERENCE
+    if found.links:
+        raise UserError(f"{checkpoint}: {found.links[0]}")
+    found.copy_to(folder)
+    by_hand = (checkpoint / "README.md").is_file() and not _is_our_card(checkpoint)
     return Assembled(
-        folder, reference=reference if reference.is_file() else None, remote_code=assembly.trust_remote_code
+        folder,
+        reference=reference if reference.is_file() else None,
+        remote_code=assembly.trust_remote_code,
+        own_card=ModelCardFacts() if by_hand else None,
+        stays=found.stays,
     )
+
+
+def _is_our_card(folder: Path) -> bool:
+    """Whether the card is the one that `write_card` wrote, so that it may be written anew for another name."""
+    kept, card = folder / OURS / "README.md", folder / "README.md"
+    return kept.is_file() and kept.read_bytes() == card.read_bytes()
 
 
 def save_reference(
@@ -102,26 +119,40 @@ def save_reference(
 
     Args:
         embed: the trained model's own way from token ids and mask (n, length), and the prompt that they begin with, to
-            vectors (n, d).
+            vectors (n, d), as they are returned to readers.
         tokenizer: as it was trained with.
-        prompts: of queries and documents.
+        prompts: of `query` and `document`, or of `text` for a model without.
         folder: what was written for readers.
     """
-    length = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8"))["max_seq_length"]
-    texts = probe_texts(length)
-    vectors = {}
-    for kind in ("query", "document"):
-        prompt, parts = prompts[kind], []
+    settings = read_json(folder / "sentence_bert_config.json") or {}
+    length = settings.get("max_seq_length", tokenizer.model_max_length)
+    vectors: dict[str, torch.Tensor] = {}
+    for kind in ("query", "document", "text"):
+        if kind not in prompts:
+            continue
+        # An empty text has no token to read where the tokenizer adds none of its own.
+        parts, texts = [], [text or ("a" if kind == "text" else "") for text in probe_texts(length)]
         for batch in (texts[:-1], texts[-1:]):  # the text that is cut would make all the others as long
             tokens = tokenizer(
-                [prompt + text for text in batch], padding=True, truncation=True, max_length=length, return_tensors="pt"
+                [prompts[kind] + text for text in batch],
+                padding=True,
+                truncation=True,
+                max_length=length,
+                return_tensors="pt",
             )
             with torch.no_grad():
-                parts.append(embed(tokens["input_ids"], tokens["attention_mask"], prompt).float())
+                parts.append(embed(tokens["input_ids"], tokens["attention_mask"], prompts[kind]).float())
         vectors[kind] = torch.cat(parts)
+    return write_reference(folder, vectors, length)
+
+
+def write_reference(folder: Path, vectors: dict[str, torch.Tensor], max_length: int) -> Path:
+    """Keeps what `probe_texts(max_length)` give, (n_texts, d) for each kind of input, beside the model."""
+    settings = read_json(folder / "config_sentence_transformers.json") or {}
+    facts = {"max_length": str(max_length), "similarity": settings.get("similarity_fn_name")}
     file = folder / REFERENCE
     file.parent.mkdir(exist_ok=True)
-    save_file(vectors, file)
+    save_file(vectors, file, metadata={name: fact for name, fact in facts.items() if fact})
     return file
 
 
@@ -179,16 +210,20 @@ def card_facts(checkpoint: Path, assembled: Assembled, given: ModelCardFacts | N
         given: facts that go before the checkpoint's card.yaml.
         work: a folder for the picture of the run.
     """
-    facts, file = given, checkpoint / CARD_FACTS
+    facts, files = given, [checkpoint / CARD_FACTS]
+    if assembled.own_card is None:
+        files.append(checkpoint / OURS / CARD_FACTS)
     if facts is None:
-        facts = ModelCardFacts.from_file(file) if file.is_file() else ModelCardFacts()
+        file = next((file for file in files if file.is_file()), None)
+        facts = ModelCardFacts.from_file(file) if file else ModelCardFacts()
     facts = replace(facts, method=facts.method or assembled.method)
     base = assembled.base
     if base and facts.base_model is None and HUB_ID.fullmatch(base) and not Path(base).exists():
         facts = replace(facts, base_model=base)
-    state = checkpoint / "trainer_state.json"
-    if not facts.figures and state.is_file() and find_spec("matplotlib"):
+    state = read_json(checkpoint / "trainer_state.json")
+    history = state.get("log_history") if isinstance(state, dict) else None
+    if not facts.figures and history and find_spec("matplotlib"):
         picture = work / "training_curve.png"
-        if training_curve(json.loads(state.read_text(encoding="utf-8"))["log_history"], picture):
+        if training_curve(history, picture):
             facts = replace(facts, figures=(Figure(str(picture), "Training loss"),))
     return facts

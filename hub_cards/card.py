@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,21 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from revela_hub import __version__
-from revela_hub.hub_cards.facts import METRIC_NAMES, PAPERS, Figure, ModelCardFacts, ModelFacts, Result, describe
+from revela_hub.errors import UserError, first_line
+from revela_hub.hub_cards.facts import (
+    LICENSES,
+    METRIC_NAMES,
+    PAPERS,
+    Figure,
+    ModelCardFacts,
+    ModelFacts,
+    Result,
+    describe,
+)
 
 TEMPLATES = Path(__file__).parent
+CARD_FACTS = "card.yaml"  # in a checkpoint: the facts of its card, in the form of `ModelCardFacts`
+OURS = ".revela_hub"  # what we keep in a folder beside the model; it is never uploaded
 
 
 def write_card(folder: str | Path, facts: ModelCardFacts, *, repo_id: str | None = None) -> Path:
@@ -51,7 +65,60 @@ def write_card(folder: str | Path, facts: ModelCardFacts, *, repo_id: str | None
     )
     card = folder / "README.md"
     card.write_text(text, encoding="utf-8")
+    # So that it can be written anew under the name by which the model is published, unless a person changes it.
+    (folder / OURS).mkdir(exist_ok=True)
+    replace(facts, figures=[Figure(str(folder / figure.path), figure.caption) for figure in figures]).to_file(
+        folder / OURS / CARD_FACTS
+    )
+    (folder / OURS / "README.md").write_text(text, encoding="utf-8")
     return card
+
+
+def check_card(card: Path) -> None:
+    """Looks at what the Hub would refuse, or misread, after everything else is done.
+
+    Raises:
+        UserError: the block of YAML at the card's head is broken, or holds a value that the Hub does not know.
+    """
+    try:
+        text = card.read_bytes().decode("utf-8")
+    except ValueError as error:
+        raise UserError(f"{card.name} is not UTF-8 text") from error
+    if not text.startswith("---"):
+        return
+    head = re.match(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", text, re.DOTALL | re.MULTILINE)
+    if head is None:
+        raise UserError(f"{card.name}: the block of YAML at its head has no end: a line with --- is missing")
+    try:
+        values = yaml.safe_load(head.group(1)) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{card.name}: the block at its head is not valid YAML: {first_line(error)}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{card.name}: the block at its head is no mapping from names to values")
+    for fault in _metadata_faults(values):
+        raise UserError(f"{card.name}: {fault}")
+    try:
+        ModelCard(text)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{card.name}: the Hub's library cannot read its head: {first_line(error)}") from error
+
+
+def _metadata_faults(values: dict[str, Any]) -> Iterator[str]:
+    for key in ("license", "base_model", "language", "tags", "datasets", "library_name", "pipeline_tag"):
+        given = values.get(key)
+        for value in given if isinstance(given, list) else [given]:
+            if value is None:
+                continue
+            if isinstance(value, bool):
+                yield f"{key}: an unquoted yes or no is read as {str(value).lower()}: put it in quotes"
+            elif not isinstance(value, str):
+                yield f"{key} is {value!r}, where a text belongs"
+            elif key == "license" and value not in LICENSES:
+                yield f"{value!r} is no licence that the Hub knows: one of its identifiers (apache-2.0), or other"
+            elif key in ("base_model", "datasets") and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", value):
+                yield f"{key} is {value!r}, which is not the id of anything on the Hub"
+            elif key == "language" and not re.fullmatch(r"[a-z]{2,3}(-[\w-]+)?|code|multilingual", value):
+                yield f"language {value!r} is no ISO 639 code"
 
 
 def _template(name: str) -> Any:
@@ -136,7 +203,8 @@ def _write_eval_results(folder: Path, results: Sequence[Result]) -> None:
             date=result.date,
             notes=f"{METRIC_NAMES.get(metric, metric)}, {result.split} split",
         )
-        file = folder / ".eval_results" / f"{result.dataset.replace('/', '__')}-{result.task}.yaml".replace(" ", "_")
+        name = f"{result.dataset.replace('/', '__')}-{result.task}"
+        file = folder / ".eval_results" / (re.sub(r"[^\w.-]+", "_", name) + ".yaml")  # a task may be "scifact/test"
         file.parent.mkdir(exist_ok=True)
         file.write_text(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False), encoding="utf-8")
 

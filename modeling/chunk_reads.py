@@ -1,19 +1,19 @@
 """How queries read other chunks, pair by pair: the sum over the pairs (i, j) of w_ij * b_ij of `in_batch_attention.py`.
 
 `read_pairs` is written with torch's own operations, for a GPU, and for what `PairReads` leaves out: dropout, soft caps and
-second derivatives. `PairReads` is for a CPU, where the time goes into passes over memory: one pair at a time, whose scores
-fit the cache, padding cut off, nothing kept for the backward pass but the inputs. With S = Q_i K_j^T, P = softmax(S),
-n = ||V_j||_2 + eps by row (without V-normalisation: 1) and A = P / (P n), for which A n = 1,
+second derivatives. `PairReads` is for a CPU, where the time goes into passes over memory: for one chunk i so many chunks j at
+a time that their scores fit the cache, padding cut off, nothing kept for the backward pass but the inputs. For each of them,
+with S = Q_i K_j^T, P = softmax(S), n = ||V_j||_2 + eps by row (without V-normalisation: 1) and A = P / (P n), whose A n = 1,
 
     out_i += w b,   b = A V_j                  G = the gradient of out_i,   y = rowsum(A * (G V_j^T)) = rowsum(G * b)
     dw = sum(y)     dS = w A * (G V_j^T - y n^T)      dQ_i += dS K_j      dK_j += dS^T Q_i
     dV_j += w (A^T G - (A^T y) * V_j / ||V_j||_2)     (the second part with V-normalisation only)
 
 Shapes: N chunks, K key/value heads, R query heads of each, L tokens, T = L * R queries (the R of a token in succession),
-D head dimension, P pairs.
+D head dimension, P pairs, J chunks that one chunk reads at a time, t and l the queries and keys of them that are no padding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+BLOCK = 2**18  # scores at a time on a CPU: 1 MiB in float32
 PADDING = -3e4  # the score of a padded key, whose weight is then 0; no lower, for the sake of float16
 
 
@@ -107,12 +108,11 @@ class PairReads(torch.autograd.Function):
         ctx.save_for_backward(query_NKTD, key_NKLD, value_NKLD, weight_P)
         ctx.rest = (pairs_2P, lengths_N, options)
         output_NKTD = torch.zeros(query_NKTD.shape, dtype=weight_P.dtype)
-        norm_NKL = _norm(value_NKLD, options)
-        for pair in _pairs(query_NKTD, key_NKLD, weight_P, pairs_2P, lengths_N):
-            query, output = (x[pair.i, :, : pair.queries] for x in (query_NKTD, output_NKTD))
-            key, value = (x[pair.j, :, : pair.keys] for x in (key_NKLD, value_NKLD))
-            weights = _weights(query, key, _of_keys(norm_NKL, pair), weight_P.dtype)
-            _add_product(output, weights, value, pair.weight)
+        chunks = _Chunks(key_NKLD, value_NKLD, options)
+        for block in _blocks(query_NKTD, key_NKLD, pairs_2P, lengths_N):
+            query, output = (x[block.i, :, : block.queries] for x in (query_NKTD, output_NKTD))
+            weights = chunks.weights(query, block, weight_P.dtype).mul_(weight_P[block.places, None])
+            _add_product(output, weights.flatten(2), chunks.of(chunks.value_KNLD, block))
         return output_NKTD
 
     @staticmethod
@@ -125,84 +125,103 @@ class PairReads(torch.autograd.Function):
         query_NKTD, key_NKLD, value_NKLD, weight_P = inputs
         dtype = weight_P.dtype
         grad_NKTD = grads[0].to(query_NKTD.dtype)
-        d_query, d_key, d_value = (torch.zeros(x.shape, dtype=dtype) for x in inputs[:3])
-        d_weight: list[Tensor] = []
-        norm_NKL = _norm(value_NKLD, options)
-        d_norm_NKL = torch.zeros(value_NKLD.shape[:3], dtype=dtype)
-        for pair in _pairs(query_NKTD, key_NKLD, weight_P, pairs_2P, lengths_N):
-            query, grad, dq = (x[pair.i, :, : pair.queries] for x in (query_NKTD, grad_NKTD, d_query))
-            key, value, dk, dv = (x[pair.j, :, : pair.keys] for x in (key_NKLD, value_NKLD, d_key, d_value))
-            norm = _of_keys(norm_NKL, pair)
-            weights = _weights(query, key, norm, dtype)
-            scores = torch.bmm(grad, value.transpose(1, 2)).to(dtype)  # G V^T, and then dS / w
-            read = (weights * scores).sum(-1, keepdim=True)  # y
-            d_weight.append(read.sum())
-            _add_product(dv, weights.transpose(1, 2), grad, pair.weight)
+        chunks = _Chunks(key_NKLD, value_NKLD, options)
+        d_query, d_weight = torch.zeros(query_NKTD.shape, dtype=dtype), torch.zeros_like(weight_P)
+        d_key, d_value = (torch.zeros(chunks.key_KNLD.shape, dtype=dtype) for _ in range(2))
+        d_norm = torch.zeros(d_value.shape[:3], dtype=dtype)
+        for block in _blocks(query_NKTD, key_NKLD, pairs_2P, lengths_N):
+            query, grad, dq = (x[block.i, :, : block.queries] for x in (query_NKTD, grad_NKTD, d_query))
+            key, value = (chunks.of(x, block) for x in (chunks.key_KNLD, chunks.value_KNLD))
+            weights, factor_J1 = chunks.weights(query, block, dtype), weight_P[block.places, None]
+            scores = torch.bmm(grad, value.mT).to(dtype).view_as(weights)  # G V^T, and then dS
+            read_KtJ1 = (weights * scores).sum(-1, keepdim=True)  # y
+            d_weight[block.places] = read_KtJ1.sum((0, 1, 3))
+            norm = chunks.norm(block)
             if norm is None:
-                scores.sub_(read)
+                scores.sub_(read_KtJ1)
             else:
-                scores.addcmul_(read, norm, value=-1)
-                d_norm_NKL[pair.j, :, : pair.keys].sub_((weights * read).sum(1), alpha=pair.weight)
-            scores.mul_(weights)
-            _add_product(dq, scores, key, pair.weight)
-            _add_product(dk, scores.transpose(1, 2), query, pair.weight)
-        if norm_NKL is not None:
-            length_NKL = (norm_NKL - options.eps).clamp(min=torch.finfo(dtype).tiny)
-            d_value.addcmul_(value_NKLD.to(dtype), (d_norm_NKL / length_NKL)[..., None])
-        stacked = torch.stack(d_weight) if d_weight else torch.zeros_like(weight_P)
-        of_inputs = (d_query, d_key, d_value, stacked)
+                scores.addcmul_(read_KtJ1, norm, value=-1)
+            scores.mul_(weights).mul_(factor_J1)
+            weights.mul_(factor_J1)
+            if norm is not None:
+                d_norm[:, :, : block.keys].index_add_(1, block.j, (weights * read_KtJ1).sum(1), alpha=-1)
+            _add_product(dq, scores.flatten(2), key)
+            for total, left, right in ((d_key, scores, query), (d_value, weights, grad)):
+                part = torch.bmm(left.flatten(2).mT.to(right.dtype), right).to(dtype)
+                total[:, :, : block.keys].index_add_(1, block.j, part.unflatten(1, (len(block.j), -1)))
+        if chunks.norm_KNL is not None:
+            length_KNL = (chunks.norm_KNL - options.eps).clamp(min=torch.finfo(dtype).tiny)
+            d_value.addcmul_(chunks.value_KNLD.to(dtype), (d_norm / length_KNL)[..., None])
+        of_inputs = (d_query, d_key.transpose(0, 1), d_value.transpose(0, 1), d_weight)
         return *(d.to(x.dtype) for d, x in zip(of_inputs, inputs, strict=True)), None, None, None
 
 
 @dataclass(slots=True)
-class _Pair:
-    """A pair with something to read: queries of chunk i, keys of chunk j."""
+class _Block:
+    """Chunks j that chunk i reads at a time: how many queries and keys are no padding, and which of the P pairs they are."""
 
     i: int
-    j: int
+    j: Tensor
+    places: Tensor
     queries: int
     keys: int
-    weight: float
+    mask_Jl: Tensor | None
 
 
-def _pairs(query: Tensor, key: Tensor, weight_P: Tensor, pairs_2P: Tensor, lengths_N: Tensor | None) -> list[_Pair]:
-    repeats = query.shape[2] // key.shape[2]
-    lengths = [key.shape[2]] * len(key) if lengths_N is None else lengths_N.tolist()
-    triples = zip(*pairs_2P.tolist(), weight_P.tolist(), strict=True)
-    return [_Pair(i, j, lengths[i] * repeats, lengths[j], weight) for i, j, weight in triples]
+def _blocks(query_NKTD: Tensor, key_NKLD: Tensor, pairs_2P: Tensor, lengths_N: Tensor | None) -> Iterator[_Block]:
+    """All pairs that have something to read, in blocks of about `BLOCK` scores."""
+    n, kv_heads, length, _ = key_NKLD.shape
+    lengths = torch.full((n,), length) if lengths_N is None else lengths_N
+    order = pairs_2P[0].argsort(stable=True)
+    order = order[(lengths[pairs_2P] > 0).all(0)[order]]
+    readers, counts = pairs_2P[0, order].unique_consecutive(return_counts=True)
+    sizes = lengths.tolist()
+    for i, places in zip(readers.tolist(), order.split(counts.tolist()), strict=True):
+        queries = sizes[i] * query_NKTD.shape[2] // length
+        for some in places.split(max(1, BLOCK // (kv_heads * queries * length))):
+            j = pairs_2P[1, some]
+            own = lengths[j].tolist()
+            mask = None if min(own) == max(own) else key_mask(lengths[j], max(own))
+            yield _Block(i, j, some, queries, max(own), mask)
 
 
-def _norm(value_NKLD: Tensor, options: Options) -> Tensor | None:
-    """Norms n, of shape (N, K, L)."""
-    if not options.v_normalization:
-        return None
-    value_NKLD = value_NKLD.to(torch.promote_types(value_NKLD.dtype, torch.float32))
-    norm_NKL: Tensor = torch.linalg.vector_norm(value_NKLD, dim=-1) + options.eps
-    return norm_NKL
+class _Chunks:
+    """Keys and values so that those of several chunks are one matrix for each head."""
+
+    def __init__(self, key_NKLD: Tensor, value_NKLD: Tensor, options: Options) -> None:
+        self.key_KNLD, self.value_KNLD = (x.transpose(0, 1).contiguous() for x in (key_NKLD, value_NKLD))
+        self.norm_KNL: Tensor | None = None
+        if options.v_normalization:
+            wide = self.value_KNLD.to(torch.promote_types(value_NKLD.dtype, torch.float32))
+            self.norm_KNL = torch.linalg.vector_norm(wide, dim=-1) + options.eps
+
+    def of(self, of_all_KNLD: Tensor, block: _Block) -> Tensor:
+        """(K, J * l, D)."""
+        rows: Tensor = of_all_KNLD[:, block.j, : block.keys].flatten(1, 2)
+        return rows
+
+    def norm(self, block: _Block) -> Tensor | None:
+        """Norms n, of shape (K, 1, J, l)."""
+        return None if self.norm_KNL is None else self.norm_KNL[:, None, block.j, : block.keys]
+
+    def weights(self, query_KtD: Tensor, block: _Block, dtype: torch.dtype) -> Tensor:
+        """The weights A, of shape (K, t, J, l)."""
+        scores = torch.bmm(query_KtD, self.of(self.key_KNLD, block).mT).to(dtype)
+        scores = scores.unflatten(-1, (len(block.j), -1))
+        if block.mask_Jl is not None:
+            scores.masked_fill_(~block.mask_Jl, -torch.inf)
+        weights = torch.softmax(scores, -1, out=scores)
+        norm = self.norm(block)
+        # Not as a product of matrices: with one column it takes five times as long.
+        return weights if norm is None else weights.div_((weights * norm).sum(-1, keepdim=True))
 
 
-def _of_keys(norm_NKL: Tensor | None, pair: _Pair) -> Tensor | None:
-    """Norms of the keys that a pair reads, (K, 1, L)."""
-    if norm_NKL is None:
-        return None
-    norm_K1L: Tensor = norm_NKL[pair.j, :, None, : pair.keys]
-    return norm_K1L
-
-
-def _weights(query: Tensor, key: Tensor, norm: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The weights A."""
-    scores = torch.bmm(query, key.transpose(1, 2)).to(dtype)
-    weights = torch.softmax(scores, -1, out=scores)
-    # Not as a product of matrices: with one column it takes five times as long.
-    return weights if norm is None else weights.div_((weights * norm).sum(-1, keepdim=True))
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
-    """Adds factor * left @ right to total, in one pass where all are of one type, else the product in the type of `right`."""
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds left @ right to total, in one pass where all are of one type, else by a product in the type of `right`."""
     if total.dtype == right.dtype:
-        total.baddbmm_(left, right, alpha=factor)
+        total.baddbmm_(left, right)
     else:
-        total.add_(torch.bmm(left.to(right.dtype), right), alpha=factor)
+        total.add_(torch.bmm(left.to(right.dtype), right))
 
 
 def _differentiable_gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:

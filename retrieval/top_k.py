@@ -1,6 +1,6 @@
 """The best k of many scores, the same ones every time.
 
-Letters in names: Q queries, N texts of a block, K hits.
+Letters in names: Q queries, N texts of a block, K hits, M candidates.
 """
 
 from collections.abc import Iterable
@@ -53,16 +53,33 @@ def best_hits(blocks: Iterable[tuple[int, Tensor]], k: int, floor: float = -np.i
     """
     best: tuple[Tensor, Tensor] | None = None
     for first, scores_QN in blocks:
-        scores_QK, rows_QK = stable_top_k(scores_QN, k)
-        rows_QK = rows_QK + first
-        if best is not None:
-            scores_QK, columns_QK = stable_top_k(torch.cat([best[0], scores_QK], dim=1), k)
-            rows_QK = torch.cat([best[1], rows_QK], dim=1).gather(1, columns_QK)
-        best = scores_QK, rows_QK
+        if best is None or best[0].shape[1] < k:
+            scores_QM, columns_QM = stable_top_k(scores_QN, k)
+        else:  # only what is above the last of the best can join them; soon that is next to nothing, and cheaper to find
+            scores_QM, columns_QM = _above(scores_QN, best[0][:, -1:])
+        rows_QM = columns_QM + first
+        if best is not None and scores_QM.shape[1]:
+            scores_QM, places_QM = stable_top_k(torch.cat([best[0], scores_QM], dim=1), k)
+            rows_QM = torch.cat([best[1], rows_QM], dim=1).gather(1, places_QM)
+        elif best is not None:
+            continue
+        best = scores_QM, rows_QM
     if best is None:
         return Hits.none(0)
     scores, rows = best[0].cpu().float().numpy(), best[1].cpu().numpy()
     return Hits(np.where(scores > floor, scores, np.float32(-np.inf)), np.where(scores > floor, rows, -1))
+
+
+def _above(scores_QN: Tensor, bound_Q1: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores above a bound and their columns, ascending: (Q, M), filled up with minus infinity."""
+    queries, columns = (scores_QN > bound_Q1).nonzero(as_tuple=True)
+    counts_Q = torch.bincount(queries, minlength=len(scores_QN))
+    most = int(counts_Q.max()) if len(queries) else 0
+    places = torch.arange(len(queries), device=queries.device) - (counts_Q.cumsum(0) - counts_Q)[queries]
+    scores_QM = scores_QN.new_full((len(scores_QN), most), -torch.inf)
+    columns_QM = columns.new_zeros((len(scores_QN), most))
+    scores_QM[queries, places], columns_QM[queries, places] = scores_QN[queries, columns], columns
+    return scores_QM, columns_QM
 
 
 def stable_top_k(scores_QN: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""What can be said about a model folder by reading its files: no local path, no token, no stray adapter, honest imports.
+"""What can be said about a model folder by reading its files: whole weights, no local path, no secret, honest imports.
 
-Part of `verify.py`'s clean process: standard library only.
+Part of `verify.py`'s clean process: standard library and siblings only.
 """
 
 from __future__ import annotations
@@ -10,17 +10,30 @@ import json
 import re
 import struct
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+
+from .contents import auto_maps, code_files, contents, read_json
+from .secrets import VOCABULARIES, secret_faults
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 _CHECKPOINT = re.compile(r"(^|/)checkpoint-\d+$")
-_LOCAL_PATH = re.compile(r"(/|~/|\.{1,2}/|file:|[A-Za-z]:[\\/])\S*")
-_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
-_NAME_KEYS = {"_name_or_path", "name_or_path", "base_model_name_or_path", "tokenizer_name_or_path"}
-# Vocabularies are full of strings that look like paths, and prompts are whatever the author wants.
-_VOCABULARIES = {"tokenizer.json", "vocab.json", "vocab.txt", "merges.txt"}
-_FREE_TEXT = {"prompts", "chat_template", "added_tokens_decoder", "weight_map", "special_tokens_map"}
+_NAME_KEYS = re.compile(r"(\w*_)?name_or_path|(\w*_)?(path|dir|directory|folder|file)")
+_NAMES = {"_name_or_path", "name_or_path", "base_model_name_or_path", "tokenizer_name_or_path"}
+_ROOTS = (
+    r"home|root|Users|users|mnt|data|tmp|scratch|work|workspace|content|opt|srv|var|usr|lustre|gpfs|nfs|storage|private"
+)
+# A whole value that is a path: below a root that machines have, or relative to a folder, a home or a drive.
+_LOCAL_PATH = re.compile(rf"(file:)?/+({_ROOTS})/.+|(~|\.{{1,2}})[/\\].+|file:.+|[A-Za-z]:[\\/].+|\\\\[\w.]+\\.+")
+_ANY_PATH = re.compile(r"([/~]|\.{1,2}[/\\]|file:|[A-Za-z]:[\\/]).+")
+# Prompts are whatever the author wants, and labels and special tokens may begin with a slash.
+_FREE_TEXT = {
+    "prompts", "chat_template", "added_tokens_decoder", "weight_map", "special_tokens_map", "id2label", "label2id",
+    "additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens",
+}  # fmt: skip
+_GUARD = re.compile(r"is_\w+_available|TYPE_CHECKING|_available\b|version|find_spec")
+_MODEL = re.compile(r"model(\.\w+)?\.safetensors")
+_SHARD = re.compile(r"model(\.\w+)?-(\d{5})-of-(\d{5})\.safetensors")
 
 
 class Check(NamedTuple):
@@ -31,39 +44,168 @@ class Check(NamedTuple):
     detail: str
 
 
-def check_files(folder: Path, allowed: frozenset[str], *, adapter_only: bool = False) -> Iterator[Check]:
+class NotReadable(ValueError):
+    """A file is not what its name says; the message names it and the cause."""
+
+
+def check_files(folder: Path, allowed: frozenset[str], *, adapter_only: bool, offline: bool) -> Iterator[Check]:
     """Yields the checks that need no model.
 
     Args:
         folder: the model.
         allowed: top-level modules that a reader can import.
         adapter_only: a PEFT repository, in which adapters are what is wanted.
+        offline: nothing may be fetched, and so no code of another repository.
     """
-    fault = _folder_fault(folder)
+    fault = folder_fault(folder)
     yield Check("folder", not fault, fault or "configuration and safetensors weights")
     if fault:
         return
+    names = sorted(contents(folder, downloaded=True).goes)
     for name, found, fine in (
-        ("paths", _path_faults(folder), "no path of the machine it was made on"),
-        ("secrets", _secret_faults(folder), "no token, no home folder"),
+        ("paths", _path_faults(folder, names), "no path of the machine it was made on"),
+        ("secrets", secret_faults(folder, names), "no token, no key, no home folder"),
         ("adapters", _adapter_faults(folder, adapter_only), "an adapter of a Hub model" if adapter_only else "merged"),
-        ("remote code", _import_faults(folder, allowed), _code_files(folder)),
+        ("remote code", _code_faults(folder, allowed, offline), _code_found(folder)),
     ):
         fault = next(found, "")
         yield Check(name, not fault, fault or fine)
 
 
-def _folder_fault(folder: Path) -> str:
+# --- the folder
+
+
+def folder_fault(folder: Path) -> str:
+    """Says why the folder is no model that a reader could load, or nothing."""
+    try:
+        return next(_folder_faults(folder), "")
+    except NotReadable as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename or folder.name} cannot be read: {error.strerror}"
+
+
+def _folder_faults(folder: Path) -> Iterator[str]:
     if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
-        return f"{folder.name} holds neither modules.json nor config.json: not a model folder"
+        broken = next((name for name in ("config.json", "modules.json") if (folder / name).exists()), None)
+        if broken:
+            yield f"{broken} is not a file"
+        if not (folder / "adapter_config.json").is_file():
+            yield f"{folder.name} holds neither modules.json nor config.json: not a model folder"
     for file in sorted(folder.rglob("*.json")):
+        where = file.relative_to(folder)
+        if not file.is_file():
+            yield f"{where} is not a file"
+            continue
+        if any(part.startswith(".") for part in where.parts):
+            continue
+        content = _json(folder, file)
+        expected = list if where.as_posix() == "modules.json" else dict
+        if len(where.parts) == 1 and where.stem in ("config", "modules", "tokenizer", "tokenizer_config"):
+            if not isinstance(content, expected):
+                yield f"{where} holds a {type(content).__name__}, where a {expected.__name__} belongs"
+    yield from _module_faults(folder)
+    yield from _weights_faults(folder)
+
+
+def _json(folder: Path, file: Path) -> Any:
+    data = file.read_bytes()
+    where = file.relative_to(folder)
+    if data.startswith(b"version https://git-lfs"):
+        raise NotReadable(f"{where} is a Git-LFS pointer, not the file: run git lfs pull")
+    if not data.strip():
+        raise NotReadable(f"{where} is empty")
+    try:
+        return json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise NotReadable(f"{where} is not valid JSON: {str(error)[:200]}") from error
+
+
+def _module_faults(folder: Path) -> Iterator[str]:
+    modules = read_json(folder / "modules.json")
+    if modules is None:
+        left = ["config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling"]
+        if found := next((name for name in left if (folder / name).exists()), None):
+            config = read_json(folder / "config_sentence_transformers.json")
+            if not (isinstance(config, dict) and config.get("model_type") == "CrossEncoder"):
+                yield f"{found} is of a sentence-transformers model, but modules.json is missing: pooling and prompts are lost"
+        return
+    if not modules:
+        yield "modules.json lists no modules"
+    for entry in modules:
+        if not (isinstance(entry, dict) and isinstance(entry.get("path"), str) and isinstance(entry.get("type"), str)):
+            yield f"modules.json: {str(entry)[:80]} is not a module with path and type"
+            return
+        path = PurePosixPath(entry["path"])
+        if path.is_absolute() or ".." in path.parts or "\\" in entry["path"]:
+            yield f"modules.json: the module path {entry['path']!r} leaves the folder"
+
+
+def _weights_faults(folder: Path) -> Iterator[str]:
+    files = [file for file in sorted(folder.rglob("*.safetensors")) if not file.parent.name.startswith(".")]
+    for file in files:
+        yield from _type_faults(file, folder)
+    for file in sorted([*folder.glob("*/pytorch_model*.bin"), *folder.glob("*/*/pytorch_model*.bin")]):
+        if not any(file.parent.glob("*.safetensors")):
+            where = file.relative_to(folder)
+            yield f"{where} is a pickle, which can run code on the reader's machine: save the module as safetensors"
+    if not files:
+        pickled = next((f": {file.name} is one" for file in sorted(folder.glob("*.bin"))), "")
+        yield f"no weights in safetensors form (pickled weights can run code on the reader's machine{pickled})"
+    yield from _shard_faults(folder, {file.name for file in files if file.parent == folder})
+
+
+def _type_faults(file: Path, folder: Path) -> Iterator[str]:
+    header, config = safetensors_header(file, folder), read_json(file.parent / "config.json")
+    if isinstance(config, dict) and config.get("quantization_config"):
+        return
+    for name, entry in header.items():
+        if name.endswith("weight") and str(entry.get("dtype", "")).startswith(("I", "U", "F8")):
+            yield f"{name} is stored as {entry['dtype']}, and config.json has no quantization_config to read it with"
+
+
+def _shard_faults(folder: Path, names: set[str]) -> Iterator[str]:
+    shards = sorted(name for name in names if _SHARD.fullmatch(name))
+    single = next((name for name in sorted(names) if _MODEL.fullmatch(name)), None)
+    index = read_json(folder / "model.safetensors.index.json")
+    if shards and single:
+        yield f"{single} lies beside {shards[0]}: two sets of weights, of which only the first is loaded"
+    if shards and index is None:
+        yield f"{shards[0]} has no model.safetensors.index.json, without which it is not loaded"
+    named = index.get("weight_map") if isinstance(index, dict) else None
+    if missing := sorted(set(map(str, named.values())) - names) if isinstance(named, dict) else []:
+        yield f"model.safetensors.index.json names {missing[0]}, which is not in the folder"
+
+
+def safetensors_header(file: Path, folder: Path | None = None) -> dict[str, Any]:
+    """Returns tensor name -> type, shape and place, from the head of a safetensors file (8 bytes of length, then JSON).
+
+    Raises:
+        NotReadable: the file is something else, or not whole.
+    """
+    name, size = file.relative_to(folder or file.parent), file.stat().st_size
+    with file.open("rb") as stream:
+        head = stream.read(8)
+        if head == b"version ":
+            raise NotReadable(f"{name} is a Git-LFS pointer, not the weights: run git lfs pull")
+        if len(head) < 8:
+            raise NotReadable(f"{name} is {'empty' if not head else 'cut off'}: {size} bytes are no safetensors file")
+        (length,) = struct.unpack("<Q", head)
+        if length > min(size - 8, 100 * 2**20):
+            what = "a pickle or another format" if head[:2] in (b"PK", b"\x80\x02") else "cut off, or another format"
+            raise NotReadable(f"{name} is not a safetensors file: {what}")
         try:
-            json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            return f"{file.relative_to(folder)} is not valid JSON: {error}"
-    if not any(folder.rglob("*.safetensors")):
-        return "no weights in safetensors form (pickled weights can run code on the reader's machine)"
-    return ""
+            header: dict[str, Any] = json.loads(stream.read(length))
+            ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError, AttributeError) as error:
+            raise NotReadable(f"{name} is not a safetensors file: its header cannot be read") from error
+    if (expected := 8 + length + max(ends, default=0)) != size:
+        cut = "is cut off" if size < expected else "has bytes behind its last weight"
+        raise NotReadable(f"{name} {cut}: {size:,} bytes instead of {expected:,}")
+    return header
+
+
+# --- paths, adapters
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -74,31 +216,20 @@ def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _strings(item, key)
     elif isinstance(value, dict):
         for name, item in value.items():
-            if name not in _FREE_TEXT:
+            if name not in _FREE_TEXT and not name.endswith("_token"):
                 yield from _strings(item, name)
 
 
-def _path_faults(folder: Path) -> Iterator[str]:
-    for file in sorted(folder.rglob("*.json")):
-        if file.name in _VOCABULARIES:
+def _path_faults(folder: Path, names: list[str]) -> Iterator[str]:
+    for name in names:
+        if not name.endswith(".json") or name.rpartition("/")[2] in VOCABULARIES:
             continue
-        for key, text in _strings(json.loads(file.read_text(encoding="utf-8"))):
-            named = key in _NAME_KEYS and text and (not _HUB_ID.fullmatch(text) or _CHECKPOINT.search(text))
-            if named or (len(text) > 1 and _LOCAL_PATH.fullmatch(text)):
-                where = f"{file.relative_to(folder)}: {key} is {text!r}"
+        for key, text in _strings(read_json(folder / name)):
+            named = key in _NAMES and text and (not _HUB_ID.fullmatch(text) or _CHECKPOINT.search(text))
+            pathlike = _NAME_KEYS.fullmatch(key) and _ANY_PATH.fullmatch(text)
+            if named or pathlike or _LOCAL_PATH.fullmatch(text):
+                where = f"{name}: {key} is {text!r}"
                 yield f"{where}, a path on the machine it was made on: name a Hub id, or remove it"
-
-
-def _secret_faults(folder: Path) -> Iterator[str]:
-    home = f"{Path.home()}/"
-    for file in sorted(folder.rglob("*")):
-        if file.suffix not in (".json", ".md", ".py", ".yaml", ".yml", ".txt") or file.name in _VOCABULARIES:
-            continue
-        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-            if _TOKEN.search(line):
-                yield f"{file.relative_to(folder)}:{number} holds what looks like a Hub token"
-            if len(home) > 2 and home in line:
-                yield f"{file.relative_to(folder)}:{number} names your home folder {home}"
 
 
 def _adapter_faults(folder: Path, adapter_only: bool) -> Iterator[str]:
@@ -110,39 +241,67 @@ def _adapter_faults(folder: Path, adapter_only: bool) -> Iterator[str]:
     if config.is_file():
         yield "adapter_config.json is in the folder: the LoRA weights were not merged into the model"
     for file in sorted(folder.rglob("*.safetensors")):
-        if name := next((name for name in safetensors_header(file) if "lora_" in name), None):
+        if name := next((name for name in safetensors_header(file, folder) if "lora_" in name), None):
             yield f"{file.relative_to(folder)} holds {name}: the LoRA weights were not merged into the model"
 
 
-def safetensors_header(file: Path) -> dict[str, Any]:
-    """Returns tensor name -> type, shape and place, from the head of a safetensors file (8 bytes of length, then JSON)."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header: dict[str, Any] = json.loads(stream.read(length))
-    return header
+# --- remote code
 
 
-def _code_files(folder: Path) -> str:
-    files = [file.name for file in sorted(folder.rglob("*.py"))]
+def _code_found(folder: Path) -> str:
+    files = sorted(code_files(folder))
     return f"self-contained: {', '.join(files)}" if files else "none needed"
 
 
-def _import_faults(folder: Path, allowed: frozenset[str]) -> Iterator[str]:
-    """Imports that fail on the reader's machine: other packages, and relative ones that transformers does not follow."""
-    for file in sorted(folder.rglob("*.py")):
-        where = file.relative_to(folder)
+def _code_faults(folder: Path, allowed: frozenset[str], offline: bool) -> Iterator[str]:
+    """Code that a reader would not get, and imports that fail on the reader's machine."""
+    for where, reference in auto_maps(folder):
+        repository, foreign, name = reference.rpartition("--")
+        if foreign and offline:
+            yield (
+                f"{where}: auto_map runs code of another repository, {repository}, which may change or not be for everyone"
+                " to see: copy its files into the folder"
+            )
+        elif not foreign and not (folder / f"{name.partition('.')[0]}.py").is_file() and where != "modules.json":
+            yield f"{where}: auto_map names {name}, but {name.partition('.')[0]}.py is not in the folder"
+    for name in sorted(code_files(folder)):
         try:
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-        except SyntaxError as error:
-            yield f"{where}:{error.lineno} is not valid Python: {error.msg}"
+            tree = ast.parse((folder / name).read_bytes())
+        except (SyntaxError, ValueError, RecursionError) as error:
+            yield f"{name}:{getattr(error, 'lineno', 1)} is not valid Python: {getattr(error, 'msg', error)}"
             continue
-        for node in ast.walk(tree):
+        for node in _unguarded(tree):
             if isinstance(node, ast.ImportFrom) and node.level > 0:
-                faults = _relative_import_faults(node, file.parent)
+                faults = _relative_import_faults(node, (folder / name).parent)
             else:
-                missing = [name for name in _imported(node) if name not in allowed]
-                faults = [f"imports {name}, which readers of the model do not have" for name in missing]
-            yield from (f"{where}:{node.lineno} {fault}" for fault in faults)  # type: ignore[attr-defined]
+                missing = [module for module in _imported(node) if module not in allowed]
+                faults = [f"imports {module}, which readers of the model do not have" for module in missing]
+            yield from (f"{name}:{node.lineno} {fault}" for fault in faults)  # type: ignore[attr-defined]
+
+
+def _unguarded(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that are not under a condition on what is installed: `try`, `if is_..._available()`, `if TYPE_CHECKING`.
+
+    What is imported under such a condition is found by loading, in a process that has what readers have.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Try) and any(_catches_import(handler) for handler in child.handlers):
+            for part in [*child.handlers, *child.orelse, *child.finalbody]:
+                yield from _unguarded(part)
+        elif isinstance(child, ast.If) and _GUARD.search(ast.unparse(child.test)):
+            for part in child.orelse:
+                yield part
+                yield from _unguarded(part)
+        else:
+            yield child
+            yield from _unguarded(child)
+
+
+def _catches_import(handler: ast.ExceptHandler) -> bool:
+    names = "" if handler.type is None else ast.unparse(handler.type)
+    return handler.type is None or bool(
+        re.search(r"ImportError|ModuleNotFoundError|\bException\b|BaseException", names)
+    )
 
 
 def _imported(node: ast.AST) -> list[str]:

@@ -6,43 +6,64 @@ Part of `verify.py`'s clean process: standard library and siblings only.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .contents import read_json
 from .files import Check, check_files
 from .model import check_model
 
 
 def run(task: dict[str, Any]) -> None:
-    """Makes all checks of one folder and writes them, as a list of [name, ok, detail], to the task's answer file."""
+    """Makes all checks of one folder and writes them, as a list of [name, ok, detail], to the task's answer file.
+
+    The last one is `LAST_WORD`: without it the process has not come to its end, whatever its exit status.
+    """
     folder = Path(task["folder"])
     checks: list[Check] = []
     try:
         readers = Readers.with_requirements(_requirements(folder))
-        checks += check_files(folder, readers.modules, adapter_only=task["adapter_only"])
+        offline = task.get("offline", True)
+        checks += check_files(folder, readers.modules, adapter_only=task["adapter_only"], offline=offline)
         readers.hide_everything_else()
         if all(check.ok for check in checks if check.name in ("folder", "remote code", "adapters")):
             reference = Path(task["reference"]) if task["reference"] else None
             for check in check_model(folder, task["trust_remote_code"], task["adapter_only"], reference):
                 checks.append(check)  # one by one: those before an exception count
+        checks.append(LAST_WORD)
     except Exception as error:  # whatever it is, the reader would see it, too
-        checks.append(Check("encoding", False, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"))
+        checks += [Check("encoding", False, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"), LAST_WORD]
+    except BaseException as error:  # the model's own code ends the process
+        checks += [Check("process", False, f"loading the model raises {type(error).__name__}"), LAST_WORD]
     finally:
         Path(task["answers"]).write_text(json.dumps(checks), encoding="utf-8")
 
 
+LAST_WORD = Check("end", True, "")
+
+
+def end_with(parent: int) -> None:
+    """Ends this process when the one that started it does, whose end of a pipe is then closed."""
+
+    def wait() -> None:
+        os.read(parent, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def _requirements(folder: Path) -> list[str]:
     """The packages that the folder itself says its readers need."""
-    try:
-        config = json.loads((folder / "config_sentence_transformers.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return list(config.get("requirements") or {})
+    config = read_json(folder / "config_sentence_transformers.json")
+    requirements = config.get("requirements") if isinstance(config, dict) else None
+    return list(requirements) if isinstance(requirements, dict) else []
 
 
 @dataclass(frozen=True)

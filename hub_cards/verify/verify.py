@@ -23,8 +23,10 @@ import json, sys, types
 package = types.ModuleType("verification")
 package.__path__ = [sys.argv[1]]
 sys.modules["verification"] = package
-from verification.process import run
-for task in json.loads(sys.argv[2]):
+from verification.process import end_with, run
+if len(sys.argv) > 3:
+    end_with(int(sys.argv[3]))
+for task in json.load(open(sys.argv[2], encoding="utf-8")):
     run(task)
 """
 
@@ -60,19 +62,56 @@ def verify(
 
 
 def verify_all(tasks: list[dict[str, str | bool | None]], *, offline: bool = True) -> list[list[Check]]:
-    """Verifies several folders in one clean process: `verify`'s arguments, with absolute paths, for each of them."""
+    """Verifies several folders in one clean process: `verify`'s arguments, with absolute paths, for each of them.
+
+    Where a folder's code ends the process, another one goes on with the next folder.
+    """
+    results: list[list[Check]] = []
+    while len(results) < len(tasks):
+        results += _in_one_process(tasks[len(results) :], offline)
+    return results
+
+
+def _in_one_process(tasks: list[dict[str, str | bool | None]], offline: bool) -> list[list[Check]]:
+    """The checks of the first folders, up to the one at which the process ended."""
     with tempfile.TemporaryDirectory(prefix="revela-hub-verify-") as scratch:
         answers = [Path(scratch, f"{number}.json") for number in range(len(tasks))]
-        tasks = [task | {"answers": str(file)} for task, file in zip(tasks, answers, strict=True)]
-        # A cache of its own for remote code, so that it runs the folder's files and not those of an earlier run.
-        environment = os.environ | {
-            "HF_MODULES_CACHE": str(Path(scratch, "modules")),
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        if offline:
-            environment["HF_HUB_OFFLINE"] = "1"
-        process = subprocess.run(
-            [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parent), json.dumps(tasks)],
+        todo = [task | {"answers": str(a), "offline": offline} for task, a in zip(tasks, answers, strict=True)]
+        Path(scratch, "tasks").write_text(json.dumps(todo), encoding="utf-8")
+        process = _start(scratch, offline)
+        results: list[list[Check]] = []
+        for file in answers:
+            found = [Check(*row) for row in json.loads(file.read_text(encoding="utf-8"))] if file.exists() else []
+            if not found or found[-1].name != "end":
+                last = (process.stderr.strip().splitlines() or [f"status {process.returncode}"])[-1]
+                fault = f"the verifying process ended before its last check, with status {process.returncode}: {last}"
+                return [*results, [*found, Check("process", False, fault)]]
+            results.append(found[:-1])
+        return results
+
+
+def _start(scratch: str, offline: bool) -> subprocess.CompletedProcess[str]:
+    """Runs the process as a reader's: without a token, with a cache of its own for remote code. It ends when this one does.
+
+    An earlier run's cache would have that run's code, not the folder's.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HF_TOKEN", "HUGGING_FACE_HUB_"))
+    }
+    environment |= {
+        "HF_MODULES_CACHE": str(Path(scratch, "modules")),
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    if offline:
+        environment["HF_HUB_OFFLINE"] = "1"
+    reading, writing = os.pipe()
+    watched = (reading,) if os.name == "posix" else ()
+    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parent), str(Path(scratch, "tasks"))]
+    try:
+        return subprocess.run(
+            [*command, *map(str, watched)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -80,19 +119,12 @@ def verify_all(tasks: list[dict[str, str | bool | None]], *, offline: bool = Tru
             errors="replace",
             cwd=scratch,
             env=environment,
+            pass_fds=watched,
             check=False,
         )
-        results = [_read(file) for file in answers]
-    if process.returncode != 0:
-        last = (process.stderr.strip().splitlines() or [f"status {process.returncode}"])[-1]
-        next((found for found in results if not found), results[-1]).append(
-            Check("process", False, f"the verifying process died: {last}")
-        )
-    return results
-
-
-def _read(answers: Path) -> list[Check]:
-    return [Check(*row) for row in json.loads(answers.read_text(encoding="utf-8"))] if answers.exists() else []
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def as_table(checks: Iterable[Check]) -> str:

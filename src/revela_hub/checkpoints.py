@@ -7,6 +7,7 @@ loader and hands the models to `hub_cards`), and add its line to `METHODS`.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,8 @@ import torch
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assemble, Assembly, Part, copy_finished
-from revela_hub.hub_cards.upload import Destination, Published
+from revela_hub.hub_cards.repository import Destination
+from revela_hub.hub_cards.upload import Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
 from revela_hub.trainers.cot_mote.export import assemble_cot_mote
 from revela_hub.trainers.imprag.export import assemble_imprag
@@ -82,6 +84,7 @@ def publish(
     *,
     dry_run: bool = False,
     keep: str | Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Published:
     """Publishes a checkpoint, or a finished sentence-transformers folder, on the Hub, or refuses to and says why.
 
@@ -89,16 +92,30 @@ def publish(
         checkpoint: folder that a trainer saved, or a finished sentence-transformers folder.
         destination: where to.
         assembly: what of it, and how.
-        dry_run: stop before the upload; the Hub is not asked anything (but for the base of an adapter).
+        dry_run: stop before the upload; the Hub is asked nothing but, with `update`, what is there now.
         keep: folder to leave the assembled files in; they are deleted otherwise.
+        say: told, before the upload, what it will delete.
 
     Raises:
-        UserError: the checkpoint cannot be assembled, a check failed, or the Hub refused; nothing is visible there then.
+        UserError: the checkpoint cannot be assembled, a check failed, or the Hub refused; the message says what is visible.
     """
     checkpoint = Path(checkpoint)
     finished = (checkpoint / "modules.json").is_file()
     assemble = copy_finished if finished else _method(checkpoint).assemble
-    return publish_assembled(assemble, checkpoint, destination, assembly, dry_run=dry_run, keep=keep)
+    return publish_assembled(assemble, checkpoint, destination, assembly, dry_run=dry_run, keep=keep, say=say)
+
+
+def is_checkpoint(folder: str | Path) -> bool:
+    """Whether a folder is what a run of ours left behind to go on from, and not a model for readers."""
+    folder = Path(folder)
+    left = ("trainer_state.json", "training_args.bin", "adapter_model.safetensors", "trained.safetensors", "run.json")
+    if (folder / "modules.json").exists() or not any((folder / name).exists() for name in left):
+        return False
+    try:
+        _method(folder)
+    except UserError:
+        return False
+    return True
 
 
 def _method(checkpoint: Path) -> Method:

@@ -13,7 +13,7 @@ from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_bm25, evaluate_hybrid, evaluate_retrieval, score_run
 from revela_hub.precision import bf16_is_fast
 from revela_hub.retrieval.encoder import load_encoder
-from revela_hub.retrieval.top_k import stable_top_k
+from revela_hub.retrieval.top_k import best_hits, stable_top_k
 
 
 class Table:
@@ -139,6 +139,20 @@ def test_stable_top_k_prefers_lower_columns_among_equals() -> None:
         expected_scores, expected_rows = torch.sort(scores, dim=1, descending=True, stable=True)
         assert torch.equal(found_scores, expected_scores[:, :k])
         assert torch.equal(found_rows, expected_rows[:, :k])
+
+
+@pytest.mark.parametrize("size", [3, 7, 30])
+def test_blocks_change_nothing_not_even_among_equals(size: int) -> None:
+    scores = torch.randint(0, 6, (50, 30)).float()
+    for k in (1, 5, 30, 99):
+        blocks = [(first, scores[:, first : first + size]) for first in range(0, 30, size)]
+        found = best_hits(blocks, k, floor=0.0)
+        expected_scores, expected_rows = torch.sort(scores, dim=1, descending=True, stable=True)
+        expected = torch.where(expected_scores > 0, expected_rows, -1)[:, :k].numpy()
+        np.testing.assert_array_equal(found.rows_QK, expected)
+        assert np.isneginf(found.scores_QK[expected < 0]).all()
+        there = expected >= 0
+        np.testing.assert_array_equal(found.scores_QK[there], expected_scores[:, :k].numpy()[there])
 
 
 def test_vectors_that_are_no_numbers_are_reported() -> None:

@@ -2,7 +2,7 @@
 
 Repositories live in memory. A commit maps file names to contents; large files come through the LFS batch interface first.
 What can go wrong is switched on through attributes: `cut_uploads` breaks connections off in the middle of a large file,
-`corrupt_downloads` changes what is read back.
+`corrupt_downloads` changes what is read back, `before_request` and `after_request` are called with "METHOD /path".
 """
 
 import base64
@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,12 +26,16 @@ class Repository:
 
     private: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    parents: dict[str, str | None] = field(default_factory=dict)
+    titles: dict[str, str] = field(default_factory=dict)
+    tags: set[str] = field(default_factory=set)
     refs: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
 
     def commit(self, ref: str, files: dict[str, bytes], message: str) -> str:
         oid = hashlib.sha1(f"{ref}{len(self.commits)}{message}".encode()).hexdigest()
-        self.commits[oid] = files
+        self.commits[oid], self.titles[oid] = files, message
+        self.parents[oid] = self.refs.get(ref) or self.refs.get("main")
         self.refs[ref] = oid
         self.messages.append(message)
         return oid
@@ -60,6 +65,9 @@ class LoopbackHub(ThreadingHTTPServer):
         self.requests: list[str] = []
         self.cut_uploads = False
         self.corrupt_downloads = False
+        self.forbid_collections = False
+        self.before_request: Callable[[str], None] = lambda request: None
+        self.after_request: Callable[[str], None] = lambda request: None
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
 
     def __enter__(self) -> "LoopbackHub":
@@ -86,6 +94,9 @@ class Handler(BaseHTTPRequestHandler):
         ("POST", r"/api/repos/create", "create"),
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)(/revision/(?P<revision>[^/]+))?", "info"),
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)(?P<path>/.*)?", "tree"),
+        ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/refs", "list_refs"),
+        ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/commits/(?P<revision>[^/]+)", "history"),
+        ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/paths-info/(?P<revision>[^/]+)", "paths"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/preupload/(?P<revision>[^/]+)", "preupload"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/commit/(?P<revision>[^/]+)", "commit"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<kind>branch|tag)/(?P<revision>[^/]+)", "ref"),
@@ -112,6 +123,12 @@ class Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_HEAD = do_GET
 
     def _route(self) -> None:
+        request = f"{self.command} {urlsplit(self.path).path}"
+        self.server.before_request(request)
+        self._dispatch()
+        self.server.after_request(request)
+
+    def _dispatch(self) -> None:
         address = urlsplit(self.path)
         self.query = {key: values[0] for key, values in parse_qs(address.query).items()}
         self.server.requests.append(f"{self.command} {address.path}")
@@ -196,11 +213,55 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(404, {"error": "Invalid rev id"}, X_Error_Code="RevisionNotFound")
             return
         sha = repository.refs.get(revision, revision)
-        siblings = [{"rfilename": name} for name in files]
+        siblings = [{"rfilename": name} | self._metadata(content, name) for name, content in files.items()]
         self._answer(
             200,
             {"id": repo, "modelId": repo, "sha": sha, "private": repository.private, "siblings": siblings, "tags": []},
         )
+
+    def _metadata(self, content: bytes, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = {"size": len(content), "blobId": blob_id(content)}
+        if is_lfs(name, len(content)):
+            digest = hashlib.sha256(content).hexdigest()
+            found["lfs"] = {"sha256": digest, "oid": digest, "size": len(content), "pointerSize": 130}
+        return found
+
+    def list_refs(self, repo: str) -> None:
+        if (repository := self._repository(repo)) is None:
+            return
+        refs: dict[str, list[dict[str, str]]] = {"branches": [], "converts": [], "tags": [], "pullRequests": []}
+        for name, oid in repository.refs.items():
+            kind = "pullRequests" if name.startswith("refs/pr/") else "tags" if name in repository.tags else "branches"
+            refs[kind].append({"name": name, "ref": name, "targetCommit": oid})
+        self._answer(200, refs)
+
+    def history(self, repo: str, revision: str) -> None:
+        if (repository := self._repository(repo)) is None:
+            return
+        commits, oid = [], repository.refs.get(revision, revision)
+        if oid not in repository.commits:
+            self._answer(404, {"error": "Invalid rev id"}, X_Error_Code="RevisionNotFound")
+            return
+        while oid:
+            title = repository.titles[oid]
+            commits.append(
+                {"id": oid, "title": title, "message": "", "authors": [], "date": "2025-01-01T00:00:00.000Z"}
+            )
+            oid = repository.parents[oid] or ""
+        self._answer(200, commits)
+
+    def paths(self, repo: str, revision: str) -> None:
+        if (repository := self._repository(repo)) is None:
+            return
+        files = repository.files(revision) or {}
+        wanted = self.body.decode()
+        names = json.loads(wanted)["paths"] if wanted.startswith("{") else parse_qs(wanted)["paths"]
+        found = [
+            self._metadata(files[name], name) | {"type": "file", "path": name, "oid": blob_id(files[name])}
+            for name in names
+            if name in files
+        ]
+        self._answer(200, found)
 
     def tree(self, repo: str, revision: str, path: str = "") -> None:
         if (repository := self._repository(repo)) is None:
@@ -286,11 +347,19 @@ class Handler(BaseHTTPRequestHandler):
             return
         wanted = json.loads(self.body or b"{}")
         name = wanted["tag"] if kind == "tag" else revision
+        if kind == "tag":
+            if name in repository.tags:
+                self._answer(409, {"error": "Tag already exists"})
+                return
+            repository.tags.add(name)
         start = revision if kind == "tag" else wanted.get("startingPoint", "main")
         repository.refs[name] = repository.refs.get(start, start)
         self._answer(200, {})
 
     def collection(self) -> None:
+        if self.server.forbid_collections:
+            self._answer(403, {"error": "Forbidden"})
+            return
         wanted = json.loads(self.body)
         slug = f"{wanted['namespace']}/{wanted['title'].lower().replace(' ', '-')}-{'0' * 24}"
         self.server.collections.setdefault(slug, [])

@@ -131,7 +131,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "remote code reads padding": (
         lambda f: remote_code(
-            f, MODELING.replace("hidden.cumsum(1)", "hidden - self.embeddings(input_ids).mean(1, True)")
+            f, MODELING.replace("hidden.cumsum(1)", "hidden - 0.9 * self.embeddings(input_ids).mean(1, True)")
         ),
         "batching",
         "alone and in a batch: query",
@@ -186,7 +186,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "home folder": (
         lambda f: (f / "README.md").write_text(f"trained in {Path.home()}/runs\n"),
         "secrets",
-        "README.md:1 names your home folder",
+        "README.md:1 names",
     ),
     "pickled weights": (as_pickle, "folder", "no weights in safetensors form"),
     "broken JSON": (lambda f: (f / "modules.json").write_text("[{"), "folder", "modules.json is not valid JSON"),
@@ -230,7 +230,7 @@ def _vectors(folder: Path) -> dict[str, torch.Tensor]:
     """What the model without faults gives, computed here, with transformers alone."""
     from transformers import AutoModel, AutoTokenizer
 
-    from revela_hub.hub_cards.verify.model import probe_texts
+    from revela_hub.hub_cards.verify.vectors import probe_texts
 
     model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     vectors = {}
@@ -264,9 +264,16 @@ def test_no_fault_is_found_where_there_is_none(name: str, verdicts: dict[str, li
         "weights",
         "values",
         "prompts",
+        "tokens",
         "length",
+        "end of text",
+        "vectors",
+        "different texts",
+        "same as checkpoint",
+        "repetition",
+        "batching",
+        "padding",
     ]
-    expected += ["end of text", "vectors", *(["same as checkpoint"] if name == "none" else []), "batching", "padding"]
     assert [check.name for check in verdicts[name]] == expected
 
 

@@ -52,7 +52,8 @@ class Publishing(Base):
             UserError: without `hub_model_id`, or if a check or the upload fails.
         """
         from revela_hub.hub_cards.assemble import Assembly
-        from revela_hub.hub_cards.upload import Destination, publish
+        from revela_hub.hub_cards.repository import Destination
+        from revela_hub.hub_cards.upload import publish
 
         args = self.args
         if not args.output_dir or not args.hub_model_id:
@@ -75,7 +76,7 @@ class Publishing(Base):
         Raises:
             UserError: no `hub_model_id`, one that the Hub would refuse, or a strategy that uploads raw checkpoints.
         """
-        from revela_hub.hub_cards.upload import Destination
+        from revela_hub.hub_cards.repository import Destination
 
         if not self.args.hub_model_id:
             raise UserError("push_to_hub needs --hub_model_id OWNER/NAME")

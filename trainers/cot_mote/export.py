@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import REFERENCE, Assembled, Assembly
+from revela_hub.hub_cards.assemble import Assembled, Assembly, write_reference
 from revela_hub.hub_cards.cot_mote import EXPERTS, export_model, export_routes
 from revela_hub.hub_cards.tokenizers import padding_right
-from revela_hub.hub_cards.verify.model import probe_texts
+from revela_hub.hub_cards.verify.vectors import probe_texts
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_checkpoint
 
@@ -47,7 +46,7 @@ def assemble_cot_mote(checkpoint: Path, folder: Path, assembly: Assembly) -> Ass
 def _save_reference(
     model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase, folder: Path, part: str, length: int
 ) -> Path:
-    """Writes the checkpoint's own vectors of the probe texts, which the folder has to give, too: of length 1."""
+    """Writes the checkpoint's own vectors of the probe texts, which the folder has to give, too."""
     texts, tokenizer, vectors = probe_texts(length), padding_right(tokenizer), {}
     for task, expert in EXPERTS.items():
         parts = []
@@ -57,8 +56,5 @@ def _save_reference(
                 output = model(tokens["input_ids"], tokens["attention_mask"], expert=expert)
             both = {"retriever": (output.pooler_output,), "sparse": (output.sparse,)}
             parts.append(torch.cat(both.get(part, (output.pooler_output, output.sparse)), dim=-1).float())
-        vectors[task] = torch.nn.functional.normalize(torch.cat(parts), dim=-1)
-    file = folder / REFERENCE
-    file.parent.mkdir(exist_ok=True)
-    save_file(vectors, file)
-    return file
+        vectors[task] = torch.cat(parts)
+    return write_reference(folder, vectors, length)

@@ -13,6 +13,7 @@ from transformers.utils import cached_file
 from revela_hub.errors import UserError, first_line
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
+from revela_hub.trainers.common.roles import is_encoder
 from revela_hub.trainers.common.weights import load_whole
 
 EMBEDDER = "embedder"
@@ -45,6 +46,10 @@ def load_nvembed(backbone: str, *, dtype: torch.dtype = torch.float32, **config:
     try:
         found, _ = PreTrainedConfig.get_config_dict(backbone)
         if found.get("model_type") != NVEmbedConfig.model_type:
+            if is_encoder(backbone):
+                raise UserError(
+                    f"the backbone {backbone!r} is an encoder: NV-Embed takes the causal mask off a decoder"
+                )
             tokenizer = AutoTokenizer.from_pretrained(backbone)
             return NVEmbedStart(NVEmbedModel.from_backbone(backbone, dtype=dtype, **config), tokenizer)
         model = load_whole(NVEmbedModel, backbone, dtype=dtype)

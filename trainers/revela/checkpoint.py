@@ -13,6 +13,7 @@ from revela_hub.errors import UserError, first_line
 from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.retrieval.encoder import no_pickles
+from revela_hub.trainers.common.roles import is_encoder, loading
 from revela_hub.trainers.common.weights import load_adapters, load_whole
 
 _POOLINGS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
@@ -49,16 +50,26 @@ def load_backbones(retriever: str, lm: str, *, trust_remote_code: bool = False, 
     Raises:
         UserError: if a model cannot be loaded, or does something between its tokens and its vector that Revela cannot.
     """
-    try:
+    with loading("retriever", retriever):
         loaded = _load_retriever(retriever, trust_remote_code)
+        if (
+            loaded.model == retriever
+            and "pooling" not in config
+            and is_encoder(retriever, trust_remote_code=trust_remote_code)
+        ):
+            raise UserError(
+                f"the retriever {retriever!r} is an encoder that says no pooling: give one (--pooling mean or cls)"
+            )
+    with loading("language model", lm):
         lm_tokenizer = AutoTokenizer.from_pretrained(lm, trust_remote_code=trust_remote_code)
+        if is_encoder(lm, trust_remote_code=trust_remote_code):
+            raise UserError(
+                f"the language model {lm!r} is an encoder: it has to be a decoder, which predicts the next token"
+            )
+    with loading("retriever and language model", f"{retriever} and {lm}"):
         model = RevelaForCausalLM.from_backbones(
             loaded.model, lm, trust_remote_code=trust_remote_code, **(loaded.settings | config)
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(
-            f"cannot load retriever {retriever!r} and language model {lm!r}: {first_line(error)}"
-        ) from error
     tokenizer = with_eos(loaded.tokenizer) if model.config.pooling == "last" else loaded.tokenizer
     return RevelaBackbones(model, tokenizer, _with_padding(lm_tokenizer))
 

@@ -3,8 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_adapter, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
+from revela_hub.hub_cards.tokenizers import padding_right, text_length
+from revela_hub.hub_cards.verify.loading import LONGEST_PROBE
 from revela_hub.trainers.revela.checkpoint import RevelaBackbones, load_checkpoint
 
 
@@ -22,12 +26,24 @@ def assemble_revela(checkpoint: Path, folder: Path, assembly: Assembly) -> Assem
     if assembly.part == "lm":
         save_backbone(loaded.model.lm, folder, dtype=assembly.dtype)
         save_tokenizer(loaded.lm_tokenizer, folder)
-        return Assembled(folder, "revela", base)
+        return Assembled(folder, "revela", base, _reference_of_lm(loaded, folder))
     save_backbone(loaded.model, folder, dtype=assembly.dtype)
     forget_origins(folder, "retriever", "lm")
     save_tokenizer(loaded.retriever_tokenizer, folder / "retriever_tokenizer")
     save_tokenizer(loaded.lm_tokenizer, folder / "lm_tokenizer")
     return Assembled(folder, "revela", base, remote_code=True)
+
+
+def _reference_of_lm(loaded: RevelaBackbones, folder: Path) -> Path:
+    """The logits after the last token of each text."""
+    lm, tokenizer = loaded.model.lm, padding_right(loaded.lm_tokenizer)
+    tokenizer.model_max_length = text_length(lm.config, tokenizer, LONGEST_PROBE)
+
+    def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor, _: str) -> torch.Tensor:
+        found: torch.Tensor = lm(input_ids=input_ids, attention_mask=attention_mask).logits
+        return found[torch.arange(len(input_ids)), attention_mask.sum(1) - 1]
+
+    return save_reference(logits, tokenizer, {"text": ""}, folder)
 
 
 def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, folder: Path, assembly: Assembly) -> Assembled:

@@ -292,7 +292,7 @@ def test_a_sentence_transformers_retriever_keeps_its_pooling_and_prompts(
 
 
 def test_backbones_that_do_not_fit_are_refused(tmp_path: Path, llama_folder: Path, bert_folder: Path) -> None:
-    with pytest.raises(UserError, match="cannot load retriever"):
+    with pytest.raises(UserError, match="cannot load the retriever"):
         load_backbones(str(tmp_path / "nothing"), str(llama_folder))
     (bert_folder / "modules.json").write_text(
         json.dumps(

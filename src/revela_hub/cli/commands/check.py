@@ -1,16 +1,19 @@
 """Verifies that a model loads and embeds as its readers will expect, and prints a table.
 
 The model is loaded in a process that has transformers and sentence-transformers only, whatever else is installed here.
-Checked are: no path or token of the machine it was made on, adapters merged, remote code that imports nothing its readers
-lack, no weight missing, left over, initialised again or not a number, EOS at the end of every text, the same vector alone
-and in a batch and with padding on either side. Exit status 1 if a check fails.
+Checked are: no path, secret or pickle of the machine it was made on, adapters merged, remote code that imports nothing its
+readers lack, no weight missing, left over, initialised again or not a number, also in half precision, a tokenizer and a
+length that fit the model, EOS at the end of every text, other vectors for other texts, the same for the same, alone and in
+a batch and with padding on either side, and those of the checkpoint that it was made of. Exit status 1 if a check fails.
 
 Examples:
   revela-hub check my-retriever
   revela-hub check sentence-transformers/all-MiniLM-L6-v2
   revela-hub check org/model --revision v1 --trust-remote-code
+  revela-hub check my-retriever --json
 """
 
+import json
 from dataclasses import dataclass, field
 
 POSITIONALS = ("model",)
@@ -23,15 +26,29 @@ class Arguments:
     model: str = field(metadata={"help": "A model folder, or the id of a model on the Hub."})
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a model on the Hub."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the model brings with it."})
+    json: bool = field(default=False, metadata={"help": "Print the checks as JSON."})
 
 
 def run(arguments: Arguments) -> None:
     """Prints the table."""
+    from pathlib import Path
+
+    from revela_hub.checkpoints import is_checkpoint
+    from revela_hub.errors import UserError
     from revela_hub.hub_cards import as_table, check
 
-    checks = check(arguments.model, revision=arguments.revision, trust_remote_code=arguments.trust_remote_code)
-    print(as_table(checks))
-    if failed := [row.name for row in checks if not row.ok]:
-        print(f"\n{arguments.model}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
+    model = arguments.model
+    if Path(model).is_dir() and is_checkpoint(model):
+        raise UserError(
+            f"{model} is a training checkpoint, not a model for readers: `revela-hub publish {model} NAME/MODEL --dry-run`"
+            " makes the model of it and checks that"
+        )
+    checks = check(model, revision=arguments.revision, trust_remote_code=arguments.trust_remote_code)
+    failed = [row.name for row in checks if not row.ok]
+    if arguments.json:
+        print(json.dumps({"model": model, "ok": not failed, "checks": [row._asdict() for row in checks]}, indent=2))
+    else:
+        said = f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}" if failed else ""
+        print(f"{as_table(checks)}\n\n{model}: {said or f'all {len(checks)} checks passed'}")
+    if failed:
         raise SystemExit(1)
-    print(f"\n{arguments.model}: all {len(checks)} checks passed")

@@ -1,8 +1,10 @@
 """Assembles, verifies and uploads a model to the Hugging Face Hub, and verifies what arrived there.
 
 From a checkpoint of `revela-hub train` (adapters are merged), or a finished sentence-transformers folder. Nothing is
-uploaded unless every check of `revela-hub check` holds and the folder gives the checkpoint's own vectors. All files become
-visible in one commit; if the upload breaks off, nothing is, and the same command continues it.
+uploaded unless every check of `revela-hub check` holds and the folder gives the checkpoint's own vectors; and only what
+belongs to a model is: weights in safetensors form, configuration, tokenizer, code that the model needs, card, licence. All
+files become visible in one commit, which is downloaded again and verified. If the upload stops, at whatever step, the same
+command goes on with it. --update deletes what is left of the model that was there, and nothing else.
 
 The card takes its facts from the checkpoint, from card.yaml in it, or from --card FILE. The token is the one of
 `hf auth login`, or HF_TOKEN.
@@ -81,13 +83,23 @@ def run(arguments: Arguments) -> None:
         facts=ModelCardFacts.from_file(arguments.card) if arguments.card else None,
         trust_remote_code=arguments.trust_remote_code,
     )
-    published = publish(arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.keep)
+    published = publish(
+        arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.keep, say=print
+    )
     print(as_table(published.checks))
     print()
     for name, size in published.files.items():
         print(f"{size:>14,}  {name}")
     print(f"{sum(published.files.values()):>14,}  bytes in {len(published.files)} files")
+    if published.stays:
+        print(f"\nno part of the model, and not published ({len(published.stays)}):")
+        for name, why in published.stays.items():
+            print(f"  {name}: {why}")
     if published.url is None:
+        for name in published.deleted:
+            print(f"would be deleted from {arguments.repo_id}: {name}")
+        for name in published.stale:
+            print(f"made from other weights, would stay in {arguments.repo_id}: {name}")
         print(f"\ndry run: {arguments.repo_id} would be published as above; nothing was uploaded")
     else:
         print(f"\npublished and read back: {published.url} (commit {str(published.commit)[:10]})")

@@ -1,0 +1,99 @@
+"""Latency and peak memory of dense, sparse, BM25 and hybrid search on 100,000 passages.
+
+Passages are 60 words drawn by Zipf's law; dense vectors have 384 numbers, sparse ones 128 terms of 30,000; neither comes from
+a trained model, on which neither time nor memory depends. Encoding a query is not counted: it is the model's own time.
+
+    python benchmarks/hybrid_search.py                       # about two minutes on one CPU core
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from retrieval_common import VOCABULARY, cost, heading, texts
+
+from revela_hub.retrieval import RankerSettings, TextList, build_ranker
+
+DIMENSION, TERMS = 384, 128
+MODES: dict[str, dict[str, Any]] = {
+    "dense (exact)": {"mode": "dense"},
+    "dense (flat)": {"mode": "dense", "index": "flat"},
+    "dense (hnsw)": {"mode": "dense", "index": "hnsw"},
+    "dense (ivfpq)": {"mode": "dense", "index": "ivfpq"},
+    "sparse": {"mode": "sparse"},
+    "bm25": {"mode": "bm25"},
+    "dense + bm25": {"mode": "hybrid"},
+    "dense + sparse + bm25": {"mode": "hybrid", "parts": ("dense", "sparse", "bm25"), "fusion": "rrf"},
+}
+
+
+class Random:
+    """Vectors, or weighted terms, that are random and the same for a text."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        self.sparse = sparse
+
+    def encode_document(self, inputs: list[str], /, **options: Any) -> Any:
+        """Vectors (N, D), or a sparse tensor (N, V)."""
+        random = np.random.default_rng(len(inputs[0]))
+        if not self.sparse:
+            return random.normal(size=(len(inputs), DIMENSION)).astype(np.float32)
+        # As the terms of texts do: some are in very many.
+        terms = np.minimum(random.zipf(1.2, size=(len(inputs), TERMS)), VOCABULARY) - 1
+        rows = np.repeat(np.arange(len(inputs)), TERMS)
+        values = torch.from_numpy(random.random(rows.size).astype(np.float32))
+        indices = torch.from_numpy(np.stack([rows, terms.reshape(-1)]))
+        return torch.sparse_coo_tensor(indices, values, (len(inputs), VOCABULARY))
+
+    encode_query = encode_document
+
+    def get_embedding_dimension(self) -> int:
+        """The number of terms."""
+        return VOCABULARY
+
+
+def measure(settings: RankerSettings, passages: int, queries: int) -> str:
+    source = TextList(list(texts(passages, 60)))
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        ranker = build_ranker(source, settings, Path(folder), dense=Random(sparse=False), sparse=Random(sparse=True))
+        built = time.monotonic() - began
+        asked = list(texts(queries, 6, seed=1))
+        times = []
+        for query in asked:
+            encoded = ranker.encode([query])
+            began = time.monotonic()
+            ranker.search(encoded, 100)
+            times.append(time.monotonic() - began)
+        encoded = ranker.encode(asked)
+        began = time.monotonic()
+        ranker.search(encoded, 100)
+        together = (time.monotonic() - began) / queries
+    return (
+        f"{built:8.1f} {1000 * np.median(times):10.1f} {1000 * np.quantile(times, 0.95):8.1f} {1000 * together:10.1f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=int, default=100_000)
+    parser.add_argument("--queries", type=int, default=64)
+    parser.add_argument("--modes", nargs="+", default=list(MODES))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(heading())
+    base = cost(lambda: str(len(TextList(list(texts(args.passages, 60)))))).megabytes
+    print(f"{args.passages:,} passages ({base:.0f} MB of texts, not counted below), the best 100 for a query\n")
+    print(f"{'':<22} {'build s':>8} {'ms/query':>10} {'95%':>8} {'ms of ' + str(args.queries):>10} {'peak MB':>8}")
+    for name in args.modes:
+        settings = RankerSettings(**MODES[name], identity="random", sparse_identity="random", max_terms=TERMS)
+        found = cost(lambda settings=settings: measure(settings, args.passages, args.queries))
+        print(f"{name:<22} {found.result} {max(0, found.megabytes - base):8.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""A folder's model, loaded by the documented way for its kind, as a function from texts to vectors.
+
+Part of `verify.py`'s clean process: standard library and siblings only, until the libraries are imported in the functions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .contents import read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LONGEST_PROBE = 4096  # words; a model that reads more is not probed at its limit
+# The first half of a pair that a CrossEncoder scores.
+_QUESTION = "What is the capital of France?"
+
+
+class UnknownKind(ValueError):
+    """Not a kind of model that can be checked."""
+
+
+class Loaded:
+    """What the folder holds.
+
+    Attributes:
+        module: the model.
+        how: the call that loaded it.
+        kind: `SentenceTransformer`, `SparseEncoder`, `MultiVectorEncoder`, `CrossEncoder`, or empty for a transformers model.
+        kinds: of inputs, `query` and `document`, or `text`; none where it takes other inputs than text.
+        tokenizer: None where there is none, or not one of transformers.
+        dtype: of the weights as they are loaded.
+        max_length: tokens that are kept; 10**9 or more where there is no limit.
+    """
+
+    def __init__(self, folder: Path, trust_remote_code: bool) -> None:
+        self.kind = _kind(folder)
+        self.tokenizer: Any = None
+        load = self._load_sentence_transformers if self.kind else self._load_transformers
+        load(folder, trust_remote_code)
+        self.module.eval()
+        self.parameters = sum(parameter.numel() for parameter in self.module.parameters())
+        self.dtype = str(next((parameter.dtype for parameter in self.module.parameters()), "no weights"))
+        self.max_length = min(int(self.tokenizer.model_max_length), 10**9) if self.tokenizer else 0
+
+    def _load_sentence_transformers(self, folder: Path, trust_remote_code: bool) -> None:
+        import sentence_transformers
+        from transformers import PreTrainedTokenizerBase
+
+        self.how = f"{self.kind}(...)"
+        options: dict[str, Any] = {"device": "cpu", "trust_remote_code": trust_remote_code}
+        self.module: Any = getattr(sentence_transformers, self.kind)(str(folder), **options)
+        tokenizer = getattr(self.module, "tokenizer", None)
+        self.tokenizer = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
+        self.kinds = ["text"] if self.kind == "CrossEncoder" else ["query", "document"]
+        self.prompts = {name: text for name, text in (getattr(self.module, "prompts", None) or {}).items() if text}
+
+    def _load_transformers(self, folder: Path, trust_remote_code: bool) -> None:
+        import transformers
+
+        config = read_json(folder / "config.json") or {}
+        names = [name for name in config.get("architectures") or () if isinstance(name, str)]
+        own = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+        kind: Any = own if own is not None and not config.get("auto_map") else transformers.AutoModel
+        self.how, self.prompts = f"{kind.__name__}.from_pretrained(...)", {}
+        options = {"trust_remote_code": trust_remote_code} if kind is transformers.AutoModel else {}
+        self.module = kind.from_pretrained(folder, dtype="auto", **options)
+        # A model for pre-training, or with a decoder, takes other inputs than one text's tokens.
+        needed = "input_ids" in inspect.signature(self.module.forward).parameters
+        seq2seq = getattr(self.module.config, "is_encoder_decoder", False) and not kind.__name__.endswith(
+            "EncoderModel"
+        )
+        has_tokenizer = needed and not seq2seq and (folder / "tokenizer_config.json").is_file()
+        self.kinds = ["text"] if has_tokenizer else []
+        # A model with an expert for each kind of text has to be told whose text it reads.
+        self.has_experts = "expert" in inspect.signature(self.module.forward).parameters
+        if has_tokenizer and self.has_experts:
+            self.kinds = ["query", "document"]
+        if has_tokenizer:
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            self.causal = any("CausalLM" in name for name in [*names, *config.get("auto_map", ())])
+            limit = getattr(self.module.config.get_text_config(), "max_position_embeddings", LONGEST_PROBE)
+            self.tokenizer.padding_side = "right"
+            limit = min(limit, positions(self.module) or limit)
+            self.tokenizer.model_max_length = min(self.tokenizer.model_max_length, limit)
+
+    def encode(self, kind: str, texts: list[str], **options: Any) -> np.ndarray:
+        """Returns (n_texts, d) float32 vectors as a reader gets them, all texts in one batch.
+
+        Args:
+            kind: one of `kinds`.
+            texts: the texts.
+            **options: of the library's method, such as `prompt`.
+        """
+        import numpy as np
+
+        if not self.kind:
+            return self._of_expert(kind, texts) if self.has_experts else self._last_states(texts)
+        if self.kind == "CrossEncoder":
+            import torch
+
+            pairs = [(_QUESTION, text) for text in texts]
+            scores = self.module.predict(pairs, batch_size=len(texts), activation_fn=torch.nn.Identity())
+            return np.asarray(scores, dtype=np.float32).reshape(len(texts), -1)
+        function = {"query": self.module.encode_query, "document": self.module.encode_document}[kind]
+        options = {"batch_size": len(texts), "show_progress_bar": False} | options
+        if self.kind == "SparseEncoder":
+            found = function(texts, convert_to_tensor=True, convert_to_sparse_tensor=False, **options)
+            return np.asarray(found.float().numpy(), dtype=np.float32)
+        vectors = function(texts, **options)
+        if self.kind == "MultiVectorEncoder":
+            vectors = np.stack([np.asarray(tokens, dtype=np.float32).sum(0) for tokens in vectors])
+        return np.asarray(vectors, dtype=np.float32)
+
+    def encode_all(self, kind: str, texts: list[str]) -> np.ndarray:
+        """As `encode`, with the last text in a batch of its own."""
+        import numpy as np
+
+        return np.concatenate([self.encode(kind, texts[:-1]), self.encode(kind, texts[-1:])])
+
+    def _of_expert(self, kind: str, texts: list[str]) -> np.ndarray:
+        """(n_texts, d): the dense vectors, then the sparse ones."""
+        import torch
+
+        batch = self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+        expert = {"query": "query", "document": "passage"}[kind]
+        with torch.no_grad():
+            output = self.module(batch.input_ids, batch.attention_mask, expert=expert)
+        vectors: np.ndarray = torch.cat([output.pooler_output, output.sparse], dim=-1).float().numpy()
+        return vectors
+
+    def _last_states(self, texts: list[str]) -> np.ndarray:
+        import numpy as np
+        import torch
+
+        # An empty text has no token to read where the tokenizer adds none of its own.
+        texts = [text or "a" for text in texts]
+        # A language model may do without a padding token: one text at a time, then.
+        batches = [texts] if self.tokenizer.pad_token is not None or not self.causal else [[text] for text in texts]
+        rows = []
+        for batch in batches:
+            tokens = self.tokenizer(batch, padding=len(batch) > 1, truncation=True, return_tensors="pt")
+            with torch.no_grad():
+                states = self.module(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask)[0]
+            if states.dim() == 3:
+                places = torch.arange(tokens.attention_mask.shape[1])
+                states = states[torch.arange(len(batch)), (tokens.attention_mask * places).argmax(1)]
+            rows.append(states.float().numpy())
+        return np.concatenate(rows)
+
+
+def positions(module: Any) -> int | None:
+    """The tokens that a table of absolute positions has room for; None where there is none."""
+    for name, part in module.named_modules():
+        last = name.rpartition(".")[2]
+        if last in ("position_embeddings", "position_embedding", "wpe") and hasattr(part, "num_embeddings"):
+            # RoBERTa's positions begin after the padding token's id.
+            return int(part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1))
+    return None
+
+
+def _kind(folder: Path) -> str:
+    """The class of sentence-transformers that the folder is for; empty for a transformers folder.
+
+    Raises:
+        UnknownKind: it is for another library, or another class.
+    """
+    settings = read_json(folder / "config_sentence_transformers.json")
+    named = settings.get("model_type", "SentenceTransformer") if isinstance(settings, dict) else None
+    if (folder / "modules.json").is_file():
+        named = named or "SentenceTransformer"
+    elif named != "CrossEncoder":
+        config = read_json(folder / "config.json")
+        named = "CrossEncoder" if isinstance(config, dict) and "sentence_transformers" in config else ""
+    if named not in ("", "SentenceTransformer", "SparseEncoder", "CrossEncoder", "MultiVectorEncoder"):
+        raise UnknownKind(f"{named} is not a kind of model that check knows")
+    return str(named)

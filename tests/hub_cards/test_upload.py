@@ -1,0 +1,195 @@
+"""What can happen at each step of an upload, and what the same command does when it is given again."""
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from loopback_hub import LoopbackHub, Repository
+
+from revela_hub.checkpoints import publish
+from revela_hub.errors import UserError
+from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardFacts, upload
+
+DESTINATION = Destination("org/x", revision="next", tag="v1", collection="Tiny ones")
+# The requests of a publication, in their order; each is where it is killed, before and after the Hub has acted on it.
+STEPS = (
+    "POST /api/repos/create",
+    "POST /api/models/org/x/branch/next",
+    "POST /api/models/org/x/preupload/next",
+    "POST /org/x.git/info/lfs/objects/batch",
+    "PUT /lfs/",
+    "POST /api/models/org/x/commit/next",
+    "GET /org/x/resolve/",
+    "POST /api/models/org/x/tag/",
+    "POST /api/collections",
+    "POST /api/collections/org/",
+)
+
+
+@pytest.fixture(autouse=True)
+def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verification takes a process of its own; here it is about the upload."""
+    monkeypatch.setattr(upload, "verify", lambda *args, **options: [Check("all", True, "not looked at")])
+
+
+def reset(hub: LoopbackHub) -> None:
+    hub.before_request = hub.after_request = lambda request: None
+    for kept in (hub.repositories, hub.large, hub.collections):
+        kept.clear()
+
+
+def waiting(step: str, reached: threading.Event, released: threading.Event) -> Callable[[str], None]:
+    def wait(request: str) -> None:
+        if request.startswith(step) and not reached.is_set():
+            reached.set()
+            released.wait(60)
+
+    return wait
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_any_step_the_same_command_ends_well(hub: LoopbackHub, retriever_folder: Path, when: str) -> None:
+    for step in STEPS:
+        reset(hub)
+        reached, released = threading.Event(), threading.Event()
+
+        setattr(hub, f"{when}_request", waiting(step, reached, released))
+        child = os.fork()
+        if not child:
+            try:
+                publish(retriever_folder, DESTINATION)
+            finally:
+                os._exit(0)
+        assert reached.wait(60), step
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        hub.before_request = hub.after_request = lambda request: None
+        released.set()
+        published = publish(retriever_folder, DESTINATION)
+        repository = hub.repositories["org/x"]
+        assert repository.refs["v1"] == repository.refs["next"] == published.commit, step
+        assert repository.messages.count(repository.messages[-1]) == 1, f"{step}: published twice"
+        assert set(repository.files("main")) == {".gitattributes"}, step
+        assert {"model.safetensors", "modules.json", "README.md"} <= set(repository.files("next")), step
+        assert [set(items) for items in hub.collections.values()] == [{"org/x"}], step
+
+
+def test_private_is_not_published_in_public(hub: LoopbackHub, retriever_folder: Path) -> None:
+    hub.repositories["org/x"] = Repository()
+    hub.repositories["org/x"].commit("main", {}, "initial commit")
+    for destination in (Destination("org/x", private=True), Destination("org/x", private=True, revision="other")):
+        with pytest.raises(UserError, match="public already"):
+            publish(retriever_folder, destination)
+    assert set(hub.repositories["org/x"].files("main")) == set()
+
+
+def test_a_tag_that_is_there(hub: LoopbackHub, retriever_folder: Path) -> None:
+    first = publish(retriever_folder, Destination("org/x", tag="v1"))
+    assert publish(retriever_folder, Destination("org/x", tag="v1")).commit == first.commit
+    facts = Assembly(facts=ModelCardFacts(license="mit"))
+    with pytest.raises(UserError, match=r"read back at .* but not tagged: org/x has the tag v1 already"):
+        publish(retriever_folder, Destination("org/x", tag="v1", update=True), facts)
+    hub.repositories["org/x"].commit("main", dict(hub.repositories["org/x"].files("main")), "by hand")
+    count = len(hub.repositories["org/x"].messages)
+    with pytest.raises(UserError, match="tag v1 already"):
+        publish(retriever_folder, Destination("org/x", tag="v1", update=True), facts)
+    assert len(hub.repositories["org/x"].messages) == count
+
+
+def test_a_collection_of_others(hub: LoopbackHub, retriever_folder: Path) -> None:
+    hub.forbid_collections = True
+    with pytest.raises(
+        UserError, match=r"may not write to the collection 'Ours'.*\(org/x is published and was read back"
+    ):
+        publish(retriever_folder, Destination("org/x", collection="Ours"))
+    hub.forbid_collections = False
+    publish(retriever_folder, Destination("org/x", collection="Ours"))
+
+
+def test_two_at_once(hub: LoopbackHub, retriever_folder: Path) -> None:
+    publish(retriever_folder, Destination("org/x"))
+    repository = hub.repositories["org/x"]
+
+    def meanwhile(request: str) -> None:
+        if "/preupload/" in request:
+            hub.before_request = lambda request: None
+            repository.commit("main", dict(repository.files("main")) | {"NEWS.md": b""}, "somebody else's")
+
+    hub.before_request = meanwhile
+    with pytest.raises(UserError, match="somebody else committed to org/x"):
+        publish(retriever_folder, Destination("org/x", update=True), Assembly(facts=ModelCardFacts(license="mit")))
+    assert "NEWS.md" in repository.files("main")
+
+
+def test_broken_off_after_the_commit_says_what_is_visible(hub: LoopbackHub, retriever_folder: Path) -> None:
+    def cut(request: str) -> None:
+        if "/resolve/" in request:
+            raise ConnectionResetError
+
+    hub.before_request = cut
+    with pytest.raises(UserError, match=r"org/x shows \w{10}, which was not read back: run the same command again"):
+        publish(retriever_folder, Destination("org/x"))
+    hub.before_request = lambda request: None
+    publish(retriever_folder, Destination("org/x"))
+    assert len(hub.repositories["org/x"].messages) == 2
+
+
+def test_no_repository_is_made_for_what_is_refused(hub: LoopbackHub, retriever_folder: Path, tmp_path: Path) -> None:
+    for name, text in {
+        "broken.md": "---\nlicense: [mit\n---\n",
+        "open.md": "---\nlicense: mit\n\n# A model\n",
+        "licence.md": "---\nlicense: mine\n---\n",
+        "base.md": "---\nbase_model: ../runs/checkpoint-10\n---\n",
+        "language.md": "---\nlanguage: no\n---\n",
+        "index.md": "---\nmodel-index: 5\n---\n",
+        "list.md": "---\n- mit\n---\n",
+    }.items():
+        folder = tmp_path / name.removesuffix(".md")
+        shutil.copytree(retriever_folder, folder)
+        (folder / "README.md").write_text(text)
+        with pytest.raises(UserError, match="README.md"):
+            publish(folder, Destination("org/x"))
+    for destination in (Destination("other/x"), Destination("org/x", revision="main", tag="v1")):
+        if destination.repo_id == "other/x":
+            with pytest.raises(UserError, match="may not write"):
+                publish(retriever_folder, destination)
+    with pytest.raises(UserError, match="name in git"):
+        Destination("org/x", tag="v 1")
+    assert hub.repositories == {}
+
+
+def test_only_the_model_leaves_the_machine(hub: LoopbackHub, retriever_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-7"
+    shutil.copytree(retriever_folder, folder)
+    stays = ["optimizer.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "notes.ipynb", "train.jsonl",
+             "runs/events.out.tfevents.1", "checkpoint-3/model.safetensors", "stray.py", ".env", "1_Pooling/log.csv"]  # fmt: skip
+    for name in stays:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"hf_" + b"a" * 34)
+    (folder / "LICENSE").write_text("MIT")
+    (folder / "README.md").write_text("# M\n![map](map.png)\n")
+    (folder / "map.png").write_bytes(b"png")
+    published = publish(folder, Destination("org/x"))
+    assert sorted(published.stays) == sorted(stays)
+    there = set(hub.repositories["org/x"].files("main")) - {".gitattributes"}
+    assert there == set(published.files) == {
+        *(f.relative_to(retriever_folder).as_posix() for f in retriever_folder.rglob("*") if f.is_file()),
+        "LICENSE", "README.md", "map.png",
+    }  # fmt: skip
+    assert upload.check(folder)[0] == Check(
+        "contents", False, "optimizer.pt and 2 more: a pickle runs code on whoever reads it; delete it"
+    )
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "absent", "vocab.txt", "..", "/etc"])
+def test_links_that_leave_the_folder(retriever_folder: Path, tmp_path: Path, target: str) -> None:
+    folder = tmp_path / "linked"
+    shutil.copytree(retriever_folder, folder)
+    (folder / "vocab.txt").symlink_to(target)
+    with pytest.raises(UserError, match=r"vocab.txt is a link"):
+        publish(folder, Destination("org/x"), dry_run=True)
+    assert not upload.check(folder)[0].ok

@@ -1,0 +1,55 @@
+"""Batches by tokens give the vectors that the model's own methods give."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from revela_hub.retrieval import encoding
+from revela_hub.retrieval.encoder import load_encoder
+from revela_hub.retrieval.encoding import batches, encode_texts, token_lengths
+
+
+def texts(number: int) -> list[str]:
+    random = np.random.default_rng(0)
+    return ["rivers carry sediment " * int(random.integers(1, 30)) + str(row) for row in range(number)]
+
+
+@pytest.mark.parametrize("kind", ["query", "document"])
+@pytest.mark.parametrize("prompt", [None, "Find: "])
+def test_equals_the_models_own_encoding(
+    retriever_folder: Path, kind: str, prompt: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(encoding.TOKENS, "cpu", 200)
+    model = load_encoder(str(retriever_folder), device="cpu")
+    method = model.encode_query if kind == "query" else model.encode_document
+    own = method(texts(40), **({} if prompt is None else {"prompt": prompt}))
+    calls = []
+    monkeypatch.setattr(model, "encode", lambda inputs, **options: calls.append(inputs) or real(inputs, **options))
+    real = type(model).encode.__get__(model)
+    found = encode_texts(model, texts(40), kind, prompt=prompt)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found, own, atol=1e-6)
+    lengths = [token_lengths(model, call) for call in calls]
+    assert len(calls) > 3
+    assert all(len(each) == 1 or len(each) * each.max() <= 200 for each in lengths if each is not None)
+    assert token_lengths(model, ["rivers " * 500]).tolist() == [128]  # as the model cuts it
+
+
+def test_batches_hold_every_row_once_the_longest_first() -> None:
+    lengths = np.random.default_rng(0).integers(0, 300, 500)
+    found = list(batches(lengths, 1024, 64))
+    assert sorted(np.concatenate(found).tolist()) == list(range(500))
+    assert (np.diff([lengths[rows].max() for rows in found]) <= 0).all()
+    for rows in found:
+        assert len(rows) <= 64 and (len(rows) == 1 or len(rows) * lengths[rows].max() <= 1024)
+
+
+def test_an_encoder_of_another_kind_gets_all_texts_at_once() -> None:
+    class Own:
+        def encode_query(self, inputs: list[str], /, **options: object) -> np.ndarray:
+            assert options == {"batch_size": 7, "show_progress_bar": False}
+            return np.ones((len(inputs), 3))
+
+        encode_document = encode_query
+
+    assert encode_texts(Own(), ["a", "b"], "document", batch_size=7).shape == (2, 3)
