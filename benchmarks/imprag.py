@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from revela_hub.data.text.chunks import chunk_document
 from revela_hub.evaluation.question_answering import holds_answer, score_answers
 from revela_hub.evaluation.significance import paired_bootstrap
 from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.retrieval.top_k import Hits
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, ra_it_trainer, shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
@@ -209,9 +211,17 @@ def measure_imprag(experiment: Experiment, model: ImpRAGForCausalLM) -> Any:
 
         def search(self, query_vectors: NDArray[np.float32], k: int) -> Any:
             rows = top_rows(query_vectors, vectors, k)
-            return np.take_along_axis(query_vectors @ vectors.T, rows, axis=1), rows
+            return Hits(np.take_along_axis(query_vectors @ vectors.T, rows, axis=1), rows)
 
-    answerer = Answerer(model, tokenizer, dev.passages, Ranked())
+        def found(self, hits: Hits) -> Any:
+            return [
+                [SimpleNamespace(score=0.0, text=dev.passages[n], location="") for n in row] for row in hits.rows_QK
+            ]
+
+        def __len__(self) -> int:
+            return len(dev.passages)
+
+    answerer = Answerer(model, tokenizer, Ranked())
     found = answerer.answer(list(dev.prompts["prompt"]), max_new_tokens=10, batch_size=20)
     answers = [answer.text.split("\n")[0] for answer in found]
     tokens = tokenize_passages(tokenizer, dev.passages, L_MAX)

@@ -280,12 +280,21 @@ class ImpRAGModel(PreTrainedModel):
         dtype = torch.promote_types(states.key.dtype, torch.float32)
         return states.query[rows, :, last].to(dtype), states.key[rows, :, last].to(dtype)
 
+    def layer_states(self, ids_NS: Tensor, layers: range, positions: Tensor | None = None) -> list[LayerStates]:
+        """Queries, keys and values of texts at some layers, by the layers up to the last of them only.
+
+        Args:
+            ids_NS: (N, S) tokens, padded on the right; causality hides the padding.
+            layers: the layers.
+            positions: (N, S), or (1, S); by default from 0.
+        """
+        reading = Reading(record=layers)
+        self._run_bottom(ids_NS, layers[-1], reading, positions)
+        return [reading.recorded[layer] for layer in layers]
+
     def _passage_states(self, ids_NS: Tensor, mask_NS: Tensor, positions: Tensor | None) -> PassageStates:
-        b, t = self.config.b, self.config.t
-        reading = Reading(record=range(b, t + 1))
-        self._run_bottom(ids_NS, t, reading, positions)
-        layers = [reading.recorded[layer] for layer in range(b, t + 1)]
-        return PassageStates(tuple(s.key for s in layers), tuple(s.value for s in layers), mask_NS, b)
+        layers = self.layer_states(ids_NS, range(self.config.b, self.config.t + 1), positions)
+        return PassageStates(tuple(s.key for s in layers), tuple(s.value for s in layers), mask_NS, self.config.b)
 
     def _reading_inputs(
         self,

@@ -1,8 +1,8 @@
 """Prompts to answers: the tokens of a trained ImpRAG model, its vectors, and batches of `generate` over an index."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -14,12 +14,16 @@ from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM, ImpRAGModel
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 
+if TYPE_CHECKING:
+    from revela_hub.trainers.imprag.stored_states import StoredStates
+
 
 class ImpRAGEncoder:
     """An ImpRAG model as an encoder of texts: prompts are queries, passages documents; compared by dot product."""
 
     def __init__(self, model: ImpRAGModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
+        self.device = model.device
 
     def encode_query(self, inputs: list[str], /, *, batch_size: int = 32, show_progress_bar: bool = False) -> Any:
         """Vectors (N, E) of N prompts."""
@@ -47,11 +51,12 @@ class ImpRAGEncoder:
 
 @dataclass(frozen=True)
 class PassageRead:
-    """A passage that a prompt retrieved: its number in the index, its score (dot product) and its text."""
+    """A passage that a prompt retrieved: its number in the index, its score (dot product), its text and where it stands."""
 
     number: int
     score: float
     text: str
+    place: str
 
 
 @dataclass(frozen=True)
@@ -61,35 +66,74 @@ class Answer:
     text: str
     passages: tuple[PassageRead, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dictionary, for JSON."""
+        return {"answer": self.text, "passages": [asdict(passage) for passage in self.passages]}
+
+
+class Found(Protocol):
+    """A passage as a collection gives it back."""
+
+    @property
+    def score(self) -> float:
+        """How near it is."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        ...
+
+    @property
+    def location(self) -> str:
+        """Where it stands."""
+        ...
+
+
+class Collection(Protocol):
+    """Passages that can be searched: `revela_hub.retrieval.PassageStore`, or anything with these methods."""
+
+    def __len__(self) -> int:
+        """How many passages there are."""
+        ...
+
+    def search(self, vectors: NDArray[np.float32], k: int, /) -> Any:
+        """Scores and numbers, (B, k) each, of the passages nearest to (B, E) vectors, best first: `Hits`."""
+        ...
+
+    def found(self, hits: Any, /) -> Sequence[Sequence[Found]]:
+        """The passages of hits."""
+        ...
+
 
 class Answerer:
-    """Answers prompts with a model, the texts of a collection and an index of their vectors.
+    """Answers prompts with a model and a collection of passages.
 
     Args:
         model: the model, in eval mode.
         tokenizer: its tokenizer.
-        texts: the collection's passages; None answers without passages.
-        index: has `search(vectors, k)`, which returns scores and numbers of passages.
+        collection: what to retrieve from; None answers without passages.
         k: passages for a prompt; by default the model's.
+        states: keys and values of the passages (`stored_states.StoredStates`), read instead of the texts.
 
     Raises:
-        UserError: the collection has fewer than k passages.
+        UserError: k is more than the model reads, or than the collection has.
     """
 
     def __init__(
         self,
         model: ImpRAGForCausalLM,
         tokenizer: PreTrainedTokenizerBase,
-        texts: Sequence[str] | None,
-        index: Any = None,
+        collection: Collection | None,
         k: int | None = None,
+        states: "StoredStates | None" = None,
     ) -> None:
-        self.model, self.tokenizer, self.texts, self.index = model, tokenizer, texts, index
+        self.model, self.tokenizer, self.collection, self.states = model, tokenizer, collection, states
         self.k = model.config.k if k is None else k
         if self.k > model.config.k:
             raise UserError(f"k={self.k} passages were asked for, but the model reads at most {model.config.k}")
-        if texts is not None and self.k > len(texts):
-            raise UserError(f"k={self.k} passages were asked for, but the index holds {len(texts)}: lower k")
+        if collection is not None and self.k > len(collection):
+            raise UserError(f"k={self.k} passages were asked for, but the index holds {len(collection)}: lower k")
 
     def answer(
         self, prompts: Sequence[str], *, max_new_tokens: int = 32, batch_size: int = 8, **generation: Any
@@ -123,18 +167,24 @@ class Answerer:
                 yield Answer(str(text).strip(), found)
 
     def _retrieve(self, ids: Tensor, mask: Tensor) -> tuple[list[tuple[PassageRead, ...]], dict[str, Any]]:
-        if self.texts is None:
+        """What is read for each prompt, and as what `generate` takes it."""
+        if self.collection is None:
             return [()] * len(ids), {}
         vectors = self.model.embed_queries(ids, mask).detach().float().cpu().numpy()
-        scores_Bk, rows_Bk = (np.asarray(part) for part in self.index.search(vectors, self.k))
+        hits = self.collection.search(vectors, self.k)
+        rows_Bk = np.asarray(hits[1])
+        if rows_Bk.shape[1] < self.k or (rows_Bk < 0).any():
+            raise UserError(f"the index found fewer than k={self.k} passages: lower k, or make an exact index")
         read = [
-            tuple(PassageRead(int(n), float(s), self.texts[int(n)]) for n, s in zip(rows, scores, strict=True))
-            for rows, scores in zip(rows_Bk, scores_Bk, strict=True)
+            tuple(PassageRead(n, hit.score, hit.text, hit.location) for n, hit in zip(row, found, strict=True))
+            for row, found in zip(rows_Bk.tolist(), self.collection.found(hits), strict=True)
         ]
+        device = ids.device
+        if self.states is not None:
+            return read, {"passage_states": self.states.read(rows_Bk).to(device)}
         flat = [passage.text for found in read for passage in found]
         tokens = tokenize_passages(self.tokenizer, flat, self.model.config.l_max)
         passage_ids, passage_mask = tokens.batch(np.arange(len(flat)).reshape(rows_Bk.shape))
-        device = ids.device
         return read, {
             "passage_input_ids": passage_ids.to(device),
             "passage_attention_mask": passage_mask.to(device),
@@ -144,7 +194,7 @@ class Answerer:
         config = self.model.config
         positions = getattr(config.backbone, "max_position_embeddings", None)
         room = None if positions is None else positions - max_new_tokens
-        if room is not None and self.texts is not None:
+        if room is not None and self.collection is not None:
             room -= config.k * config.l_max
         for number, row in enumerate(rows, start=1):
             if not row:
@@ -168,3 +218,48 @@ def left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     return ids, mask
+
+
+def load_imprag_encoder(name: str, device: str | None = None) -> ImpRAGEncoder:
+    """The encoder of a model: folder or Hub id.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
+
+    loaded = load_imprag_checkpoint(name)
+    return ImpRAGEncoder(_on_device(loaded.model, device), loaded.tokenizer)
+
+
+def _on_device(model: ImpRAGForCausalLM, device: str | None) -> ImpRAGForCausalLM:
+    if device is None and torch.accelerator.is_available():
+        device = str(torch.accelerator.current_accelerator())
+    model.to(torch.device(device or "cpu"))  # type: ignore[arg-type]  # its decorator hides what it takes
+    return model
+
+
+def open_answerer(name: str, index: str, *, k: int | None = None, device: str | None = None) -> Answerer:
+    """A model with the index that was made by it.
+
+    Args:
+        name: the model's folder or Hub id.
+        index: what `revela-hub index` wrote; stored states that lie in it are read instead of the passages' texts.
+        k: passages for a prompt.
+        device: by default the fastest there is.
+
+    Raises:
+        UserError: one of the two cannot be read, the index is of another model, or holds fewer than k passages.
+    """
+    from revela_hub.retrieval.encoder import model_identity
+    from revela_hub.retrieval.store import PassageStore
+    from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
+    from revela_hub.trainers.imprag.stored_states import FOLDER, StoredStates, states_key
+
+    loaded = load_imprag_checkpoint(name)
+    store = PassageStore(index, model_identity(name), name)
+    states = None
+    if (store.folder / FOLDER).is_dir():
+        key = states_key(loaded.model, store.facts.fingerprint + store.facts.texts)
+        states = StoredStates(store.folder / FOLDER, loaded.model.config.b, key)
+    return Answerer(_on_device(loaded.model, device), loaded.tokenizer, store, k, states)

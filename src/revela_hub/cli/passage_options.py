@@ -50,22 +50,16 @@ def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvu
     """
     from revela_hub.data.sources.documents import read_documents
     from revela_hub.data.sources.report import ReadReport
-    from revela_hub.retrieval import RankerSettings, load_encoder, model_identity, read_passages
-    from revela_hub.retrieval.encoder import similarity_of
+    from revela_hub.retrieval import RankerSettings, model_identity, read_passages
 
     if options.model == "bm25":
         raise UserError("bm25 has no vectors: it needs no index of them (revela-hub search bm25 --corpus ...)")
     report = ReadReport()
     documents = read_documents(options.passages, report=report)  # a wrong path should not cost the loading of a model
-    encoder = load_encoder(
-        options.model,
-        device=options.device,
-        trust_remote_code=options.trust_remote_code,
-        max_seq_length=options.max_seq_length,
-    )
+    encoder, similarity = _load(options)
     settings = RankerSettings(
         identity=model_identity(options.model, options.max_seq_length),
-        similarity=similarity_of(encoder, options.model),
+        similarity=similarity,
         document_prompt=options.document_prompt,
         batch_size=options.batch_size,
         dtype=options.dtype,
@@ -81,3 +75,22 @@ def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvu
             documents, folder, max_words=options.max_words, report=report, show_progress_bar=True
         ),
     )
+
+
+def _load(options: PassageOptions) -> tuple[Any, str]:
+    """The encoder, and how its vectors are compared: of ImpRAG the decoder's own, else sentence-transformers."""
+    from revela_hub.retrieval.encoder import load_encoder, similarity_of
+    from revela_hub.trainers.imprag.answering import load_imprag_encoder
+    from revela_hub.trainers.imprag.checkpoint import is_imprag
+
+    if is_imprag(options.model):
+        if options.document_prompt or options.max_seq_length:
+            raise UserError("an ImpRAG model reads passages as they are, up to its own l_max tokens: no such option")
+        return load_imprag_encoder(options.model, options.device), "dot"
+    encoder = load_encoder(
+        options.model,
+        device=options.device,
+        trust_remote_code=options.trust_remote_code,
+        max_seq_length=options.max_seq_length,
+    )
+    return encoder, similarity_of(encoder, options.model)

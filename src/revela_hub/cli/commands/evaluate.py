@@ -8,6 +8,10 @@ Where there are several rows, each but the first is compared with the first, que
 that holds it with 95% confidence, and the probability of a difference as large by chance alone (paired bootstrap over the
 queries). These are p-values of one comparison: with ten rows divide 0.05 by nine.
 
+With --task qa an ImpRAG model answers questions: exact match and F1 in SQuAD's normalisation, and the share of questions one
+of whose passages holds an answer. --data is JSON lines as SQuAD, NQ and KILT have them, --index what `revela-hub index` made
+with the model.
+
 A document with the id of the query is left out, as BEIR does it, unless it is judged to be an answer.
 
 Examples:
@@ -17,16 +21,18 @@ Examples:
   revela-hub evaluate bm25 --corpus data/beir/scifact --bm25 anserini
   revela-hub evaluate my-retriever --tasks SciFact NFCorpus
   revela-hub evaluate my-retriever --tasks CoIR
+  revela-hub evaluate outputs/imprag/model --task qa --data dev.jsonl --index my-index
 """
 
 import json as json_format
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from revela_hub.cli.ranker_options import RankerOptions, load_models
 from revela_hub.errors import UserError
+from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from revela_hub.evaluation import PairedDifference, RetrievalScores
@@ -52,10 +58,31 @@ class Arguments(RankerOptions):
         metadata={"help": "One or several of dense, sparse, bm25, hybrid; by default dense, and bm25 for bm25."},
     )
     json: bool = field(default=False, metadata={"help": "Print JSON instead of a table."})
+    task: Literal["retrieval", "qa"] = field(default="retrieval", metadata={"help": "qa: answers of an ImpRAG model."})
+    data: str | None = field(default=None, metadata={"help": "--task qa: JSON lines of questions and answers."})
+    index: str | None = field(default=None, metadata={"help": "--task qa: folder of the model's index."})
+    k: PositiveInt | None = field(
+        default=None, metadata={"help": "--task qa: passages for a question; by default the model's."}
+    )
+    max_new_tokens: PositiveInt = field(default=32, metadata={"help": "--task qa: tokens of an answer, at most."})
 
 
 def run(arguments: Arguments) -> None:
     """Prints a table per task, or one JSON list; what was measured before a model failed is printed all the same."""
+    if arguments.task == "qa":
+        from revela_hub.cli.question_answering import evaluate_answers
+
+        evaluate_answers(
+            arguments.models,
+            arguments.data,
+            arguments.index,
+            k=arguments.k,
+            max_new_tokens=arguments.max_new_tokens,
+            batch_size=arguments.batch_size,
+            device=arguments.device,
+            as_json=arguments.json,
+        )
+        return
     if bool(arguments.corpus) == bool(arguments.tasks):
         raise UserError("give either --corpus BEIR_FOLDER or --tasks NAME ... (see revela-hub evaluate --help)")
     if arguments.tasks and arguments.mode:

@@ -1,0 +1,100 @@
+r"""Answers prompts with an ImpRAG model, which finds passages in an index and reads them; prints both.
+
+The index is one that `revela-hub index` made with the same model. Without a prompt, prompts are read from standard input,
+one per line. --task puts a prompt into the template of a task (question_answering: "Question: ...", "Answer:"); without it
+the prompt is taken as it is, and has to end where the answer begins. With --json one object per prompt on a line of its own.
+
+Examples:
+  revela-hub answer outputs/imprag/model --index my-index --task question_answering "Who wrote Emma?"
+  revela-hub answer outputs/imprag/model --index my-index --task question_answering --json < questions.txt
+"""
+
+import json as json_format
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from revela_hub.errors import UserError
+from revela_hub.ranges import PositiveInt
+
+if TYPE_CHECKING:
+    from revela_hub.trainers.imprag.answering import Answer
+
+POSITIONALS = ("model", "prompt")
+WIDTH = 110
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """Arguments of `revela-hub answer`."""
+
+    model: str = field(metadata={"help": "ImpRAG model: folder or Hub id."})
+    index: str = field(metadata={"help": "Folder of an index that `revela-hub index` made with this model."})
+    prompt: str | None = field(default=None, metadata={"help": "The prompt; without it, lines of standard input."})
+    task: str | None = field(default=None, metadata={"help": "Put prompts into the template of this task."})
+    k: PositiveInt | None = field(
+        default=None, metadata={"help": "Passages to read; by default as many as the model does."}
+    )
+    max_new_tokens: PositiveInt = field(default=64, metadata={"help": "Tokens of an answer, at most."})
+    json: bool = field(default=False, metadata={"help": "Print JSON instead of text."})
+    batch_size: PositiveInt = field(default=8, metadata={"help": "Prompts at a time, from a file or a pipe."})
+    device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
+
+
+def run(arguments: Arguments) -> None:
+    """Opens the index, then answers the prompt, or those of standard input."""
+    from revela_hub.trainers.imprag.answering import open_answerer
+
+    if arguments.prompt is not None and not arguments.prompt.strip():
+        raise UserError("the prompt is empty")
+    answerer = open_answerer(arguments.model, arguments.index, k=arguments.k, device=arguments.device)
+    for prompts in _batches(arguments):
+        rendered = [_rendered(prompt, arguments.task) for prompt in prompts]
+        answers = answerer.answer(rendered, max_new_tokens=arguments.max_new_tokens, batch_size=arguments.batch_size)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            if arguments.json:
+                print(json_format.dumps({"prompt": prompt, **answer.to_dict()}, ensure_ascii=False), flush=True)
+            else:
+                print("\n".join(_lines(answer)), flush=True)
+
+
+def _rendered(prompt: str, task: str | None) -> str:
+    from revela_hub.data.prompts.rows import render
+
+    return prompt if task is None else render(task, "--task", input=prompt)
+
+
+def _batches(arguments: Arguments) -> Iterator[list[str]]:
+    """The prompt, or the lines of standard input that are not empty, at a terminal one by one."""
+    if arguments.prompt is not None:
+        yield [arguments.prompt]
+        return
+    typed = sys.stdin.isatty()
+    waiting: list[str] = []
+    if typed:
+        print("prompt> ", end="", file=sys.stderr, flush=True)
+    for line in sys.stdin:
+        if line.strip():
+            waiting.append(line.strip())
+        if waiting and (typed or len(waiting) == arguments.batch_size):
+            yield waiting
+            waiting = []
+        if typed:
+            print("prompt> ", end="", file=sys.stderr, flush=True)
+    if waiting:
+        yield waiting
+
+
+def _lines(answer: "Answer") -> Iterator[str]:
+    yield answer.text
+    yield ""
+    for rank, passage in enumerate(answer.passages, start=1):
+        yield f"  {rank}. {passage.score:.3f}  {passage.place}"
+        lines = textwrap.wrap(" ".join(passage.text.split()), WIDTH)
+        for line in lines[:3]:
+            yield f"       {line}"
+        if len(lines) > 3:
+            yield "       ..."
+    yield ""

@@ -1,0 +1,69 @@
+"""`revela-hub evaluate MODEL --task qa`: answers of ImpRAG models to questions, scored as SQuAD does."""
+
+import json
+import sys
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from revela_hub.errors import UserError
+
+
+def evaluate_answers(
+    models: list[str],
+    data: str | None,
+    index: str | None,
+    *,
+    k: int | None = None,
+    max_new_tokens: int = 32,
+    batch_size: int = 8,
+    device: str | None = None,
+    as_json: bool = False,
+) -> None:
+    """Prints exact match, F1 and answer recall of each model, as a table or as one JSON list.
+
+    Args:
+        models: ImpRAG models.
+        data: JSON lines of questions and answers.
+        index: made by the model, so there can be one model only.
+        k: passages for a question.
+        max_new_tokens: of an answer, at most.
+        batch_size: questions at a time.
+        device: by default the fastest there is.
+        as_json: print JSON.
+
+    Raises:
+        UserError: an option is missing, or something cannot be read.
+    """
+    from revela_hub.data.prompts.rows import read_prompts
+    from revela_hub.evaluation.question_answering import score_answers
+    from revela_hub.trainers.imprag.answering import open_answerer
+
+    if data is None or index is None:
+        raise UserError(
+            "--task qa needs --data FILE.jsonl (questions and answers) and --index FOLDER (revela-hub index)"
+        )
+    if len(models) > 1:
+        raise UserError("--task qa measures one model: an index belongs to the model that made it")
+    questions = read_prompts([data])
+    answerer = open_answerer(models[0], index, k=k, device=device)
+    found = answerer.answer(list(questions["prompt"]), max_new_tokens=max_new_tokens, batch_size=batch_size)
+    bar = tqdm(found, total=len(questions), desc="Answering", unit=" questions", disable=not sys.stderr.isatty())
+    answers = list(bar)
+    scores = score_answers(
+        [answer.text for answer in answers],
+        list(questions["answers"]),
+        [[read.text for read in answer.passages] for answer in answers],
+    )
+    sys.stdout.write(f"{_report(models[0], data, scores.to_dict(), as_json)}\n")
+
+
+def _report(model: str, data: str, scores: dict[str, Any], as_json: bool) -> str:
+    if as_json:
+        return json.dumps([{"model": model, "data": data, **scores}], indent=2)
+    k = scores["k"]
+    return (
+        f"{data}: {scores['questions']:,} questions, {k} passages each\n"
+        f"{'model':<{max(5, len(model))}}     EM      F1  Recall@{k}\n"
+        f"{model:<{max(5, len(model))}}  {scores['exact_match']:.3f}   {scores['f1']:.3f}  {scores['answer_recall']:9.3f}"
+    )

@@ -1,0 +1,131 @@
+"""ImpRAG on the command line: train, index, answer, evaluate, check; what is refused, in one line."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from revela_hub.cli.main import main
+
+RIVERS = ("Alba", "Brent", "Corve", "Dart", "Esk", "Foss", "Gade", "Hodder", "Isla", "Kenn", "Lune", "Mole")
+
+
+@pytest.fixture
+def work(tmp_path: Path, llama_folder: Path) -> Path:
+    """A folder with questions, passages and a decoder."""
+    with (tmp_path / "train.jsonl").open("w") as stream:
+        for name in RIVERS:
+            row = {"question": f"Which town has the river {name}?", "answers": [f"{name.lower()}ford"]}
+            stream.write(json.dumps(row) + "\n")
+    (tmp_path / "docs").mkdir()
+    for name in RIVERS:
+        text = f"The river {name} flows past the town {name.lower()}ford. It rises in the hills and reaches the sea.\n"
+        (tmp_path / "docs" / f"{name}.txt").write_text(text)
+    return tmp_path
+
+
+def train(work: Path, output: str = "out", *options: str) -> int:
+    words = ["train", "imprag", "--data", str(work / "train.jsonl"), "--passages", str(work / "docs")]
+    words += [
+        "--backbone",
+        str(work / "tiny-llama"),
+        "--output_dir",
+        str(work / output),
+        "--max_steps",
+        "3",
+        "--k",
+        "2",
+    ]
+    words += [
+        "--l_max",
+        "80",
+        "--per_device_train_batch_size",
+        "4",
+        "--retrieval_warmup_epochs",
+        "0.5",
+        "--bf16",
+        "false",
+    ]
+    words += ["--num_positives", "1", "--num_negatives", "2", "--first_negative_rank", "2", "--last_negative_rank", "8"]
+    words += ["--num_candidates", "3", "--report_to", "none", "--quiet", "true", "--max_length", "200"]
+    return main([*words, *options])
+
+
+def test_from_questions_to_answers(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(work, "out", "--passage_encoding", "independent", "--denoising_share", "0.5") == 0
+    model, index = str(work / "out" / "model"), str(work / "index")
+    assert "revela-hub answer" in capsys.readouterr().out
+    assert "retrieve with its bottom layers" in (work / "out" / "model" / "README.md").read_text()
+    build = ["index", model, "--passages", str(work / "docs"), "--output", index]
+    assert main([*build, "--states", "pq", "--pq", "2", "--keep", "0.5"]) == 0
+    assert "12 passages" in capsys.readouterr().out
+    answer = ["answer", model, "--index", index, "--task", "question_answering", "--max-new-tokens", "4"]
+    assert main([*answer, "Which town has the river Dart?"]) == 0
+    assert "  2. " in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO("Where is Alba?\n\nWhere is Mole?\n"))
+    assert main([*answer, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["prompt"] for row in rows] == ["Where is Alba?", "Where is Mole?"]
+    assert len(rows[0]["passages"]) == 2
+    assert rows[0]["passages"][0]["score"] >= rows[0]["passages"][1]["score"]
+    assert ".txt:1-1" in rows[0]["passages"][0]["place"]
+    evaluate = ["evaluate", model, "--task", "qa", "--data", str(work / "train.jsonl"), "--index", index]
+    assert main([*evaluate, "--json", "--max-new-tokens", "4"]) == 0
+    [scores] = json.loads(capsys.readouterr().out)
+    assert scores["questions"] == 12
+    assert 0 <= scores["exact_match"] <= scores["f1"] <= 1
+    assert 0 < scores["answer_recall"] <= 1
+    assert main([*evaluate, "--k", "13"]) == 2
+    assert "k=13 passages were asked for, but the model reads at most 2" in capsys.readouterr().err
+    assert main(["answer", model, "--index", index, "x " * 2000]) == 2
+    assert "there is room for" in capsys.readouterr().err
+    assert (
+        main(["index", str(work / "tiny-llama"), "--passages", str(work / "docs"), "--output", index, "--states", "pq"])
+        == 2
+    )
+    assert "--states is for ImpRAG models" in capsys.readouterr().err
+
+    assert train(work, "other") == 0
+    other = str(work / "other" / "model")
+    capsys.readouterr()
+    assert main(["answer", other, "--index", index, "Where?"]) == 2
+    assert "is another model or version" in capsys.readouterr().err
+    assert main(["index", other, "--passages", str(work / "docs"), "--output", str(work / "i2"), "--states", "pq"]) == 2
+    assert "states can be stored for passage_encoding independent only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--k", "20"], "k=20 passages are to be read, but the collection has 12: lower --k"),
+        (["--b", "1", "--t", "0"], "b=1 is above t=0"),
+        (["--t", "2"], "t=2 is beyond the last layer: the backbone has layers 0 to 1"),
+        (["--l_max", "1500"], "do not fit into the backbone's 2048"),
+        (["--passages", "nowhere"], "no such file or folder: nowhere"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    work: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert train(work, "out", *options) == 2
+    error = capsys.readouterr().err
+    assert message in error.splitlines()[-1]  # before it transformers' own progress bar
+    assert "Traceback" not in error
+
+
+def test_an_answer_without_tokens_and_an_encoder_are_refused(
+    work: Path, bert_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(work, "out", "--backbone", str(bert_folder)) == 2
+    assert "cannot load the backbone" in capsys.readouterr().err
+    with (work / "train.jsonl").open("a") as stream:
+        stream.write('{"question": "Which?", "answers": [" "]}\n')
+    assert train(work) == 2
+    assert "train.jsonl:13: an answer has no text" in capsys.readouterr().err
+    assert main(["answer", str(work / "tiny-llama"), "--index", "x", "Where?"]) == 2
+    assert "is not an ImpRAG model" in capsys.readouterr().err
+    assert main(["evaluate", "x", "--task", "qa"]) == 2
+    assert "--task qa needs --data" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""Answering over a collection: what is retrieved and read, stored states against computed ones, heavy hitters, mistakes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_imprag_trainer import PASSAGES, model
+from transformers import PreTrainedTokenizerFast
+
+from revela_hub.errors import UserError
+from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.retrieval.top_k import Hits
+from revela_hub.trainers.common.passages import tokenize_passages
+from revela_hub.trainers.common.pseudo_labels import top_rows
+from revela_hub.trainers.imprag.answering import Answerer, ImpRAGEncoder
+from revela_hub.trainers.imprag.stored_states import attention_received, store_states
+
+PROMPTS = ["Which town has the river Dart?", "Which town has the river Kenn?", "Where is Alba"]
+
+
+class InMemory:
+    """A collection as `PassageStore` is one."""
+
+    def __init__(self, encoder: ImpRAGEncoder, texts: list[str]) -> None:
+        self.texts, self.vectors = texts, encoder.encode_document(texts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def search(self, vectors: np.ndarray, k: int) -> Hits:
+        rows = top_rows(vectors, self.vectors, k)
+        return Hits(np.take_along_axis(vectors @ self.vectors.T, rows, axis=1), rows)
+
+    def found(self, hits: Hits) -> Any:
+        pairs = zip(hits.scores_QK, hits.rows_QK, strict=True)
+        return [
+            [SimpleNamespace(score=float(s), text=self.texts[n], location=f"p:{n}") for s, n in zip(*p, strict=True)]
+            for p in pairs
+        ]
+
+
+def together(tokenizer: PreTrainedTokenizerFast, **config: object) -> tuple[ImpRAGForCausalLM, InMemory]:
+    built = model(tokenizer, t=2, **config).eval()
+    return built, InMemory(ImpRAGEncoder(built, tokenizer), PASSAGES)
+
+
+def test_answers_are_those_of_generate_on_the_best_passages(bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    built, collection = together(bpe_tokenizer)
+    answers = list(Answerer(built, bpe_tokenizer, collection).answer(PROMPTS, max_new_tokens=6, batch_size=2))
+    passages = bpe_tokenizer([text + "<|endoftext|>" for text in PASSAGES], padding=True, return_tensors="pt")
+    vectors = built.embed_passages(passages["input_ids"], passages["attention_mask"])
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        ids = bpe_tokenizer(prompt, return_tensors="pt")["input_ids"]
+        scores = (built.embed_queries(ids) @ vectors.T)[0]
+        best = scores.topk(2)
+        assert [read.number for read in answer.passages] == best.indices.tolist()
+        assert [read.score for read in answer.passages] == pytest.approx(best.values.tolist(), rel=1e-4)
+        assert [read.text for read in answer.passages] == [PASSAGES[n] for n in best.indices.tolist()]
+        ended = built.generate(
+            ids,
+            passage_input_ids=passages["input_ids"][best.indices][None],
+            passage_attention_mask=passages["attention_mask"][best.indices][None],
+            max_new_tokens=6,
+            do_sample=False,
+        )
+        assert answer.text == bpe_tokenizer.decode(ended[0, ids.shape[1] :], skip_special_tokens=True).strip()
+        assert answer.to_dict()["passages"][0]["place"] == f"p:{best.indices[0]}"
+
+
+def test_stored_states_are_the_computed_ones(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    built, _ = together(bpe_tokenizer, passage_encoding="independent")
+    tokens = tokenize_passages(bpe_tokenizer, PASSAGES, 48)
+    rows = np.array([[3, 0], [7, 11]])
+    with torch.no_grad():
+        computed = built.encode_passages(*tokens.batch(rows))
+        ids = torch.randint(2, 200, (2, 7))
+        expected = built(ids, passage_states=computed).logits
+    plain = store_states(built, tokens, tmp_path / "plain", fingerprint="f", compression="float16")
+    small = store_states(built, tokens, tmp_path / "small", fingerprint="f", pq=4)
+    errors = []
+    for stored in (plain, small):
+        states = stored.read(rows)
+        assert torch.equal(states.mask, computed.mask)
+        for part in ("keys", "values"):
+            for got, want in zip(getattr(states, part), getattr(computed, part), strict=True):
+                mask = states.mask[:, None, :, None]
+                difference = ((got - want) * mask).norm() / (want * mask).norm()
+                assert difference < (2e-3 if stored is plain else 0.6)
+        with torch.no_grad():
+            errors.append(float((built(ids, passage_states=states).logits - expected).abs().max()))
+    assert errors[0] < 0.02
+    assert errors[0] < errors[1]
+    values = (tmp_path / "plain" / "codes.npy").stat().st_size / (tmp_path / "small" / "codes.npy").stat().st_size
+    assert values > 3  # 16 bytes of float16 for a vector of 8 numbers, against 4
+
+
+def test_heavy_hitters_are_the_tokens_that_are_looked_at_most(
+    tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    built, _ = together(bpe_tokenizer, passage_encoding="independent")
+    tokens = tokenize_passages(bpe_tokenizer, PASSAGES, 48)
+    half = store_states(built, tokens, tmp_path, fingerprint="f", compression="float16", kept=0.5)
+    ids, mask = tokens.batch(np.array([5, 0]))
+    with torch.no_grad():
+        layers = built.layer_states(ids, range(1, 3))
+    total = [0.0] * int(mask[0].sum())
+    for layer in layers:  # in plain loops
+        query, key = layer.query[0].double(), layer.key[0].double()
+        for head in range(4):
+            for i in range(len(total)):
+                scores = [float(query[head, i] @ key[head // 2, j]) * layer.scaling for j in range(i + 1)]
+                weights = [np.exp(s - max(scores)) for s in scores]
+                for j, weight in enumerate(weights):
+                    total[j] += weight / sum(weights)
+    received = sum(attention_received(x.query, x.key, mask, x.scaling) for x in layers)
+    assert received[0, : len(total)].tolist() == pytest.approx(total, rel=1e-4)
+    chosen = sorted(sorted(range(len(total)), key=lambda j: -total[j])[: round(0.5 * len(total))])
+    got = torch.from_numpy(half.tokens.read(5)[:, :2])  # the keys of the first layer that reads
+    torch.testing.assert_close(got.transpose(0, 1), layers[0].key[0][:, chosen].float(), rtol=2e-3, atol=2e-3)
+
+
+def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    built, collection = together(bpe_tokenizer)
+    with pytest.raises(UserError, match="k=3 passages were asked for, but the model reads at most 2"):
+        Answerer(built, bpe_tokenizer, collection, k=3)
+    with pytest.raises(UserError, match="k=2 passages were asked for, but the index holds 1"):
+        Answerer(built, bpe_tokenizer, InMemory(ImpRAGEncoder(built, bpe_tokenizer), PASSAGES[:1]))
+    answerer = Answerer(built, bpe_tokenizer, collection)
+    with pytest.raises(
+        UserError, match=r"prompt 2 has \d+ tokens, but with its passages and an answer of 6 there is room"
+    ):
+        list(answerer.answer(["a", "x y z " * 100], max_new_tokens=6))
+    with pytest.raises(UserError, match="prompt 1 is empty"):
+        list(answerer.answer([""]))
+    tokens = tokenize_passages(bpe_tokenizer, PASSAGES, 48)
+    with pytest.raises(UserError, match="states can be stored for passage_encoding independent only"):
+        store_states(built, tokens, tmp_path, fingerprint="f")
+    independent, _ = together(bpe_tokenizer, passage_encoding="independent")
+    few = tokenize_passages(bpe_tokenizer, PASSAGES[:2], 48)
+    with pytest.raises(UserError, match="compressing states needs at least 256 tokens"):
+        store_states(independent, few, tmp_path, fingerprint="f")
+    with pytest.raises(UserError, match="vectors of 8 numbers cannot be cut into 3 parts"):
+        store_states(independent, tokens, tmp_path, fingerprint="f", pq=3)
+    stored = store_states(independent, tokens, tmp_path, fingerprint="f", compression="float16")
+    with pytest.raises(UserError, match="has the states of another model or other passages"):
+        type(stored)(tmp_path, 1, key="g layers=2")
