@@ -1,6 +1,7 @@
 """Kills training runs, at any time and while they write a checkpoint, resumes them, and compares the end bit for bit.
 
-    python benchmarks/kill_and_resume.py --kills 20 --methods revela retromae nvembed
+    python benchmarks/kill_and_resume.py
+    python benchmarks/kill_and_resume.py --kills 5 --methods revela "cot-mote, finetune"
 
 Of each method: one run that is left alone, then `--kills` runs that are killed (kill -9) at a random time, and as many that
 are killed at a random time from the beginning of a checkpoint's writing on. Each is started again with
@@ -52,6 +53,10 @@ def make_inputs(root: Path) -> dict[str, list[str]]:
         (root / "text" / f"{i}.txt").write_text(f"Document {i}. " + SENTENCES * 12)
     rows = [{"anchor": f"Where is fox {i}?", "positive": f"Fox {i} is in Paris {i * i}"} for i in range(64)]
     (root / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = [row | {"negative_1": f"Fox {i} is in Tokyo"} for i, row in enumerate(rows)]
+    (root / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    prompts = [{"question": f"Where does document {i % 8} lead?", "answers": ["to the sea"]} for i in range(48)]
+    (root / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     task = {"name": "qa", "type": "pairs", "source": str(root / "qa.jsonl"), "instruction": "Find the place"}
     (root / "mixture.yaml").write_text(yaml.safe_dump({"tasks": [task]}))
     torch.manual_seed(0)
@@ -68,18 +73,39 @@ def make_inputs(root: Path) -> dict[str, list[str]]:
         "--report_to",
         "none",
     ]
-    common += ["--disable_tqdm", "true", "--learning_rate", "1e-3", "--warmup_steps", 2, "--cache_dir", root / "cache"]
+    common += ["--disable_tqdm", "true", "--learning_rate", "1e-3", "--warmup_steps", 2]
+    cached = ["--cache_dir", root / "cache", *common]
     revela = ["--data", root / "text", "--retriever", llama, "--lm", llama, "--max_words", 20, "--group_size", 4]
     revela += ["--max_length", 24, "--gradient_accumulation_steps", 2, "--temperature", 0.1]
     retromae = ["--data", root / "text", "--encoder", bert, "--max_length", 40, "--per_device_train_batch_size", 4]
     nvembed = ["--backbone", llama, "--mixture", root / "mixture.yaml", "--num_negatives", 2, "--max_length", 96]
     nvembed += ["--in_batch_negatives", "true", "--query_instruction", "Find the place", "--lora_rank", 4]
     nvembed += ["--num_latents", 8, "--num_heads", 2, "--per_device_train_batch_size", 8]
+    cot_mote = [
+        "--encoder",
+        bert,
+        "--max_length",
+        40,
+        "--per_device_train_batch_size",
+        4,
+        "--gradient_accumulation_steps",
+        1,
+    ]
+    imprag = ["--backbone", llama, "--data", root / "prompts.jsonl", "--passages", root / "text", "--max_words", 12]
+    imprag += ["--b", 1, "--t", 1, "--k", 2, "--l_max", 32, "--max_length", 48, "--per_device_train_batch_size", 4]
+    imprag += ["--retrieval_warmup_epochs", 1, "--num_positives", 1, "--num_negatives", 2, "--first_negative_rank", 2]
+    imprag += ["--last_negative_rank", 8, "--num_candidates", 4]
     words = {
-        "revela": ["train", "revela", *revela, "--lora_rank", 0, *common],
-        "revela, LoRA": ["train", "revela", *revela, "--lora_rank", 4, "--lora_dropout", 0.1, *common],
-        "retromae": ["train", "retromae", *retromae, *common],
-        "nvembed": ["train", "nvembed", *nvembed, *common],
+        "revela": ["train", "revela", *revela, "--lora_rank", 0, *cached],
+        "revela, LoRA": ["train", "revela", *revela, "--lora_rank", 4, "--lora_dropout", 0.1, *cached],
+        "retromae": ["train", "retromae", *retromae, *cached],
+        "nvembed": ["train", "nvembed", *nvembed, *cached],
+        "cot-mote, pretrain": ["train", "cot-mote", "--data", root / "text", *cot_mote, *cached],
+        "cot-mote, finetune": [
+            *["train", "cot-mote", "--stage", "finetune", "--pairs", root / "pairs.jsonl", "--num_negatives", 1],
+            *[*cot_mote, *cached],
+        ],
+        "imprag": ["train", "imprag", *imprag, *common],
     }
     return {method: [str(word) for word in line] for method, line in words.items()}
 
@@ -196,6 +222,8 @@ def main() -> None:
     root = options.keep or Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
     os.environ["HF_HOME"] = str(root / "hf")
     commands = make_inputs(root / "inputs")
+    import revela_hub.cli.commands.train_cot_mote
+    import revela_hub.cli.commands.train_imprag
     import revela_hub.cli.commands.train_nvembed
     import revela_hub.cli.commands.train_retromae
     import revela_hub.cli.commands.train_revela  # noqa: F401 (warmed up for the forks)
