@@ -130,7 +130,16 @@ def with_pooler(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def save_backbone(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype | None = None) -> None:
-    """Save the model as safetensors in the given type, without changing it and without a trace of where it came from."""
+    """Save the model as safetensors in the given type, without changing it and without a trace of where it came from.
+
+    Raises:
+        UserError: a weight is not a finite number.
+    """
+    for name, tensor in model.state_dict().items():
+        if not torch.isfinite(tensor).all():
+            raise UserError(
+                f"the weight {name} is not finite: nothing is exported. Export a checkpoint from before that"
+            )
     if dtype is None or dtype == model.dtype:
         model.save_pretrained(folder)
         return

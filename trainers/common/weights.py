@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
+from torch import nn
 from transformers import PreTrainedModel
 
 from revela_hub.errors import UserError
@@ -52,3 +53,18 @@ def refuse(folder: str | Path, fault: str, names: Any) -> None:
     if first := sorted(map(str, names)):
         more = f" and {len(first) - 1} more" if len(first) > 1 else ""
         raise UserError(f"cannot load {folder}: {fault} {first[0]}{more}")
+
+
+def refuse_remote_code(name: str, model: nn.Module) -> None:
+    """Refuses a model whose code lies in its repository: a checkpoint could not be built again from transformers alone.
+
+    Raises:
+        UserError: it is one.
+    """
+    if remote := sorted(
+        {type(m).__name__ for m in model.modules() if type(m).__module__.startswith("transformers_modules")}
+    ):
+        raise UserError(
+            f"the code of {name} ({remote[0]}) lies in its repository, so what is trained of it could not be saved, exported"
+            " or published: choose a model of an architecture that transformers has itself"
+        )

@@ -6,17 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from revela_hub.errors import UserError, first_line
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
+from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.roles import is_encoder
-from revela_hub.trainers.common.weights import load_whole
+from revela_hub.trainers.common.weights import load_whole, refuse
 
 EMBEDDER = "embedder"
+TRAINED_WEIGHTS = "trained.safetensors"  # of a checkpoint with adapters: those, and the pooling
+PROMPTS = "config_sentence_transformers.json"
 
 
 @dataclass
@@ -32,7 +37,7 @@ def load_nvembed(backbone: str, *, dtype: torch.dtype = torch.float32, **config:
     """Loads a decoder under fresh pooling weights, or an NV-Embed with the pooling weights it has.
 
     Args:
-        backbone: Hub id or folder: of a decoder, of an NV-Embed, or the output folder of an NV-Embed run.
+        backbone: Hub id or folder: of a decoder, of an NV-Embed, or the output folder or a checkpoint of an NV-Embed run.
         dtype: of the weights.
         **config: of `NVEmbedModel.from_backbone`: `pooling`, `mask`, `num_latents`, `num_heads`; what is None is left to
             its defaults, or to the trained model.
@@ -44,6 +49,10 @@ def load_nvembed(backbone: str, *, dtype: torch.dtype = torch.float32, **config:
     if (Path(backbone) / EMBEDDER / "config.json").is_file():
         backbone = str(Path(backbone) / EMBEDDER)
     try:
+        if (Path(backbone) / TRAINED_WEIGHTS).is_file():
+            start = _load_adapted(Path(backbone), dtype)
+            _check_settings(backbone, start.model.config, config)
+            return start
         found, _ = PreTrainedConfig.get_config_dict(backbone)
         if found.get("model_type") != NVEmbedConfig.model_type:
             if is_encoder(backbone):
@@ -57,6 +66,34 @@ def load_nvembed(backbone: str, *, dtype: torch.dtype = torch.float32, **config:
         return NVEmbedStart(model, model.tokenizer, _saved_prompts(backbone))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load the backbone {backbone!r}: {first_line(error)}") from error
+
+
+def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
+    """A checkpoint of adapters and pooling on what the run started from, adapters merged."""
+    adapters = LoraConfig.from_pretrained(str(folder))
+    config = NVEmbedConfig.from_pretrained(folder)
+    latent = config.latent_attention_config
+    base = load_nvembed(
+        str(adapters.base_model_name_or_path),
+        dtype=dtype,
+        pooling=config.pooling,
+        mask=config.mask,
+        num_latents=latent.num_latents_value,
+        num_heads=latent.num_cross_heads,
+    )
+    base.model.config.max_seq_length = config.max_seq_length
+    adapted = add_adapters(base.model.embedding_model, adapters)
+    trained = load_file(folder / TRAINED_WEIGHTS)
+    refuse(
+        folder,
+        "its weights belong to another model, which has no",
+        base.model.load_state_dict(trained, strict=False).unexpected_keys,
+    )
+    expected = {name for name, parameter in base.model.named_parameters() if parameter.requires_grad}
+    refuse(folder, "its weights lack", expected - trained.keys())
+    adapted.merge_and_unload()
+    tokenizer = AutoTokenizer.from_pretrained(folder, config=config)
+    return NVEmbedStart(base.model, tokenizer, _saved_prompts(str(folder)))
 
 
 def _check_settings(name: str, trained: NVEmbedConfig, given: dict[str, Any]) -> None:
@@ -76,7 +113,7 @@ def _check_settings(name: str, trained: NVEmbedConfig, given: dict[str, Any]) ->
 
 
 def _saved_prompts(name: str) -> dict[str, str]:
-    file = cached_file(name, "config_sentence_transformers.json", _raise_exceptions_for_missing_entries=False)
+    file = cached_file(name, PROMPTS, _raise_exceptions_for_missing_entries=False)
     if file is None:
         return {}
     prompts = json.loads(Path(file).read_text(encoding="utf-8")).get("prompts") or {}

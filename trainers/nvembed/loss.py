@@ -25,16 +25,24 @@ import torch
 import torch.distributed
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
+from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
 
+from revela_hub.hub_cards.facts import PAPERS
+
 SIMILAR_LENGTH = 0.75
 """Texts as long as this share of the longest go through the model with it."""
+COLUMN = "is_a_column"
+"""Marks the features of a data set's column, whose texts stand in the order of the rows and have one prompt."""
 
 
 class NVEmbedLoss(CachedLossMixin, nn.Module):
     """InfoNCE over the texts of a batch, with or without the other rows' passages.
+
+    It stands alone: with sentence-transformers' own trainer and collator it takes the columns anchor, positive and any
+    number of negatives, each with one prompt. `NVEmbedCollator` gives every text its own prompt and each text once.
 
     Args:
         model: embeds the texts.
@@ -54,24 +62,41 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         mini_batch_num_tokens: int | None = None,
     ) -> None:
         super().__init__()
+        for module in model.modules():
+            if isinstance(module, Pooling):
+                module.register_forward_pre_hook(_pool_by_row)
         self.model = model
         self.temperature = temperature
         self.in_batch_negatives = in_batch_negatives
         self.mini_batch_size = mini_batch_size
         self.mini_batch_num_tokens = mini_batch_num_tokens
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
-        """The loss of the batch of `NVEmbedCollator`, a scalar.
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """The loss of a batch, a scalar.
 
         Args:
-            sentence_features: one dict, of the batch's texts.
-            labels: (B, C, 2), see `NVEmbedCollator`.
+            sentence_features: one dict of the batch's texts, of `NVEmbedCollator`; or one of each column, B texts each.
+            labels: (B, C, 2), see `NVEmbedCollator`; of columns not used.
         """
-        (features,) = sentence_features
-        if self._fits(features):  # nothing to cache: embedding everything twice would gain nothing
-            return self.calculate_loss([[self._embed(features, 0, len(features["input_ids"]))]], labels)
-        loss: Tensor = self.forward_cached([features], labels)
+        features = list(sentence_features)
+        if len(features) > 1:
+            columns: list[dict[str, Any]] = [{**column, COLUMN: True} for column in features]
+            loss: Tensor = self.forward_cached(columns, _places_and_numbers(features))
+        elif self._fits(features[0]):  # nothing to cache: embedding everything twice would gain nothing
+            loss = self.calculate_loss([[self._embed(features[0], 0, len(features[0]["input_ids"]))]], labels)
+        else:
+            loss = self.forward_cached(features, labels)
         return loss
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What sentence-transformers' model card says of the loss."""
+        names = ("temperature", "in_batch_negatives", "mini_batch_size", "mini_batch_num_tokens")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def citation(self) -> str:
+        """The paper's."""
+        return PAPERS["nvembed"].bibtex
 
     def _fits(self, features: dict[str, Tensor]) -> bool:
         mask_TL = features["attention_mask"]
@@ -94,7 +119,11 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
             return self._embed(sentence_feature, begin, end), state
 
     def _embed(self, features: dict[str, Any], begin: int, end: int) -> Tensor:
-        """Embeddings (end - begin, D) of texts that are sorted by length and padded on the right."""
+        """Embeddings (end - begin, D); texts of `NVEmbedCollator` are sorted by length and padded on the right."""
+        if COLUMN in features:
+            part = {k: v[begin:end] if isinstance(v, Tensor) else v for k, v in features.items() if k != COLUMN}
+            embedding_TD: Tensor = self.model(part)["sentence_embedding"]
+            return embedding_TD
         length_T = features["attention_mask"].sum(1).tolist()
         parts = []
         while begin < end:
@@ -111,12 +140,12 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         """The loss, given the embeddings of all texts.
 
         Args:
-            reps: one list, of the mini-batches' embeddings (t, D).
+            reps: a list for each dict of features, of the mini-batches' embeddings (t, D).
             labels: (B, C, 2).
             with_backward: whether to go backward to the embeddings, and return the loss detached.
         """
-        assert labels is not None  # the collator always makes them
-        embedding_TD = torch.cat(reps[0])
+        assert labels is not None  # made by the collator or by `forward`
+        embedding_TD = torch.cat([part for column in reps for part in column])
         embedding_TD = embedding_TD.to(torch.promote_types(embedding_TD.dtype, torch.float32))
         place_BC, text_BC = labels.unbind(-1)
         # In bf16 cosines near 1 are 0.004 apart: at temperature 0.02 a step of 0.2 in the exponent.
@@ -158,3 +187,36 @@ def _right_for_the_query(text_BC: Tensor, all_text_BC: Tensor) -> Tensor:
     same_query_BW = all_text_BC[:, 0] == query_B1  # W here counts the rows of all processes
     right_BN[:, :: all_text_BC.shape[1] - 1] |= same_query_BW
     return right_BN
+
+
+def _places_and_numbers(columns: list[dict[str, Tensor]]) -> Tensor:
+    """(B, C, 2) for columns of B texts each: where a text's embedding stands, and a number that its tokens have alone."""
+    numbers = []
+    for features in columns:
+        token_BL = (features["input_ids"] + 1) * features["attention_mask"]
+        order_BL = features["attention_mask"].cumsum(1)  # the same on whichever side the padding is
+        numbers.append((token_BL * _scrambled(order_BL * 2**20 + token_BL)).sum(1))
+    number_BC = torch.stack(numbers, dim=1)
+    rows, count = number_BC.shape
+    place_BC = (
+        torch.arange(count, device=number_BC.device) * rows + torch.arange(rows, device=number_BC.device)[:, None]
+    )
+    return torch.stack([place_BC, number_BC], dim=-1)
+
+
+def _scrambled(number: Tensor) -> Tensor:
+    """A 64-bit hash (the finaliser of SplitMix64, with arithmetic shifts), on the device."""
+    number = (number ^ (number >> 30)) * -4658895280553007687
+    number = (number ^ (number >> 27)) * -7723592293110705685
+    return number ^ (number >> 31)
+
+
+def _pool_by_row(pooling: nn.Module, arguments: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """What goes into `Pooling`: in training its mask is that of the batch, in which each text lacks its own prompt.
+
+    A hook rather than a class of its own, so that the model stays one of stock modules.
+    """
+    features, *rest = arguments
+    if "pool_mask" in features:
+        features = {**features, "attention_mask": features["pool_mask"]}
+    return (features, *rest)

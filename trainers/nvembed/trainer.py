@@ -8,6 +8,7 @@ The paper trains two stages, each with an optimizer and a warm-up of its own: tw
 the model of the first.
 """
 
+import json
 import shutil
 from importlib.metadata import version
 from pathlib import Path
@@ -35,12 +36,10 @@ from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
-from revela_hub.trainers.nvembed.checkpoint import EMBEDDER
+from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, PROMPTS, TRAINED_WEIGHTS
 from revela_hub.trainers.nvembed.collator import TASK, NVEmbedCollator, text_columns
 from revela_hub.trainers.nvembed.export import assemble_model
 from revela_hub.trainers.nvembed.loss import NVEmbedLoss
-
-TRAINED_WEIGHTS = "trained.safetensors"
 
 
 class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
@@ -83,7 +82,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         for parameter in self.nvembed.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()  # the pooling, also beside a decoder that is frozen in bf16
-        model[1].register_forward_pre_hook(_pool_by_row)
+        self._trained = [name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad]
         if retrieval_task is not None:
             kwargs["evaluator"] = _RetrievalEvaluator(retrieval_task)
         loss = NVEmbedLoss(
@@ -146,13 +145,24 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         """A checkpoint holds what is trained (adapters and pooling, or everything), the configuration and the tokenizer."""
         folder = Path(output_dir or self.args.output_dir or ".")
         folder.mkdir(parents=True, exist_ok=True)
+        if state_dict is None:
+            weights = self.nvembed.state_dict()
+        else:  # gathered from shards, under the names that the model has within the sentence-transformers one
+            prefix = next(name for name, module in self.model.named_modules() if module is self.nvembed)
+            weights = {name.removeprefix(f"{prefix}."): value for name, value in state_dict.items()}
         if self._adapters is None:
-            self.nvembed.save_pretrained(folder)
+            self.nvembed.save_pretrained(folder, state_dict=weights)
         else:
-            trained = {name: p.detach().contiguous() for name, p in self.nvembed.named_parameters() if p.requires_grad}
+            trained = {name: weights[name].detach().contiguous() for name in self._trained}
             save_file(trained, folder / TRAINED_WEIGHTS, metadata={"format": "pt"})
             self.nvembed.config.save_pretrained(folder)
+            adapters, config = self._adapters.peft_config["default"], self.nvembed.config
+            # What they belong to: an NV-Embed, or the decoder that got fresh pooling.
+            adapters.base_model_name_or_path = config._name_or_path or config.text_config._name_or_path
+            adapters.save_pretrained(str(folder))
         self.model.tokenizer.save_pretrained(folder)
+        prompts = json.dumps({"prompts": self.model.prompts}, ensure_ascii=False, indent=2)
+        (folder / PROMPTS).write_text(prompts + "\n", encoding="utf-8")
         torch.save(self.args, folder / TRAINING_ARGS_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -186,17 +196,6 @@ def by_task(dataset: Dataset) -> DatasetDict:
     """One data set for each task, of which sentence-transformers makes batches of one task each."""
     task_N = np.asarray(dataset[TASK])
     return DatasetDict({str(task): dataset.select(np.flatnonzero(task_N == task)) for task in np.unique(task_N)})
-
-
-def _pool_by_row(pooling: nn.Module, arguments: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-    """What goes into `Pooling`: in training its mask is that of the batch, in which each text lacks its own prompt.
-
-    A hook rather than a class of its own, so that the model stays one of stock modules.
-    """
-    features, *rest = arguments
-    if "pool_mask" in features:
-        features = {**features, "attention_mask": features["pool_mask"]}
-    return (features, *rest)
 
 
 class _RetrievalEvaluator(BaseEvaluator):

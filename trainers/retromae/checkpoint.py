@@ -12,7 +12,7 @@ from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, first_line
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.common.weights import load_whole
+from revela_hub.trainers.common.weights import load_whole, refuse_remote_code
 
 
 @dataclass
@@ -30,7 +30,7 @@ def load_retromae_encoder(
 
     Args:
         name: Hub id or folder.
-        trust_remote_code: for models whose code lies in their repository.
+        trust_remote_code: for tokenizers whose code lies in their repository; models with such code are refused.
         attn_implementation: of the encoder; None for transformers' choice.
         **config: fields of `RetroMAEConfig`.
 
@@ -54,6 +54,7 @@ def load_retromae_encoder(
         tokenizer = AutoTokenizer.from_pretrained(name, **settings)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load the encoder {name!r}: {first_line(error)}") from error
+    refuse_remote_code(name, model)
     for field, value in config.items():
         if (kept := getattr(model.config, field)) != value:
             raise UserError(f"{name} was pre-trained with {field}={kept}: go on with that, or start from its encoder")

@@ -14,7 +14,7 @@ from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.retrieval.encoder import no_pickles
 from revela_hub.trainers.common.roles import is_encoder, loading
-from revela_hub.trainers.common.weights import load_adapters, load_whole
+from revela_hub.trainers.common.weights import load_adapters, load_whole, refuse_remote_code
 
 _POOLINGS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 
@@ -44,7 +44,7 @@ def load_backbones(retriever: str, lm: str, *, trust_remote_code: bool = False, 
     Args:
         retriever: Hub id or folder.
         lm: Hub id or folder of a decoder.
-        trust_remote_code: for models whose code lies in their repository.
+        trust_remote_code: for tokenizers whose code lies in their repository; models with such code are refused.
         **config: fields of `RevelaConfig`; what is given wins over what the retriever brings.
 
     Raises:
@@ -70,6 +70,8 @@ def load_backbones(retriever: str, lm: str, *, trust_remote_code: bool = False, 
         model = RevelaForCausalLM.from_backbones(
             loaded.model, lm, trust_remote_code=trust_remote_code, **(loaded.settings | config)
         )
+    for name, part in ((retriever, model.retriever), (lm, model.lm)):
+        refuse_remote_code(name, part)
     tokenizer = with_eos(loaded.tokenizer) if model.config.pooling == "last" else loaded.tokenizer
     return RevelaBackbones(model, tokenizer, _with_padding(lm_tokenizer))
 
@@ -112,7 +114,7 @@ def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> R
 
     Args:
         folder: a checkpoint folder; one with adapters needs the models it started from, too, whose names it holds.
-        trust_remote_code: for models whose code lies in their repository.
+        trust_remote_code: for tokenizers whose code lies in their repository; models with such code are refused.
 
     Raises:
         UserError: if the folder is no Revela checkpoint, or is damaged.

@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 from peft import PeftConfig
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
 from transformers import TrainingArguments as HFTrainingArguments
@@ -125,6 +126,9 @@ class RevelaTrainer(MethodTrainer):
         """Next-token loss of stream h; keeps what the similarities look like for the next log."""
         document_N = inputs.pop("document")
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if self.revela.freeze_retriever and isinstance(model, DistributedDataParallel):
+            # Its processes wait for a gradient of every parameter; `_Schedule` drops these before they count.
+            loss = loss + sum(0.0 * p.flatten()[0] for p in self.revela.retriever.parameters() if p.requires_grad)
         if model.training:
             for name, value in similarity_statistics(outputs.similarity, document_N).items():
                 self.keep(name, value)
@@ -234,6 +238,13 @@ class _Schedule(TrainerCallback):
         self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.collator.epoch = int((state.epoch or 0.0) + 1e-6)
+
+    def on_pre_optimizer_step(
+        self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.model.freeze_retriever:  # as without DDP: no gradient, so that Adam's averages begin with its start
+            for parameter in self.model.retriever.parameters():
+                parameter.grad = None
 
     def on_step_begin(
         self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
+from revela_hub.checkpoints import export_checkpoint
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
@@ -228,6 +230,49 @@ def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
     expected, got = weights(whole), weights(resumed)
     for name, value in expected.items():
         assert torch.equal(got[name], value), name
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_checkpoint_can_be_exported(
+    tmp_path: Path, llama_folder: Path, mixture: Dataset, texts: list[str], lora_rank: int
+) -> None:
+    """Also one of adapters, which are merged; and one of a run that began from an earlier run's embedder."""
+    run = trainer(tmp_path / "one", llama_folder, mixture, lora_rank=lora_rank, save_strategy="steps", save_steps=4)
+    run.train()
+    run.model.eval()
+    expected = run.model.encode(texts, prompt=PROMPTS["qa"])
+    export_checkpoint(tmp_path / "one" / "checkpoint-4", tmp_path / "exported")
+    loaded = SentenceTransformer(str(tmp_path / "exported" / "embedder"), trust_remote_code=True, device="cpu")
+    assert loaded.max_seq_length == 64 and loaded.prompts["query"] == PROMPTS["qa"]
+    assert abs(loaded.encode(texts, prompt=PROMPTS["qa"]) - expected).max() < 1e-5
+    if lora_rank:
+        start = load_nvembed(str(tmp_path / "exported"))
+        model = nvembed_encoder(start.model, start.tokenizer, max_length=64, prompts=start.prompts)
+        settings = {"lora_rank": 4, "save_strategy": "steps", "save_steps": 1, "max_steps": 1, "bf16": False}
+        arguments = NVEmbedTrainingArguments(output_dir=str(tmp_path / "two"), report_to="none", **settings)
+        second = NVEmbedTrainer(model, arguments, train_dataset=mixture)
+        second.train()
+        second.model.eval()
+        again = load_nvembed(str(tmp_path / "two" / "checkpoint-1"))
+        merged = nvembed_encoder(again.model, again.tokenizer, max_length=64, prompts=again.prompts)
+        assert abs(merged.encode(texts, prompt="") - second.model.encode(texts, prompt="")).max() < 1e-5
+        (tmp_path / "two" / "checkpoint-1" / TRAINED_WEIGHTS).write_bytes(b"")
+        with pytest.raises(UserError, match="cannot load the backbone"):
+            load_nvembed(str(tmp_path / "two" / "checkpoint-1"))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_weights_gathered_from_shards_are_those_that_are_saved(
+    tmp_path: Path, llama_folder: Path, mixture: Dataset, lora_rank: int
+) -> None:
+    """As FSDP and ZeRO-3 hand them over; the parameters themselves are empty then."""
+    run = trainer(tmp_path, llama_folder, mixture, lora_rank=lora_rank)
+    gathered = {name: torch.full_like(value, 0.25) for name, value in run.model.state_dict().items()}
+    run._save(str(tmp_path / "saved"), state_dict=gathered)
+    stored = load_file(tmp_path / "saved" / (TRAINED_WEIGHTS if lora_rank else "model.safetensors"))
+    assert "latent_attention_model.latents" in stored
+    assert any("lora_" in name for name in stored) == bool(lora_rank)
+    assert all((value == 0.25).all() for value in stored.values())
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, llama_folder: Path, mixture: Dataset) -> None:

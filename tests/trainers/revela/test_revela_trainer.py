@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.data.sources.beir import RetrievalTask
@@ -162,10 +163,31 @@ if run.is_world_process_zero():
 """
 
 
+_WAITING = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+import torch
+from datasets import load_from_disk
+from test_revela_trainer import losses, trainer
+run = trainer(
+    Path({out!r}), Path({llama!r}), load_from_disk({data!r}), gradient_accumulation_steps={steps}, lora_rank=0, max_steps=5,
+    retriever_start_step=3, gradient_checkpointing=True, train_sampling_strategy="sequential",
+)
+run.train()
+if run.is_world_process_zero():
+    state = [float(v["exp_avg_sq"].sum()) for v in run.optimizer.state_dict()["state"].values()]
+    weights = sum(float(p.abs().sum()) for p in run.revela.retriever.parameters())
+    Path({out!r}, "losses.json").write_text(json.dumps([*losses(run), sum(state), weights]))
+"""
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("script_text", ["losses", "waiting"])
 def test_two_processes_give_the_losses_of_one_with_the_same_global_batch(
-    tmp_path: Path, llama_folder: Path, groups: Dataset
+    tmp_path: Path, llama_folder: Path, groups: Dataset, script_text: str
 ) -> None:
+    """Also with gradient checkpointing, all weights trained and a retriever that waits for its start without gradients."""
     groups.save_to_disk(tmp_path / "data")
     results = {}
     for processes in (1, 2):
@@ -173,7 +195,7 @@ def test_two_processes_give_the_losses_of_one_with_the_same_global_batch(
         out.mkdir()
         script = tmp_path / f"run{processes}.py"
         script.write_text(
-            _TWO_PROCESSES.format(
+            (_WAITING if script_text == "waiting" else _TWO_PROCESSES).format(
                 tests=str(Path(__file__).parent),
                 out=str(out),
                 llama=str(llama_folder),
@@ -186,7 +208,7 @@ def test_two_processes_give_the_losses_of_one_with_the_same_global_batch(
         done = subprocess.run([sys.executable, *launch, str(script)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         results[processes] = json.loads((out / "losses.json").read_text())
-    assert len(results[1]) == 4
+    assert len(results[1]) == (7 if script_text == "waiting" else 4)
     assert results[1] == pytest.approx(results[2], rel=1e-4)
 
 
@@ -327,6 +349,40 @@ def test_chunks_longer_than_a_models_positions_are_refused(
             retriever_tokenizer=backbones.retriever_tokenizer,
             lm_tokenizer=backbones.lm_tokenizer,
         )
+
+
+def test_what_is_trained_is_what_is_published_also_from_python(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerFast, groups: Dataset
+) -> None:
+    """The published tokenizer ends texts with EOS: so does the one of the training, whatever was given."""
+    lm = LlamaForCausalLM(tiny_llama.config)
+    model = RevelaForCausalLM.from_backbones(tiny_llama.model, lm, group_size=4)
+    assert bpe_tokenizer("fox")["input_ids"][-1] != bpe_tokenizer.eos_token_id
+    run = RevelaTrainer(
+        model,
+        RevelaTrainingArguments(output_dir=str(tmp_path), bf16=False, report_to="none"),
+        retriever_tokenizer=bpe_tokenizer,
+        lm_tokenizer=bpe_tokenizer,
+        peft_config=LoraConfig(r=2, target_modules=["q_proj"]),
+        train_dataset=groups,
+        max_length=32,
+    )
+    batch = run.collator([groups[0]])
+    last = batch["retriever_attention_mask"].sum(1) - 1
+    assert (batch["retriever_input_ids"].gather(1, last[:, None]) == bpe_tokenizer.eos_token_id).all()
+    adapters = {name.split(".lora_")[0].rpartition(".")[2] for name in trained(run.model)}
+    assert adapters == {"q_proj"}  # those of peft_config, before the ones of the arguments
+
+
+def test_models_with_code_of_their_own_are_refused_before_training(llama_folder: Path) -> None:
+    (llama_folder / "modeling_mine.py").write_text(
+        "from transformers import LlamaForCausalLM\n\n\nclass Mine(LlamaForCausalLM):\n    pass\n"
+    )
+    config = json.loads((llama_folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_mine.Mine"}
+    (llama_folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"the code of .*tiny-llama \(Mine\) lies in its repository"):
+        load_backbones(str(llama_folder), str(llama_folder), trust_remote_code=True)
 
 
 def test_arguments_out_of_range_say_so(tmp_path: Path) -> None:

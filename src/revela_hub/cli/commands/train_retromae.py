@@ -48,7 +48,10 @@ class Arguments(RetroMAEDataArguments, RetroMAETrainingArguments):
     attn_implementation: str | None = field(
         default=None, metadata={"help": "Attention of the encoder: sdpa, eager, flash_attention_2; by default sdpa."}
     )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    trust_remote_code: bool = field(
+        default=False,
+        metadata={"help": "Run code that comes with a tokenizer. Models have to be of transformers' own."},
+    )
 
 
 def run(arguments: Arguments) -> None:

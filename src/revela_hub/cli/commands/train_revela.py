@@ -60,7 +60,10 @@ class Arguments(MeasureArguments, RevelaDataArguments, RevelaTrainingArguments):
         default=2048,
         metadata={"help": "Tokens of a text that the retriever reads in evaluations and once it is exported."},
     )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    trust_remote_code: bool = field(
+        default=False,
+        metadata={"help": "Run code that comes with a tokenizer. Models have to be of transformers' own."},
+    )
 
 
 def run(arguments: Arguments) -> None:
