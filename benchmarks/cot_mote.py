@@ -159,12 +159,13 @@ class Bench:
         return encoder.encode_query(task.queries, **settings), encoder.encode_document(task.passages, **settings)
 
     def runs(self) -> Iterator[tuple[str, str, int]]:
-        """What is trained and measured: variant, recipe, seed; a mined run comes after the run that mines for it."""
+        """What is trained and measured: variant, recipe, seed; the controls come after the runs that they start from."""
         for seed in self.args.seeds:
             for variant in VARIANTS:
                 yield variant, FIRST, seed
-            yield "experts", SWITCHED, seed
+        for seed in self.args.seeds:
             yield "experts", MINED, seed
+            yield "experts", SWITCHED, seed
 
     def run(self, variant: str, recipe: str, seed: int) -> dict[str, Any]:
         """One line of the results."""

@@ -73,6 +73,10 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         )
         if args.scores == "dense":
             _freeze_heads(model)
+        if args.ddp_find_unused_parameters is None:
+            # The columns go through the model one after the other: to look for weights that one of them does not use
+            # would find the other expert's. All of them together use all.
+            args.ddp_find_unused_parameters = False
         super().__init__(
             model=encoder, args=args, train_dataset=train_dataset, loss=hybrid_loss(encoder, args), **kwargs
         )

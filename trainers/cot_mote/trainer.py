@@ -56,6 +56,8 @@ class CoTMoTETrainer(MethodTrainer):
             seed=args.seed,
             pad_to_multiple_of=8,
         )
+        if args.ddp_find_unused_parameters is None:
+            args.ddp_find_unused_parameters = True  # a batch may have texts of one expert alone
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
         self.add_callback(NewEpoch(self.collator))
 

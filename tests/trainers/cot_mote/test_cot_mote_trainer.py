@@ -328,7 +328,10 @@ def test_two_processes_are_one(
         run.train()
         together = load_file(tmp_path / f"{name}.safetensors")
         for key, value in weights(run.cot_mote if name == "finetune" else run.model).items():
-            torch.testing.assert_close(together[key], value, rtol=1e-4, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}")
+            # Adam takes a step of about the learning rate, 1e-3, whatever the gradient: where that is nearly 0, rounding
+            # shows.
+            difference = (together[key] - value).abs()
+            assert difference.max() < 1e-4 and difference.mean() < 1e-6, (name, key, difference.max())
 
 
 def test_defaults_are_the_papers(tmp_path: Path) -> None:
