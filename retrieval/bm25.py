@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.texts import Rows, TextList, Texts, TextSource
-from revela_hub.retrieval.top_k import Hits, stable_top_k
+from revela_hub.retrieval.top_k import Hits, top_hits
 
 METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")
 
@@ -155,10 +154,7 @@ class BM25:
             dtype=np.dtype(np.float32),
         )
         found = np.flatnonzero(scores_N > 0)
-        if not len(found):
-            return Hits.none(1)
-        scores_1K, columns_1K = stable_top_k(torch.from_numpy(scores_N[found])[None], k)
-        return Hits(scores_1K.numpy(), found[columns_1K.numpy()])
+        return top_hits(scores_N[found], found, k)
 
     def _words(self, texts: Any, *, return_ids: bool = True) -> Any:
         return self._bm25s.tokenize(

@@ -12,15 +12,17 @@ Letters in names: Q queries, N vectors of a block, D their dimension, K hits.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.top_k import Hits, best_hits
 from revela_hub.retrieval.vectors import Vectors
+
+if TYPE_CHECKING:
+    import torch
 
 IndexKind = Literal["exact", "flat", "hnsw", "ivfpq", "milvus"]
 
@@ -51,7 +53,7 @@ class ExactIndex:
         device: Where the products are computed.
     """
 
-    def __init__(self, vectors: Vectors, device: str | torch.device = "cpu") -> None:
+    def __init__(self, vectors: Vectors, device: "str | torch.device" = "cpu") -> None:
         """Reads nothing yet."""
         self._vectors = vectors
         self._device = device
@@ -63,10 +65,14 @@ class ExactIndex:
         """See `VectorIndex`."""
         if not len(self) or not len(vectors_QD):
             return Hits.none(len(vectors_QD))
+        import torch
+
         parts = (vectors_QD[start : start + QUERY_BLOCK] for start in range(0, len(vectors_QD), QUERY_BLOCK))
         return Hits.concatenate(best_hits(self._blocks(torch.from_numpy(part)), k) for part in parts)
 
-    def _blocks(self, queries_QD: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    def _blocks(self, queries_QD: "torch.Tensor") -> "Iterator[tuple[int, torch.Tensor]]":
+        import torch
+
         queries_QD = queries_QD.to(self._device)
         for start in range(0, len(self), COLUMNS):
             block_ND = torch.from_numpy(self._vectors.read(start, start + COLUMNS))
@@ -156,7 +162,7 @@ def open_index(
     kind: IndexKind | str = "exact",
     *,
     folder: Path | None = None,
-    device: str | torch.device = "cpu",
+    device: "str | torch.device" = "cpu",
     milvus_uri: str | None = None,
 ) -> VectorIndex:
     """An index over vectors, made where it is not on disk yet.

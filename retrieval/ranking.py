@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
@@ -21,6 +20,9 @@ from revela_hub.retrieval.sparse import SparseIndex, as_terms, pack_terms
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.top_k import Hits
 from revela_hub.retrieval.vectors import Vectors, VectorStore
+
+if TYPE_CHECKING:
+    import torch
 
 Part = Literal["dense", "sparse", "bm25"]
 Mode = Literal["dense", "sparse", "bm25", "hybrid"]
@@ -69,7 +71,7 @@ class RankerSettings:
     max_terms: int = 256
     max_query_terms: int | None = None
     bm25: BM25Settings = field(default_factory=BM25Settings)
-    device: str | torch.device = "cpu"
+    device: "str | torch.device" = "cpu"
     show_progress_bar: bool = False
 
     def __post_init__(self) -> None:

@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy import sparse
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.top_k import Hits, stable_top_k
+from revela_hub.retrieval.top_k import Hits, top_hits
 from revela_hub.retrieval.vectors import Vectors
 
 QUERY_BLOCK = 64
@@ -56,16 +55,10 @@ class SparseIndex:
     def _hits(self, queries_QV: Any, k: int) -> Iterator[Hits]:
         for start in range(0, queries_QV.shape[0], QUERY_BLOCK):
             scores_QN = (queries_QV[start : start + QUERY_BLOCK] @ self._inverted_VN).tocsr()
-            scores_QN.sort_indices()  # the lower number first among equals
             for query in range(scores_QN.shape[0]):
                 begin, end = scores_QN.indptr[query : query + 2]
                 found = scores_QN.data[begin:end] > 0
-                rows, scores = scores_QN.indices[begin:end][found], scores_QN.data[begin:end][found]
-                if not len(rows):
-                    yield Hits.none(1)
-                    continue
-                scores_1K, columns_1K = stable_top_k(torch.from_numpy(scores)[None], k)
-                yield Hits(scores_1K.numpy(), rows[columns_1K.numpy()].astype(np.int64))
+                yield top_hits(scores_QN.data[begin:end][found], scores_QN.indices[begin:end][found], k)
 
 
 def pack_terms(weights: Any, most: int) -> NDArray[np.float32]:

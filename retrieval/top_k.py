@@ -4,12 +4,13 @@ Letters in names: Q queries, N texts of a block, K hits, M candidates.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:  # torch is imported where it is used: a search by words needs none of it
+    from torch import Tensor
 
 
 class Hits(NamedTuple):
@@ -43,7 +44,7 @@ class Hits(NamedTuple):
         return Hits(np.empty((queries, 0), np.float32), np.empty((queries, 0), np.int64))
 
 
-def best_hits(blocks: Iterable[tuple[int, Tensor]], k: int, floor: float = -np.inf) -> Hits:
+def best_hits(blocks: "Iterable[tuple[int, Tensor]]", k: int, floor: float = -np.inf) -> Hits:
     """The `k` best of scores that come block by block, the lower number first among equals.
 
     Args:
@@ -51,6 +52,8 @@ def best_hits(blocks: Iterable[tuple[int, Tensor]], k: int, floor: float = -np.i
         k: How many to keep.
         floor: What scores no more than this is no hit.
     """
+    import torch
+
     best: tuple[Tensor, Tensor] | None = None
     for first, scores_QN in blocks:
         if best is None or best[0].shape[1] < k:
@@ -70,8 +73,20 @@ def best_hits(blocks: Iterable[tuple[int, Tensor]], k: int, floor: float = -np.i
     return Hits(np.where(scores > floor, scores, np.float32(-np.inf)), np.where(scores > floor, rows, -1))
 
 
-def _above(scores_QN: Tensor, bound_Q1: Tensor) -> tuple[Tensor, Tensor]:
+def top_hits(scores_N: NDArray[np.float32], rows_N: NDArray[np.integer], k: int) -> Hits:
+    """The `k` best of one query's scores, the lower number first among equals: what words and terms are ranked by."""
+    if len(scores_N) > k:
+        least = np.partition(scores_N, len(scores_N) - k)[len(scores_N) - k]
+        candidates = scores_N >= least
+        scores_N, rows_N = scores_N[candidates], rows_N[candidates]
+    order_K = np.lexsort((rows_N, -scores_N))[:k]
+    return Hits(scores_N[order_K][None], rows_N[order_K][None].astype(np.int64))
+
+
+def _above(scores_QN: "Tensor", bound_Q1: "Tensor") -> "tuple[Tensor, Tensor]":
     """The scores above a bound and their columns, ascending: (Q, M), filled up with minus infinity."""
+    import torch
+
     queries, columns = (scores_QN > bound_Q1).nonzero(as_tuple=True)
     counts_Q = torch.bincount(queries, minlength=len(scores_QN))
     most = int(counts_Q.max()) if len(queries) else 0
@@ -82,12 +97,14 @@ def _above(scores_QN: Tensor, bound_Q1: Tensor) -> tuple[Tensor, Tensor]:
     return scores_QM, columns_QM
 
 
-def stable_top_k(scores_QN: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def stable_top_k(scores_QN: "Tensor", k: int) -> "tuple[Tensor, Tensor]":
     """The `k` best columns of each row, the lower column first among equals: scores (Q, K) and columns (Q, K).
 
     `torch.topk` does not say which of several equal scores it takes. With copies of a document in the corpus, or with
     a model that maps everything to one vector, the result would depend on chance; here it does not.
     """
+    import torch
+
     k = min(k, scores_QN.shape[1])
     scores_QK, columns_QK = torch.topk(scores_QN, k, dim=1)
     tied_Q = (scores_QN >= scores_QK[:, -1:]).sum(dim=1) > k  # more candidates for the last place than places

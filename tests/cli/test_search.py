@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,15 @@ def test_mistakes_are_one_line(
     assert captured.out == ""
     assert captured.err.splitlines()[-1].startswith("revela-hub: error: ")
     assert message in captured.err.splitlines()[-1]
+
+
+def test_a_search_by_words_waits_for_no_deep_learning(corpus: Path) -> None:
+    code = "\n".join(
+        [
+            "import sys",
+            "from revela_hub.cli.main import main",
+            "assert main(['search', 'bm25', 'sediment', '--corpus', 'docs']) == 0",
+            "assert not {'torch', 'transformers', 'sentence_transformers', 'datasets'} & set(sys.modules)",
+        ]
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
