@@ -7,7 +7,7 @@ and back. Its own result cache is left alone, so that a model folder that has ch
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, install_hint
 from revela_hub.evaluation.retrieval import RetrievalScores
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def evaluate_mteb(
         try:
             evaluated = mteb.get_model(BM25_BASELINE)
         except ImportError as error:
-            raise UserError(f"BM25 needs bm25s and PyStemmer ({error}): pip install 'revela-hub[eval]'") from error
+            raise UserError(install_hint("bm25s")) from error
     return [_evaluate(evaluated, task, batch_size, show_progress_bar) for task in resolved]
 
 
@@ -65,7 +65,7 @@ def resolve_tasks(tasks: "Sequence[str | AbsTask]") -> "list[AbsTask]":
         from mteb.abstasks import AbsTaskRetrieval
         from mteb.abstasks.aggregated_task import AbsTaskAggregate
     except ImportError as error:
-        raise UserError(f"tasks by name need mteb ({error}): pip install 'revela-hub[eval,mteb]'") from error
+        raise UserError(install_hint("mteb")) from error
 
     resolved: list[AbsTask] = []
     for task in tasks:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, install_hint
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.ranker import Ranker
@@ -241,5 +241,5 @@ def _require_pytrec_eval() -> Any:
     try:
         import pytrec_eval
     except ImportError as error:
-        raise UserError("the scores need pytrec_eval: pip install 'revela-hub[eval]'") from error
+        raise UserError(install_hint("pytrec_eval")) from error
     return pytrec_eval

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, install_hint
 from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.texts import Rows, TextList, Texts, TextSource
 from revela_hub.retrieval.top_k import Hits, top_hits
@@ -176,7 +176,7 @@ def _require_bm25s() -> Any:
         import bm25s
         import Stemmer  # noqa: F401
     except ImportError as error:
-        raise UserError(f"BM25 needs bm25s and PyStemmer ({error}): pip install 'revela-hub[eval]'") from error
+        raise UserError(install_hint("bm25s")) from error
     return bm25s
 
 

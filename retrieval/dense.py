@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, install_hint
 from revela_hub.retrieval.top_k import Hits, best_hits
 from revela_hub.retrieval.vectors import Vectors
 
@@ -199,5 +199,5 @@ def require_faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise UserError(f"this index needs FAISS ({error}): pip install 'revela-hub[search]'") from error
+        raise UserError(install_hint("faiss")) from error
     return faiss

@@ -47,6 +47,23 @@ def make_folder(folder: Path, option: str = "--cache-dir") -> Path:
     return folder
 
 
+def try_folder(folder: Path, option: str) -> None:
+    """Makes a folder and removes it again: that nothing can be written there should be said before the work, not after.
+
+    Args:
+        folder: The folder; one that is there is left as it is.
+        option: Where the user chose it, for the message.
+
+    Raises:
+        UserError: It cannot be made.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    make_folder(folder, option)
+    for path in made:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
 @contextlib.contextmanager
 def whole_file(path: Path, option: str = "--cache-dir") -> Iterator[IO[bytes]]:
     """Opens a file for writing that appears under its name when the block is left without an exception.

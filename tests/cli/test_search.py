@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -104,3 +105,16 @@ def test_a_search_by_words_waits_for_no_deep_learning(corpus: Path) -> None:
         ]
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_quiet_prints_results_only(
+    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["search", "bm25", "width?", "--corpus", "docs", "area.py"]
+    assert main(words) == 0
+    loud = capsys.readouterr()
+    assert "2 documents" in loud.err
+    monkeypatch.setattr("os.environ", os.environ | {})  # --quiet tells the libraries by variables
+    assert main([*words, "--quiet"]) == 0
+    quiet = capsys.readouterr()
+    assert (quiet.out, quiet.err) == (loud.out, "")

@@ -101,6 +101,7 @@ def _dispatch(argv: list[str]) -> None:
     if not name:
         return
     # Here and not above: the parser imports what the list of commands can do without.
+    from revela_hub.cli.output import be_quiet
     from revela_hub.cli.parser import CommandParser, build_arguments
 
     program, module = f"{PROGRAM} {name}", f"revela_hub.cli.commands.{COMMANDS[name].module}"
@@ -110,7 +111,7 @@ def _dispatch(argv: list[str]) -> None:
     if values is None:
         return
     if "--quiet" in rest:
-        _be_quiet()
+        be_quiet()
     command = importlib.import_module(module)
     command.run(build_arguments(command.Arguments, values, program))
 
@@ -124,16 +125,6 @@ def _told(module: str) -> Any:
         return sys.modules.get(module) or (told if told.Arguments else None)
     except Exception:  # a version of transformers whose source is written in some way that was not foreseen
         return importlib.import_module(module)
-
-
-def _be_quiet() -> None:
-    """Turns off the progress bars and the warnings of the libraries; to be called before they are imported."""
-    os.environ |= {
-        "TQDM_DISABLE": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-    }
 
 
 def _command_name(argv: list[str]) -> tuple[str, list[str]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from revela_hub.cli.output import shows_progress
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 
@@ -66,13 +67,13 @@ def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvu
         index=index,
         milvus_uri=milvus_uri,
         device=encoder.device,
-        show_progress_bar=True,
+        show_progress_bar=shows_progress(),
     )
     return Loaded(
         encoder,
         settings,
         lambda folder: read_passages(
-            documents, folder, max_words=options.max_words, report=report, show_progress_bar=True
+            documents, folder, max_words=options.max_words, report=report, show_progress_bar=shows_progress()
         ),
     )
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from revela_hub.cli.output import shows_progress
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeFloat, PositiveInt
 
@@ -100,7 +101,7 @@ def load_models(options: RankerOptions, model: str, mode: str | None) -> Models:
     own = ("k1", "b", "stemmer", "stopwords", "method")
     bm25 = bm25_settings(options.bm25, **{name: getattr(options, f"bm25_{name}") for name in own})
     settings = RankerSettings(
-        **values, mode="bm25" if model == "bm25" else mode or "dense", bm25=bm25, show_progress_bar=True
+        **values, mode="bm25" if model == "bm25" else mode or "dense", bm25=bm25, show_progress_bar=shows_progress()
     )
     loading: dict[str, Any] = {
         "device": options.device,

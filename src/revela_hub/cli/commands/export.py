@@ -11,6 +11,7 @@ Examples:
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from revela_hub.ranges import PositiveInt
@@ -38,7 +39,9 @@ def run(arguments: Arguments) -> None:
     import torch
 
     from revela_hub.checkpoints import METHODS, export_checkpoint
+    from revela_hub.retrieval.disk import try_folder
 
+    try_folder(Path(arguments.output), "--output")
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
     output = export_checkpoint(
         arguments.checkpoint, arguments.output, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype

@@ -29,13 +29,13 @@ Examples:
 """
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from revela_hub.cli.output import note
 from revela_hub.cli.ranker_options import RankerOptions, load_models
 from revela_hub.errors import UserError
 
@@ -111,7 +111,7 @@ def run(arguments: Arguments) -> None:
     mined = mine(pairs, corpus, models.dense, settings, models.settings, folder=folder, sparse=models.sparse)
     _write(mined.rows, output)
     print(mined.report)
-    print(f"cache: {folder}", file=sys.stderr)
+    note(f"cache: {folder}")
 
 
 def _check_output(arguments: Arguments, output: Path) -> None:

@@ -15,10 +15,11 @@ Examples:
 """
 
 import os
-import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from revela_hub.cli.output import note
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt, Seed
 
@@ -68,7 +69,9 @@ def run(arguments: Arguments) -> None:
     """Makes the probe, says what it is and shows five of its queries."""
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.evaluation.probe import ProbeSettings, build_probe, write_probe
+    from revela_hub.retrieval.disk import try_folder
 
+    try_folder(Path(arguments.output), "--output")
     if arguments.kind not in ("auto", "text", "code"):
         raise UserError(f"--kind is {arguments.kind!r}; it must be auto, text or code")
     settings = ProbeSettings(arguments.queries, arguments.passages, tuple(arguments.kinds), arguments.seed)  # type: ignore[arg-type]  # checked there
@@ -81,7 +84,7 @@ def run(arguments: Arguments) -> None:
     report = ReadReport()
     probe = build_probe(arguments.data, settings, questions=_questions(arguments), report=report, **defaults)
     write_probe(probe, arguments.output)
-    print(report, file=sys.stderr)
+    note(report)
     print(probe)
     for query, passage in probe.examples():
         print(f"\n  query:   {_short(query)}\n  passage: {_short(passage)}")

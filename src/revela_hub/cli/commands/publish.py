@@ -16,6 +16,7 @@ Examples:
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from revela_hub.ranges import PositiveInt
@@ -65,7 +66,10 @@ def run(arguments: Arguments) -> None:
 
     from revela_hub.checkpoints import publish
     from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, as_table
+    from revela_hub.retrieval.disk import try_folder
 
+    if arguments.keep:
+        try_folder(Path(arguments.keep), "--keep")
     destination = Destination(
         arguments.repo_id,
         private=arguments.private,

@@ -63,6 +63,7 @@ def run(arguments: Arguments) -> None:
     from revela_hub.cli.commands import train_revela
     from revela_hub.data.sources.beir import write_beir
     from revela_hub.evaluation import docstring_task
+    from revela_hub.retrieval.disk import try_folder
 
     began = time.monotonic()
     models, output = Path(arguments.models), Path(arguments.output_dir)
@@ -72,6 +73,7 @@ def run(arguments: Arguments) -> None:
     root = Path(arguments.data or sysconfig.get_paths()["stdlib"])
     if not root.is_dir():
         raise UserError(f"--data {root} is not a folder")
+    try_folder(output, "--output_dir")
     print(f"1/4  reading {root.name}: docstrings become queries, and leave the text")
     docstrings = docstring_task(root, queries=arguments.queries)
     write_beir(docstrings.task, output / "task")

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from revela_hub.cli.output import note, shows_progress
 from revela_hub.cli.ranker_options import RankerOptions, load_models
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
@@ -93,8 +94,10 @@ def _read(arguments: Arguments, folder: Path) -> "Passages":
 
     report = ReadReport()
     documents = read_documents(arguments.corpus, report=report)
-    passages = read_passages(documents, folder, max_words=arguments.max_words, report=report, show_progress_bar=True)
-    print(report, file=sys.stderr)
+    passages = read_passages(
+        documents, folder, max_words=arguments.max_words, report=report, show_progress_bar=shows_progress()
+    )
+    note(report)
     return passages
 
 
@@ -114,7 +117,7 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
     ranker = build_ranker(passages.texts, settings, folder, dense=models.dense, sparse=models.sparse)
     vectors = [part.vectors for part in getattr(ranker, "parts", [ranker]) if isinstance(part, VectorRanker)]
     reused = f", {vectors[0].reused:,} of them from the cache" if vectors else ""
-    print(f"{len(passages):,} passages{reused}", file=sys.stderr)
+    note(f"{len(passages):,} passages{reused}")
     return ranker, passages
 
 

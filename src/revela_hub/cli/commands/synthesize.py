@@ -30,12 +30,13 @@ Examples:
 
 import json
 import os
-import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
+from revela_hub.cli.output import note, shows_progress
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
 
@@ -124,6 +125,7 @@ def run(arguments: Arguments) -> None:
     from revela_hub.data.synthesis.store import PAIRS
     from revela_hub.data.synthesis.synthesis import SynthesisSettings, synthesize
     from revela_hub.data.text.ngram_overlap import read_excluded
+    from revela_hub.retrieval.disk import try_folder
 
     settings = SynthesisSettings(
         count=arguments.count,
@@ -137,16 +139,17 @@ def run(arguments: Arguments) -> None:
         duplicate_similarity=arguments.duplicate_similarity,
         model=arguments.model,
     )
+    try_folder(Path(arguments.output), "--output")
     excluded = None
     if arguments.exclude:
         excluded, summary = read_excluded(arguments.exclude, arguments.exclude_ngram, corpus=arguments.exclude_corpus)
-        print(summary, file=sys.stderr)
+        note(summary)
     try:
         report = synthesize(
-            _backend(arguments), arguments.output, settings, excluded=excluded, show_progress_bar=sys.stderr.isatty()
+            _backend(arguments), arguments.output, settings, excluded=excluded, show_progress_bar=shows_progress()
         )
     except KeyboardInterrupt:
-        print(f"\nwhat was accepted is in {arguments.output}; the same command goes on from there", file=sys.stderr)
+        note(f"\nwhat was accepted is in {arguments.output}; the same command goes on from there")
         raise
     print(report)
     print(os.path.join(arguments.output, PAIRS))
