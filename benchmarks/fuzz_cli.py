@@ -941,9 +941,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run the commands that hold this")
     parser.add_argument("--show", nargs="*", default=["traceback", "silent", "refused", "hangs"], help="kinds to print")
     parser.add_argument("--json", type=Path, help="file to keep the outcomes in")
+    parser.add_argument("--part", default="1/1", help="2/3: the second of three shares, for several processes")
     parser.add_argument("--timeout", type=float, default=90.0, help="seconds for a command")
     args = parser.parse_args()
-    chosen = [case for case in dict.fromkeys(cases()) if args.only in case.command]
+    part, parts = map(int, args.part.split("/"))
+    chosen = [case for case in dict.fromkeys(cases()) if args.only in case.command][part - 1 :: parts]
     kept = read_outcomes(args.json)
     playground = Path(tempfile.mkdtemp(prefix="fuzz-playground-"))
     os.environ |= {"XDG_CACHE_HOME": str(playground / ".cache"), "HF_HOME": str(playground / ".hf")}
