@@ -9,13 +9,12 @@ import torch
 from revela_hub.data.text.masking import (
     Bools,
     Tokens,
-    Vocabulary,
-    check_mask_ratio,
     masked_tokens,
     replace_chosen,
     whole_word_masks,
 )
 from revela_hub.errors import UserError
+from revela_hub.trainers.common.masked import MaskedCollator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,7 +25,7 @@ COLUMNS = ("row", "expert", "input_ids", "word_starts", "context_ids", "context_
 _IGNORED = -100
 
 
-class CoTMoTECollator:
+class CoTMoTECollator(MaskedCollator):
     """Makes a batch of rows of `build_contexts`: a masked text, the contextual span that is written from its vector.
 
     The text: whole words, `encoder_mask_ratio` of the tokens; of the chosen ones 80% become `[MASK]`, 10% a random token
@@ -95,25 +94,18 @@ class CoTMoTECollator:
         Raises:
             UserError: A ratio outside (0, 1); a tokenizer that is not one of a masked language model.
         """
-        check_mask_ratio("encoder_mask_ratio", encoder_mask_ratio)
-        check_mask_ratio("decoder_mask_ratio", decoder_mask_ratio)
         if decoder not in ("ar", "ae", "none"):
             raise UserError(f"decoder is {decoder}; it must be ar, ae or none")
-        self.vocabulary = Vocabulary.of(tokenizer)
-        self.encoder_mask_ratio, self.decoder_mask_ratio = encoder_mask_ratio, decoder_mask_ratio
+        super().__init__(
+            tokenizer,
+            encoder_mask_ratio=encoder_mask_ratio,
+            decoder_mask_ratio=decoder_mask_ratio,
+            max_length=max_length,
+            pad_to_multiple_of=pad_to_multiple_of,
+            seed=seed,
+            epoch=epoch,
+        )
         self.decoder, self.switch_experts = decoder, switch_experts
-        self.max_length, self.pad_to_multiple_of = max_length, pad_to_multiple_of
-        self.seed = seed
-        self._epoch = torch.tensor(epoch).share_memory_()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next batches belong to."""
-        return int(self._epoch)
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._epoch.fill_(epoch)
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Makes a batch; see the class for its tensors.
@@ -177,15 +169,7 @@ class CoTMoTECollator:
 
     def _empty(self, features: Sequence[dict[str, Any]], ids: str, prefix: str) -> dict[str, np.ndarray]:
         """The tensors of a batch that is all padding."""
-        longest = max(features, key=lambda row: len(row[ids]))
-        length = len(longest[ids]) + 2
-        if self.max_length is not None and length > self.max_length:
-            raise UserError(
-                f"row {longest['row']} has {length} tokens with the special ones, but the encoder has positions for"
-                f" {self.max_length}: make the rows with a smaller max_length"
-            )
-        width = -(-length // self.pad_to_multiple_of) * self.pad_to_multiple_of
-        shape = (len(features), width if self.max_length is None else min(width, self.max_length))
+        shape = (len(features), self.width(features, ids, "row"))
         batch = {
             f"{prefix}input_ids": np.full(shape, self.vocabulary.padding, dtype=np.int64),
             f"{prefix}attention_mask": np.zeros(shape, dtype=np.int64),

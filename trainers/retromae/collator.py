@@ -9,14 +9,13 @@ import torch
 from revela_hub.data.text.masking import (
     Bools,
     Tokens,
-    Vocabulary,
-    check_mask_ratio,
     masked_tokens,
     replace_chosen,
     visibility,
     whole_word_masks,
 )
 from revela_hub.errors import UserError
+from revela_hub.trainers.common.masked import MaskedCollator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,7 +28,7 @@ MASK_SETS = 128
 _IGNORED = -100
 
 
-class RetroMAECollator:
+class RetroMAECollator(MaskedCollator):
     """Makes a batch of rows of `build_spans`: `[CLS] span [SEP]`, masked lightly for the encoder, heavily for the decoder.
 
     Encoder: whole words, `encoder_mask_ratio` of the tokens; of the chosen tokens 80% become `[MASK]`, 10% a random
@@ -104,27 +103,18 @@ class RetroMAECollator:
         Raises:
             UserError: A ratio outside (0, 1); a tokenizer that is not one of a masked language model.
         """
-        check_mask_ratio("encoder_mask_ratio", encoder_mask_ratio)
-        check_mask_ratio("decoder_mask_ratio", decoder_mask_ratio)
         if decoder not in ("enhanced", "basic", "none"):
             raise UserError(f"decoder is {decoder}; it must be enhanced, basic or none")
-        self.vocabulary = Vocabulary.of(tokenizer)
-        self.encoder_mask_ratio = encoder_mask_ratio
-        self.decoder_mask_ratio = decoder_mask_ratio
+        super().__init__(
+            tokenizer,
+            encoder_mask_ratio=encoder_mask_ratio,
+            decoder_mask_ratio=decoder_mask_ratio,
+            max_length=max_length,
+            pad_to_multiple_of=pad_to_multiple_of,
+            seed=seed,
+            epoch=epoch,
+        )
         self.decoder = decoder
-        self.max_length = max_length
-        self.pad_to_multiple_of = pad_to_multiple_of
-        self.seed = seed
-        self._epoch = torch.tensor(epoch).share_memory_()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next batches belong to."""
-        return int(self._epoch)
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._epoch.fill_(epoch)
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Makes a batch; see the class for its tensors.
@@ -135,7 +125,7 @@ class RetroMAECollator:
         Raises:
             UserError: A span that is too long, or that another tokenizer made.
         """
-        width = self._width(features)
+        width = self.width(features, "input_ids", "span")
         batch = self._empty(len(features), width)
         epoch = self.epoch
         for number, row in enumerate(features):
@@ -180,20 +170,6 @@ class RetroMAECollator:
             row["decoder_input_ids"][:length] = np.where(masks_NL[1], vocabulary.mask, tokens_L)
             row["decoder_attention_mask"][:length] = 1
             row["decoder_labels"][:length][masks_NL[1]] = tokens_L[masks_NL[1]]
-
-    def _width(self, features: Sequence[dict[str, Any]]) -> int:
-        """The tokens of the longest span, rounded up."""
-        longest = max(features, key=lambda row: len(row["input_ids"]))
-        length = len(longest["input_ids"]) + 2
-        width = -(-length // self.pad_to_multiple_of) * self.pad_to_multiple_of
-        if self.max_length is None:
-            return width
-        if length > self.max_length:
-            raise UserError(
-                f"span {longest['span']} has {length} tokens with the special ones, but the encoder has positions for "
-                f"{self.max_length}: make the spans with a smaller max_length"
-            )
-        return min(width, self.max_length)
 
     def _empty(self, rows: int, width: int) -> dict[str, np.ndarray]:
         """The tensors of a batch that is all padding."""
