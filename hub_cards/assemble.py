@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -222,7 +221,7 @@ def card_facts(checkpoint: Path, assembled: Assembled, given: ModelCardFacts | N
         facts = replace(facts, base_model=base)
     state = read_json(checkpoint / "trainer_state.json")
     history = state.get("log_history") if isinstance(state, dict) else None
-    if not facts.figures and history and find_spec("matplotlib"):
+    if not facts.figures and history:
         picture = work / "training_curve.png"
         if training_curve(history, picture):
             facts = replace(facts, figures=(Figure(str(picture), "Training loss"),))

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.source import parse_sources
 from revela_hub.data.text.contexts import CONTEXTS, build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModelQueries, PseudoQueries, Seq2SeqQueries
 from revela_hub.data.text.spans import MIN_TOKENS
 from revela_hub.errors import UserError, first_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt, Share
+from revela_hub.trainers.common.arguments import TextArguments
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -18,27 +18,9 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class CoTMoTEDataArguments:
+class CoTMoTEDataArguments(TextArguments):
     """What CoT-MoTE is trained on. The defaults are those of the paper where it names them."""
 
-    data: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "pretrain: what to train on, one or more of: folders or files of text, glob patterns, JSON lines"
-            " (.jsonl, .jsonl.gz), data sets as hf:owner/name[:configuration][:split]. In a YAML file also mappings with"
-            " a path and more: see revela_hub.data.sources.source."
-        },
-    )
-    text_column: str = field(
-        default="text", metadata={"help": "The field of JSON lines, or the column of data sets, that holds the text."}
-    )
-    exclude: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Patterns of file and folder names not to read, for example '*.min.js' tests."},
-    )
-    language: str = field(
-        default="en", metadata={"help": "Language of the text (ISO 639-1), by which the ends of sentences are found."}
-    )
     contexts: list[str] = field(
         default_factory=lambda: list(CONTEXTS),
         metadata={"help": "pretrain: contextual spans of a text, of: neighbour, overlap, query (a pseudo-query)."},
@@ -69,9 +51,6 @@ class CoTMoTEDataArguments:
         default=0.45, metadata={"help": "Share of a span's tokens that an ae decoder has to predict."}
     )
     max_spans: PositiveInt | None = field(default=None, metadata={"help": "Spans to make at most."})
-    max_documents: PositiveInt | None = field(
-        default=None, metadata={"help": "Documents to read from each source at most."}
-    )
     pairs: str | None = field(
         default=None,
         metadata={
@@ -79,9 +58,6 @@ class CoTMoTEDataArguments:
         },
     )
     num_negatives: NonNegativeInt = field(default=15, metadata={"help": "finetune: hard negatives of each row."})
-    cache_dir: str | None = field(
-        default=None, metadata={"help": "Where the rows are kept between runs. Default: in the cache of datasets."}
-    )
 
 
 def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries | None:
@@ -116,14 +92,9 @@ def load_contexts(
     """
     if not arguments.data:
         raise UserError("no data to pre-train on: give --data with folders, files or data sets of text")
-    defaults: dict[str, Any] = {
-        "text_column": arguments.text_column,
-        "exclude": tuple(arguments.exclude),
-        "max_documents": arguments.max_documents,
-    }
     report = ReadReport()
     rows = build_contexts(
-        parse_sources(arguments.data, **defaults),
+        arguments.sources(),
         tokenizer,
         contexts=arguments.contexts,
         queries=queries,

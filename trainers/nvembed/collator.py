@@ -132,6 +132,9 @@ class NVEmbedCollator:
         batch = {
             f"text_{name}": value[order_T] if isinstance(value, Tensor) else value for name, value in features.items()
         }
+        batch["text_lengths"] = length_T[
+            order_T
+        ].tolist()  # a list, which stays on the host, where the loss asks for it
         label = torch.stack([torch.argsort(order_T)[torch.tensor(places)], torch.tensor(names)], dim=-1)
         return {"label": label.view(len(rows), len(self.columns), 2), **batch}
 

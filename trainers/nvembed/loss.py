@@ -102,7 +102,7 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         mask_TL = features["attention_mask"]
         if self.mini_batch_num_tokens is None:
             return len(mask_TL) <= self.mini_batch_size
-        return int(mask_TL.sum()) <= self.mini_batch_num_tokens
+        return sum(_lengths(features)) <= self.mini_batch_num_tokens
 
     def embed_minibatch(
         self,
@@ -124,12 +124,13 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
             part = {k: v[begin:end] if isinstance(v, Tensor) else v for k, v in features.items() if k != COLUMN}
             embedding_TD: Tensor = self.model(part)["sentence_embedding"]
             return embedding_TD
-        length_T = features["attention_mask"].sum(1).tolist()
+        length_T = _lengths(features)
         parts = []
         while begin < end:
             longest = length_T[begin]
             after = next((at for at in range(begin, end) if length_T[at] < SIMILAR_LENGTH * longest), end)
             part = {k: v[begin:after, :longest] if isinstance(v, Tensor) else v for k, v in features.items()}
+            part.pop("lengths", None)
             parts.append(self.model(part)["sentence_embedding"])
             begin = after
         return torch.cat(parts)
@@ -187,6 +188,12 @@ def _right_for_the_query(text_BC: Tensor, all_text_BC: Tensor) -> Tensor:
     same_query_BW = all_text_BC[:, 0] == query_B1  # W here counts the rows of all processes
     right_BN[:, :: all_text_BC.shape[1] - 1] |= same_query_BW
     return right_BN
+
+
+def _lengths(features: dict[str, Any]) -> list[int]:
+    """The texts' lengths in tokens, as the collator knows them, or else asked of the device."""
+    lengths: list[int] = features["lengths"] if "lengths" in features else features["attention_mask"].sum(1).tolist()
+    return lengths
 
 
 def _places_and_numbers(columns: list[dict[str, Tensor]]) -> Tensor:

@@ -26,6 +26,7 @@ from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
 from revela_hub.trainers.revela.collator import RevelaCollator, tokenize_groups
@@ -94,7 +95,8 @@ class RevelaTrainer(MethodTrainer):
         adapters = peft_config or args.lora_config(model)
         trained = model if adapters is None else add_adapters(model, adapters)
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
-        self.add_callback(_Schedule(self.revela, self.collator, args))
+        for callback in (NewEpoch(self.collator), _Schedule(self.revela, args)):
+            self.add_callback(callback)
 
     def _tokenized(self, groups: Any, args: RevelaTrainingArguments) -> Any:  # noqa: ANN401 (any data set, or None)
         """With the tokens of each group, from the cache, unless the run ends before it has seen them all."""
@@ -228,16 +230,11 @@ def _delayed(factor: Callable[[int], float], args: RevelaTrainingArguments, step
 
 
 class _Schedule(TrainerCallback):
-    """Sets what depends on the step or the epoch, and so is right after a resume, too."""
+    """Sets what depends on the step, and so is right after a resume, too."""
 
-    def __init__(self, model: RevelaForCausalLM, collator: RevelaCollator, args: RevelaTrainingArguments) -> None:
-        self.model, self.collator, self.own = model, collator, args
+    def __init__(self, model: RevelaForCausalLM, args: RevelaTrainingArguments) -> None:
+        self.model, self.own = model, args
         self.start, self.end = args.temperature_start, model.config.temperature
-
-    def on_epoch_begin(
-        self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.collator.epoch = int((state.epoch or 0.0) + 1e-6)
 
     def on_pre_optimizer_step(
         self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
