@@ -230,7 +230,7 @@ class SparseRanker:
         )
         terms = store.vectors(texts)
         self.key = key_of("sparse", terms.key, settings.query_prompt, settings.max_query_terms)
-        self._index = SparseIndex(terms, int(encoder.get_embedding_dimension()))
+        self._index = SparseIndex(terms, int(self.encode(["how many terms"]).shape[1]))
 
     def encode(self, queries: Sequence[str]) -> Any:
         """See `Ranker`: a sparse matrix (Q, V)."""
