@@ -68,7 +68,7 @@ def clusters(rows: list[int], dimension: int) -> np.ndarray:
 def at_scale(documents: int, anchors: int, dimension: int, kind: str, folder: Path) -> str:
     source = TextList([str(row) for row in range(documents)])
     store = VectorStore(folder, "clusters")
-    store.fill(source, lambda batch: clusters([int(text) for text in batch], dimension))
+    store.fill(source, lambda batch, _: clusters([int(text) for text in batch], dimension))
     vectors = store.vectors(source, normalize=True)
     random = np.random.default_rng(2)
     queries = vectors.take(np.sort(random.choice(documents, anchors, replace=False)))

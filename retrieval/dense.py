@@ -1,6 +1,6 @@
 """Indexes of vectors, exact and approximate: `search(vectors, k)` is all that `search`, `mine` and ImpRAG know of them.
 
-    exact       block by block over the vectors on disk, in memory that does not grow with them (the default)
+    exact       block by block over the vectors on disk, of which the first 256 MiB stay in memory (the default)
     flat        the same by FAISS, with all vectors in memory: faster for many single queries
     hnsw        FAISS, a graph of neighbours: approximate, milliseconds for millions of vectors, 1.1 times their size in memory
     ivfpq       FAISS, vectors in 1/16 of their size or less in memory: approximate; the rest of an error is made good by
@@ -31,6 +31,9 @@ QUERY_BLOCK = 4096
 COLUMNS = 2048
 """Vectors compared at a time: with 4,096 queries 32 MiB of scores."""
 
+KEEP = 1 << 28
+"""Bytes of vectors that an exact index keeps in memory for the next query: those of 170,000 texts of 384 numbers."""
+
 TRAINING_SIZE = 100_000
 """Vectors that ivfpq learns its codes from."""
 
@@ -57,6 +60,7 @@ class ExactIndex:
         """Reads nothing yet."""
         self._vectors = vectors
         self._device = device
+        self._kept: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._vectors)
@@ -75,8 +79,12 @@ class ExactIndex:
 
         queries_QD = queries_QD.to(self._device)
         for start in range(0, len(self), COLUMNS):
-            block_ND = torch.from_numpy(self._vectors.read(start, start + COLUMNS))
-            yield start, queries_QD @ block_ND.to(self._device).T
+            block_ND = self._kept.get(start)
+            if block_ND is None:
+                block_ND = torch.from_numpy(self._vectors.read(start, start + COLUMNS)).to(self._device)
+                if 4 * (start + COLUMNS) * self._vectors.dimension <= KEEP:
+                    self._kept[start] = block_ND
+            yield start, queries_QD @ block_ND.T
 
 
 class FaissIndex:

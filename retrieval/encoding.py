@@ -27,6 +27,7 @@ def encode_texts(
     batch_size: int = 32,
     prompt: str | None = None,
     convert: Callable[[Any, int], NDArray[np.float32]] | None = None,
+    progress: Callable[[int], object] = lambda _: None,
     **options: Any,
 ) -> NDArray[np.float32]:
     """The vectors (N, D) of texts, as the encoder gives them.
@@ -39,6 +40,7 @@ def encode_texts(
             typical length (256 tokens); a forward pass never has more than eight times as many.
         prompt: Goes before every text, instead of the encoder's own.
         convert: Makes vectors of what the encoder returned for so many texts; by default `as_vectors`.
+        progress: Is told how many texts are done, each time some are.
         options: For the encoder's method.
 
     Raises:
@@ -50,7 +52,9 @@ def encode_texts(
     convert = convert or (lambda encoded, count: as_vectors(encoded, count, normalize=False))
     lengths_N = token_lengths(encoder, texts)
     if lengths_N is None:
-        return convert(method(texts, batch_size=batch_size, **options), len(texts))
+        vectors = convert(method(texts, batch_size=batch_size, **options), len(texts))
+        progress(len(texts))
+        return vectors
     budget = TOKENS.get(str(getattr(encoder, "device", "cpu")), batch_size * TYPICAL)
     vectors_ND: NDArray[np.float32] | None = None
     for rows in batches(lengths_N, budget, 8 * batch_size):
@@ -58,6 +62,7 @@ def encode_texts(
         if vectors_ND is None:
             vectors_ND = np.empty((len(texts), block_BD.shape[1]), dtype=np.float32)
         vectors_ND[rows] = block_BD
+        progress(len(rows))
     assert vectors_ND is not None  # lengths are None where there is no text
     return vectors_ND
 

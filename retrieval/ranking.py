@@ -146,8 +146,13 @@ def document_vectors(
     )
     store.fill(
         texts,
-        lambda batch: encode_texts(
-            encoder, batch, "document", batch_size=settings.batch_size, prompt=settings.document_prompt
+        lambda batch, progress: encode_texts(
+            encoder,
+            batch,
+            "document",
+            batch_size=settings.batch_size,
+            prompt=settings.document_prompt,
+            progress=progress,
         ),
         "Encoding passages" if settings.show_progress_bar else None,
     )
@@ -218,13 +223,14 @@ class SparseRanker:
         store = VectorStore(folder, f"{settings.sparse_identity} terms {most} {settings.document_prompt!r}")
         store.fill(
             texts,
-            lambda batch: encode_texts(
+            lambda batch, progress: encode_texts(
                 encoder,
                 batch,
                 "document",
                 batch_size=settings.batch_size,
                 prompt=settings.document_prompt,
                 convert=lambda weights, _: pack_terms(weights, most),
+                progress=progress,
             ),
             "Encoding passages (terms)" if settings.show_progress_bar else None,
         )

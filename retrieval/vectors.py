@@ -33,10 +33,13 @@ from revela_hub.retrieval.texts import TextSource
 
 logger = logging.getLogger(__name__)
 
-FIRST_SHARD, SHARD_SIZE = 256, 8192
+FIRST_SHARD, SHARD_SIZE = 32, 8192
 """Vectors of the first file, and at most: what an interruption can cost. In between, files double."""
-SHARD_SECONDS = 20.0
+SHARD_SECONDS = 30.0
 """Files grow no more when one takes this long."""
+
+
+Encode = Callable[[list[str], Callable[[int], object]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -111,14 +114,12 @@ class VectorStore:
             with whole_file(self.folder / "store.json", option) as stream:
                 stream.write(json.dumps({"model": identity, "dtype": dtype}, indent=2).encode())
 
-    def fill(
-        self, texts: TextSource, encode: Callable[[list[str]], NDArray[np.float32]], description: str | None = None
-    ) -> None:
+    def fill(self, texts: TextSource, encode: "Encode", description: str | None = None) -> None:
         """Encodes and writes the vectors that are not there yet, in files that begin small.
 
         Args:
             texts: The texts.
-            encode: Texts to vectors (N, D).
+            encode: Texts to vectors (N, D); is told a function to report texts to that are done, for the progress bar.
             description: For the progress bar; None shows none.
 
         Raises:
@@ -131,9 +132,8 @@ class VectorStore:
         with tqdm(total=len(missing), desc=description, unit=" texts", disable=description is None) as bar:
             while start < len(missing):
                 rows, began = missing[start : start + size], time.monotonic()
-                self._write(texts.digests_N2[rows], encode(texts.read(rows.tolist())))
+                self._write(texts.digests_N2[rows], encode(texts.read(rows.tolist()), bar.update))
                 start += len(rows)
-                bar.update(len(rows))
                 if time.monotonic() - began < SHARD_SECONDS:
                     size = min(2 * size, SHARD_SIZE)
 

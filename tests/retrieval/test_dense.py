@@ -21,7 +21,7 @@ def made(folder: Path, number: int, dimension: int = 16, *, normalize: bool = Fa
     )
     texts = TextList([str(row) for row in range(number)])
     store = VectorStore(folder, "model@1")
-    store.fill(texts, lambda batch: table[[int(text) for text in batch]])
+    store.fill(texts, lambda batch, _: table[[int(text) for text in batch]])
     return store.vectors(texts, normalize=normalize), table
 
 
@@ -68,7 +68,7 @@ def test_approximate_indexes_find_nearly_all(tmp_path: Path, kind: str) -> None:
 def test_equal_scores_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     store = VectorStore(tmp_path, "model@1")
     texts = TextList([str(row) for row in range(30)])
-    store.fill(texts, lambda batch: np.ones((len(batch), 4), np.float32))
+    store.fill(texts, lambda batch, _: np.ones((len(batch), 4), np.float32))
     for kind in ("exact", "flat"):
         hits = open_index(store.vectors(texts), kind).search(np.ones((1, 4), np.float32), 5)
         assert hits.rows_QK.tolist() == [[0, 1, 2, 3, 4]]

@@ -27,7 +27,7 @@ def test_equals_a_plain_loop(tmp_path: Path, layout: str) -> None:
     packed = pack_terms(tensor.to_sparse() if layout == "sparse" else tensor, 30)
     texts = TextList([str(row) for row in range(200)])
     store = VectorStore(tmp_path, "model@1")
-    store.fill(texts, lambda batch: packed[[int(text) for text in batch]])
+    store.fill(texts, lambda batch, _: packed[[int(text) for text in batch]])
     index = SparseIndex(store.vectors(texts), TERMS)
     queries = as_terms(torch.from_numpy(queries_QV))
     hits = index.search(queries, 10)

@@ -24,12 +24,13 @@ class Encode:
         self.limit, self.dimension = limit, dimension
         self.texts: list[str] = []
 
-    def __call__(self, texts: list[str]) -> np.ndarray:
+    def __call__(self, texts: list[str], progress: Callable[[int], object] = bool) -> np.ndarray:
         if self.limit is not None:
             if self.limit == 0:
                 raise KeyboardInterrupt
             self.limit -= 1
         self.texts += texts
+        progress(len(texts))
         seeds = [sum(map(ord, text)) for text in texts]
         return np.stack([np.random.default_rng(seed).normal(size=self.dimension) for seed in seeds]).astype(np.float32)
 
@@ -101,7 +102,7 @@ def test_models_and_types_do_not_share_vectors(tmp_path: Path) -> None:
     assert half.dtype == np.float32
     np.testing.assert_allclose(half, Encode()(TEXTS), rtol=1e-3)
     with pytest.raises(UserError, match="too large for float16; store them as float32"):
-        VectorStore(tmp_path, "b", dtype="float16").fill(TextList(["x"]), lambda _: np.full((1, 2), 1e6, np.float32))
+        VectorStore(tmp_path, "b", dtype="float16").fill(TextList(["x"]), lambda *_: np.full((1, 2), 1e6, np.float32))
 
 
 def truncate(path: Path) -> None:
@@ -189,10 +190,10 @@ def test_two_processes_may_fill_one_store(tmp_path: Path) -> None:
     class Meanwhile(Encode):
         """Between this process's reading and its first writing, another one encodes the same texts."""
 
-        def __call__(self, texts: list[str]) -> np.ndarray:
+        def __call__(self, texts: list[str], progress: Callable[[int], object] = bool) -> np.ndarray:
             if not self.texts:
                 fill(tmp_path, Encode(), [*TEXTS, "one more"])
-            return super().__call__(texts)
+            return super().__call__(texts, progress)
 
     expected = Encode()(TEXTS)
     np.testing.assert_array_equal(fill(tmp_path, Meanwhile()).vectors(TextList(TEXTS)).read(0, 10), expected)

@@ -231,6 +231,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_the_corpus_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "SHARD_SIZE", 256)
     monkeypatch.setattr(dense, "COLUMNS", 256)
+    monkeypatch.setattr(dense, "KEEP", 1 << 20)
     monkeypatch.setattr("revela_hub.retrieval.texts.LINES_PER_BATCH", 64)
     number, filler = 3000, "x" * 10_000
 
