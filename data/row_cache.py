@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.sources.documents import source_files
+from revela_hub.data.sources.held_out import read_held_out
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.errors import UserError
@@ -115,7 +116,9 @@ def rows_fingerprint(made_with: Mapping[str, Any], sources: Sequence[Source]) ->
     """Names the rows: by what they are made with, and what the sources are (files: path, size and time of change)."""
     digest = hashlib.sha256(json.dumps(made_with, default=str).encode())
     for source in sources:
-        digest.update(json.dumps(asdict(source)).encode())
+        # By what is held out, not by where it is written: the next run's folder is another one.
+        held_out = read_held_out(source.held_out) if source.held_out else None
+        digest.update(json.dumps(asdict(source) | ({"held_out": held_out} if held_out else {})).encode())
         for file in _local_files(source):
             status = file.stat()
             digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
@@ -141,9 +144,7 @@ def cache_folder(cache_dir: str | Path | None) -> Path:
 
 
 def _local_files(source: Source) -> Iterator[Path]:
-    """The files on this machine that the source's documents come from, and what is taken out of them."""
-    if source.held_out is not None:
-        yield from source_files(Source(path=source.held_out), ReadReport())
+    """The files on this machine that the source's documents come from."""
     if not source.is_dataset:
         yield from source_files(source, ReadReport())
         return

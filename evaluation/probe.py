@@ -42,6 +42,10 @@ QUESTION_PROMPT = (
 )
 
 
+class NoProbe(UserError):
+    """The text offers too few queries for a probe."""
+
+
 @dataclass(frozen=True)
 class ProbeSettings:
     """How a probe is made.
@@ -141,7 +145,8 @@ def build_probe(
         **defaults: Fields of `Source` for what a source itself does not say.
 
     Raises:
-        UserError: Anything `read_documents` raises; text that offers fewer than 20 queries.
+        NoProbe: The text offers fewer than 20 queries.
+        UserError: Anything `read_documents` raises.
     """
     settings = settings or ProbeSettings()
     random = Random(settings.seed)
@@ -152,7 +157,7 @@ def build_probe(
     if questions is not None:
         asked |= _questions(questions, passages, asked, settings)
     if len(asked) < MIN_QUERIES:
-        raise UserError(
+        raise NoProbe(
             f"the text offers {len(asked)} queries for a probe, fewer than {MIN_QUERIES}: it has too few functions with "
             "docstrings, headings, or passages of three sentences; give more of it, or measure on a task of your own"
         )

@@ -90,7 +90,7 @@ def test_resume_last_goes_on_where_the_run_stopped(tmp_path: Path, llama_folder:
         (["--data", "nowhere/at/all"], "nowhere/at/all"),
         (["--lm", "nowhere/model"], "nowhere/model"),
         (["--temperature", "0"], "--temperature: must be above 0"),
-        (["--eval_strategy", "steps"], "--eval_corpus"),
+        (["--eval_strategy", "steps", "--probe", "none"], "--eval_corpus"),
         (["--query_prompt", "q: "], "both --query_prompt and --passage_prompt"),
         (["--run_length", "3"], "run_length"),
     ],

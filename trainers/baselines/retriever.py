@@ -1,5 +1,6 @@
 """What the baselines that train a retriever alone share: any sentence-transformers model, trained and saved as what it is."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import is_sentence_transformer_model
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.errors import UserError, first_line
-from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
+from revela_hub.hub_cards import write_card
+from revela_hub.hub_cards.assemble import CARD_FACTS, Assembled, Assembly, copy_finished
+from revela_hub.trainers.common.run import Run
 from revela_hub.trainers.common.trainer import MethodTrainer
 
 BESIDE = "beside_the_model.safetensors"
@@ -52,6 +55,30 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
     return model.float()
 
 
+@dataclass
+class LanguageModel:
+    """A decoder and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load_lm(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
+    """A decoder to read with, in float32.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(
+            name, trust_remote_code=trust_remote_code, use_safetensors=True, dtype=torch.float32
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"cannot load the language model {name!r}: {first_line(error)}") from error
+    return LanguageModel(model, tokenizer)
+
+
 class RetrieverTrainer(MethodTrainer):
     """Trainer of a module that has a `retriever` and returns a dict with its `loss`.
 
@@ -70,6 +97,10 @@ class RetrieverTrainer(MethodTrainer):
         """The sentence-transformers model that is trained."""
         return self.accelerator.unwrap_model(self.model).retriever
 
+    def retrieval_encoder(self) -> SentenceTransformer:
+        """The retriever as it stands."""
+        return self.retriever  # type: ignore[no-any-return]
+
     def model_names(self) -> str:
         """The retriever's."""
         return str(self.trained_config()._name_or_path or "a retriever")
@@ -83,6 +114,20 @@ class RetrieverTrainer(MethodTrainer):
         folder = Path(self.args.output_dir or ".") / RETRIEVER
         self.retriever.save_pretrained(str(folder), create_model_card=False)
         return folder
+
+    def finish(self, run: Run, *, method: str, summary: str) -> None:
+        """Writes `retriever/` with its card, and publishes it if that was asked for."""
+        if self.args.should_save:
+            arguments: Any = self.args
+            facts = run.facts(
+                self, method=method, models=("retriever",), summary=summary, sources=map(str, arguments.data)
+            )
+            folder = self.export()
+            facts.to_file(folder / CARD_FACTS)  # what `revela-hub publish` reads
+            write_card(folder, facts, repo_id=self.args.hub_model_id)
+        if self.args.push_to_hub:
+            self.push_to_hub()
+        run.finish(self)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir or ".")

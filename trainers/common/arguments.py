@@ -1,12 +1,14 @@
 """Arguments that every training run has, whatever it trains: those of transformers, and what they do not say."""
 
+import shutil
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from peft import LoraConfig
 from torch import nn
-from transformers import TrainingArguments
+from transformers import IntervalStrategy, TrainingArguments
 
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.errors import UserError
@@ -110,6 +112,7 @@ class TextArguments:
     cache_dir: str | None = field(
         default=None, metadata={"help": "Where what is made of the text is kept. Default: in the cache of datasets."}
     )
+    held_out: str | None = field(default=None, init=False)  # a probe's folder: its queries are no text to train on
 
     def sources(self, **defaults: Any) -> list[Source]:
         """What `data` names.
@@ -128,6 +131,7 @@ class TextArguments:
             "text_column": self.text_column,
             "exclude": tuple(self.exclude),
             "max_documents": self.max_documents,
+            "held_out": self.held_out,
         }
         return parse_sources(self.data, **(settings | defaults))
 
@@ -170,3 +174,78 @@ class MeasureArguments:
         if self.eval_strategy != "no":
             raise UserError("--eval_strategy needs something to measure: give --eval_corpus BEIR_FOLDER")
         return None
+
+
+@dataclass
+class ProbeArguments(MeasureArguments):
+    """What a run on raw text is measured on: a BEIR folder, or a probe made of the text itself.
+
+    To be listed before `TextArguments` and the training arguments among a command's bases.
+    """
+
+    eval_steps: float | None = field(
+        default=None,
+        metadata={"help": "Measure every so many updates, or below 1 every such share of the run; by default 0.25."},
+    )
+    probe: str = field(
+        default="auto",
+        metadata={
+            "help": "What to measure on without --eval_corpus. auto: queries made of the text, which are taken out of what"
+            " is trained on; none; or a folder of revela-hub probe."
+        },
+    )
+    probe_queries: PositiveInt = field(default=200, metadata={"help": "Queries of the probe that is made, at most."})
+    probe_passages: PositiveInt = field(default=500, metadata={"help": "Passages of it: what a measurement costs."})
+    keep_worse: bool = field(
+        default=False, metadata={"help": "Export what was trained also where the start was better."}
+    )
+
+    def __post_init__(self) -> None:
+        """Measures during the run unless it is told not to."""
+        if self.eval_strategy is None and self.probe != "none":
+            self.eval_strategy = "steps"
+        if self.eval_strategy == "steps" and self.eval_steps is None:
+            self.eval_steps = 0.25
+        super().__post_init__()
+
+    def task(self, *, resumed: bool = False) -> "RetrievalTask | None":
+        """What to measure on: `--eval_corpus`, the probe of an earlier run or of a folder, or one that is made now.
+
+        Args:
+            resumed: whether the run goes on, and so does its probe.
+
+        Raises:
+            UserError: the folder is none of those, or the data cannot be read.
+        """
+        from revela_hub.data.sources.held_out import HELD_OUT
+        from revela_hub.evaluation.probe import read_probe_task
+
+        if self.eval_corpus or self.probe == "none":
+            return super().task()
+        made: Any = self
+        folder = Path(made.output_dir or ".") / "probe" if self.probe == "auto" else Path(self.probe)
+        if self.probe == "auto":
+            with made.main_process_first(desc="making a probe of the text"):
+                if made.process_index == 0 and not (resumed and (folder / "probe.json").is_file()):
+                    self._make_probe(folder)
+            if not folder.is_dir():
+                self.eval_strategy = IntervalStrategy.NO  # type: ignore[assignment] # what the Trainer has made of it
+                return None
+        if (folder / HELD_OUT).is_file():
+            made.held_out = str(folder)
+        return read_probe_task(folder)
+
+    def _make_probe(self, folder: Path) -> None:
+        from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe, write_probe
+
+        shutil.rmtree(folder, ignore_errors=True)
+        of: Any = self
+        kind = getattr(self, "kind", "auto")
+        sources = of.sources(kind=None if kind == "auto" else kind)
+        try:
+            probe = build_probe(sources, ProbeSettings(self.probe_queries, self.probe_passages, seed=0))
+        except NoProbe as error:
+            of.say(f"nothing is measured: {error}")
+            return
+        write_probe(probe, folder)
+        of.say(probe)

@@ -146,14 +146,14 @@ class _Memory:
 
 
 class Measured(TrainerCallback):
-    """Measures a run on a task and keeps its best weights; the start is measured when this is made.
+    """Notes what a trainer's evaluations measure, and keeps the best weights.
 
     Args:
         model: what is trained; its trainable weights at the start and at the best moment are kept in `folder`.
         encoder: the retriever in it as it stands, at any time.
-        task: what to measure on.
+        task: what is measured on.
+        latest: the scores of the trainer's last evaluation.
         folder: the run's output folder.
-        every: updates between two measurements; None: at the start and the end alone.
         resumed: whether the run goes on from a checkpoint, and what was measured before counts.
         main: whether this process writes.
     """
@@ -163,25 +163,22 @@ class Measured(TrainerCallback):
         model: nn.Module,
         encoder: Encoder,
         task: RetrievalTask,
+        latest: Callable[[], RetrievalScores],
         folder: Path,
         *,
-        every: int | None = None,
         resumed: bool = False,
         main: bool = True,
     ) -> None:
-        self.model, self.encoder, self.task = model, encoder, task
-        self.folder, self.every, self.main = folder / KEPT, every, main
+        self.model, self.encoder, self.task, self.latest = model, encoder, task, latest
+        self.folder, self.main = folder / KEPT, main
         self.choosing, self.telling = halves(task.queries)
         # Of weights in shards no process has all: the run is measured, and ends with what it ends with.
         self.keeps = not any(isinstance(p, DTensor) for p in model.parameters())
         file = self.folder / MEASURED
         self.memory = _Memory.read(file) if resumed and file.is_file() else _Memory()
-        if not self.memory.scores:
-            self.measure(0)
 
-    def measure(self, step: int) -> RetrievalScores:
-        """Measures the weights as they are, and keeps them if none since the start were better."""
-        scores = score_run(retrieval_run(self.encoder, self.task), self.task)
+    def note(self, step: int, scores: RetrievalScores) -> None:
+        """Notes the scores of the weights as they are, and keeps them if none since the start were better."""
         self.memory.scores[step] = {metric: dict(by_query) for metric, by_query in scores.per_query.items()}
         if step and (not self.memory.best or self._mean(step) > self._mean(self.memory.best)):
             self.memory.best = step
@@ -191,26 +188,20 @@ class Measured(TrainerCallback):
         if self.main:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.memory.write(self.folder / MEASURED)
-        return scores
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Measures where it is time to, and ends a run that got clearly worse."""
-        if self.every is None or state.global_step % self.every or state.global_step >= state.max_steps:
-            return
-        scores = self.measure(state.global_step)
-        state.log_history.append({"step": state.global_step, f"eval_{METRIC}": scores.ndcg_at_10})
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Notes what was measured, and ends a run that got clearly worse."""
+        self.note(state.global_step, self.latest())
         if self._clearly_worse():
             control.should_training_stop = True
 
     def finish(self, step: int, *, keep_worse: bool = False) -> Outcome:
-        """Measures the end, puts the best weights into the model, and says what the run was worth.
+        """Puts the best weights into the model, and says what the run was worth.
 
         Args:
-            step: the last update.
+            step: the last update, which has been measured, and so has the start.
             keep_worse: leave the best of the trained weights also where the start is better.
         """
-        if step not in self.memory.scores:
-            self.measure(step)
         best = self.memory.best
         difference = compare_queries(self._told(0), self._told(best))
         worse = difference.verdict == "worse"

@@ -1,9 +1,10 @@
 """The frame of a run: its output folder, which no other run uses, where it goes on from, and what it leaves behind."""
 
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from revela_hub.trainers.common.checkpoints import (
     step_of,
 )
 from revela_hub.trainers.common.facts import facts_of_run
+from revela_hub.trainers.common.measuring import Outcome
 from revela_hub.trainers.common.settings import LENGTH, changes, run_settings
 from revela_hub.trainers.common.trainer import MethodTrainer
 
@@ -40,32 +42,41 @@ class Run:
         arguments: of the run.
         checkpoint: what it goes on from; None from the beginning.
         nothing_to_do: whether it has ended already, or has no updates to make: the caller returns.
+        outcome: what it was worth, where that was measured.
     """
 
     arguments: RunArguments
     checkpoint: str | None = None
     nothing_to_do: bool = False
+    outcome: Outcome | None = None
 
     @property
     def output(self) -> Path:
         """The output folder."""
         return Path(self.arguments.output_dir or ".")
 
-    def train(self, trainer: MethodTrainer, *, measure: bool = False) -> None:
-        """Trains, and says what `trainer.evaluate` measures before and after it."""
-        if measure and self.checkpoint is None:
-            self._say("before", trainer.evaluate())
+    def train(self, trainer: MethodTrainer) -> None:
+        """Trains; where there is a task, measures before, during and after, and leaves the best weights in the model."""
+        measured = trainer.measured(self.output, resumed=self.checkpoint is not None)
+        if measured is not None:
+            trainer.add_callback(measured)
+            if not measured.memory.scores and self.checkpoint is None:
+                trainer.evaluate()
         trainer.train(resume_from_checkpoint=self.checkpoint)
-        if measure:
-            self._say("after", trainer.evaluate())
-
-    def _say(self, when: str, metrics: dict[str, float]) -> None:
-        shown = [f"{name} {metrics[f'eval_{name}']:.4f}" for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")]
-        self.arguments.say(f"{when} training: {', '.join(shown)}")
+        if measured is None:
+            return
+        if trainer.state.global_step not in measured.memory.scores:
+            trainer.evaluate()
+        if 0 in measured.memory.scores:  # else it was resumed without what it measured before
+            keep_worse = getattr(self.arguments, "keep_worse", False)
+            self.outcome = measured.finish(trainer.state.global_step, keep_worse=keep_worse)
 
     def facts(self, trainer: MethodTrainer, **of_the_method: Any) -> "ModelCardFacts":
         """What the card says of the run; for the arguments see `facts_of_run`."""
-        return facts_of_run(self.arguments, record=trainer.record, **of_the_method)
+        facts = facts_of_run(self.arguments, record=trainer.record, **of_the_method)
+        if self.outcome is None:
+            return facts
+        return replace(facts, results=self.outcome.results(), figures=(self.outcome.figure(self.output),))
 
     def finish(self, trainer: MethodTrainer) -> None:
         """Draws the training curve and notes that the run has ended; to be called when everything is written."""
@@ -75,6 +86,8 @@ class Run:
         if self.arguments.should_save:
             training_curve(trainer.state.log_history, self.output / TRAINING_CURVE)
             Record(run_settings(self.arguments), finished=True).write(self.output)
+        if self.outcome is not None and self.arguments.should_log:
+            sys.stdout.write(f"\n{self.outcome.table()}\n{self.outcome.sentence()}\n")
 
 
 @contextmanager

@@ -27,6 +27,9 @@ NOT_LEARNT_FROM = (
     "include",
     "torch_empty",
     "ddp",
+    "probe",
+    "keep_worse",
+    "held_out",
 )
 NOT_LEARNT = {
     *("output_dir", "overwrite", "allow_changes", "quiet", "resume_from_checkpoint", "cache_dir", "trust_remote_code"),

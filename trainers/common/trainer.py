@@ -19,7 +19,10 @@ from transformers import PreTrainedConfig, PrinterCallback, Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 
+from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError, first_line
+from revela_hub.evaluation.retrieval import METRICS, RetrievalScores, evaluate_retrieval
+from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
@@ -31,6 +34,7 @@ from revela_hub.trainers.common.checkpoints import (
     step_of,
     whats_missing,
 )
+from revela_hub.trainers.common.measuring import Measured
 from revela_hub.trainers.common.progress import Progress, count
 from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.common.settings import (
@@ -50,12 +54,17 @@ class MethodTrainer(Publishing, Trainer):
 
     Args:
         *args: of the trainer that this one stands before.
+        retrieval_task: measured at every evaluation, if given, under the names `eval_ndcg_at_10` and so on.
         **kwargs: of it.
     """
 
     args: RunArguments
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, retrieval_task: RetrievalTask | None = None, **kwargs: Any) -> None:
+        self.retrieval_task = retrieval_task
+        self.retrieval_scores: RetrievalScores | None = None
+        if retrieval_task is not None:
+            kwargs.setdefault("eval_dataset", {})  # the Trainer wants one before it evaluates anything
         self._metrics: dict[str, tuple[Tensor, int]] = {}
         self._run_folder: Path | None = None
         self.record = Record({})
@@ -66,6 +75,45 @@ class MethodTrainer(Publishing, Trainer):
         self.remove_callback(PrinterCallback)
         for callback in (self._stop, Progress(self.args, self.describe_run)):
             self.add_callback(callback)
+
+    # --- retrieval
+
+    def retrieval_encoder(self) -> Encoder:
+        """The retriever as it stands; of a method that is measured."""
+        raise NotImplementedError
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
+        """Retrieval on `retrieval_task` if there is one, then the loss on an evaluation data set if there is one."""
+        if self.retrieval_task is None:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        scores = evaluate_retrieval(self.retrieval_encoder(), self.retrieval_task)
+        self.retrieval_scores = scores
+        metrics = {f"{metric_key_prefix}_{name}": getattr(scores, name) for name in METRICS}
+        if eval_dataset or self.eval_dataset:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix) | metrics
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def measured(self, output: Path, *, resumed: bool) -> Measured | None:
+        """What notes the measurements of this run and keeps its best weights; None where nothing is measured."""
+        if self.retrieval_task is None:
+            return None
+        model: Any = self.accelerator.unwrap_model(self.model)
+
+        def latest() -> RetrievalScores:
+            assert self.retrieval_scores is not None
+            return self.retrieval_scores
+
+        return Measured(
+            model,
+            self.retrieval_encoder(),
+            self.retrieval_task,
+            latest,
+            output,
+            resumed=resumed,
+            main=self.is_world_process_zero(),
+        )
 
     # --- metrics
 

@@ -21,15 +21,12 @@ from packaging.version import Version
 from peft import PeftConfig
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 from transformers import set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.evaluation import evaluate_retrieval
 from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
@@ -52,8 +49,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         train_dataset: the rows of a mixture (`revela_hub.data.Mixture.dataset`): task, anchor, positive, negative_1 to
             negative_N, anchor_prompt, document_prompt.
         peft_config: of the adapters; by default LoRA as `args` says.
-        retrieval_task: measured at every evaluation, if given, under the names `eval_ndcg_at_10` and so on.
-        **kwargs: of `SentenceTransformerTrainer`: `eval_dataset` with the same columns, `callbacks`, ...
+        **kwargs: of `MethodTrainer` (`retrieval_task`) and `SentenceTransformerTrainer`: `eval_dataset` with the same columns, `callbacks`, ...
 
     Raises:
         UserError: if a column is missing, or an instruction leaves no room for a text.
@@ -66,7 +62,6 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         *,
         train_dataset: Dataset,
         peft_config: PeftConfig | None = None,
-        retrieval_task: RetrievalTask | None = None,
         **kwargs: Any,
     ) -> None:
         self.args: NVEmbedTrainingArguments
@@ -83,8 +78,6 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()  # the pooling, also beside a decoder that is frozen in bf16
         self._trained = [name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad]
-        if retrieval_task is not None:
-            kwargs["evaluator"] = _RetrievalEvaluator(retrieval_task)
         loss = NVEmbedLoss(
             model,
             temperature=args.temperature,
@@ -104,6 +97,10 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
     def trained_config(self) -> NVEmbedConfig:
         """That of the model inside of the sentence-transformers one."""
         return self.nvembed.config
+
+    def retrieval_encoder(self) -> SentenceTransformer:
+        """The model as it stands."""
+        return self.accelerator.unwrap_model(self.model)  # type: ignore[no-any-return]
 
     def model_names(self) -> str:
         """The decoder's."""
@@ -196,18 +193,3 @@ def by_task(dataset: Dataset) -> DatasetDict:
     """One data set for each task, of which sentence-transformers makes batches of one task each."""
     task_N = np.asarray(dataset[TASK])
     return DatasetDict({str(task): dataset.select(np.flatnonzero(task_N == task)) for task in np.unique(task_N)})
-
-
-class _RetrievalEvaluator(BaseEvaluator):
-    """Our measure in sentence-transformers' form."""
-
-    def __init__(self, task: RetrievalTask) -> None:
-        super().__init__()
-        self.task = task
-        self.primary_metric = "ndcg_at_10"
-
-    def __call__(
-        self, model: Any, output_path: str | None = None, epoch: float = -1, steps: int = -1
-    ) -> dict[str, float]:
-        scores = evaluate_retrieval(model, self.task)
-        return {name: getattr(scores, name) for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.common.epochs import NewEpoch
+from revela_hub.trainers.common.measuring import EncoderInTraining
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.collator import RetroMAECollator
@@ -55,6 +56,18 @@ class RetroMAETrainer(MethodTrainer):
         )
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
         self.add_callback(NewEpoch(self.collator))
+
+    def retrieval_encoder(self) -> EncoderInTraining:
+        """The encoder as it stands: the first token's state, as it is published."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+
+        def embed(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            hidden: Tensor = model.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            return hidden[:, 0]
+
+        tokenizer: Any = self.processing_class
+        longest = model.config.max_seq_length or model.max_length
+        return EncoderInTraining(model, embed, tokenizer, {}, longest)
 
     def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
         """What `push_to_hub` publishes."""

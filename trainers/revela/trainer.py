@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from peft import PeftConfig
@@ -19,14 +18,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
 from transformers import TrainingArguments as HFTrainingArguments
 
-from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.evaluation import evaluate_retrieval
 from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.epochs import NewEpoch
+from revela_hub.trainers.common.measuring import EncoderInTraining
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
 from revela_hub.trainers.revela.collator import RevelaCollator, tokenize_groups
@@ -45,8 +43,7 @@ class RevelaTrainer(MethodTrainer):
         lm_tokenizer: of the language model.
         peft_config: of the adapters; by default LoRA as `args` says.
         max_length: tokens kept of a chunk.
-        retrieval_task: measured at every evaluation, if given, under the names `eval_ndcg_at_10` and so on.
-        **kwargs: of `Trainer`: `train_dataset` (columns group, document, text), `callbacks`, ...
+        **kwargs: of `MethodTrainer` (`retrieval_task`) and `Trainer`: `train_dataset` (columns group, document, text), `callbacks`, ...
 
     Raises:
         UserError: if a model has fewer positions than `max_length`, or the tokenizers do not suit the collator.
@@ -63,7 +60,6 @@ class RevelaTrainer(MethodTrainer):
         lm_tokenizer: PreTrainedTokenizerBase,
         peft_config: PeftConfig | None = None,
         max_length: int = 160,
-        retrieval_task: RetrievalTask | None = None,
         **kwargs: Any,
     ) -> None:
         self.args: RevelaTrainingArguments
@@ -71,13 +67,10 @@ class RevelaTrainer(MethodTrainer):
         if model.config.pooling == "last":  # as the export has it: what is trained is what is published
             retriever_tokenizer = with_eos(retriever_tokenizer)
         self.retriever_tokenizer, self.lm_tokenizer = retriever_tokenizer, lm_tokenizer
-        self.retrieval_task = retrieval_task
         for name, parameter in model.retriever.named_parameters():
             # A pooler of BERT's kind gets no gradient from the token states; left in, it breaks DDP.
             if "pooler" in name.split("."):
                 parameter.requires_grad_(False)
-        if retrieval_task is not None:
-            kwargs.setdefault("eval_dataset", {})  # the Trainer wants one before it evaluates anything
         for part, backbone in (("retriever", model.retriever), ("language model", model.lm)):
             positions = getattr(backbone.config, "max_position_embeddings", max_length)
             if max_length > positions:
@@ -142,25 +135,11 @@ class RevelaTrainer(MethodTrainer):
             logs["temperature"] = self.revela.config.temperature
         super().log(logs, start_time)
 
-    def evaluate(
-        self,
-        eval_dataset: Any = None,  # noqa: ANN401 (as in Trainer)
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
-        """Retrieval on `retrieval_task`, then the loss on an evaluation data set if there is one."""
-        metrics: dict[str, float] = {}
-        if self.retrieval_task is not None:
-            encoder = _RetrieverEncoder(self.revela, self.collator)
-            scores = evaluate_retrieval(encoder, self.retrieval_task)
-            numbers = (scores.ndcg_at_10, scores.mrr_at_10, scores.recall_at_100)
-            names = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
-            metrics = {f"{metric_key_prefix}_{n}": v for n, v in zip(names, numbers, strict=True)}
-        if eval_dataset or self.eval_dataset:
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix) | metrics
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+    def retrieval_encoder(self) -> EncoderInTraining:
+        """The retriever as it stands, reading as much as it is published to read."""
+        model, tokenizer = self.revela, self.retriever_tokenizer
+        longest = text_length(model.retriever.config, tokenizer, model.config.max_seq_length)
+        return EncoderInTraining(model, model.embed, tokenizer, model.config.prompts, longest)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The Trainer's optimizer, with the retriever's parameters in groups of their own."""
@@ -250,38 +229,3 @@ class _Schedule(TrainerCallback):
         if self.start is not None:
             progress = min(1.0, (state.global_step + 1) / max(1, state.max_steps))
             self.model.config.temperature = self.start * (self.end / self.start) ** progress
-
-
-class _RetrieverEncoder:
-    """The retriever as it stands, as an encoder for evaluation."""
-
-    def __init__(self, model: RevelaForCausalLM, collator: RevelaCollator) -> None:
-        self.model, self.collator = model, collator
-
-    def encode_query(self, texts: list[str], **kwargs: Any) -> np.ndarray:
-        return self._encode(texts, self.model.config.prompts["query"], **kwargs)
-
-    def encode_document(self, texts: list[str], **kwargs: Any) -> np.ndarray:
-        return self._encode(texts, self.model.config.prompts["document"], **kwargs)
-
-    @torch.no_grad()
-    def _encode(self, texts: list[str], prompt: str, batch_size: int = 32, **_: Any) -> np.ndarray:
-        tokenizer, model = self.collator.retriever_tokenizer, self.model
-        longest = text_length(model.retriever.config, tokenizer, model.config.max_seq_length)  # as it is published
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        parts = []
-        training = model.training
-        model.eval()
-        for start in range(0, len(order), batch_size):
-            batch = tokenizer(
-                [prompt + texts[i] for i in order[start : start + batch_size]],
-                padding=True,
-                truncation=True,
-                max_length=longest,
-                return_tensors="pt",
-            ).to(model.device)
-            parts.append(model.embed(batch["input_ids"], batch["attention_mask"]).float().cpu())
-        model.train(training)
-        vectors = torch.empty(len(texts), parts[0].shape[-1])
-        vectors[torch.tensor(order)] = torch.cat(parts)
-        return vectors.numpy()

@@ -36,6 +36,8 @@ COMMANDS = {
     "train nvembed": Command("train_nvembed", "train a generalist embedder from a decoder with NV-Embed"),
     "train cot-mote": Command("train_cot_mote", "pre-train and fine-tune a query and a passage expert with CoT-MoTE"),
     "train imprag": Command("train_imprag", "teach a decoder to retrieve, read and answer at once with ImpRAG"),
+    "train contriever": Command("train_contriever", "train a retriever on raw text by contrast (a baseline)"),
+    "train replug": Command("train_replug", "train a retriever by a frozen language model's likelihoods (a baseline)"),
     "mine": Command("mine", "find hard negatives for pairs with a retriever or BM25"),
     "synthesize": Command("synthesize", "have a language model write training pairs for tasks"),
     "probe": Command("probe", "make a retrieval task out of raw text, to measure retrievers without labels"),

@@ -11,7 +11,7 @@ from torch import nn
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs, halves
-from revela_hub.evaluation.retrieval import bm25_run, score_run
+from revela_hub.evaluation.retrieval import bm25_run, retrieval_run, score_run
 from revela_hub.trainers.common.measuring import CURVE, Measured
 
 WORDS = [f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(80)]
@@ -43,18 +43,27 @@ class Model(nn.Module):
     encode_query = encode_document = _encode
 
 
+def measuring(model: Model, task: RetrievalTask, folder: Path, **options: Any) -> Measured:
+    return Measured(model, model, task, lambda: score_run(retrieval_run(model, task), task), folder, **options)
+
+
+def evaluate(measured: Measured, step: int) -> bool:
+    """As the Trainer does; whether the run is to end."""
+    control = SimpleNamespace(should_training_stop=False)
+    measured.on_evaluate(None, SimpleNamespace(global_step=step), control)  # type: ignore[arg-type]
+    return bool(control.should_training_stop)
+
+
 def run(skills: dict[int, int], task: RetrievalTask, folder: Path, *, every: int = 10, keep_worse: bool = False) -> Any:
     """Update -> skill: what the training does to the model."""
     model = Model(skills[0])
-    measured = Measured(model, model, task, folder, every=every)
+    measured = measuring(model, task, folder)
+    evaluate(measured, 0)
     last = max(skills)
     for step in range(1, last + 1):
         with torch.no_grad():
             model.skill.copy_(torch.tensor(float(skills.get(step, float(model.skill)))))
-        control = SimpleNamespace(should_training_stop=False)
-        state = SimpleNamespace(global_step=step, max_steps=last, log_history=[])
-        measured.on_step_end(None, state, control)  # type: ignore[arg-type]
-        if control.should_training_stop:
+        if (step % every == 0 or step == last) and evaluate(measured, step):
             break
     return model, measured.finish(step, keep_worse=keep_worse), step
 
@@ -99,23 +108,24 @@ def test_a_run_that_gets_clearly_worse_ends(task: RetrievalTask, tmp_path: Path)
 
 
 def test_a_resumed_run_knows_its_start_and_its_best(task: RetrievalTask, tmp_path: Path) -> None:
-    whole = Measured(Model(20), model := Model(20), task, tmp_path, every=10)
-    whole.model = model
+    model = Model(20)
+    whole = measuring(model, task, tmp_path)
+    evaluate(whole, 0)
     with torch.no_grad():
         model.skill.fill_(50.0)
-    whole.measure(10)
+    evaluate(whole, 10)
 
     model = Model(30)  # killed; the checkpoint that it goes on from is another moment
-    resumed = Measured(model, model, task, tmp_path, every=10, resumed=True)
+    resumed = measuring(model, task, tmp_path, resumed=True)
+    evaluate(resumed, 20)
     outcome = resumed.finish(20)
     assert outcome.step == 10 and float(model.skill) == 50
-    assert outcome.start.ndcg_at_10 == whole.memory.scores[0]["ndcg_at_10"] or len(outcome.curve) == 3
+    assert list(outcome.curve) == [0, 10, 20]
+    assert outcome.start.per_query == whole.memory.scores[0]
 
 
 def test_the_weight_of_a_hybrid_is_chosen_without_the_query(task: RetrievalTask) -> None:
     model = Model(30)
-    from revela_hub.evaluation.retrieval import retrieval_run
-
     dense, bm25 = retrieval_run(model, task), bm25_run(task)
     fitted = fit_hybrid(dense, bm25, task)
     assert 0 < fitted.weight <= 1

@@ -145,7 +145,7 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
             retrieval_task=task,
             **trainer_options,
         )
-        run.train(trainer, measure=task is not None)
+        run.train(trainer)
         if arguments.should_save:
             facts = run.facts(
                 trainer,

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeFloat, PositiveInt
+from revela_hub.trainers.common.arguments import ProbeArguments
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.retromae.arguments import RetroMAEDataArguments, RetroMAETrainingArguments, load_spans
 from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
@@ -28,7 +29,7 @@ from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 
 
 @dataclass(kw_only=True)
-class Arguments(RetroMAEDataArguments, RetroMAETrainingArguments):
+class Arguments(ProbeArguments, RetroMAEDataArguments, RetroMAETrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train retromae`: the model, then the data's, then those of every transformers Trainer."""
 
     encoder: str = field(metadata={"help": "The model to pre-train: Hub id or folder."})
@@ -93,6 +94,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             )
         # What is published reads as much as it was trained with.
         loaded.model.config.max_seq_length = arguments.max_length
+        task = arguments.task(resumed=run.checkpoint is not None)
         with arguments.main_process_first(desc="reading and packing the text"):
             spans, report = load_spans(arguments, loaded.tokenizer)
         arguments.say(report)
@@ -103,6 +105,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             encoder_mask_ratio=arguments.encoder_mask_ratio,
             decoder_mask_ratio=arguments.decoder_mask_ratio,
             train_dataset=spans,
+            retrieval_task=task,
             **trainer_options,
         )
         run.train(trainer)

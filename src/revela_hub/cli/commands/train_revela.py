@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones
-from revela_hub.trainers.common.arguments import MeasureArguments
+from revela_hub.trainers.common.arguments import ProbeArguments
 from revela_hub.trainers.common.run import open_run
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Arguments(MeasureArguments, RevelaDataArguments, RevelaTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train revela`: the models, then the data's, then those of every transformers Trainer."""
 
     retriever: str = field(metadata={"help": "The model to train as a retriever: Hub id or folder."})
@@ -92,7 +92,7 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
-        task = task or arguments.task()
+        task = task or arguments.task(resumed=run.checkpoint is not None)
         with arguments.main_process_first(desc="reading and grouping the text"):
             groups, report = load_groups(arguments)
         arguments.say(report)
@@ -112,7 +112,7 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
             train_dataset=groups,
             **trainer_options,
         )
-        run.train(trainer, measure=task is not None)
+        run.train(trainer)
         trainer.save_model(str(run.output))
         if arguments.should_save:
             facts = run.facts(

@@ -1,0 +1,121 @@
+"""Adapting a retriever to raw text by sentence-transformers' own losses: TSDAE, SimCSE, and a teacher on pseudo-queries.
+
+    python examples/adaptation/recipes.py tsdae --data docs/ --model sentence-transformers/all-MiniLM-L6-v2 --output outputs/tsdae
+
+TSDAE (arXiv 2104.06979) writes a text again from the vector of the text with 60% of its words left out. SimCSE (2104.08821)
+takes a text's own second pass through dropout for its positive. `teacher` is as GPL (2112.07577) does it, with what is at hand
+without a label: sentences of the text stand for queries, and a hybrid of BM25 and the start for the cross-encoder; give
+`--cross-encoder` to have one score the pairs, as GPL does. What any of them is worth: `revela-hub probe`, `revela-hub evaluate`.
+"""
+
+import argparse
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from sentence_transformers import CrossEncoder, SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformerTrainingArguments as TrainingArguments
+from sentence_transformers.sentence_transformer.losses import (
+    DenoisingAutoEncoderLoss,
+    DistillKLDivLoss,
+    MultipleNegativesRankingLoss,
+)
+
+from revela_hub.data.text.passages import build_passages
+from revela_hub.evaluation.hybrid_weight import fuse_runs
+from revela_hub.evaluation.probe import ProbeSettings, build_probe
+from revela_hub.evaluation.retrieval import bm25_run, retrieval_run
+
+RECIPES = ("tsdae", "simcse", "teacher")
+NEGATIVES = 3
+
+
+def rows_of(recipe: str, model: SentenceTransformer, sources: Any, cross_encoder: str | None = None) -> Dataset:
+    """The training rows of a recipe."""
+    if recipe == "teacher":
+        return teacher_rows(model, sources, cross_encoder)
+    texts = build_passages(sources, max_words=100)["text"][:]
+    if recipe == "simcse":
+        return Dataset.from_dict({"anchor": texts, "positive": texts})
+    return Dataset.from_dict({"damaged": [damaged(text) for text in texts], "text": texts})
+
+
+def damaged(text: str, share: float = 0.6) -> str:
+    """The text with so much of its words left out (drawn by the text itself)."""
+    draw, words = random.Random(text), text.split()
+    return " ".join(word for word in words if draw.random() > share) or words[0]
+
+
+def teacher_rows(
+    model: SentenceTransformer, sources: Any, cross_encoder: str | None = None, queries: int = 600, passages: int = 1500
+) -> Dataset:
+    """Pseudo-queries with their passage and negatives near it, and what the teacher gives each."""
+    probe = build_probe(sources, ProbeSettings(queries=queries, passages=passages, seed=7))
+    task = probe.task
+    fused = fuse_runs(retrieval_run(model, task), bm25_run(task), task, 0.3)
+    reranker = CrossEncoder(cross_encoder) if cross_encoder else None
+    draw, rows = random.Random(0), []
+    for query, text in task.queries.items():
+        positive = next(iter(task.qrels[query]))
+        near = [passage for passage in list(fused[query])[:30] if passage != positive]
+        if len(near) < NEGATIVES or positive not in fused[query]:
+            continue
+        chosen = [positive, *draw.sample(near, NEGATIVES)]
+        given = [task.corpus[passage] for passage in chosen]
+        scores = reranker.predict([(text, passage) for passage in given]) if reranker else None
+        labels = [float(s) for s in scores] if scores is not None else [10 * fused[query][p] for p in chosen]
+        names = ["positive", *(f"negative_{n}" for n in range(1, NEGATIVES + 1))]
+        rows.append({"query": text, **dict(zip(names, given, strict=True)), "label": labels})
+    return Dataset.from_list(rows)
+
+
+def loss_of(recipe: str, model: SentenceTransformer) -> Any:
+    """The library's own loss for a recipe."""
+    if recipe == "tsdae":
+        return DenoisingAutoEncoderLoss(model, tie_encoder_decoder=True)
+    if recipe == "simcse":
+        return MultipleNegativesRankingLoss(model)
+    return DistillKLDivLoss(model, student_temperature=0.05)
+
+
+def train(
+    recipe: str, model: SentenceTransformer, rows: Dataset, arguments: TrainingArguments, callbacks: Sequence[Any] = ()
+) -> SentenceTransformer:
+    """Trains the model in place."""
+    trainer = SentenceTransformerTrainer(
+        model, arguments, train_dataset=rows, loss=loss_of(recipe, model), callbacks=list(callbacks)
+    )
+    trainer.train()
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", choices=RECIPES)
+    parser.add_argument("--data", nargs="+", required=True)
+    parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2")
+    parser.add_argument("--cross-encoder", help="For `teacher`: scores the pairs instead of the hybrid.")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--max-steps", type=int, default=200)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=2e-5)
+    given = parser.parse_args()
+    model = SentenceTransformer(given.model)
+    rows = rows_of(given.recipe, model, given.data, given.cross_encoder)
+    arguments = TrainingArguments(
+        output_dir=str(given.output / "run"),
+        max_steps=given.max_steps,
+        per_device_train_batch_size=given.batch_size,
+        learning_rate=given.learning_rate,
+        warmup_steps=0.1,
+        report_to="none",
+        save_strategy="no",
+    )
+    train(given.recipe, model, rows, arguments).save_pretrained(str(given.output / "retriever"))
+    print(f"{len(rows)} rows; the retriever is in {given.output / 'retriever'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+r"""Trains a retriever on raw text by contrast, without labels: Contriever (arXiv 2112.09118), a baseline.
+
+Two random parts of a passage are to be alike, and unlike the parts of the batch's other passages (or, with --queue_size, of
+earlier batches). It starts from any sentence-transformers model, or from an encoder, whose tokens' mean is then the vector.
+
+What comes out, in --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/, from which
+--resume_from_checkpoint last goes on with the same result as if nothing had happened.
+
+Examples:
+  revela-hub train contriever --data path/to/texts --retriever sentence-transformers/all-MiniLM-L6-v2 --max_steps 200
+  revela-hub train contriever --data path/to/texts --retriever google-bert/bert-base-uncased --views inverse_cloze
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from revela_hub.ranges import PositiveInt
+from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
+from revela_hub.trainers.baselines.retriever import load_retriever
+from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
+from revela_hub.trainers.common.run import open_run
+
+
+@dataclass(kw_only=True)
+class Arguments(ProbeArguments, TextArguments, ContrieverTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+    """Arguments of `revela-hub train contriever`: the model, the data's, then those of every transformers Trainer."""
+
+    retriever: str = field(metadata={"help": "The model to train: Hub id or folder."})
+    output_dir: str = field(default="outputs/contriever", metadata={"help": "Where everything is written."})
+    kind: Literal["auto", "text", "code"] = field(
+        default="auto",
+        metadata={"help": "Whether passages end at sentences (text) or lines (code); by the file's name."},
+    )
+    max_words: PositiveInt = field(default=200, metadata={"help": "Words in a passage at most."})
+    max_length: PositiveInt | None = field(
+        default=None, metadata={"help": "Tokens of a text that the retriever reads; by default its own."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+
+
+def run(arguments: Arguments) -> None:
+    """Trains, exports and says where everything is."""
+    folder = train(arguments)
+    if arguments.should_save:
+        print(f"\nretriever: {folder / 'retriever'}")
+        print(f'try it:  revela-hub search {folder / "retriever"} --corpus PATH "your query"')
+
+
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Trains and exports; returns the output folder, which holds `retriever/` and the last checkpoint.
+
+    Args:
+        arguments: the run.
+        **trainer_options: of `ContrieverTrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: for data, models or options that do not work.
+    """
+    from revela_hub.data.sources.report import ReadReport
+    from revela_hub.data.text.passages import build_passages
+
+    with open_run(arguments) as run:
+        if run.nothing_to_do:
+            return run.output
+        task, report = arguments.task(resumed=run.checkpoint is not None), ReadReport()
+        with arguments.main_process_first(desc="reading the text"):
+            passages = build_passages(
+                arguments.sources(kind=None if arguments.kind == "auto" else arguments.kind),
+                max_words=arguments.max_words,
+                language=arguments.language,
+                cache_dir=arguments.cache_dir,
+                report=report,
+            )
+        arguments.say(report)
+        model = load_retriever(
+            arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
+        )
+        trainer = ContrieverTrainer(model, arguments, train_dataset=passages, retrieval_task=task, **trainer_options)
+        run.train(trainer)
+        trainer.finish(run, method="contriever", summary=str(report))
+    return run.output

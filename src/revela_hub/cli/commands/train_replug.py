@@ -1,0 +1,92 @@
+r"""Trains a retriever on raw text by a frozen language model, without labels: REPLUG LSR (arXiv 2301.12652), a baseline.
+
+Of each pair of chunks of a group, the language model says how likely one is after the other; the retriever's similarities
+learn that distribution. It starts from any sentence-transformers model, or from an encoder, whose tokens' mean is then the
+vector. A group of n chunks costs n (n - 1) passes of the language model.
+
+What comes out, in --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/, from which
+--resume_from_checkpoint last goes on with the same result as if nothing had happened.
+
+Examples:
+  revela-hub train replug --data path/to/texts --retriever sentence-transformers/all-MiniLM-L6-v2 \
+      --lm HuggingFaceTB/SmolLM2-135M --max_steps 200
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from revela_hub.ranges import PositiveInt
+from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
+from revela_hub.trainers.baselines.retriever import load_lm, load_retriever
+from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
+from revela_hub.trainers.common.run import open_run
+
+
+@dataclass(kw_only=True)
+class Arguments(ProbeArguments, TextArguments, ReplugTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+    """Arguments of `revela-hub train replug`: the models, the data's, then those of every transformers Trainer."""
+
+    retriever: str = field(metadata={"help": "The model to train: Hub id or folder."})
+    lm: str = field(metadata={"help": "The language model that teaches it, frozen: Hub id or folder of any decoder."})
+    output_dir: str = field(default="outputs/replug", metadata={"help": "Where everything is written."})
+    kind: Literal["auto", "text", "code"] = field(
+        default="auto", metadata={"help": "Whether chunks end at sentences (text) or lines (code); by the file's name."}
+    )
+    group_size: PositiveInt = field(default=16, metadata={"help": "Chunks in a group."})
+    max_words: PositiveInt = field(default=120, metadata={"help": "Words in a chunk at most."})
+    max_length: PositiveInt = field(default=160, metadata={"help": "Tokens of a chunk at most."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+
+
+def run(arguments: Arguments) -> None:
+    """Trains, exports and says where everything is."""
+    folder = train(arguments)
+    if arguments.should_save:
+        print(f"\nretriever: {folder / 'retriever'}")
+        print(f'try it:  revela-hub search {folder / "retriever"} --corpus PATH "your query"')
+
+
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Trains and exports; returns the output folder, which holds `retriever/` and the last checkpoint.
+
+    Args:
+        arguments: the run.
+        **trainer_options: of `ReplugTrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: for data, models or options that do not work.
+    """
+    from revela_hub.data.sources.report import ReadReport
+    from revela_hub.data.text.groups import GroupSettings, build_groups
+
+    with open_run(arguments) as run:
+        if run.nothing_to_do:
+            return run.output
+        task, report = arguments.task(resumed=run.checkpoint is not None), ReadReport()
+        settings = GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language)
+        with arguments.main_process_first(desc="reading and grouping the text"):
+            groups = build_groups(
+                arguments.sources(kind=None if arguments.kind == "auto" else arguments.kind),
+                settings,
+                cache_dir=arguments.cache_dir,
+                report=report,
+            )
+        arguments.say(report)
+        model = load_retriever(
+            arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
+        )
+        lm = load_lm(arguments.lm, trust_remote_code=arguments.trust_remote_code)
+        trainer = ReplugTrainer(
+            model,
+            lm.model,
+            arguments,
+            lm_tokenizer=lm.tokenizer,
+            max_length=arguments.max_length,
+            train_dataset=groups,
+            retrieval_task=task,
+            **trainer_options,
+        )
+        run.train(trainer)
+        trainer.finish(run, method="replug", summary=str(report))
+    return run.output
