@@ -17,7 +17,8 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.errors import UserError, first_line
 from revela_hub.hub_cards import write_card
-from revela_hub.hub_cards.assemble import CARD_FACTS, Assembled, Assembly, copy_finished
+from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
+from revela_hub.hub_cards.card import CARD_FACTS
 from revela_hub.trainers.common.run import Run
 from revela_hub.trainers.common.trainer import MethodTrainer
 
