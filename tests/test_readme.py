@@ -75,7 +75,8 @@ def commands(text: str) -> Iterator[list[str]]:
     for line in text.replace("\\\n", " ").splitlines():
         if re.match(r" *(revela-hub|accelerate launch .*-m revela_hub) \w", line) and "COMMAND" not in line:
             shown = re.split(r"revela[-_]hub ", line.partition(" < ")[0], maxsplit=1)[1]
-            yield shlex.split(shown.replace("$'", "'"), comments=True)
+            shown += '"' * (shown.count('"') % 2)  # a text of several lines
+            yield shlex.split(re.sub(r"\$\w+", "0", shown.replace("$'", "'")), comments=True)
 
 
 @pytest.mark.parametrize("page", PAGES)
