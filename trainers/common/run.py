@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import datasets
 from filelock import FileLock, Timeout
 from transformers import set_seed
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.utils import logging
 
 from revela_hub.errors import UserError
 from revela_hub.trainers.common.arguments import RunArguments
@@ -109,6 +111,9 @@ def open_run(arguments: RunArguments) -> Iterator[Run]:
             ) from None
         except OSError as error:
             raise UserError(f"cannot write to --output_dir {output}: {error.strerror}") from error
+        if arguments.disable_tqdm:  # the bars of loading, writing and mapping, too
+            logging.disable_progress_bar()
+            datasets.disable_progress_bars()
         set_seed(arguments.seed)  # before anything is drawn: fresh decoders, pooling, adapters
         yield _opened(arguments, output)
 

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -258,6 +260,27 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_it_goes_on_from_there(
     assert same(out, whole) and same(out / "encoder", whole / "encoder")
 
 
+_ONE_OF_TWO = """
+import os, sys
+sys.path.insert(0, {tests!r})
+from test_run import Signal, run
+run({words!r}, *([Signal(15, 2)] if os.environ["RANK"] == "1" else []))
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_ends_all_after_the_same_update(words: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(_ONE_OF_TWO.format(tests=str(Path(__file__).parent), words=words))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run([sys.executable, *launch, str(script)], capture_output=True, text=True, check=False)
+    assert done.stderr.count("SIGTERM: ending after this update") >= 1
+    checkpoint, passed = last_complete(tmp_path / "out")
+    assert (checkpoint, passed) == (tmp_path / "out" / "checkpoint-3", []), done.stderr[-3000:]
+    record = Record.read(checkpoint)
+    assert record is not None and {"rng_state_0.pth", "rng_state_1.pth"} <= record.files.keys()
+
+
 # --- the output folder
 
 
@@ -295,7 +318,9 @@ def test_a_run_says_what_it_is_and_leaves_its_curve(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 0
-    printed = capsys.readouterr().out
+    captured = capsys.readouterr()
+    printed = captured.out
+    assert "it/s]" not in captured.err  # no bar of any library in what is no terminal
     assert "parameters, on cpu in float32; 6 updates of 4 rows, about " in printed and " tokens" in printed
     assert "s per update: about " in printed
     assert "update 3/6  loss " in printed and "tokens_per_second" in printed
