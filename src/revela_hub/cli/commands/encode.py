@@ -6,7 +6,7 @@ all shards are there, `revela-hub index` with the same model, passages and outpu
 
 Examples:
   revela-hub encode my-retriever --passages wiki.jsonl --output wiki-index --num-processes 4
-  revela-hub encode my-retriever --passages wiki.jsonl --output wiki-index --num-shards 64 --shard $SLURM_ARRAY_TASK_ID
+  revela-hub encode my-retriever --passages wiki.jsonl --output wiki-index --num-shards 64 --shard 7
   revela-hub index my-retriever --passages wiki.jsonl --output wiki-index
 """
 
