@@ -79,7 +79,7 @@ def test_wheel_holds_every_file_of_the_package_and_nothing_else(tree: Path, whee
         f"{package}/{path.relative_to(tree / folder)}"
         for package, folder in FOLDERS.items()
         for path in (tree / folder).rglob("*")
-        if path.is_file() and (path.suffix in {".py", ".pyi", ".j2"} or path.name == "py.typed")
+        if path.is_file() and (path.suffix in {".py", ".pyi", ".j2", ".yaml"} or path.name == "py.typed")
     }
     assert wheel_files(wheel) == expected
     assert {"revela_hub/py.typed", "revela_hub/cli/main.py", "revela_hub/cli/commands/__init__.py"} < expected
