@@ -122,6 +122,15 @@ class RevelaForCausalLM(PreTrainedModel):
         model.config.dtype = lm.dtype
         return model
 
+    def get_input_embeddings(self) -> nn.Module:
+        """The language model's, as FSDP asks for them, which wants to know whether they are tied to its projection."""
+        table: nn.Module = self.lm.get_input_embeddings()
+        return table
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The language model's projection."""
+        return self.lm.get_output_embeddings()
+
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Returns the (N, d) unit vectors, at least float32, of (N, M) retriever tokens padded on either side."""
         # Left padding becomes right padding, so that positions start at 0 in every family of models.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PrinterCallback, Trainer
 from transformers.trainer import TRAINER_STATE_NAME
@@ -271,6 +272,17 @@ class MethodTrainer(Publishing, Trainer):
     def _get_output_dir(self, trial: Any) -> str:
         """Where the Trainer writes a checkpoint: beside, until it is complete."""
         return str(self._run_folder or super()._get_output_dir(trial))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """The Trainer's, with the code of the model's own class beside the weights, not of the one FSDP makes of it."""
+        kind = type(self.model)
+        if isinstance(self.model, FSDPModule):
+            self.model.__class__ = kind.__mro__[2]  # behind FSDP's own and `FSDPModule`
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            if self.model is not None:
+                self.model.__class__ = kind
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes a checkpoint and moves it to its name when it is complete and on the disk.
