@@ -139,6 +139,11 @@ def _module_faults(folder: Path) -> Iterator[str]:
         path = PurePosixPath(entry["path"])
         if path.is_absolute() or ".." in path.parts or "\\" in entry["path"]:
             yield f"modules.json: the module path {entry['path']!r} leaves the folder"
+            return
+        config = read_json(folder / path / "config.json")
+        activation = config.get("activation_function") if isinstance(config, dict) else None
+        if entry["type"].endswith("Dense") and isinstance(activation, str) and not activation.startswith("torch."):
+            yield f"{path / 'config.json'}: readers get Tanh instead of {activation}, which is not one of torch's"
 
 
 def _weights_faults(folder: Path) -> Iterator[str]:

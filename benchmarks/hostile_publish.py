@@ -1,0 +1,411 @@
+"""Faults of all kinds, planted one by one into good folders: which of them `revela-hub publish` lets through.
+
+    python benchmarks/hostile_publish.py                  # all, one table of kinds
+    python benchmarks/hostile_publish.py --list           # every case with what is said about it
+
+A case is caught if publishing is refused, or if what was planted stays on the machine. Each is decided by a dry run whose
+verification is made for all folders together, in one clean process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from good_folders import CODE, build
+from safetensors.torch import load_file, save_file
+
+from revela_hub.checkpoints import publish
+from revela_hub.hub_cards import Assembly, Check, Destination, upload
+from revela_hub.hub_cards.verify.verify import verify_all
+
+BERT, LLAMA, TOY = "BERT, normalised", "Llama, last token", "code of its own"
+PLAIN, CAUSAL = "plain BertModel", "plain LlamaForCausalLM"
+HALF, SHARDS, DENSE, ROUTER = "BERT in float16", "Llama in shards", "BERT, dense layer", "Router of query and document"
+
+
+class Case(NamedTuple):
+    """A fault: its kind, the folder it is planted in, what plants it, and the file that must not go up, if it is about one."""
+
+    kind: str
+    name: str
+    base: str
+    plant: Callable[[Path], object]
+    leaks: str | None = None
+    reference: bool = False
+
+
+def edit(name: str, **changes: Any) -> Callable[[Path], object]:
+    """Changes values of a JSON file; None takes one out."""
+
+    def plant(folder: Path) -> None:
+        file = folder / name
+        content = json.loads(file.read_text()) if file.is_file() else {}
+        content.update(changes)
+        file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+    return plant
+
+
+def write(name: str, content: str | bytes) -> Callable[[Path], object]:
+    """Writes a file."""
+
+    def plant(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return plant
+
+
+def weights(
+    change: Callable[[dict[str, torch.Tensor]], object], name: str = "model.safetensors"
+) -> Callable[[Path], object]:
+    """Changes the weights."""
+
+    def plant(folder: Path) -> None:
+        tensors = load_file(folder / name)
+        change(tensors)
+        tensors = {key: value.contiguous() for key, value in tensors.items()}
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+
+    return plant
+
+
+def link(name: str, target: str) -> Callable[[Path], object]:
+    """Makes a symbolic link."""
+    return lambda folder: (folder / name).symlink_to(target)
+
+
+def both(*plants: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Several at once."""
+    return lambda folder: [plant(folder) for plant in plants]
+
+
+def code(text: str, *, before: str = "class ToyConfig") -> Callable[[Path], object]:
+    """Puts lines into the model's own code."""
+    return lambda folder: (folder / "modeling_toy.py").write_text(CODE.replace(before, f"{text}\n\n\n{before}", 1))
+
+
+def in_init(line: str) -> Callable[[Path], object]:
+    """Puts a line into the constructor of the model's own code."""
+    mark = "        self.post_init()"
+    return lambda folder: (folder / "modeling_toy.py").write_text(CODE.replace(mark, f"        {line}\n{mark}", 1))
+
+
+def scaled(part: str, factor: float) -> Callable[[dict[str, torch.Tensor]], object]:
+    """Multiplies all weights of a name."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in tensors:
+            if part in name:
+                tensors[name] = (tensors[name].float() * factor).to(tensors[name].dtype)
+
+    return change
+
+
+def tokenizer(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """Changes tokenizer.json."""
+
+    def plant(folder: Path) -> None:
+        content = json.loads((folder / "tokenizer.json").read_text())
+        change(content)
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+
+    return plant
+
+
+def drop(*names: str) -> Callable[[Path], object]:
+    """Deletes files or folders."""
+
+    def plant(folder: Path) -> None:
+        for name in names:
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return plant
+
+
+def metadata_secret(folder: Path) -> None:
+    """A token in the free text at a safetensors file's head."""
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "by": "ghp_" + "a1B2" * 9})
+
+
+def as_integers(folder: Path) -> None:
+    weights(lambda t: t.update({k: (v * 100).to(torch.int8) for k, v in t.items() if k.endswith("dense.weight")}))(
+        folder
+    )
+
+
+def pickled(folder: Path) -> None:
+    """The dense layer's weights as torch saves them."""
+    (module,) = folder.glob("*_Dense")
+    torch.save(load_file(module / "model.safetensors"), module / "pytorch_model.bin")
+    (module / "model.safetensors").unlink()
+
+
+def module(kind: str, **changes: Any) -> Callable[[Path], object]:
+    """Changes the configuration of a module of a kind."""
+
+    def plant(folder: Path) -> None:
+        (found,) = folder.glob(f"*_{kind}")
+        edit(f"{found.name}/config.json", **changes)(folder)
+
+    return plant
+
+
+def without_module(kind: str) -> Callable[[Path], object]:
+    """Takes a module out of modules.json."""
+
+    def plant(folder: Path) -> None:
+        listed = json.loads((folder / "modules.json").read_text())
+        (folder / "modules.json").write_text(
+            json.dumps([entry for entry in listed if not entry["type"].endswith(kind)])
+        )
+
+    return plant
+
+
+def prompts(**changed: str) -> Callable[[Path], object]:
+    """Changes prompts."""
+    return edit("config_sentence_transformers.json", prompts={"query": "Query: ", "document": "Passage: "} | changed)
+
+
+def other_route(folder: Path) -> None:
+    """Gives the document route a projection to another dimension."""
+    file = folder / "router_config.json"
+    config = json.loads(file.read_text())
+    target = folder / "document_2_Dense"
+    target.mkdir()
+    settings = {
+        "in_features": 32,
+        "out_features": 8,
+        "bias": True,
+        "activation_function": "torch.nn.modules.linear.Identity",
+    }
+    (target / "config.json").write_text(json.dumps(settings))
+    save_file({"linear.weight": torch.randn(8, 32), "linear.bias": torch.randn(8)}, target / "model.safetensors")
+    config["types"]["document_2_Dense"] = "sentence_transformers.base.modules.dense.Dense"
+    config["structure"]["document"].append("document_2_Dense")
+    file.write_text(json.dumps(config))
+
+
+def loop(folder: Path) -> None:
+    (folder / "a.json").symlink_to("b.json")
+    (folder / "b.json").symlink_to("a.json")
+
+
+AUTO = {"AutoConfig": "modeling_toy.ToyConfig", "AutoModel": "modeling_toy.ToyModel"}
+SECRET = "sk_live_" + "4eC39HqLyjWDarjtT1zdp7dc"
+KEY = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIIrYSSNQFaA2Hwf1duRSxKtLYX5CB04fSeQ6tF1aY/PuoAoGCCqGSM49\n"
+TEMPLATE = "{% for m in messages %}{{ m.role }}{% endfor %}"
+DATED = "{% for m in messages %}Today is {{ strftime_now('%d %B %Y') }}. {{ m.content }}{% endfor %}"
+
+CASES = [
+    *(
+        Case("files that stay", name, BERT, write(name, "x"), leaks=name)
+        for name in ("wandb/run-1.wandb", "lora.pt", "scheduler.pt", "data/train.parquet", "eval/similarity.csv", "nohup.out",
+                     ".env", "results.pkl", "vectors.npy", "1_Pooling/debug.log", "ideas.docx", "config.json.bak")
+    ),
+    Case("links", "folder outside", BERT, link("2_Extra", "/usr")),
+    Case("links", "file outside", BERT, link("vocab.txt", "/etc/passwd")),
+    Case("links", "relative, upwards", BERT, link("merges.txt", "../../etc/passwd")),
+    Case("links", "to nothing", BERT, link("LICENSE", "/no/such/licence")),
+    Case("links", "loop", BERT, loop),
+    Case("secrets", "GitHub token in the card", BERT, write("README.md", "# M\nclone with ghp_" + "aB3d" * 9)),
+    Case("secrets", "Slack hook in config.json", BERT, edit("config.json", hook="hooks.slack.com/services/T0AB12/B0CD/x9Yz")),
+    Case("secrets", "private key in the licence", BERT, write("LICENSE", f"MIT\n{KEY}")),
+    Case("secrets", "payment key in code", TOY, code(f'KEY = "{SECRET}"')),
+    Case("secrets", "token in the head of the weights", LLAMA, metadata_secret),
+    Case("secrets", "Google key as UTF-16", BERT, write("NOTICE", ("AIza" + "Sy0aB-_" * 5).encode("utf-16"))),
+    Case("secrets", "password in an address", BERT, edit("tokenizer_config.json", proxy="http://jane:hunter2pass@proxy.org")),
+    Case("secrets", "signed token in a picture", BERT, both(
+        write("README.md", "![m](m.png)"), write("m.png", b"\x89PNG\0\xffeyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSMeKKF2QT"))),
+    Case("home folders", "in a sentence", BERT, write("README.md", "# M\nTrained from /home/alice.smith/corpora, twice.\n")),
+    Case("home folders", "with a space", BERT, write("README.md", "see '/Users/Jane Doe/models/7'")),
+    Case("home folders", "of Windows, in JSON", BERT, edit("config.json", note="from C:\\Users\\jane\\models")),
+    Case("home folders", "in a comment of the code", TOY, code("# copied from /data/home/bob/toy.py")),
+    Case("home folders", "of a cluster, as address", BERT, edit("tokenizer_config.json", note="see file:///home1/carol/t.json")),
+    Case("home folders", "in a chat template", BERT, edit("tokenizer_config.json", chat_template="{# /Users/dan/t.jinja #}hi")),
+    Case("missing weights", "a norm", LLAMA, weights(lambda t: t.pop("norm.weight"))),
+    Case("missing weights", "a whole layer", BERT, weights(lambda t: [t.pop(k) for k in list(t) if ".layer.1." in k])),
+    Case("missing weights", "a shard", SHARDS, lambda f: sorted(f.glob("model-*.safetensors"))[0].unlink()),
+    Case("missing weights", "under other names", LLAMA, weights(
+        lambda t: [t.__setitem__(f"net.{k}", t.pop(k)) for k in list(t) if "layers.0" in k])),
+    Case("missing weights", "of another shape", LLAMA, weights(lambda t: t.update({"norm.weight": torch.ones(31)}))),
+    Case("missing weights", "half of a dense layer", DENSE, lambda f: weights(
+        lambda t: t.pop("linear.bias"), f"{next(f.glob('*_Dense')).name}/model.safetensors")(f)),
+    Case("half precision", "overflow between layers", HALF, weights(scaled("intermediate.dense.weight", 1e6))),
+    Case("half precision", "overflow behind attention", HALF, weights(scaled("attention.output.dense.weight", 2e6))),
+    Case("half precision", "stored in full, read in half", LLAMA, both(
+        weights(scaled("mlp", 4e2)), edit("config.json", dtype="float16", torch_dtype="float16"))),
+    Case("process ends", "exit in the constructor", TOY, in_init("raise SystemExit")),
+    Case("process ends", "hard exit at import", TOY, code("import os\nos._exit(0)")),
+    Case("process ends", "killed by itself", TOY, in_init("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")),
+    Case("process ends", "interrupt", TOY, in_init("raise KeyboardInterrupt")),
+    Case("process ends", "abort", TOY, in_init("import os; os.abort()")),
+    Case("no text in the vector", "first token of a causal model", LLAMA, module("Pooling", pooling_mode="cls")),
+    Case("no text in the vector", "embeddings all alike", LLAMA, weights(
+        lambda t: t.update({"embed_tokens.weight": torch.ones_like(t["embed_tokens.weight"])}))),
+    Case("no text in the vector", "zero norm", LLAMA, weights(lambda t: t["norm.weight"].zero_())),
+    Case("no text in the vector", "zero projection", DENSE, lambda f: weights(
+        lambda t: [x.zero_() for x in t.values()], f"{next(f.glob('*_Dense')).name}/model.safetensors")(f)),
+    Case("no text in the vector", "four tokens", BERT, edit("tokenizer_config.json", model_max_length=4)),
+    Case("no text in the vector", "prompt longer than the length", BERT, both(
+        prompts(query="find the passage that answers this " * 9), edit("sentence_bert_config.json", max_seq_length=40))),
+    Case("no text in the vector", "normaliser eats the text", LLAMA, tokenizer(lambda t: t.update(
+        normalizer={"type": "Replace", "pattern": {"Regex": ".+"}, "content": "river"}))),
+    Case("no text in the vector", "template without the text", BERT, both(edit("tokenizer_config.json", chat_template=TEMPLATE),
+        lambda f: edit("sentence_bert_config.json", transformer_task="feature-extraction", modality_config={
+            "message": {"method": "forward", "method_output_name": "last_hidden_state"}}, module_output_name="token_embeddings")(f))),
+    Case("tokenizer and model", "vocabulary of another language", BERT, tokenizer(lambda t: t["model"].update(vocab={
+        w: i for i, w in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(0x3041, 0x30C0))])}))),
+    Case("tokenizer and model", "more tokens than rows", BERT, weights(lambda t: t.update({
+        k: v[:100].clone() for k, v in t.items() if "word_embeddings" in k}))),
+    Case("tokenizer and model", "added tokens beyond the rows", LLAMA, tokenizer(lambda t: t["added_tokens"].append({
+        "id": 5000, "content": "<late>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+        "special": True}))),
+    Case("tokenizer and model", "no padding token", LLAMA, edit("tokenizer_config.json", pad_token=None)),
+    Case("tokenizer and model", "no padding token, plain encoder", PLAIN, both(edit(
+        "tokenizer_config.json", pad_token=None, tokenizer_class="PreTrainedTokenizerFast"))),
+    Case("tokenizer and model", "template with a date", BERT, both(edit("tokenizer_config.json", chat_template=DATED),
+        lambda f: edit("sentence_bert_config.json", transformer_task="feature-extraction", modality_config={
+            "message": {"method": "forward", "method_output_name": "last_hidden_state"}}, module_output_name="token_embeddings")(f))),
+    Case("tokenizer and model", "declared dimension", BERT, module("Pooling", embedding_dimension=48, word_embedding_dimension=48)),
+    Case("tokenizer and model", "routes of two dimensions", ROUTER, other_route),
+    Case("tokenizer and model", "int8 without configuration", BERT, as_integers),
+    Case("tokenizer and model", "activation of another library", DENSE, module("Dense", activation_function="mylib.act.Swish")),
+    Case("tokenizer and model", "pickled module", DENSE, pickled),
+    Case("code elsewhere", "configuration", TOY, edit("config.json", auto_map=AUTO | {"AutoConfig": "org/x--modeling_toy.ToyConfig"})),
+    Case("code elsewhere", "tokenizer", LLAMA, edit("tokenizer_config.json", auto_map={"AutoTokenizer": [None, "org/y--tok.Tok"]})),
+    Case("code elsewhere", "file that is not there", TOY, edit("config.json", auto_map=AUTO | {"AutoModel": "modeling_other.M"})),
+    Case("card and folder", "modules.json lost", BERT, drop("modules.json")),
+    Case("card and folder", "YAML with a tab", BERT, write("README.md", "---\nlicense:\tmit\n\ttags: x\n---\n# M")),
+    Case("card and folder", "licence in words", BERT, write("README.md", "---\nlicense: Apache License 2.0\n---\n# M")),
+    Case("card and folder", "base model a folder", BERT, write("README.md", "---\nbase_model: outputs/run/checkpoint-9\n---\n# M")),
+    Case("card and folder", "language no", BERT, write("README.md", "---\nlanguage:\n- no\n---\n# M")),
+    Case("card and folder", "results of the wrong shape", BERT, write("README.md", "---\nmodel-index:\n- name: 3\n---\n# M")),
+    *(
+        Case("not as trained", name, base, plant, reference=True)
+        for name, base, plant in (
+            ("other pooling", BERT, module("Pooling", pooling_mode="max")),
+            ("not normalised", BERT, without_module("Normalize")),
+            ("other prompt", LLAMA, prompts(document="passage: ")),
+            ("prompts swapped", LLAMA, prompts(query="Passage: ", document="Query: ")),
+            ("other similarity", LLAMA, edit("config_sentence_transformers.json", similarity_fn_name="euclidean")),
+            ("casing", BERT, edit("tokenizer_config.json", do_lower_case=False)),
+            ("shorter", LLAMA, edit("tokenizer_config.json", model_max_length=50)),
+            ("rounded weights", LLAMA, weights(lambda t: [t.__setitem__(k, v.mul(8).round().div(8)) for k, v in list(t.items())])),
+            ("EOS gone, mean pooling instead", LLAMA, module("Pooling", pooling_mode="mean")),
+        )
+    ),
+    Case("damaged files", "pointer of Git-LFS", BERT, write(
+        "model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 90868376\n")),
+    Case("damaged files", "empty weights", BERT, write("model.safetensors", b"")),
+    Case("damaged files", "cut weights", LLAMA, lambda f: (f / "model.safetensors").write_bytes(
+        (f / "model.safetensors").read_bytes()[:-5000])),
+    Case("damaged files", "weights of zeros", LLAMA, write("model.safetensors", b"\0" * 5000)),
+    Case("damaged files", "header that lies", LLAMA, write("model.safetensors", struct.pack("<Q", 2**62) + b"{}")),
+    Case("damaged files", "header that is no JSON", LLAMA, write("model.safetensors", struct.pack("<Q", 4) + b"nope")),
+    Case("damaged files", "one file beside shards", SHARDS, lambda f: save_file({"a": torch.ones(1)}, f / "model.safetensors")),
+    Case("damaged files", "longer than the positions", BERT, both(
+        edit("tokenizer_config.json", model_max_length=4000), edit("sentence_bert_config.json", max_seq_length=4000))),
+    Case("damaged files", "a folder for config.json", BERT, both(drop("config.json"), lambda f: (f / "config.json").mkdir())),
+    Case("damaged files", "a list for config.json", BERT, write("config.json", "[]")),
+    Case("damaged files", "a number for modules.json", BERT, write("modules.json", "7")),
+    Case("damaged files", "tokenizer of noise", BERT, write("tokenizer.json", bytes(range(256)))),
+    Case("damaged files", "JSON without an end", BERT, write("config.json", "[" * 200_000)),
+    Case("damaged files", "module outside", BERT, write("modules.json", json.dumps([
+        {"idx": 0, "name": "0", "path": "../..", "type": "sentence_transformers.models.Transformer"}]))),
+]  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    """Whether the case was caught, and what was said."""
+
+    caught: bool
+    said: str
+
+
+def vectors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """What a good folder gives, as its reference."""
+    from sentence_transformers import SentenceTransformer
+
+    from revela_hub.hub_cards.verify.vectors import probe_texts
+
+    model, vectors = SentenceTransformer(str(folder), device="cpu"), {}
+    for kind in ("query", "document"):
+        texts = probe_texts(model.max_seq_length)
+        encode = getattr(model, f"encode_{kind}")
+        vectors[kind] = torch.cat([encode(part, convert_to_tensor=True) for part in (texts[:-1], texts[-1:])])
+    return vectors
+
+
+def run(cases: list[Case], root: Path) -> list[Outcome]:
+    """Plants the cases, and publishes each folder as a dry run."""
+    good = build(root / "good", sorted({case.base for case in cases}))
+    references = {}
+    for name in {case.base for case in cases if case.reference}:
+        references[name] = root / f"{len(references)}.safetensors"
+        save_file(vectors_of(good[name]), references[name], metadata={"max_length": "128", "similarity": "cosine"})
+    outcomes: dict[int, Outcome] = {}
+    waiting: list[tuple[int, dict[str, Any]]] = []
+    for number, case in enumerate(cases):
+        folder = root / f"case{number}"
+        shutil.copytree(good[case.base], folder)
+        case.plant(folder)
+        kept: list[dict[str, Any]] = []
+
+        def later(verified: Path, kept: list[dict[str, Any]] = kept, case: Case = case, **options: Any) -> list[Check]:
+            kept.append(
+                {"folder": str(verified)}
+                | options
+                | {"reference": str(references[case.base]) if case.reference else None}
+            )
+            return []
+
+        upload.verify = later  # type: ignore[assignment]
+        trust = Assembly(trust_remote_code=any(folder.glob("*.py")))
+        try:
+            published = publish(folder, Destination("org/x"), trust, dry_run=True, keep=root / f"work{number}")
+        except Exception as error:
+            outcomes[number] = Outcome(type(error).__name__ == "UserError", f"{type(error).__name__}: {error}")
+            continue
+        if case.leaks:
+            outcomes[number] = Outcome(case.leaks not in published.files, published.stays.get(case.leaks, "stays"))
+        else:
+            waiting.append((number, kept[0]))
+    for (number, _), checks in zip(waiting, verify_all([task for _, task in waiting]), strict=True):
+        failed = [check for check in checks if not check.ok]
+        outcomes[number] = Outcome(bool(failed), f"{failed[0].name}: {failed[0].detail}" if failed else "passed")
+    return [outcomes[number] for number in range(len(cases))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print every case")
+    parser.add_argument("--only", help="cases of this kind")
+    arguments = parser.parse_args()
+    cases = [case for case in CASES if arguments.only in (None, case.kind)]
+    with tempfile.TemporaryDirectory() as root:
+        outcomes = run(cases, Path(root))
+    if arguments.list:
+        for case, outcome in zip(cases, outcomes, strict=True):
+            print(f"{'caught' if outcome.caught else 'MISSED'}  {case.kind}: {case.name}: {outcome.said[:230]}")
+        print()
+    print("| kind | cases | caught |\n|---|---:|---:|")
+    for kind in dict.fromkeys(case.kind for case in cases):
+        caught = [outcome.caught for case, outcome in zip(cases, outcomes, strict=True) if case.kind == kind]
+        print(f"| {kind} | {len(caught)} | {sum(caught)} |")
+    print(f"| all | {len(cases)} | {sum(outcome.caught for outcome in outcomes)} |")
+
+
+if __name__ == "__main__":
+    main()
