@@ -167,7 +167,7 @@ WRONG = {
         --output_dir text
         --output_dir text/out
         --output_dir ''
-        --resume_from_checkpoint last
+        --resume_from_checkpoint last  # from the beginning
         --resume_from_checkpoint nowhere
         --resume_from_checkpoint text
         --resume_from_checkpoint done-revela-cut
@@ -227,7 +227,7 @@ WRONG = {
         --attn_implementation magic
         --output_dir text
         --output_dir text/rivers.txt
-        --resume_from_checkpoint last
+        --resume_from_checkpoint last  # from the beginning
         --max_steps 0  # nothing
         --encoder done-revela
         --decoder enhanced --decoder_layers 2
@@ -253,7 +253,6 @@ WRONG = {
         --mixture mixture-same.yaml
         --mixture mixture-ids.yaml
         --mixture mixture-column.yaml
-        --mixture mixture-noinstruction.yaml
         --stage 3
         --stage one
         --pooling max
@@ -261,11 +260,10 @@ WRONG = {
         --max_length 4096
         --dtype bfloat16
         --dtype float16
-        --num_heads 5
         --eval_corpus nowhere
         --eval_corpus beir-zero
         --max_steps 0  # nothing
-        --resume_from_checkpoint last
+        --resume_from_checkpoint last  # from the beginning
         """,
     "mine": """
         --pairs nowhere.jsonl
@@ -331,7 +329,7 @@ WRONG = {
         --corpus beir-zero
         --corpus beir-contradict
         --corpus beir-unknown  # not in
-        --corpus beir-emptyquery
+        --corpus beir-emptyquery  # are empty
         --corpus beir-emptydoc  # empty
         --corpus beir-twice
         --corpus beir-badqrels
@@ -402,7 +400,6 @@ WRONG = {
 # Whole commands with bad input.
 WRONG_COMMANDS = """
 serach
-train
 train revella
 train revela
 train revela --retriever retriever
@@ -488,6 +485,7 @@ quickstart --modles x
 RIGHT = """
 --help
 --version
+train
 train --help
 train revela --help
 {revela}
@@ -517,6 +515,8 @@ train revela --help
 {nvembed} --stage 2
 {nvembed} --pooling mean --mask causal
 {nvembed} --in_batch_negatives false
+{nvembed} --num_heads 5
+{nvembed} --mixture mixture-noinstruction.yaml
 {nvembed} --backbone done-nvembed --num_latents None --num_heads None
 {mine}
 {mine} --num_negatives 2 --scores

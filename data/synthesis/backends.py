@@ -92,7 +92,7 @@ class LocalModel:
         device: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        from transformers import pipeline
+        from transformers import MODEL_FOR_MASKED_LM_MAPPING, pipeline
 
         if batch_size < 1:
             raise UserError(f"--batch-size must be at least 1, not {batch_size}")
@@ -106,6 +106,9 @@ class LocalModel:
             )
         except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
             raise UserError(f"cannot load the model {name}: {first_line(error)}") from error
+        config = self._pipeline.model.config
+        if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+            raise UserError(f"the model {name} is an encoder, which writes no text: it has to be a decoder")
         self._tokenizer = cast("Any", self._pipeline.tokenizer)
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token

@@ -32,6 +32,7 @@ NonNegativeInt = Annotated[int, Ge(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(gt=0, lt=1)]
 Probability = Annotated[float, Interval(ge=0, lt=1)]  # of a dropout: at 1 nothing is left
+TextLength = Annotated[int, Ge(4)]  # tokens: those that mark beginning and end, and something between
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # what numpy takes
 
 # The fields of transformers' TrainingArguments, which say no range of their own. 0 updates or epochs are a run that

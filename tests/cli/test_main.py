@@ -12,7 +12,7 @@ import pytest
 import revela_hub
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
-from revela_hub.ranges import PositiveFloat
+from revela_hub.ranges import PositiveFloat, check_ranges
 
 
 @dataclass
@@ -404,3 +404,20 @@ def test_help_and_mistakes_import_nothing_heavy() -> None:
     assert int(first) < 130  # the list of commands needs the standard library alone
     assert int(modules) < 700
     assert ended.stderr.count("did you mean --seed?") >= 3
+
+
+def test_a_value_that_a_library_refuses_is_a_mistake(
+    probe: Probe, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    def refuse(_: ProbeArguments) -> None:
+        datasets.Dataset.from_dict({"a": [1]}).select(range(1)).train_test_split(test_size=7.5)
+
+    def blunder(_: ProbeArguments) -> None:
+        check_ranges(ProbeArguments("minilm", "why?", temperature=-1.0))
+
+    monkeypatch.setattr(probe, "run", refuse)
+    assert mistake(capsys, "probe", "minilm", "why?").startswith("datasets: ")
+    monkeypatch.setattr(probe, "run", blunder)
+    assert cli.main(["probe", "minilm", "why?"]) == 1

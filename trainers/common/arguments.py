@@ -3,6 +3,7 @@
 import shutil
 import sys
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,6 +55,8 @@ class RunArguments(TrainingArguments):
         if self.disable_tqdm is None:
             self.disable_tqdm = self.quiet or not sys.stderr.isatty()  # a bar fills a log
         super().__post_init__()
+        if self.load_best_model_at_end and self.eval_strategy == "no":
+            raise ValueError("load_best_model_at_end needs something to measure during training: give eval_corpus")
 
     def say(self, text: object) -> None:
         """Prints a line on the way, once on all processes, unless the run is to be quiet."""
@@ -133,7 +136,22 @@ class TextArguments:
             "max_documents": self.max_documents,
             "held_out": self.held_out,
         }
-        return parse_sources(self.data, **(settings | defaults))
+        sources = parse_sources(self.data, **(settings | defaults))
+        if output := getattr(self, "output_dir", None):  # of a command, which has a run's arguments besides
+            for source in sources:
+                _check_apart(source, Path(output))
+        return sources
+
+
+def _check_apart(source: Source, output: Path) -> None:
+    """What a run writes must not be what the next one reads."""
+    folder = Path(source.path).expanduser()
+    if source.is_dataset or not folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
+        return
+    parts = output.resolve().relative_to(folder.resolve()).parts
+    if not any(fnmatch(part, pattern) for part in parts for pattern in source.exclude):
+        remedy = f", or leave it out: --exclude {parts[0]}" if parts else ""
+        raise UserError(f"--output_dir {output} lies in the data, {folder}: give another one{remedy}")
 
 
 @dataclass

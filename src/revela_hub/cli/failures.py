@@ -5,6 +5,7 @@ to say that a file is missing.
 """
 
 import errno
+import sys
 from collections.abc import Iterator
 
 from revela_hub.errors import first_line, install_hint
@@ -46,6 +47,7 @@ NAMED = {
     "HTTPError": "the network",
     "TransportError": "the network",
     "RequestException": "the network",
+    "TorchDynamoException": "torch.compile",
     "UnicodeDecodeError": "a file is not UTF-8 text",
 }
 
@@ -78,7 +80,18 @@ def _known(error: BaseException) -> str | None:
     for words, remedy in REMEDIES.items() if isinstance(error, (RuntimeError, AssertionError, ValueError)) else ():
         if words.lower() in str(error).lower():
             return f"{first_line(error)}: {remedy}"
-    return None
+    # A library that refuses what it was given: a value of an option that was handed on to it.
+    library = _raised_in(error) if isinstance(error, ValueError) else None
+    return f"{library}: {_joined(error)}" if library else None
+
+
+def _raised_in(error: BaseException) -> str | None:
+    """The library that raised it; None for ourselves and for what is built into Python."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    top = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0] if trace else ""
+    return None if top in ("", "revela_hub", "__main__", *sys.stdlib_module_names) else top
 
 
 def _missing_package(error: ImportError) -> str:

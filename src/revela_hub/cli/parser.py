@@ -11,6 +11,8 @@ What is added to `trl.TrlParser`:
 import argparse
 import dataclasses
 import difflib
+import importlib.util
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get
 from trl import TrlParser
 
 from revela_hub.cli.config_file import read_items
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, first_line, install_hint
 from revela_hub.ranges import expected_range, range_in_words
 
 ArgumentsT = TypeVar("ArgumentsT")
@@ -29,6 +31,7 @@ METAVARS = {"int": "N", "float": "X", "string_to_bool": "[true|false]", "str": "
 TRUTH_VALUES = {"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"}  # what trl's string_to_bool takes
 MAY_BE_EMPTY = ("prompt", "column", "instruction")  # parts of the names of texts that say something by being empty
 
+DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|mlu|musa|xla)(:\d+)?")
 LIBRARIES = ("transformers.", "sentence_transformers.")  # whose options are not ours
 TRAINER = "options of transformers' Trainer"
 # Those of them that most runs set.
@@ -75,12 +78,17 @@ def build_arguments(arguments: type[ArgumentsT], values: dict[str, Any], program
     """The dataclass with the values that were given.
 
     Raises:
-        UserError: options that do not go together; the dataclass's `__post_init__` says so with a ValueError.
+        UserError: options that do not go together, or that need a package; the dataclass's `__post_init__` says so, and
+            those of transformers say it with whatever exception comes.
     """
+    if values.get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
+        raise UserError(install_hint("deepspeed"))
     try:
         return arguments(**values)
     except ValueError as error:
-        raise UserError(f"{error} (see {program} --help)") from error
+        raise UserError(f"{first_line(error)} (see {program} --help)") from error
+    except (KeyError, TypeError, AttributeError, RuntimeError, ImportError, OSError) as error:
+        raise UserError(f"the options cannot be used: {type(error).__name__}: {first_line(error)}") from error
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -198,10 +206,16 @@ class CommandParser(TrlParser):
                 value = convert(word)
             except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
                 raise argparse.ArgumentTypeError(f"expected {expected}, not {word!r}") from error
+            if not own and _takes_mapping(self.hints[action.dest]) and not _is_mapping(word):
+                raise argparse.ArgumentTypeError(f"expected a JSON object, or a file that holds one, not {word!r}")
             if choices and value is not None and value not in choices:
                 raise argparse.ArgumentTypeError(f"expected {expected}, not {word!r}")
             if own and value == "" and not any(part in action.dest for part in MAY_BE_EMPTY):
                 raise argparse.ArgumentTypeError("expected a text, and it is empty")
+            if action.dest == "device" and not DEVICE.fullmatch(str(value or "cpu")):
+                raise argparse.ArgumentTypeError(
+                    f"expected cpu, cuda, cuda:1, mps or another device of torch, not {word!r}"
+                )
             if wanted := expected_range(action.dest, self.hints[action.dest], value):
                 raise argparse.ArgumentTypeError(f"must be {wanted}, not {word}")
             return value
@@ -356,6 +370,17 @@ def _title(owner: type, arguments: type) -> str:
         return TRAINER
     default = "options" if owner is arguments else "training"
     return str(vars(owner).get("_argument_group_name", default))  # as HfArgumentParser reads it
+
+
+def _takes_mapping(hint: Any) -> bool:
+    return any((get_origin(kind) or kind) is dict for kind in get_args(hint))
+
+
+def _is_mapping(word: str) -> bool:
+    try:
+        return isinstance(json.loads(word), dict)
+    except ValueError:
+        return word.lower() in ("none", "null") or Path(word).is_file()
 
 
 def _is_option(word: str) -> bool:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from revela_hub.cli.output import shows_progress
 from revela_hub.errors import UserError
-from revela_hub.ranges import NonNegativeFloat, PositiveInt
+from revela_hub.ranges import NonNegativeFloat, PositiveInt, TextLength
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import RankerSettings
@@ -65,7 +65,7 @@ class RankerOptions:
     batch_size: PositiveInt = field(default=32, metadata={"help": "Texts per forward pass."})
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    max_seq_length: PositiveInt | None = field(default=None, metadata={"help": "Cut texts at this many tokens."})
+    max_seq_length: TextLength | None = field(default=None, metadata={"help": "Cut texts at this many tokens."})
 
 
 class Models(NamedTuple):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from revela_hub.ranges import PositiveInt
+from revela_hub.ranges import TextLength
 
 POSITIONALS = ("checkpoint",)
 
@@ -26,7 +26,7 @@ class Arguments:
     checkpoint: str = field(metadata={"help": "Folder that `revela-hub train` saved."})
     output: str = field(metadata={"help": "Folder to write into; made if it is not there."})
     lm: bool = field(default=False, metadata={"help": "Also write the co-trained language model."})
-    max_length: PositiveInt | None = field(
+    max_length: TextLength | None = field(
         default=None, metadata={"help": "Tokens kept of a text, EOS included; by default those of the checkpoint."}
     )
     dtype: Literal["float32", "bfloat16", "float16"] | None = field(

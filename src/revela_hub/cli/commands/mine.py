@@ -138,6 +138,8 @@ def _input(arguments: Arguments) -> tuple[Iterator[tuple[str, str]], Iterator[st
 
     if bool(arguments.pairs) == bool(arguments.beir):
         raise UserError("give either --pairs FILE or --beir FOLDER (see revela-hub mine --help)")
+    if arguments.pairs and arguments.anchor_column == arguments.positive_column:
+        raise UserError(f"anchor and positive are both the column {arguments.anchor_column!r}: name two different ones")
     corpus = arguments.corpus or arguments.beir
     documents = read_corpus(corpus, arguments.text_column) if corpus else None
     if arguments.beir:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from revela_hub.ranges import PositiveInt
+from revela_hub.ranges import TextLength
 
 POSITIONALS = ("checkpoint", "repo_id")
 
@@ -49,7 +49,7 @@ class Arguments:
         default=False, metadata={"help": "Publish the retriever's LoRA adapter; its base must be a model on the Hub."}
     )
     card: str | None = field(default=None, metadata={"help": "YAML file with the facts of the model card."})
-    max_length: PositiveInt | None = field(
+    max_length: TextLength | None = field(
         default=None, metadata={"help": "Tokens kept of a text, EOS included; by default those of the checkpoint."}
     )
     dtype: Literal["float32", "bfloat16", "float16"] | None = field(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.errors import UserError
-from revela_hub.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
+from revela_hub.ranges import NonNegativeFloat, PositiveFloat, TextLength
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones
 from revela_hub.trainers.common.arguments import ProbeArguments
 from revela_hub.trainers.common.run import open_run
@@ -56,7 +56,7 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
     passage_prompt: str | None = field(
         default=None, metadata={"help": "Put before passages. By default the retriever's own, or 'Passage: '."}
     )
-    export_max_length: PositiveInt = field(
+    export_max_length: TextLength = field(
         default=2048,
         metadata={"help": "Tokens of a text that the retriever reads in evaluations and once it is exported."},
     )
