@@ -57,7 +57,7 @@ def test_the_whole_story(
     printed = capsys.readouterr().out
     assert status == 0
     report = json.loads((out / "report.json").read_text())
-    assert set(report["scores"]) == {"start", "revela", "bm25"}
+    assert set(report["scores"]) == {"start", "revela", "bm25", "start_hybrid", "revela_hybrid"}
     for row in report["scores"].values():
         assert (row["queries"], row["documents"]) == (10, 40)
         assert 0 <= row["ndcg_at_10"] <= 1

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MEASURED = "scores.json"
 KEPT = "measured"
 CURVE = "retrieval_curve.png"
+OUTCOME = "outcome.json"
 METRIC = "ndcg_at_10"
 CLEARLY_WORSE = 2
 """So many measurements in succession, each significantly below the best, end the run."""
@@ -108,6 +109,21 @@ class Outcome:
             Result(self.task, {m: getattr(s, m) for m in (METRIC, "mrr_at_10", "recall_at_100")}, model=name)
             for name, s in rows.items()
         ]
+
+    def write(self, file: Path) -> None:
+        """Writes all of it as JSON: the rows, the difference with its interval, the hybrid's weight, the curve."""
+        rows = {"start": self.start, "chosen": self.chosen, "bm25": self.bm25, "hybrid": self.hybrid.scores}
+        content = {
+            "sentence": self.sentence(),
+            "task": self.task,
+            "step": self.step,
+            "last_step": self.last_step,
+            "difference": self.difference.to_dict(),
+            "bm25_weight": self.hybrid.weight,
+            "scores": {name: scores.to_dict() for name, scores in rows.items()},
+            "curve": {str(step): score for step, score in self.curve.items()},
+        }
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def figure(self, folder: Path) -> "Figure":
         """Draws the curve over the run."""

@@ -25,7 +25,7 @@ from revela_hub.trainers.common.checkpoints import (
     step_of,
 )
 from revela_hub.trainers.common.facts import facts_of_run
-from revela_hub.trainers.common.measuring import Outcome
+from revela_hub.trainers.common.measuring import OUTCOME, Outcome
 from revela_hub.trainers.common.settings import LENGTH, changes, run_settings
 from revela_hub.trainers.common.trainer import MethodTrainer
 
@@ -87,6 +87,8 @@ class Run:
         trainer.save_state()
         if self.arguments.should_save:
             training_curve(trainer.state.log_history, self.output / TRAINING_CURVE)
+            if self.outcome is not None:
+                self.outcome.write(self.output / OUTCOME)
             Record(run_settings(self.arguments), finished=True).write(self.output)
         if self.outcome is not None and self.arguments.should_log:
             sys.stdout.write(f"\n{self.outcome.table()}\n{self.outcome.sentence()}\n")

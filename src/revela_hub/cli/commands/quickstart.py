@@ -3,7 +3,8 @@
 Takes the sources of Python's standard library (or --data FOLDER of yours), holds out docstrings as queries for the
 functions they describe, removes those docstrings from the text, adapts a small general retriever to that text with Revela,
 loads the result in another process with plain SentenceTransformer, and prints what it was worth before and after,
-beside BM25.
+beside BM25 and together with it. How much of BM25 goes into the hybrid was chosen on a probe made of the training text,
+not on what is measured.
 
 Leaves in --output_dir: retriever/ (with its model card), lm/, task/ (the retrieval task, in BEIR's form), text/ (what was
 trained on), report.json, training_curve.png and similarity_map.png.
@@ -38,6 +39,8 @@ REMARK = {
     "start": "general retriever, before",
     "revela": "after Revela on this text",
     "bm25": "BM25",
+    "start_hybrid": "before, with BM25",
+    "revela_hybrid": "after, with BM25",
 }
 
 
@@ -64,6 +67,7 @@ def run(arguments: Arguments) -> None:
     from revela_hub.data.sources.beir import write_beir
     from revela_hub.evaluation import docstring_task
     from revela_hub.retrieval.disk import try_folder
+    from revela_hub.trainers.common.measuring import OUTCOME
 
     began = time.monotonic()
     models, output = Path(arguments.models), Path(arguments.output_dir)
@@ -81,9 +85,13 @@ def run(arguments: Arguments) -> None:
     print(f"     {len(docstrings.task.queries)} queries, {len(docstrings.task.corpus):,} functions to find")
     print("2/4  adapting the retriever to the text with Revela")
     training = _training_arguments(arguments, models, output)
+    outcome = output / OUTCOME
+    outcome.unlink(missing_ok=True)
     train_revela.train(training)
     print("3/4  measuring in another process, with plain SentenceTransformer")
-    scores = _measure({"start": str(models / "retriever"), "revela": str(output / "retriever"), "bm25": "bm25"}, output)
+    # Text that no probe could be made of has chosen nothing: then half and half.
+    weight = json.loads(outcome.read_text(encoding="utf-8"))["bm25_weight"] if outcome.exists() else 0.5
+    scores = _measure({"start": str(models / "retriever"), "revela": str(output / "retriever")}, weight, output)
     print("4/4  pictures, report and model card")
     _draw(training, models, output)
     report = _report(scores, training, output, minutes=(time.monotonic() - began) / 60)
@@ -116,13 +124,28 @@ def _training_arguments(arguments: Arguments, models: Path, output: Path) -> "tr
     return parsed
 
 
-def _measure(models: dict[str, str], output: Path) -> dict[str, dict[str, Any]]:
-    command = [sys.executable, "-m", "revela_hub", "evaluate", *models.values(), "--corpus", str(output / "task")]
-    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=False)
+def _measure(models: dict[str, str], bm25_weight: float, output: Path) -> dict[str, dict[str, Any]]:
+    """BM25, and each model alone and with `bm25_weight` of BM25, on the held-out task."""
+    command = [
+        sys.executable,
+        "-m",
+        "revela_hub",
+        "evaluate",
+        "bm25",
+        *models.values(),
+        "--corpus",
+        str(output / "task"),
+    ]
+    command += ["--mode", "dense", "hybrid", "--weights", f"{1 - bm25_weight:.1f}", f"{bm25_weight:.1f}"]
+    command += ["--cache_dir", str(output / "cache"), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise UserError(f"measuring failed with exit status {done.returncode}; its own message is above")
-    rows = json.loads(done.stdout)
-    return {key: {k: v for k, v in row.items() if k != "model"} for key, row in zip(models, rows, strict=True)}
+    keys = ["bm25", *(f"{name}{mode}" for name in models for mode in ("", "_hybrid"))]
+    rows = zip(keys, json.loads(done.stdout), strict=True)
+    return {
+        key: {k: v for k, v in row.items() if k not in ("model", "compared_with", "difference")} for key, row in rows
+    }
 
 
 def _draw(training: "train_revela.Arguments", models: Path, output: Path) -> None:
@@ -176,7 +199,7 @@ def _write_card(report: dict[str, Any], models: Path, output: Path) -> None:
     from revela_hub.hub_cards import Figure, ModelCardFacts, Result, write_card
 
     metrics = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
-    names = {"revela": None, "start": REMARK["start"], "bm25": REMARK["bm25"]}
+    names = {"revela": None} | {key: remark for key, remark in REMARK.items() if key != "revela"}
     results = [
         Result("docstring to function", {m: report["scores"][key][m] for m in metrics}, model=name)
         for key, name in names.items()
@@ -200,9 +223,9 @@ def _write_card(report: dict[str, Any], models: Path, output: Path) -> None:
 
 def _conclude(scores: dict[str, dict[str, Any]], models: Path, output: Path) -> None:
     print(f"\n{'':<27}  nDCG@10  Recall@100")
-    for key in ("start", "revela", "bm25"):
+    for key, remark in REMARK.items():
         row = scores[key]
-        print(f"{REMARK[key]:<27}  {row['ndcg_at_10']:7.3f}  {row['recall_at_100']:10.3f}")
+        print(f"{remark:<27}  {row['ndcg_at_10']:7.3f}  {row['recall_at_100']:10.3f}")
     print(f"\neverything is in {output}/: retriever/ with its card, report.json, two pictures\n")
     print("the same for your own text or code:")
     print(
