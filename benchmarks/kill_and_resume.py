@@ -6,12 +6,14 @@
 Of each method: one run that is left alone, then `--kills` runs that are killed (kill -9) at a random time, and as many that
 are killed at a random time from the beginning of a checkpoint's writing on. Each is started again with
 `--resume_from_checkpoint last` until it ends, as a restart loop does, and every safetensors file that it leaves has to be
-that of the run that was left alone. The runs are forks of one process that has imported everything, so they start at once.
+that of the run that was left alone. The runs are forks of one process that has imported everything that the first of them has, so they start at once.
 The models are tiny and random; what is tested is what is written and read, and not the arithmetic.
 """
 
 import argparse
+import contextlib
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -184,7 +186,9 @@ def _train(words: list[str], events: int, output: Path) -> int:
 
     Trainer._save_checkpoint = told
     try:
-        return main(words)
+        status = main(words)
+        Path(f"{output}.modules").write_text("\n".join(sys.modules))
+        return status
     except BaseException as error:  # a fork must not return into the loop of its parent
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
         return 1
@@ -195,7 +199,7 @@ def weights(output: Path) -> dict[str, str]:
     return {
         str(file.relative_to(output)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(output.rglob("*.safetensors"))
-        if not file.relative_to(output).parts[0].startswith(("checkpoint-", "."))
+        if not any(part.startswith(("checkpoint-", ".")) for part in file.relative_to(output).parts)
     }
 
 
@@ -239,6 +243,14 @@ def main() -> None:
         shutil.rmtree(root)
 
 
+def warm_up(names: Path) -> None:
+    """Imports what a run has imported, so that the next forks have it."""
+    for name in names.read_text().splitlines():
+        if name not in sys.modules and not name.startswith("__"):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+
+
 def measure(method: str, words: list[str], folder: Path, kills: int) -> list[tuple[str, Counter[str]]]:
     """The two kinds of kills."""
     folder.mkdir()
@@ -251,6 +263,7 @@ def measure(method: str, words: list[str], folder: Path, kills: int) -> list[tup
             writing = max(writing, time.monotonic() - begin)
     if whole.wait():
         sys.exit(f"{method} does not train: see {folder}/whole.log")
+    warm_up(folder / "whole.modules")
     length, expected = time.monotonic() - began, weights(folder / "whole")
     counts: dict[str, Counter[str]] = {"at any time": Counter(), "while a checkpoint is written": Counter()}
     for number in range(kills):
