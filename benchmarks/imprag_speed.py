@@ -1,8 +1,8 @@
 """ImpRAG against the same decoder with the passages pasted into the prompt: first token, further tokens, peak memory.
 
 Random tokens through the quickstart's language model (or --model), k passages of --passage tokens, a prompt of --prompt
-tokens, greedily. Each measurement runs in a process of its own, so that its peak memory is its own; the times are the best
-of --repeats. "stored" reads keys and values that were made before, as an index with stored states does.
+tokens, greedily. Each measurement runs in a process of its own, so that its peak memory is its own; the times are CPU times
+of one thread, the best of --repeats, so that other work on the machine does not count. "stored" reads keys and values that were made before, as an index with stored states does.
 
     python benchmarks/imprag_speed.py
 """
@@ -48,9 +48,9 @@ def measure(way: str, k: int, options: argparse.Namespace) -> dict[str, float]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def generate(tokens: int) -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         model.generate(inputs, **extra, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     generate(2)
     first = min(generate(1) for _ in range(options.repeats))
@@ -77,7 +77,7 @@ def main() -> None:
         print(json.dumps(measure(options.measure, options.k[0], options)))
         return
     print(f"{platform.machine()}, one thread; {options.passage} tokens a passage, {options.prompt} of the prompt\n")
-    print("| k | way | first token, ms | each further token, ms | peak memory above the model, MB |")
+    print("| k | way | first token, CPU ms | each further token, CPU ms | peak memory above the model, MB |")
     print("|" + " --- |" * 5)
     for k in options.k:
         for way in WAYS:

@@ -5,6 +5,8 @@ from .probe import Probe as Probe
 from .probe import ProbeSettings as ProbeSettings
 from .probe import build_probe as build_probe
 from .probe import write_probe as write_probe
+from .question_answering import QAScores as QAScores
+from .question_answering import score_answers as score_answers
 from .retrieval import RetrievalScores as RetrievalScores
 from .retrieval import evaluate_bm25 as evaluate_bm25
 from .retrieval import evaluate_hybrid as evaluate_hybrid

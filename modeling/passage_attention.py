@@ -129,6 +129,10 @@ def _attention(
         imprag.recorded[layer] = LayerStates(query, key, value, kwargs.get("scaling") or query.shape[-1] ** -0.5)
     states = imprag.states
     if states is not None and 0 <= layer - states.first_layer < len(states.keys):
+        plain = own is sdpa_attention_forward and kwargs.get("position_bias") is None and not kwargs.get("dropout")
+        plain = plain and (attention_mask is None or attention_mask.dtype == torch.bool)
+        if plain and query.shape[2] == 1:
+            return _one_token(states, layer, query, key, value, attention_mask, kwargs.get("scaling")), None
         times = len(query) // len(states)
         passage_key, passage_value = (
             _for_each_row(part[layer - states.first_layer].to(key.dtype), times)
@@ -137,6 +141,47 @@ def _attention(
         attention_mask = _mask_over_both(attention_mask, _for_each_row(states.mask, times), query, key)
         key, value = torch.cat([passage_key, key], dim=2), torch.cat([passage_value, value], dim=2)
     return own(module, query, key, value, attention_mask, **kwargs)
+
+
+def _one_token(
+    states: PassageStates,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None,
+) -> Tensor:
+    """(R, 1, H, D) for a step of decoding: one softmax over two products, which copies no passage's keys or values.
+
+    Queries of heads, and of rows, that share keys become more queries of those keys.
+    """
+    passage_key, passage_value = (
+        part[layer - states.first_layer].to(key.dtype) for part in (states.keys, states.values)
+    )
+    sets, kv_heads, _, dim = passage_key.shape
+    rows, heads = query.shape[:2]
+    grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim) * (dim**-0.5 if scaling is None else scaling)
+
+    def by_set(tensor: Tensor) -> Tensor:
+        """(R, K, G, X) to (B, K, n * G, X)."""
+        grouped_by_set: Tensor = tensor.unflatten(0, (sets, -1)).transpose(1, 2).flatten(2, 3)
+        return grouped_by_set
+
+    def by_row(tensor: Tensor) -> Tensor:
+        grouped_by_row: Tensor = tensor.unflatten(2, (rows // sets, -1)).transpose(1, 2).flatten(0, 1)
+        return grouped_by_row
+
+    lowest = torch.finfo(grouped.dtype).min
+    to_passages = (by_set(grouped) @ passage_key.transpose(-1, -2)).masked_fill(~states.mask[:, None, None], lowest)
+    to_own = grouped @ key.transpose(-1, -2)
+    if attention_mask is not None:
+        to_own = to_own.masked_fill(~attention_mask[..., : key.shape[2]], lowest)
+    scores = torch.cat([by_row(to_passages), to_own], dim=-1)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+    passages, own = weights.split([passage_key.shape[2], key.shape[2]], dim=-1)
+    output: Tensor = by_row(by_set(passages) @ passage_value) + own @ value
+    return output.reshape(rows, 1, heads, dim)
 
 
 def _for_each_row(tensor: Tensor, times: int) -> Tensor:

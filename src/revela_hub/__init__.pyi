@@ -16,6 +16,9 @@ from .hub_cards import export_retriever as export_retriever
 from .modeling import CoTMoTEConfig as CoTMoTEConfig
 from .modeling import CoTMoTEForPreTraining as CoTMoTEForPreTraining
 from .modeling import CoTMoTEModel as CoTMoTEModel
+from .modeling import ImpRAGConfig as ImpRAGConfig
+from .modeling import ImpRAGForCausalLM as ImpRAGForCausalLM
+from .modeling import ImpRAGModel as ImpRAGModel
 from .modeling import NVEmbedConfig as NVEmbedConfig
 from .modeling import NVEmbedModel as NVEmbedModel
 from .modeling import RetroMAEConfig as RetroMAEConfig
@@ -26,6 +29,8 @@ from .trainers import CoTMoTECollator as CoTMoTECollator
 from .trainers import CoTMoTEFinetuner as CoTMoTEFinetuner
 from .trainers import CoTMoTETrainer as CoTMoTETrainer
 from .trainers import CoTMoTETrainingArguments as CoTMoTETrainingArguments
+from .trainers import ImpRAGTrainer as ImpRAGTrainer
+from .trainers import ImpRAGTrainingArguments as ImpRAGTrainingArguments
 from .trainers import NVEmbedTrainer as NVEmbedTrainer
 from .trainers import NVEmbedTrainingArguments as NVEmbedTrainingArguments
 from .trainers import RetroMAECollator as RetroMAECollator

@@ -12,7 +12,7 @@ from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts
 from revela_hub.hub_cards.nvembed import export_nvembed
-from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining
+from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RetroMAEForPreTraining
 
 
 @pytest.fixture
@@ -61,3 +61,19 @@ def test_who_publishes_code_has_to_say_that_it_may_run(
     folder = export_nvembed(model, bpe_tokenizer, tmp_path / "embedder", max_length=32, prompts={})
     with pytest.raises(UserError, match="remote code|trust"):
         publish(folder, Destination("org/other"), Assembly(facts=ModelCardFacts(method="nvembed")), dry_run=True)
+
+
+def test_imprag_says_what_index_it_wants_and_loads_without_this_package(
+    tmp_path: Path, hub: LoopbackHub, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    folder = tmp_path / "imprag"
+    ImpRAGForCausalLM.from_backbone(tiny_llama, b=0, t=1, k=2, l_max=32).save_pretrained(folder)
+    bpe_tokenizer.save_pretrained(folder)
+    published = publish(folder, Destination("org/reader"), Assembly(part="model"), keep=tmp_path / "work")
+    assert published.commit and all(check.ok for check in published.checks)
+    names = set(hub.repositories["org/reader"].files("main"))
+    assert {"model.safetensors", "modeling_imprag.py", "imprag_model.py", "passage_attention.py"} <= names
+    card = (tmp_path / "work" / "model" / "README.md").read_text()
+    assert "revela-hub index org/reader --passages" in card and "2506.02279" in card
+    with pytest.raises(UserError, match="retriever and language model are one"):
+        publish(folder, Destination("org/x"), Assembly(part="lm"), dry_run=True)
