@@ -451,7 +451,6 @@ export done-revela-nan --output exported
 export retriever --output exported
 export llama --output exported
 export done-retromae --output exported --lm
-export done-revela --output done-revela
 check
 check nowhere
 check ./nowhere
@@ -519,7 +518,7 @@ train revela --help
 {nvembed} --mixture mixture-noinstruction.yaml
 {nvembed} --backbone done-nvembed --num_latents None --num_heads None
 {mine}
-{mine} --num_negatives 2 --scores
+{mine} --num_negatives 2 --scores --fewer keep
 {mine} --sampling random --seed 3
 {mine-model}
 mine bm25 --beir beir --split test --output mined.jsonl --positive_aware false
@@ -538,6 +537,7 @@ search bm25 --corpus text < queries.txt
 evaluate bm25 retriever --corpus beir --device cpu
 {export}
 {export} --lm --dtype bfloat16
+export done-revela --output done-revela
 export done-retromae --output exported
 {check}
 check exported-retriever
@@ -548,7 +548,7 @@ publish done-retromae me/model --dry-run
 """
 
 # Commands, and the package that they are run without.
-WITHOUT = {"search": "bm25s", "evaluate": "pytrec_eval", "search-model": "faiss"}
+WITHOUT = {"search": "bm25s", "evaluate": "pytrec_eval"}
 
 
 class Case(NamedTuple):

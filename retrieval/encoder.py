@@ -213,7 +213,7 @@ def _load(kind: Any, name: str, device: str | None, trust_remote_code: bool, max
                 trust_remote_code=trust_remote_code,
                 model_kwargs={"use_safetensors": True},
             )
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError) as error:
         reason = _one_line(error)
         if "trust_remote_code" in reason and not trust_remote_code:
             raise UserError(

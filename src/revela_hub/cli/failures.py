@@ -6,6 +6,7 @@ to say that a file is missing.
 
 import errno
 import sys
+import traceback
 from collections.abc import Iterator
 
 from revela_hub.errors import first_line, install_hint
@@ -86,12 +87,12 @@ def _known(error: BaseException) -> str | None:
 
 
 def _raised_in(error: BaseException) -> str | None:
-    """The library that raised it; None for ourselves and for what is built into Python."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    top = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0] if trace else ""
-    return None if top in ("", "revela_hub", "__main__", *sys.stdlib_module_names) else top
+    """The library whose code it comes from; None for our own, also where Python itself noticed it there."""
+    tops = [
+        frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    last = next((top for top in reversed(tops) if top not in sys.stdlib_module_names), "")
+    return None if last in ("", "revela_hub") else last
 
 
 def _missing_package(error: ImportError) -> str:

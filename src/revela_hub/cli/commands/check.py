@@ -43,6 +43,8 @@ def run(arguments: Arguments) -> None:
             f"{model} is a training checkpoint, not a model for readers: `revela-hub publish {model} NAME/MODEL --dry-run`"
             " makes the model of it and checks that"
         )
+    if arguments.revision and Path(arguments.model).expanduser().exists():
+        raise UserError(f"--revision is for a model on the Hub; {arguments.model} is a folder here")
     checks = check(model, revision=arguments.revision, trust_remote_code=arguments.trust_remote_code)
     failed = [row.name for row in checks if not row.ok]
     if arguments.json:

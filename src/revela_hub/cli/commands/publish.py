@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from revela_hub.errors import UserError
 from revela_hub.ranges import TextLength
 
 POSITIONALS = ("checkpoint", "repo_id")
@@ -70,6 +71,8 @@ def run(arguments: Arguments) -> None:
 
     if arguments.keep:
         try_folder(Path(arguments.keep), "--keep")
+    if arguments.adapter_only and arguments.part != "retriever":
+        raise UserError("--adapter-only is about the retriever: leave --part out")
     destination = Destination(
         arguments.repo_id,
         private=arguments.private,
