@@ -242,25 +242,27 @@ def mrr(ranks: Sequence[int]) -> NDArray[np.float64]:
 def table(lines: Sequence[dict[str, Any]]) -> str:
     """Means over the seeds and their spread, then the comparisons over queries."""
     rows = ["| model | recipe | score | MRR@10 | R@50 |", "|---|---|---|---|---|"]
-    mean: dict[tuple[str, str, str], NDArray[np.float64]] = {}
+    queries: dict[tuple[str, str, str], dict[int, NDArray[np.float64]]] = {}
     for variant, recipe in dict.fromkeys((line["variant"], line["recipe"]) for line in lines):
         own = [line for line in lines if (line["variant"], line["recipe"]) == (variant, recipe)]
         for name in SCORES:
             of_seed = [mrr(line[name]) for line in own]
             recall = [float((np.asarray(line[name]) <= 50).mean()) for line in own]
             means = [float(values.mean()) for values in of_seed]
-            mean[variant, recipe, name] = np.mean(of_seed, axis=0)
+            queries[variant, recipe, name] = {line["seed"]: mrr(line[name]) for line in own}
             spread = f" ± {statistics.stdev(means):.3f}" if len(means) > 1 else ""
             rows.append(f"| {variant} | {recipe} | {name} | {np.mean(means):.3f}{spread} | {np.mean(recall):.3f} |")
-    rows.append("\nPaired bootstrap over the queries, MRR@10 averaged over the seeds:\n")
+    rows.append("\nPaired bootstrap over the queries, MRR@10 averaged over the seeds that both have:\n")
     pairs = [(("siamese", FIRST, s), ("experts", FIRST, s)) for s in SCORES]
     pairs += [(("separate", FIRST, s), ("experts", FIRST, s)) for s in SCORES]
     pairs += [(("experts", FIRST, s), ("experts", FIRST, "hybrid")) for s in ("dense", "sparse")]
     pairs += [(("experts", SWITCHED, "hybrid"), ("experts", FIRST, "hybrid"))]
     pairs += [(("experts", FIRST, "hybrid"), ("experts", MINED, "hybrid"))]
     for a, b in pairs:
-        if a in mean and b in mean:
-            rows.append(f"- {', '.join(b)} against {', '.join(a)}: {paired_bootstrap(mean[a], mean[b])}")
+        if seeds := sorted(queries.get(a, {}).keys() & queries.get(b, {}).keys()):
+            first, second = (np.mean([queries[side][seed] for seed in seeds], axis=0) for side in (a, b))
+            told = f"{', '.join(b)} against {', '.join(a)} ({len(seeds)} seeds)"
+            rows.append(f"- {told}: {paired_bootstrap(first, second)}")
     return "\n".join(rows)
 
 

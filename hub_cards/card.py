@@ -134,11 +134,12 @@ def _template(name: str) -> Any:
 
 def _metadata(name: str, facts: ModelCardFacts, model: ModelFacts) -> ModelCardData:
     """The YAML block that the Hub and MTEB read."""
-    tags = ["feature-extraction", "dense", "retrieval"] if model.is_encoder else []
+    kind = ["sparse-encoder", "sparse"] if model.loader == "SparseEncoder" else ["dense"]
+    tags = ["feature-extraction", *kind, "retrieval"] if model.is_encoder else []
     own = [result for result in facts.results if result.model is None]
     return ModelCardData(
         library_name="sentence-transformers" if model.is_encoder else "transformers",
-        pipeline_tag="sentence-similarity"
+        pipeline_tag=("feature-extraction" if "sparse" in tags else "sentence-similarity")
         if model.is_encoder
         else ("text-generation" if model.architecture.endswith("ForCausalLM") else None),
         tags=[

@@ -295,16 +295,18 @@ class ModelFacts:
     pooling: str | None = None
     similarity: str | None = None
     prompts: dict[str, str] = field(default_factory=dict)
+    loader: str = "SentenceTransformer"  # the class of sentence-transformers that reads it, if one does
+    routes: tuple[str, ...] = ()  # of a Router
 
     @property
     def is_encoder(self) -> bool:
-        """Whether it is loaded with SentenceTransformer."""
+        """Whether it is loaded with sentence-transformers."""
         return self.pooling is not None
 
     @property
     def servers(self) -> list[str]:
         """The servers that take the folder as it is."""
-        if not self.is_encoder or self.remote_code or self.adapter_of:
+        if not self.is_encoder or self.remote_code or self.adapter_of or self.routes:
             return []
         known = {"text-embeddings-inference": SERVED_BY_TEI, "vLLM": SERVED_BY_VLLM}
         return [name for name, types in known.items() if self.model_type in types]
@@ -320,15 +322,15 @@ def describe(folder: str | Path) -> ModelFacts:
         entry for entry in entries if entry.get("dtype", "").lstrip("B").startswith("F")
     ]  # the others are tables
     stored = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    described: dict[str, Any] = {"model_type": config.get("model_type", "")} | _describe_encoder(folder)
     return ModelFacts(
-        model_type=config.get("model_type", ""),
         architecture=next(iter(config.get("architectures") or ()), ""),
         parameters=sum(math.prod(tensor["shape"]) for tensor in tensors),
         bytes=sum(file.stat().st_size for file in files),
         dtype=stored.get(tensors[0]["dtype"], tensors[0]["dtype"]) if tensors else "",
         remote_code=any(folder.rglob("*.py")),
         adapter_of=_read(folder / "adapter_config.json").get("base_model_name_or_path"),
-        **_describe_encoder(folder),
+        **described,
     )
 
 
@@ -337,16 +339,27 @@ def _describe_encoder(folder: Path) -> dict[str, Any]:
     paths = {entry["type"].rpartition(".")[2]: entry["path"] for entry in _read(folder / "modules.json")}
     if not paths:
         return {}
-    pooling = _read(folder / paths.get("Pooling", "") / "config.json")
+    routes: dict[str, Any] = {}
+    if "Router" in paths:  # each route has modules of its own; what they say is the same
+        router = _read(folder / paths["Router"] / "router_config.json")
+        routes = router["structure"]
+        paths = {router["types"][name].rpartition(".")[2]: name for name in next(iter(routes.values()))}
+    transformer = folder / paths.get("Transformer", "")
+    splade = _read(folder / paths["SpladePooling"] / "config.json") if "SpladePooling" in paths else None
+    pooling = splade or _read(folder / paths.get("Pooling", "") / "config.json")
     modes = [key.removeprefix("pooling_mode_") for key, on in pooling.items() if key.startswith("pooling_mode_") and on]
     mode = str(pooling.get("pooling_mode") or next(iter(modes), "")).removesuffix("_tokens").removesuffix("_token")
+    mode = {"lasttoken": "last token (EOS)", "cls": "first token"}.get(mode, mode)
     config = _read(folder / "config_sentence_transformers.json")
     return {
+        "model_type": _read(transformer / "config.json").get("model_type", ""),
         "dimensions": pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension"),
-        "max_length": _read(folder / "sentence_bert_config.json").get("max_seq_length"),
-        "pooling": {"lasttoken": "last token (EOS)", "cls": "first token"}.get(mode, mode),
+        "max_length": _read(transformer / "sentence_bert_config.json").get("max_seq_length"),
+        "pooling": f"terms, {splade['pooling_strategy']} over the tokens" if splade else mode,
         "similarity": config.get("similarity_fn_name") or "cosine",
         "prompts": {name: text for name, text in (config.get("prompts") or {}).items() if text},
+        "loader": config.get("model_type") or "SentenceTransformer",
+        "routes": tuple(routes),
     }
 
 

@@ -114,6 +114,7 @@ class CoTMoTEModel(CoTMoTEPreTrainedModel):
         return_sparse: bool = True,
         top_k: int | None = None,
         output_hidden_states: bool = False,
+        token_type_ids: Tensor | None = None,
     ) -> CoTMoTEOutput:
         """The vectors of a batch.
 
@@ -125,6 +126,7 @@ class CoTMoTEModel(CoTMoTEPreTrainedModel):
             return_sparse: whether to score the vocabulary, which costs about as much as some layers.
             top_k: leave so many terms in each sparse vector, and those that equal the last of them.
             output_hidden_states: whether to return the states of all layers.
+            token_type_ids: what some tokenizers give; not read, as a text alone is all of type 0.
 
         Raises:
             ValueError: if no expert is named, or not one for each row, or for tensors of the wrong shape.

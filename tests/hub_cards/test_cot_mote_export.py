@@ -1,6 +1,7 @@
 """The three published forms of a CoT-MoTE: each loads without this package, and gives the model's own vectors."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import AutoModelForMaskedLM, BertTokenizerFast, PreTrainedToke
 
 from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Assembly, Destination, check
+from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, check, write_card
 from revela_hub.modeling import CoTMoTEForPreTraining, CoTMoTEModel
 
 TEXTS = [
@@ -151,6 +152,23 @@ def test_check_and_publish_know_the_three_forms(tmp_path: Path, wordpiece_tokeni
         assert same.ok and same.detail == "to 1e-05 on 6 texts"
     with pytest.raises(UserError, match="is of CoT-MoTE, which has not a language model"):
         publish(tmp_path / "checkpoint", destination, Assembly(part="lm"), dry_run=True)
+
+
+def test_the_cards_say_how_each_form_is_loaded(
+    tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code that each card shows runs, on the folder that it is in."""
+    trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
+    monkeypatch.chdir(tmp_path / "out")
+    loaders = {"dense": "SentenceTransformer", "sparse": "SparseEncoder", "model": "AutoModel"}
+    for name, loader in loaders.items():
+        card = write_card(tmp_path / "out" / name, ModelCardFacts(method="cot_mote")).read_text()
+        assert f"{loader}" in card and ("sparse-encoder" in card) == (name == "sparse")
+        if name != "model":
+            assert "| Maximum length | 32 tokens |" in card and "routes of their own (query, document)" in card
+        (block,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+        exec(compile(block, name, "exec"), {})
 
 
 def test_a_sparse_folder_that_reads_the_first_token_is_found_out(
