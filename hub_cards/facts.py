@@ -351,10 +351,13 @@ def _describe_encoder(folder: Path) -> dict[str, Any]:
     mode = str(pooling.get("pooling_mode") or next(iter(modes), "")).removesuffix("_tokens").removesuffix("_token")
     mode = {"lasttoken": "last token (EOS)", "cls": "first token"}.get(mode, mode)
     config = _read(folder / "config_sentence_transformers.json")
+    length = _read(transformer / "sentence_bert_config.json").get("max_seq_length")
+    if length is None and routes:  # sentence-transformers 6 leaves it to the tokenizer
+        length = _read(transformer / "tokenizer_config.json").get("model_max_length")
     return {
         "model_type": _read(transformer / "config.json").get("model_type", ""),
         "dimensions": pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension"),
-        "max_length": _read(transformer / "sentence_bert_config.json").get("max_seq_length"),
+        "max_length": length,
         "pooling": f"terms, {splade['pooling_strategy']} over the tokens" if splade else mode,
         "similarity": config.get("similarity_fn_name") or "cosine",
         "prompts": {name: text for name, text in (config.get("prompts") or {}).items() if text},
