@@ -56,6 +56,7 @@ def test_push_to_hub_asks_nothing_of_the_hub_before_the_end(
     run.train()
     run.save_model(str(tmp_path / "run"))
     assert hub.requests == []
+    assert WRITER.encode() not in (tmp_path / "run" / "training_args.bin").read_bytes()
     published = run.push_to_hub()
     repository = hub.repositories["org/pushed"]
     assert repository.private

@@ -12,7 +12,7 @@ from loopback_hub import LoopbackHub, Repository
 
 from revela_hub.checkpoints import publish
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardFacts, upload
+from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardFacts, Result, upload, write_card
 
 DESTINATION = Destination("org/x", revision="next", tag="v1", collection="Tiny ones")
 # The requests of a publication, in their order; each is where it is killed, before and after the Hub has acted on it.
@@ -183,6 +183,23 @@ def test_only_the_model_leaves_the_machine(hub: LoopbackHub, retriever_folder: P
     assert upload.check(folder)[0] == Check(
         "contents", False, "optimizer.pt and 2 more: a pickle runs code on whoever reads it; delete it"
     )
+
+
+def test_the_card_names_the_published_model(retriever_folder: Path, tmp_path: Path) -> None:
+    """A card of ours is written anew from the facts that lie beside it; one that a person changed stays."""
+    folder = tmp_path / "embedder"
+    shutil.copytree(retriever_folder, folder)
+    result = Result("scifact/test", {"ndcg_at_10": 0.5}, dataset="mteb/scifact")
+    write_card(folder, ModelCardFacts(method="nvembed", results=(result,)))
+    assert 'SentenceTransformer("embedder"' in (folder / "README.md").read_text()
+    published = publish(folder, Destination("org/x"), dry_run=True, keep=tmp_path / "kept")
+    card = (tmp_path / "kept" / "model" / "README.md").read_text()
+    assert 'SentenceTransformer("org/x"' in card and "2405.17428" in card and '"embedder"' not in card
+    assert ".eval_results/mteb__scifact-scifact_test.yaml" in published.files
+    assert not any(name.startswith(".revela_hub") for name in published.files)
+    (folder / "README.md").write_text("# My own words\n")
+    publish(folder, Destination("org/x"), dry_run=True, keep=tmp_path / "again")
+    assert (tmp_path / "again" / "model" / "README.md").read_text() == "# My own words\n"
 
 
 @pytest.mark.parametrize("target", ["/etc/hostname", "absent", "vocab.txt", "..", "/etc"])
