@@ -194,6 +194,8 @@ def report(results: dict[str, dict[str, Any]]) -> None:
     for model in next(iter(results.values()))["scores"]:
         cells = [
             " / ".join(f"{np.mean(list(kept['scores'][model][part].values())):.3f}" for part in ("real", "probe"))
+            if model in kept["scores"]
+            else ""
             for kept in results.values()
         ]
         print(f"| {model} | {' | '.join(cells)} |")
