@@ -3,9 +3,9 @@
 The peers of the cross-document part: the equation in einsums, and chunk by chunk with recomputation in the backward pass
 (`torch.utils.checkpoint`), which is what one writes next, and what this package had before its own backward pass.
 
-All sides alternate in one process; times are CPU seconds, on a GPU wall-clock ones, the best of
-several; ratios are of those. Memory is the peak of the tensors alive above
-what was there before, counted by the CUDA allocator, or on a CPU by torch's profiler.
+All sides alternate in one process; times are CPU seconds, on a GPU wall-clock ones, the best of several; ratios are of
+those. Memory is the peak of the tensors alive above what was there before, counted by the CUDA allocator, or on a CPU by
+torch's profiler.
 
     python benchmarks/in_batch_attention.py                  # CPU, a model of 30 M parameters
     python benchmarks/in_batch_attention.py --device cuda --hidden 2048 --layers 16 --heads 32 --kv-heads 8 --dtype bfloat16
