@@ -91,14 +91,16 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=20_000)
     parser.add_argument("--anchors", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--scale", type=int, default=0, help="passages for 20,000 anchors, for example 1000000")
+    parser.add_argument("--scale", type=int, default=0, help="passages for many anchors, for example 1000000")
+    parser.add_argument("--scale-anchors", type=int, default=20_000)
     parser.add_argument("--dimension", type=int, default=32)
     parser.add_argument("--kinds", nargs="+", default=["exact", "ivfpq", "hnsw"])
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(heading())
-    print(f"\n{args.documents:,} passages, {args.anchors:,} anchors")
-    print(f"{'':<22} {'CPU s':>7} {'peak MB':>8} {'rows':>7}")
+    if args.rounds:
+        print(f"\n{args.documents:,} passages, {args.anchors:,} anchors")
+        print(f"{'':<22} {'CPU s':>7} {'peak MB':>8} {'rows':>7}")
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as folder:
             for name, part in (
@@ -110,12 +112,14 @@ def main() -> None:
                 print(f"{name:<22} {found.cpu:7.1f} {found.megabytes:8.0f} {found.result:>7}", flush=True)
     if args.scale:
         print(
-            f"\n{args.scale:,} passages, 20,000 anchors, the best 50 of each, vectors of {args.dimension} numbers on disk"
+            f"\n{args.scale:,} passages, {args.scale_anchors:,} anchors, the best 50 of each, vectors of {args.dimension} numbers on disk"
         )
         print(f"{'':<10} {'build s':>9} {'search s':>9} {'recall@50':>9} {'peak MB':>8}")
         with tempfile.TemporaryDirectory() as folder:
             for kind in args.kinds:
-                found = cost(lambda kind=kind: at_scale(args.scale, 20_000, args.dimension, kind, Path(folder)))
+                found = cost(
+                    lambda kind=kind: at_scale(args.scale, args.scale_anchors, args.dimension, kind, Path(folder))
+                )
                 print(f"{kind:<10} {found.result} {found.megabytes:8.0f}", flush=True)
 
 

@@ -84,4 +84,4 @@ class MilvusIndex:
 def _client(uri: str) -> Any:
     from pymilvus import MilvusClient
 
-    return MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""))
+    return MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=10)
