@@ -189,3 +189,14 @@ def test_with_eos_pads_with_eos_where_there_is_no_padding_token(bpe_tokenizer: P
     assert [sum(mask) for mask in batch["attention_mask"]] == [
         len(bpe_tokenizer(t)["input_ids"]) + 1 for t in ("the fox jumps", "a")
     ]
+
+
+def test_weights_that_are_not_finite_are_not_exported(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tiny_llama.model.layers[0].mlp.up_proj.weight.data[0, 0] = torch.inf
+    with pytest.raises(UserError, match=r"layers\.0\.mlp\.up_proj\.weight is not finite: nothing is exported"):
+        export_retriever(
+            tiny_llama.model, bpe_tokenizer, tmp_path / "out", pooling="last", prompts={"query": "", "document": ""}
+        )
+    assert not (tmp_path / "out" / "model.safetensors").exists()
