@@ -2,7 +2,7 @@
 
 sentence-transformers sorts by the number of characters and takes 32 texts at a time, whether these have 5 tokens or 250.
 Here texts are sorted by their tokens, and a batch holds as many as fit `TOKENS`: less padding, and on a CPU activations that
-stay in its cache (`benchmarks/encode.py` has the figures). The vectors are those of the model's own methods.
+stay in its cache (`benchmarks/retrieval.md` has the figures). The vectors are those of the model's own methods.
 """
 
 import sys
