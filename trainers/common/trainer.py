@@ -275,14 +275,14 @@ class MethodTrainer(Publishing, Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """The Trainer's, with the code of the model's own class beside the weights, not of the one FSDP makes of it."""
-        kind = type(self.model)
-        if isinstance(self.model, FSDPModule):
-            self.model.__class__ = kind.__mro__[2]  # behind FSDP's own and `FSDPModule`
+        model: Any = self.model
+        kind = type(model)
+        if isinstance(model, FSDPModule):
+            model.__class__ = kind.__mro__[2]  # behind FSDP's own and `FSDPModule`
         try:
             super()._save(output_dir, state_dict)
         finally:
-            if self.model is not None:
-                self.model.__class__ = kind
+            model.__class__ = kind
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes a checkpoint and moves it to its name when it is complete and on the disk.
