@@ -189,6 +189,8 @@ run = trainer(Path({out!r}), *map(Path, {start!r}), dropout=False, per_device_tr
 run.train()
 if run.is_world_process_zero():
     torch.save(run.accelerator.unwrap_model(run.model).state_dict(), {out!r} + "/end.pt")
+run.accelerator.wait_for_everyone()
+run.accelerator.end_training()
 """
 
 
