@@ -12,6 +12,9 @@ everything once, and runs each command in a fork of that process, in a copy of t
 
 `--only WORD` runs the commands that hold the word, `--show KIND` prints what those of a kind said, `--json FILE` keeps it all,
 one line each; run again with the same file, only what was not clear or fine in it is run, and replaced.
+What it found, on a busy machine with two cores: of all 748 commands 685 are clear and 63 fine. Of the 475 that could be run on
+the version before it as well, 366 were clear or fine there, 75 silent, 32 tracebacks, 1 hung, 1 was refused.
+
 The same file runs on older versions of the package: an option that they lack counts as what they say about it.
 """
 
