@@ -129,7 +129,8 @@ class RevelaForCausalLM(PreTrainedModel):
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The language model's projection."""
-        return self.lm.get_output_embeddings()
+        projection: nn.Module | None = self.lm.get_output_embeddings()
+        return projection
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Returns the (N, d) unit vectors, at least float32, of (N, M) retriever tokens padded on either side."""
