@@ -243,7 +243,8 @@ CASES = [
     Case("missing weights", "half of a dense layer", DENSE, lambda f: weights(
         lambda t: t.pop("linear.bias"), f"{next(f.glob('*_Dense')).name}/model.safetensors")(f)),
     Case("half precision", "overflow between layers", HALF, weights(scaled("intermediate.dense.weight", 5e5))),
-    Case("half precision", "overflow behind attention", HALF, weights(scaled("attention.output.dense.weight", 5e5))),
+    Case("half precision", "overflow behind attention", HALF, weights(
+        lambda t: [scaled(part, 1e4)(t) for part in ("self.value.weight", "attention.output.dense.weight")])),
     Case("half precision", "stored in full, read in half", LLAMA, both(
         weights(scaled("mlp", 4e2)), edit("config.json", dtype="float16", torch_dtype="float16"))),
     Case("process ends", "exit in the constructor", TOY, in_init("raise SystemExit")),
