@@ -13,6 +13,7 @@ from .contents import read_json
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
 LONGEST_PROBE = 4096  # words; a model that reads more is not probed at its limit
 # The first half of a pair that a CrossEncoder scores.
@@ -77,7 +78,9 @@ class Loaded:
         self.kinds = ["text"] if has_tokenizer else []
         # A model with an expert for each kind of text has to be told whose text it reads.
         self.has_experts = "expert" in inspect.signature(self.module.forward).parameters
-        if has_tokenizer and self.has_experts:
+        # A model that retrieves and reads makes other vectors of what it looks for than of what it finds.
+        self.retrieves = hasattr(self.module, "embed_queries") and hasattr(self.module, "embed_passages")
+        if has_tokenizer and (self.has_experts or self.retrieves):
             self.kinds = ["query", "document"]
         if has_tokenizer:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -98,7 +101,13 @@ class Loaded:
         import numpy as np
 
         if not self.kind:
-            return self._of_expert(kind, texts) if self.has_experts else self._last_states(texts)
+            if self.has_experts:
+                return self._of_expert(kind, texts)
+            rows = [
+                self._read(kind, batch) if self.retrieves else self._last_states(batch)
+                for batch in self._batches(texts)
+            ]
+            return np.concatenate(rows)
         if self.kind == "CrossEncoder":
             import torch
 
@@ -132,24 +141,53 @@ class Loaded:
         vectors: np.ndarray = torch.cat([output.pooler_output, output.sparse], dim=-1).float().numpy()
         return vectors
 
-    def _last_states(self, texts: list[str]) -> np.ndarray:
-        import numpy as np
-        import torch
-
+    def _batches(self, texts: list[str]) -> list[list[str]]:
         # An empty text has no token to read where the tokenizer adds none of its own.
         texts = [text or "a" for text in texts]
         # A language model may do without a padding token: one text at a time, then.
-        batches = [texts] if self.tokenizer.pad_token is not None or not self.causal else [[text] for text in texts]
-        rows = []
-        for batch in batches:
-            tokens = self.tokenizer(batch, padding=len(batch) > 1, truncation=True, return_tensors="pt")
-            with torch.no_grad():
-                states = self.module(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask)[0]
-            if states.dim() == 3:
-                places = torch.arange(tokens.attention_mask.shape[1])
-                states = states[torch.arange(len(batch)), (tokens.attention_mask * places).argmax(1)]
-            rows.append(states.float().numpy())
-        return np.concatenate(rows)
+        return [texts] if self.tokenizer.pad_token is not None or not self.causal else [[text] for text in texts]
+
+    def _read(self, kind: str, texts: list[str]) -> np.ndarray:
+        found: np.ndarray = imprag_vectors(self.module, self.tokenizer, kind, texts).numpy()
+        return found
+
+    def _last_states(self, texts: list[str]) -> np.ndarray:
+        import torch
+
+        tokens = self.tokenizer(texts, padding=len(texts) > 1, truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            states = self.module(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask)[0]
+        if states.dim() == 3:
+            places = torch.arange(tokens.attention_mask.shape[1])
+            states = states[torch.arange(len(texts)), (tokens.attention_mask * places).argmax(1)]
+        found: np.ndarray = states.float().numpy()
+        return found
+
+
+def imprag_vectors(model: Any, tokenizer: Any, kind: str, texts: list[str]) -> torch.Tensor:
+    """(n_texts, d) float32: each text's vector, then the state behind a question that reads the text as its passage.
+
+    Args:
+        model: of ImpRAG, with its output projection or without.
+        tokenizer: cuts what is too long, and pads on the right, if there is more than one text.
+        kind: what the vectors are of, `query` or `document`.
+        texts: none empty.
+    """
+    import torch
+
+    tokens = tokenizer(texts, padding=len(texts) > 1, truncation=True, return_tensors="pt")
+    ids, mask = tokens.input_ids, tokens.attention_mask
+    question = tokenizer([_QUESTION], return_tensors="pt").input_ids.expand(len(texts), -1)
+    embed = {"query": model.embed_queries, "document": model.embed_passages}[kind]
+    passages = {
+        "passage_input_ids": ids[:, None, : model.config.l_max],
+        "passage_attention_mask": mask[:, None, : model.config.l_max],
+    }
+    with torch.no_grad():
+        output = model(input_ids=question, output_hidden_states=True, **passages)
+        states = output["hidden_states"][-1] if "logits" in output else output["last_hidden_state"]
+        found: torch.Tensor = torch.cat([embed(ids, mask).float(), states[:, -1].float()], dim=-1)
+    return found
 
 
 def positions(module: Any) -> int | None:

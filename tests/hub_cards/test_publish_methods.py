@@ -1,5 +1,7 @@
 """Publishing what the other methods train: RetroMAE's checkpoints and NV-Embed's folders."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,9 @@ from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts
 from revela_hub.hub_cards.nvembed import export_nvembed
+from revela_hub.hub_cards.verify.verify import as_table, verify_all
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RetroMAEForPreTraining
+from revela_hub.trainers.imprag.export import assemble_imprag
 
 
 @pytest.fixture
@@ -75,5 +79,28 @@ def test_imprag_says_what_index_it_wants_and_loads_without_this_package(
     assert {"model.safetensors", "modeling_imprag.py", "imprag_model.py", "passage_attention.py"} <= names
     card = (tmp_path / "work" / "model" / "README.md").read_text()
     assert "revela-hub index org/reader --passages" in card and "2506.02279" in card
+    compared = {check.name: check.detail for check in published.checks}["same as checkpoint"]
+    assert "on 6 texts" in compared
     with pytest.raises(UserError, match="retriever and language model are one"):
         publish(folder, Destination("org/x"), Assembly(part="lm"), dry_run=True)
+
+
+def test_imprag_folder_that_retrieves_or_reads_otherwise_is_found(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    checkpoint = tmp_path / "imprag"
+    ImpRAGForCausalLM.from_backbone(tiny_llama, b=0, t=0, k=2, l_max=32).save_pretrained(checkpoint)
+    bpe_tokenizer.save_pretrained(checkpoint)
+    good = assemble_imprag(checkpoint, tmp_path / "good", Assembly(part="model"))
+    reference = {"trust_remote_code": True, "adapter_only": False, "reference": str(good.reference)}
+    tasks = [{"folder": str(good.folder)} | reference]
+    for change in ({"b": 1, "t": 1}, {"t": 1}, {"k": 3}, {"l_max": 16}):
+        folder = tmp_path / "-".join(change)
+        shutil.copytree(good.folder, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | change))
+        tasks.append({"folder": str(folder)} | reference)
+    first, *others = verify_all(tasks)
+    assert all(check.ok for check in first), as_table(first)
+    for checks in others:
+        assert [check.name for check in checks if not check.ok] == ["same as checkpoint"], as_table(checks)

@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import torch
+
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins
+from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
-from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
+from revela_hub.hub_cards.verify.loading import LONGEST_PROBE, imprag_vectors, positions
+from revela_hub.hub_cards.verify.vectors import probe_texts
+from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint, load_imprag_checkpoint
 
 
 def assemble_imprag(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
@@ -22,4 +26,15 @@ def assemble_imprag(checkpoint: Path, folder: Path, assembly: Assembly) -> Assem
     save_backbone(loaded.model, folder, dtype=assembly.dtype)
     forget_origins(folder, "backbone")
     save_tokenizer(loaded.tokenizer, folder)
-    return Assembled(folder, "imprag", base, remote_code=True)
+    return Assembled(folder, "imprag", base, _save_reference(loaded, folder), remote_code=True)
+
+
+def _save_reference(loaded: ImpRAGCheckpoint, folder: Path) -> Path:
+    """Writes the checkpoint's own vectors of the probe texts, and what it reads in them, which the folder has to give, too."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    length = min(int(tokenizer.model_max_length), LONGEST_PROBE, positions(model) or LONGEST_PROBE)
+    tokenizer.model_max_length = length
+    texts = [text or "a" for text in probe_texts(length)]  # as the check does: there is no vector of no token
+    kinds = ("query", "document")
+    vectors = {kind: torch.cat([imprag_vectors(model, tokenizer, kind, [text]) for text in texts]) for kind in kinds}
+    return write_reference(folder, vectors, length)
