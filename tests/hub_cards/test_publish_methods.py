@@ -100,6 +100,9 @@ def test_imprag_folder_that_retrieves_or_reads_otherwise_is_found(
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | change))
         tasks.append({"folder": str(folder)} | reference)
+    (checkpoint / "config.json").write_text(json.dumps(config | {"k": 1000}))
+    with pytest.raises(UserError, match="cannot read passages: a prompt of .* does not fit"):
+        assemble_imprag(checkpoint, tmp_path / "never", Assembly(part="model"))
     first, *others = verify_all(tasks)
     assert all(check.ok for check in first), as_table(first)
     for checks in others:

@@ -26,15 +26,20 @@ def assemble_imprag(checkpoint: Path, folder: Path, assembly: Assembly) -> Assem
     save_backbone(loaded.model, folder, dtype=assembly.dtype)
     forget_origins(folder, "backbone")
     save_tokenizer(loaded.tokenizer, folder)
-    return Assembled(folder, "imprag", base, _save_reference(loaded, folder), remote_code=True)
+    return Assembled(folder, "imprag", base, _save_reference(loaded, checkpoint, folder), remote_code=True)
 
 
-def _save_reference(loaded: ImpRAGCheckpoint, folder: Path) -> Path:
+def _save_reference(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path) -> Path:
     """Writes the checkpoint's own vectors of the probe texts, and what it reads in them, which the folder has to give, too."""
     model, tokenizer = loaded.model, loaded.tokenizer
     length = min(int(tokenizer.model_max_length), LONGEST_PROBE, positions(model) or LONGEST_PROBE)
     tokenizer.model_max_length = length
     texts = [text or "a" for text in probe_texts(length)]  # as the check does: there is no vector of no token
     kinds = ("query", "document")
-    vectors = {kind: torch.cat([imprag_vectors(model, tokenizer, kind, [text]) for text in texts]) for kind in kinds}
+    try:
+        vectors = {
+            kind: torch.cat([imprag_vectors(model, tokenizer, kind, [text]) for text in texts]) for kind in kinds
+        }
+    except ValueError as error:  # the backbone has no positions left for a prompt after the passages
+        raise UserError(f"{checkpoint} cannot read passages: {error}") from error
     return write_reference(folder, vectors, length)
