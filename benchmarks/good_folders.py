@@ -2,7 +2,8 @@
 
     python benchmarks/good_folders.py            # builds them in a temporary folder, checks all in one process, prints a table
 
-A row with a failed check is a false alarm: there is none in the 50 folders. The folders are also what `hostile_publish.py` plants its faults in.
+A row with a failed check is a false alarm: there is none in the 50 folders. The folders are also what
+`hostile_publish.py` plants its faults in.
 """
 
 from __future__ import annotations
