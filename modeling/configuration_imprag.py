@@ -15,7 +15,8 @@ class ImpRAGConfig(PreTrainedConfig):
         backbone: configuration of the decoder, any that `AutoModelForCausalLM` builds and whose attention goes through
             transformers' attention interface.
         b: the layer, counted from 0, whose query and key states are the vectors of retrieval, and the first that reads
-            passages; by default a quarter of the layers lie below it.
+            passages; by default a quarter of the layers lie below it, and at least two of six or more:
+            after one layer of attention the vectors of all passages are all but parallel, and slow to part.
         t: the last layer, inclusive, that reads passages; by default seven tenths of the layers lie below it.
         k: passages read for a prompt, at most; a prompt's positions start at `k * l_max`.
         l_max: tokens of a passage, at most.
@@ -53,7 +54,7 @@ class ImpRAGConfig(PreTrainedConfig):
             if attn_implementation is not None:
                 self._attn_implementation = attn_implementation
             layers = backbone.num_hidden_layers
-            b = layers // 4 if b is None else b
+            b = max(layers // 4, min(2, layers // 3)) if b is None else b
             t = max(b, 7 * layers // 10) if t is None else t
             _check_boundaries(b, t, layers)
         if k < 1:

@@ -47,6 +47,12 @@ def build(family: str = "Llama", settings: dict[str, object] | None = None, **co
     return ImpRAGForCausalLM.from_backbone(decoder(family, **(settings or {})), **options).eval()
 
 
+@pytest.mark.parametrize(("layers", "b", "t"), [(2, 0, 1), (4, 1, 2), (6, 2, 4), (28, 7, 19)])
+def test_default_boundaries(layers: int, b: int, t: int) -> None:
+    config = ImpRAGConfig(transformers.LlamaConfig(num_hidden_layers=layers))
+    assert (config.b, config.t) == (b, t)
+
+
 def tokens(*shape: int) -> Tensor:
     return torch.randint(2, SMALL["vocab_size"], shape)
 

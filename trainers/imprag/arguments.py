@@ -20,7 +20,10 @@ class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
     )
     temperature: PositiveFloat | None = field(
         default=None,
-        metadata={"help": "Scores are divided by it; by default the square root of the vectors' dimension."},
+        metadata={
+            "help": "Scores are divided by it; by default the square root of the vectors' dimension"
+            " (at 1 a 7 M model's vectors collapsed into one)."
+        },
     )
     likelihood_temperature: PositiveFloat = field(
         default=1.0, metadata={"help": "The answer's log-likelihoods are divided by it before their softmax."}

@@ -38,7 +38,9 @@ class Arguments(ImpRAGDataArguments, ImpRAGTrainingArguments):
     output_dir: str = field(default="outputs/imprag", metadata={"help": "Where everything is written."})
     b: int | None = field(
         default=None,
-        metadata={"help": "Layer of retrieval, counted from 0; by default a quarter of the layers is below."},
+        metadata={
+            "help": "Layer of retrieval, counted from 0; by default a quarter of the layers is below, of 6 or 7 two."
+        },
     )
     t: int | None = field(
         default=None, metadata={"help": "Last layer that reads passages; by default 0.7 of the layers are below."}
