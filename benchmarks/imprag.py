@@ -53,8 +53,8 @@ RETRIEVER = REPOSITORY / "examples" / "quickstart" / "retriever"
 K, L_MAX, MAX_WORDS, BATCH, MAX_LENGTH = 2, 64, 36, 16, 96
 TRAIN_ARTICLES, DEV_ARTICLES, DEV_QUESTIONS = 8, 4, 120
 LEARNING_RATE = 1e-3
-RETRIEVAL_WEIGHT = 10.0  # at 1 the gradient of the answers, several times as large, drowns that of retrieval
-# With b = 1 the vectors of all passages start, and for 100 updates stay, parallel (cosine 1.000); with b = 2 they part.
+RETRIEVAL_WEIGHT = 10.0  # after 50 updates the warm-up loss is 3.99; 4.32 at a weight of 1
+# With b = 1 the vectors of all passages start parallel (cosine 1.000), and the loss may stay uniform for 120 updates.
 B, T = 2, 4
 SWEEP = ((1, 4), (3, 4), (2, 3), (2, 5))
 
