@@ -151,7 +151,7 @@ def requirements(lines: Iterable[str]) -> dict[str, Requirement]:
     return {canonicalize_name(requirement.name): requirement for requirement in wanted}
 
 
-EXTRAS = ("eval", "mteb", "search", "test", "dev")
+EXTRAS = ("eval", "milvus", "mteb", "search", "test", "dev")
 
 
 def test_version_and_extras_of_the_installed_package() -> None:
@@ -224,9 +224,7 @@ def test_commands_and_make_targets_in_the_documents_exist(repository: Path) -> N
     targets = re.findall(r"^([a-z]+):", (repository / "Makefile").read_text(), re.MULTILINE)
     for name in ("README.md", "CONTRIBUTING.md"):
         text = (repository / name).read_text(encoding="utf-8")
-        for command in re.findall(
-            r"^(?:.*-m revela_hub|revela-hub) (\w+(?: (?:revela|retromae|nvembed))?)", text, re.MULTILINE
-        ):
+        for command in re.findall(r"^(?:.*-m revela_hub|revela-hub) (train [\w-]+|\w+)", text, re.MULTILINE):
             assert command in COMMANDS, f"{name}: revela-hub {command}"
         for target in re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE):
             assert target in targets, f"{name}: make {target}"

@@ -89,5 +89,5 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="has 20 vectors, not 21"):
         open_index(more, "flat", folder=tmp_path)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match="needs FAISS"):
+    with pytest.raises(UserError, match="needs the package faiss"):
         open_index(vectors, "hnsw")

@@ -34,6 +34,9 @@ KEPT = "measured"
 CURVE = "retrieval_curve.png"
 OUTCOME = "outcome.json"
 METRIC = "ndcg_at_10"
+MIN_QUERIES = 4
+"""Of a task: two that choose and two that tell, or nothing can be said of chance."""
+
 CLEARLY_WORSE = 2
 """So many measurements in succession, each significantly below the best, end the run."""
 

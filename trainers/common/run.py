@@ -15,6 +15,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from revela_hub.errors import UserError
+from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
@@ -60,11 +61,16 @@ class Run:
     def train(self, trainer: MethodTrainer) -> None:
         """Trains; where there is a task, measures before, during and after, and leaves the best weights in the model."""
         measured = trainer.measured(self.output, resumed=self.checkpoint is not None)
+        few = measured is None and trainer.retrieval_task is not None
+        if few and self.checkpoint is None:
+            self._say("before", trainer.evaluate())
         if measured is not None:
             trainer.add_callback(measured)
             if not measured.memory.scores and self.checkpoint is None:
                 trainer.evaluate()
         trainer.train(resume_from_checkpoint=self.checkpoint)
+        if few:
+            self._say("after", trainer.evaluate())
         if measured is None:
             return
         if trainer.state.global_step not in measured.memory.scores:
@@ -72,6 +78,10 @@ class Run:
         if 0 in measured.memory.scores:  # else it was resumed without what it measured before
             keep_worse = getattr(self.arguments, "keep_worse", False)
             self.outcome = measured.finish(trainer.state.global_step, keep_worse=keep_worse)
+
+    def _say(self, when: str, metrics: dict[str, float]) -> None:
+        shown = [f"{name} {metrics[f'eval_{name}']:.4f}" for name in METRICS]
+        self.arguments.say(f"{when} training: {', '.join(shown)} (too few queries to tell whether it helps)")
 
     def facts(self, trainer: MethodTrainer, **of_the_method: Any) -> "ModelCardFacts":
         """What the card says of the run; for the arguments see `facts_of_run`."""

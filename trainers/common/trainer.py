@@ -35,7 +35,7 @@ from revela_hub.trainers.common.checkpoints import (
     step_of,
     whats_missing,
 )
-from revela_hub.trainers.common.measuring import Measured
+from revela_hub.trainers.common.measuring import MIN_QUERIES, Measured
 from revela_hub.trainers.common.progress import Progress, count
 from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.common.settings import (
@@ -97,8 +97,8 @@ class MethodTrainer(Publishing, Trainer):
         return metrics
 
     def measured(self, output: Path, *, resumed: bool) -> Measured | None:
-        """What notes the measurements of this run and keeps its best weights; None where nothing is measured."""
-        if self.retrieval_task is None:
+        """What notes the measurements of this run and keeps its best weights; None where there are none, or too few queries."""
+        if self.retrieval_task is None or len(self.retrieval_task.queries) < MIN_QUERIES:
             return None
         model: Any = self.accelerator.unwrap_model(self.model)
 

@@ -10,6 +10,8 @@ the model of the first.
 
 import json
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
+from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
@@ -98,9 +101,9 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         """That of the model inside of the sentence-transformers one."""
         return self.nvembed.config
 
-    def retrieval_encoder(self) -> SentenceTransformer:
-        """The model as it stands."""
-        return self.accelerator.unwrap_model(self.model)  # type: ignore[no-any-return]
+    def retrieval_encoder(self) -> Encoder:
+        """The model as it stands, in the precision of its training: decoder and pooling may differ in theirs."""
+        return _EncoderInTraining(self.accelerator.unwrap_model(self.model), self.accelerator.autocast)
 
     def model_names(self) -> str:
         """The decoder's."""
@@ -193,3 +196,20 @@ def by_task(dataset: Dataset) -> DatasetDict:
     """One data set for each task, of which sentence-transformers makes batches of one task each."""
     task_N = np.asarray(dataset[TASK])
     return DatasetDict({str(task): dataset.select(np.flatnonzero(task_N == task)) for task in np.unique(task_N)})
+
+
+class _EncoderInTraining:
+    """A sentence-transformers model that encodes under autocast."""
+
+    def __init__(self, model: SentenceTransformer, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
+        self.model, self.autocast = model, autocast
+
+    def encode_query(self, texts: list[str], **kwargs: Any) -> Any:
+        """(n, d) vectors of queries."""
+        with self.autocast():
+            return self.model.encode_query(texts, **kwargs)
+
+    def encode_document(self, texts: list[str], **kwargs: Any) -> Any:
+        """(n, d) vectors of documents."""
+        with self.autocast():
+            return self.model.encode_document(texts, **kwargs)
