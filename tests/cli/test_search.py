@@ -107,14 +107,17 @@ def test_a_search_by_words_waits_for_no_deep_learning(corpus: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_quiet_prints_results_only(
-    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quiet_prints_results_only(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["search", "bm25", "width?", "--corpus", "docs", "area.py"]
     assert main(words) == 0
     loud = capsys.readouterr()
     assert "2 documents" in loud.err
-    monkeypatch.setattr("os.environ", os.environ | {})  # --quiet tells the libraries by variables
+    before = dict(os.environ)
     assert main([*words, "--quiet"]) == 0
     quiet = capsys.readouterr()
     assert (quiet.out, quiet.err) == (loud.out, "")
+    assert dict(os.environ) == before  # the variables by which --quiet tells the libraries hold for one command
+    assert main([*words, "--quiet", "--top-k", "0"]) == 2
+    assert dict(os.environ) == before
+    assert main(words) == 0
+    assert "2 documents" in capsys.readouterr().err

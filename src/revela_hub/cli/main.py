@@ -103,7 +103,7 @@ def _dispatch(argv: list[str]) -> None:
     if not name:
         return
     # Here and not above: the parser imports what the list of commands can do without.
-    from revela_hub.cli.output import be_quiet
+    from revela_hub.cli.output import quiet
     from revela_hub.cli.parser import CommandParser, build_arguments
 
     program, module = f"{PROGRAM} {name}", f"revela_hub.cli.commands.{COMMANDS[name].module}"
@@ -112,10 +112,9 @@ def _dispatch(argv: list[str]) -> None:
     values = parser.read(rest)
     if values is None:
         return
-    if "--quiet" in rest:
-        be_quiet()
-    command = importlib.import_module(module)
-    command.run(build_arguments(command.Arguments, values, program))
+    with quiet("--quiet" in rest):
+        command = importlib.import_module(module)
+        command.run(build_arguments(command.Arguments, values, program))
 
 
 def _told(module: str) -> Any:

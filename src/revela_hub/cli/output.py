@@ -2,22 +2,38 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 QUIET = "TQDM_DISABLE"  # the variable that turns off the bars of the libraries, too
 
 
-def be_quiet() -> None:
-    """Turns off notes, progress bars and the libraries' warnings; to be called before the libraries are imported."""
-    os.environ |= {
+@contextmanager
+def quiet(wanted: bool) -> Iterator[None]:
+    """Turns off notes, progress bars and the libraries' warnings; to be entered before the libraries are imported.
+
+    Whoever calls `main` from Python finds the environment as it was.
+    """
+    settings = {
         QUIET: "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
         "TRANSFORMERS_VERBOSITY": "error",
     }
+    before = {name: os.environ.get(name) for name in settings}
+    if wanted:
+        os.environ |= settings
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def is_quiet() -> bool:
-    """Whether `be_quiet` was called, here or by whoever started this process."""
+    """Whether `quiet` is entered, here or by whoever started this process."""
     return os.environ.get(QUIET) == "1"
 
 

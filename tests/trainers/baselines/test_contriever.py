@@ -210,6 +210,14 @@ def processes_give(number: int, rows: int, module: str, start: list[str], folder
     return torch.load(out / "end.pt", weights_only=True)
 
 
+def assert_same_training(one: dict[str, Any], two: dict[str, Any], start: Path) -> None:
+    """They moved a hundred times as far from the start as the order of sums in float32 may change."""
+    weights = {f"retriever.{n}": v for n, v in load_retriever(str(start)).state_dict().items() if v.is_floating_point()}
+    assert max((one[name] - value).abs().max() for name, value in weights.items()) > 1e-3
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("queue", [0, 8])
 def test_two_processes_are_one(retriever_folder: Path, tmp_path: Path, queue: int) -> None:
@@ -217,12 +225,7 @@ def test_two_processes_are_one(retriever_folder: Path, tmp_path: Path, queue: in
     start = [str(retriever_folder)]
     one = processes_give(1, 8, "test_contriever", start, tmp_path, **options)
     two = processes_give(2, 4, "test_contriever", start, tmp_path, **options)
-    start_weights = load_retriever(str(retriever_folder)).state_dict()
-    assert (
-        max((one[f"retriever.{n}"] - v).abs().max() for n, v in start_weights.items() if v.is_floating_point()) > 1e-4
-    )
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, atol=2e-6, rtol=1e-4)
+    assert_same_training(one, two, retriever_folder)
 
 
 def test_json_of_a_view_is_text(tmp_path: Path) -> None:

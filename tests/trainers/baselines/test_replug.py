@@ -15,7 +15,7 @@ from revela_hub.trainers.baselines.replug import GroupCollator, Replug, ReplugTr
 from revela_hub.trainers.baselines.retriever import load_retriever
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_contriever import _Kill, processes_give  # noqa: E402
+from test_contriever import _Kill, assert_same_training, processes_give  # noqa: E402
 
 
 def groups(number: int = 8, absent: int = 0) -> Dataset:
@@ -117,8 +117,7 @@ def test_two_processes_are_one(retriever_folder: Path, llama_folder: Path, tmp_p
     start = [str(retriever_folder), str(llama_folder)]
     one = processes_give(1, 2, "test_replug", start, tmp_path)
     two = processes_give(2, 1, "test_replug", start, tmp_path)
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, atol=2e-6, rtol=1e-4)
+    assert_same_training(one, two, retriever_folder)
 
 
 def test_two_chunks_have_to_fit(retriever_folder: Path, llama_folder: Path, tmp_path: Path) -> None:
