@@ -37,7 +37,7 @@ from revela_hub.hub_cards.verify.contents import belongs_by_name
 BROKEN_OFF: tuple[type[BaseException], ...] = (*HfHubHTTPError.__bases__, RuntimeError)
 MESSAGE = "Publish with revela-hub"
 OTHER_FORMATS = re.compile(
-    r"(onnx|openvino)/.*|pytorch_model.*\.bin|(tf|flax)_model.*|.*\.(onnx|onnx_data|h5|msgpack|ot)"
+    r"(onnx|openvino)/.*|(tf|flax)_model.*|.*\.(onnx|onnx_data|h5|msgpack|ot|bin|ckpt|pt|pth|pkl|pickle|joblib)"
 )
 
 NOT_LOGGED_IN = (
@@ -56,6 +56,7 @@ class Destination:
         pull_request: open a pull request instead of committing.
         tag: to set on the new commit.
         update: replace the model that is already there; what is no part of a model stays.
+        delete_stale: with `update`, delete also what was made from the weights that were there: other formats, pickles.
         collection: title of a collection of the same namespace to add the model to, made if it is not there.
         token: to use instead of the one of `hf auth login` or HF_TOKEN; never written anywhere.
     """
@@ -66,6 +67,7 @@ class Destination:
     pull_request: bool = False
     tag: str | None = None
     update: bool = False
+    delete_stale: bool = False
     collection: str | None = None
     token: str | None = field(default=None, repr=False)
 
@@ -79,6 +81,8 @@ class Destination:
             raise UserError(f"{self.repo_id!r} has no namespace: write your-name/{self.repo_id}")
         if self.pull_request and (self.revision or self.tag):
             raise UserError("a pull request goes to the main branch and cannot be tagged before it is merged")
+        if self.delete_stale and not self.update:
+            raise UserError("--delete_stale is about the model that --update replaces: add --update, or leave it out")
         for kind, name in (("--revision", self.revision), ("--tag", self.tag)):
             if name is not None and not re.fullmatch(r"(?!-)(?!.*(\.\.|//|@\{|\.lock$))[\w./-]*[\w-]", name):
                 raise UserError(f"{kind} {name!r} cannot be a name in git: use letters, digits, '.', '-' and '_'")
@@ -91,7 +95,7 @@ class Plan:
     Attributes:
         add: path -> file, those that the Hub does not have.
         delete: what belongs to the model that is there now, and not to the new one.
-        stale: the weights in other formats that are there now; they stay, and are of the old model.
+        stale: the weights in other formats and the pickles that are there now; they stay, and are of the old model.
     """
 
     add: dict[str, Path]
@@ -177,12 +181,13 @@ class Repository:
         """Compares the folder's files with those that are there."""
         there = {sibling.rfilename: sibling for sibling in (info.siblings or ()) if info} if info else {}
         local = {file.relative_to(folder).as_posix(): file for file in files_of(folder)}
-        return Plan(
-            add={name: file for name, file in local.items() if not same_content(file, there.get(name))},
-            # What an earlier version left (a second shard, code) would be loaded with the new files.
-            delete=sorted(name for name in there.keys() - local.keys() if belongs_by_name(name)),
-            stale=sorted(name for name in there.keys() - local.keys() if OTHER_FORMATS.fullmatch(name)),
-        )
+        # What an earlier version left (a second shard, code) would be loaded with the new files.
+        delete = {name for name in there.keys() - local.keys() if belongs_by_name(name)}
+        stale = {name for name in there.keys() - local.keys() - delete if OTHER_FORMATS.fullmatch(name)}
+        if self.destination.delete_stale:
+            delete, stale = delete | stale, set()
+        add = {name: file for name, file in local.items() if not same_content(file, there.get(name))}
+        return Plan(add, sorted(delete), sorted(stale))
 
     def prepare(self, info: ModelInfo | None) -> ModelInfo:
         """Makes the repository and the branch where they are missing, and returns what is there."""

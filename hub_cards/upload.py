@@ -36,7 +36,7 @@ class Published:
         files: path -> size, of what is published.
         stays: path -> why, for what the folder held and is not published.
         deleted: what belonged to the model that was there before.
-        stale: weights in other formats that are on the Hub, and of the model that was there before.
+        stale: weights in other formats and pickles that are on the Hub, and of the model that was there before.
         url: where it is now; None if it was a dry run.
         commit: that it is in.
     """
@@ -99,7 +99,7 @@ def publish(
             say(f"{repo_id}: {name} is of the model that was there, and goes")
         for name in plan.stale:
             say(
-                f"{repo_id}: {name} was made from the weights that were there, and stays: delete it on the Hub, or make it anew"
+                f"{repo_id}: {name} was made from the weights that were there, and stays: add --delete_stale, or make it anew"
             )
         commit, url = _upload(repository, assembled, plan, before)
     return replace(published, url=url, commit=commit)

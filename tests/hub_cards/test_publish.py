@@ -212,6 +212,15 @@ def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path
     publish(retriever_folder, destination, say=said.append)
     assert repository.files("main") == head | spared
     assert [line.split()[1] for line in said] == [*sorted(stale), "onnx/model.onnx"]
+    with pytest.raises(UserError, match="add --update"):
+        Destination("org/x", delete_stale=True)
+    repository.commit("main", head | spared | {"training_args.bin": b"pickle"}, "an earlier version")
+    asked = Destination("org/x", update=True, delete_stale=True)
+    dry = publish(retriever_folder, asked, dry_run=True)
+    assert (dry.deleted, dry.stale) == (["onnx/model.onnx", "training_args.bin"], [])
+    publish(retriever_folder, asked)
+    spared.pop("onnx/model.onnx")
+    assert repository.files("main") == head | spared
     publish(retriever_folder, Destination("org/x", revision="smaller"))
     assert repository.files("smaller") == repository.files("main")
     repository.refs["smaller"] = repository.refs["main"]

@@ -4,7 +4,7 @@ From a checkpoint of `revela-hub train` (adapters are merged), or a finished sen
 uploaded unless every check of `revela-hub check` holds and the folder gives the checkpoint's own vectors; and only what
 belongs to a model is: weights in safetensors form, configuration, tokenizer, code that the model needs, card, licence. All
 files become visible in one commit, which is downloaded again and verified. If the upload stops, at whatever step, the same
-command goes on with it. --update deletes what is left of the model that was there, and nothing else.
+command goes on with it. --update deletes what is left of the model that was there, and nothing else; with --delete_stale also its other formats.
 
 The card takes its facts from the checkpoint, from card.yaml in it, or from --card FILE. The token is the one of
 `hf auth login`, or HF_TOKEN.
@@ -37,6 +37,13 @@ class Arguments:
     tag: str | None = field(default=None, metadata={"help": "Tag to set on the new commit."})
     collection: str | None = field(default=None, metadata={"help": "Title of a collection to add the model to."})
     update: bool = field(default=False, metadata={"help": "Replace the model that is already there."})
+    delete_stale: bool = field(
+        default=False,
+        metadata={
+            "help": "With --update: delete also the ONNX, OpenVINO and pickled files that were made from the weights that"
+            " were there."
+        },
+    )
     dry_run: bool = field(default=False, metadata={"help": "Assemble and verify, but upload nothing."})
     keep: str | None = field(default=None, metadata={"help": "Folder to leave the assembled files in."})
     part: Literal["retriever", "sparse", "lm", "model"] = field(
@@ -80,6 +87,7 @@ def run(arguments: Arguments) -> None:
         pull_request=arguments.pull_request,
         tag=arguments.tag,
         update=arguments.update,
+        delete_stale=arguments.delete_stale,
         collection=arguments.collection,
     )
     assembly = Assembly(
@@ -106,7 +114,7 @@ def run(arguments: Arguments) -> None:
         for name in published.deleted:
             print(f"would be deleted from {arguments.repo_id}: {name}")
         for name in published.stale:
-            print(f"made from other weights, would stay in {arguments.repo_id}: {name}")
+            print(f"made from other weights, would stay in {arguments.repo_id} without --delete_stale: {name}")
         print(f"\ndry run: {arguments.repo_id} would be published as above; nothing was uploaded")
     else:
         print(f"\npublished and read back: {published.url} (commit {str(published.commit)[:10]})")
