@@ -23,10 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Cache, GenerationConfig, GenerationMixin
+from transformers import Cache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from .configuration_imprag import ImpRAGConfig
 from .imprag_model import ImpRAGModel
+from .linear_cross_entropy import IGNORED, HeadLoss, linear_cross_entropy, watch_head
 from .passage_attention import PassageStates, Reading
 
 
@@ -36,7 +38,7 @@ class ImpRAGOutput(ModelOutput):
 
     Attributes:
         loss: scalar, mean next-token cross-entropy in nats; None without labels.
-        logits: (B, L, V).
+        logits: (B, L, V); None with `return_logits=False`.
         past_key_values: the prompt's own cache; passages are not in it.
         passage_states: keys and values of the passages that were read, to be passed to the next call.
         query_vectors: (N, E) of `query_input_ids`.
@@ -58,6 +60,12 @@ class ImpRAGOutput(ModelOutput):
 class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
     """ImpRAG with its output projection: the loss, and `generate` with passages or an index."""
 
+    def __init__(self, config: ImpRAGConfig, backbone: PreTrainedModel | None = None) -> None:
+        """As `ImpRAGModel`."""
+        super().__init__(config, backbone)
+        watch_head(self.get_output_embeddings())
+        self._loss_at_head = True  # until the family is seen to change its logits after the projection
+
     def get_output_embeddings(self) -> nn.Module:
         """The backbone's output projection."""
         head: nn.Module = self.backbone.get_output_embeddings()
@@ -66,6 +74,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replaces the backbone's output projection."""
         self.backbone.set_output_embeddings(new_embeddings)
+        watch_head(new_embeddings)
 
     def forward(  # type: ignore[override]  # adds labels and the rest of a causal LM
         self,
@@ -84,6 +93,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         candidate_input_ids: Tensor | None = None,
         candidate_attention_mask: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        return_logits: bool = True,
         **kwargs: Any,
     ) -> ImpRAGOutput:
         """Logits of prompts that read passages, and their next-token loss.
@@ -106,6 +116,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             candidate_input_ids: (M, P) passages to return the vectors of.
             candidate_attention_mask: (M, P).
             num_items_in_batch: number of labels that the sum of losses is divided by (gradient accumulation).
+            return_logits: False in training, where only the loss is wanted: it then never has the logits of all tokens.
             **kwargs: of the backbone.
 
         Raises:
@@ -115,20 +126,17 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             passage_states = self.encode_passages(passage_input_ids, passage_attention_mask)
         other = {"position_ids": position_ids, "past_key_values": past_key_values, "inputs_embeds": inputs_embeds}
         inputs = self._reading_inputs(input_ids, attention_mask, passage_states, kwargs | other)
-        outputs = self.backbone(**inputs, use_cache=use_cache)
-        loss = None
-        if labels is not None:
-            if attention_mask is not None:
-                # After padding on the left comes a first token, which no token predicts.
-                first_BL = F.pad(attention_mask[:, 1:] > attention_mask[:, :-1], (1, 0))
-                labels = labels.masked_fill(first_BL, -100)
-            loss = self.backbone.loss_function(
-                logits=outputs.logits,
-                labels=labels,
-                vocab_size=outputs.logits.shape[-1],
-                num_items_in_batch=num_items_in_batch,
-            )
-        output = ImpRAGOutput(loss, outputs.logits, outputs.past_key_values, passage_states)
+        if labels is not None and attention_mask is not None:
+            # After padding on the left comes a first token, which no token predicts.
+            first_BL = F.pad(attention_mask[:, 1:] > attention_mask[:, :-1], (1, 0))
+            labels = labels.masked_fill(first_BL, IGNORED)
+        if labels is None or return_logits:
+            outputs = self.backbone(**inputs, use_cache=use_cache)
+            loss, logits = self._loss_of(outputs.logits, labels, num_items_in_batch), outputs.logits
+        else:
+            loss, outputs = self._loss_without_logits(inputs, use_cache, labels, num_items_in_batch)
+            logits = None
+        output = ImpRAGOutput(loss, logits, outputs.past_key_values, passage_states)
         if query_input_ids is not None:
             output["query_vectors"] = self.embed_queries(query_input_ids, query_attention_mask)
         if candidate_input_ids is not None:
@@ -137,6 +145,36 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             if outputs.get(name) is not None:
                 output[name] = outputs[name]
         return output
+
+    def _loss_of(self, logits: Tensor, labels: Tensor | None, count: Tensor | int | None) -> Tensor | None:
+        if labels is None:
+            return None
+        loss: Tensor = self.backbone.loss_function(
+            logits=logits, labels=labels, vocab_size=logits.shape[-1], num_items_in_batch=count
+        )
+        return loss
+
+    def _loss_without_logits(
+        self, inputs: dict[str, Any], use_cache: bool | None, labels: Tensor, count: Tensor | int | None
+    ) -> tuple[Tensor | None, Any]:
+        """The loss and the backbone's output: by blocks of labelled tokens, where the projection can be watched."""
+        head = self.get_output_embeddings()
+        following_P = F.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
+        asked = HeadLoss(
+            lambda hidden, weight, bias: linear_cross_entropy(hidden.flatten(0, 1), weight, bias, following_P)
+        )
+        if self._loss_at_head:
+            asked.ask(head)
+        try:
+            outputs = self.backbone(**inputs, use_cache=use_cache)
+        finally:
+            head.__dict__.pop("head_loss", None)
+        if asked.result is None:  # a projection that is not watched has given all logits
+            return self._loss_of(outputs.logits, labels, count), outputs
+        self._loss_at_head = outputs.logits is asked.output
+        if not self._loss_at_head:  # a family that changes its logits behind the projection
+            return self._loss_without_logits(inputs, use_cache, labels, count)
+        return asked.result / ((following_P != IGNORED).sum() if count is None else count), outputs
 
     @torch.no_grad()
     def generate(  # type: ignore[override]  # the mixin's, with passages

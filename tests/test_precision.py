@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from revela_hub.data.sources.source import Document
 from revela_hub.precision import bf16_is_fast, in_fast_precision, loading_dtype
+from revela_hub.retrieval import RankerSettings, build_store, model_identity, read_passages
 from revela_hub.retrieval.encoder import load_encoder
+from revela_hub.trainers.imprag.answering import load_imprag_encoder, open_answerer
+from revela_hub.trainers.imprag.checkpoint import load_imprag
 
 
 @pytest.fixture(params=[False, True])
@@ -43,3 +47,23 @@ def test_the_models_that_come_with_the_quickstart_say_float32(repository: Path) 
     for part in ("retriever", "lm"):
         config = json.loads((repository / "examples" / "quickstart" / part / "config.json").read_text())
         assert config["dtype"] == "float32"
+
+
+def test_an_imprag_model_in_bf16_answers_in_float32_unless_the_cpu_has_the_instructions(
+    tmp_path: Path, llama_folder: Path, instructions: bool
+) -> None:
+    loaded = load_imprag(str(llama_folder), k=1, l_max=32)
+    loaded.model.bfloat16().save_pretrained(tmp_path / "model")
+    loaded.tokenizer.save_pretrained(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
+    folder, expected = str(tmp_path / "model"), torch.bfloat16 if instructions else torch.float32
+    encoder = load_imprag_encoder(folder, "cpu")
+    settings = RankerSettings(identity=model_identity(folder), similarity="dot")
+    documents = [Document("a", "The river Dart flows past Totnes.", None, "a")]
+    write = lambda target: read_passages(documents, target, max_words=20)  # noqa: E731
+    build_store(write, encoder, tmp_path / "index", settings, model=folder)
+    answerer = open_answerer(folder, str(tmp_path / "index"), device="cpu")
+    for model in (encoder.model, answerer.model):
+        assert {p.dtype for p in model.parameters()} == {expected}
+    assert len(list(answerer.answer(["Where is it?"], max_new_tokens=2))) == 1
+    assert {p.dtype for p in load_imprag(folder).model.parameters()} == {torch.float32}  # training keeps float32

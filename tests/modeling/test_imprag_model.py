@@ -278,6 +278,45 @@ def test_generate_retrieves_once_from_any_index() -> None:
         model.retrieve(**batch, index=flat, k=21, passage_input_ids=collection)
 
 
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma2"])  # Gemma 2 caps its logits behind the projection
+@pytest.mark.parametrize("count", [None, 7])
+def test_a_loss_without_logits_is_the_loss_of_the_logits(family: str, count: int | None) -> None:
+    model = build(family).train()
+    inputs = prompts() | passages()
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    labels[1, :4] = -100
+    expected = model(**inputs, labels=labels, num_items_in_batch=count).loss
+    gradients = torch.autograd.grad(expected, list(model.parameters()))
+    for _ in range(2):  # the second time a family that changes its logits is known
+        output = model(**inputs, labels=labels, num_items_in_batch=count, return_logits=False)
+        assert output.logits is None
+        torch.testing.assert_close(output.loss, expected, rtol=1e-5, atol=1e-6)
+        for found, wanted in zip(torch.autograd.grad(output.loss, list(model.parameters())), gradients, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+    assert model(**inputs).logits.shape[:2] == inputs["input_ids"].shape  # the head is as it was
+    assert model._loss_at_head == (family != "Gemma2")
+
+
+def test_training_never_has_the_logits_of_all_tokens() -> None:
+    """One labelled token of 40: a row of logits for it and one that the family's forward gets, never 40."""
+    model = build("Llama", {"vocab_size": 5000}).train()
+    widths: list[int] = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and result.shape[-1:] == (5000,):
+                widths.append(result.numel() // 5000)
+            return result
+
+    ids = torch.randint(2, 5000, (1, 40))
+    labels = torch.full_like(ids, -100)
+    labels[0, 20] = 3
+    with Watch():
+        model(ids, labels=labels, return_logits=False).loss.backward()
+    assert widths and max(widths) == 1
+
+
 @pytest.mark.parametrize("encoding", ["full", "independent"])
 def test_gradients_flow_through_reading_and_retrieval_with_checkpointing(encoding: str) -> None:
     model = build(passage_encoding=encoding)

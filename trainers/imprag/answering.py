@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM, ImpRAGModel
+from revela_hub.precision import in_fast_precision
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ def load_imprag_encoder(name: str, device: str | None = None) -> ImpRAGEncoder:
     """
     from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
 
-    loaded = load_imprag_checkpoint(name)
+    loaded = load_imprag_checkpoint(name, dtype="auto")
     return ImpRAGEncoder(_on_device(loaded.model, device), loaded.tokenizer)
 
 
@@ -236,7 +237,7 @@ def _on_device(model: ImpRAGForCausalLM, device: str | None) -> ImpRAGForCausalL
     if device is None and torch.accelerator.is_available():
         device = str(torch.accelerator.current_accelerator())
     model.to(torch.device(device or "cpu"))  # type: ignore[arg-type]  # its decorator hides what it takes
-    return model
+    return in_fast_precision(model)
 
 
 def open_answerer(name: str, index: str, *, k: int | None = None, device: str | None = None) -> Answerer:
@@ -256,7 +257,7 @@ def open_answerer(name: str, index: str, *, k: int | None = None, device: str | 
     from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
     from revela_hub.trainers.imprag.stored_states import FOLDER, StoredStates, states_key
 
-    loaded = load_imprag_checkpoint(name)
+    loaded = load_imprag_checkpoint(name, dtype="auto")
     store = PassageStore(index, model_identity(name), name)
     states = None
     if (store.folder / FOLDER).is_dir():

@@ -59,10 +59,14 @@ def load_imprag(name: str, *, trust_remote_code: bool = False, **config: Any) ->
     return ImpRAGCheckpoint(model, _complete(tokenizer, name))
 
 
-def load_imprag_checkpoint(folder: str | Path) -> ImpRAGCheckpoint:
-    """Loads a folder that `ImpRAGTrainer` saved, or a published model, in float32 and in eval mode, adapters merged.
+def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32) -> ImpRAGCheckpoint:
+    """Loads a folder that `ImpRAGTrainer` saved, or a published model, in eval mode, adapters merged.
 
     The classes are this package's: the code that lies in the folder is not run.
+
+    Args:
+        folder: folder or Hub id.
+        dtype: of the weights; "auto" for what the folder says. Adapters and their model are always in float32.
 
     Raises:
         UserError: it is no ImpRAG model, or is damaged.
@@ -73,7 +77,7 @@ def load_imprag_checkpoint(folder: str | Path) -> ImpRAGCheckpoint:
         if (Path(folder) / "adapter_model.safetensors").is_file():
             model = _with_adapters(Path(folder))
         else:
-            model = load_whole(ImpRAGForCausalLM, folder, dtype=torch.float32)
+            model = load_whole(ImpRAGForCausalLM, folder, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load {folder}: {first_line(error)}") from error

@@ -129,7 +129,7 @@ class ImpRAGTrainer(MethodTrainer):
             ids, mask = self.tokens.batch(numbers)
             device = retrieve_B.device
             inputs |= {f"{name}_input_ids": ids.to(device), f"{name}_attention_mask": mask.to(device)}
-        outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
+        outputs = model(**inputs, num_items_in_batch=num_items_in_batch, return_logits=return_outputs)
         retrieval = self._retrieval_loss(outputs, inputs, drawn, retrieve_B)
         generation = outputs.loss
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
