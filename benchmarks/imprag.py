@@ -1,8 +1,11 @@
 """ImpRAG and what it is measured against, on SQuAD, with the quickstart's language model of 7 M parameters.
 
 Every row of the tables sees the same questions in the same batches with the same number of updates and the same k
-passages of at most l_max tokens. Finished runs are kept in --output and not repeated, so the script may be stopped and
-started again; --report prints the tables of what is there.
+passages of at most l_max tokens. A model of this size has to be taught to retrieve before it is taught to read: rows with a
+warm-up start from a language model whose layers 0 to b saw the warm-up's loss alone (`--retrieval-steps` updates, made once
+for a seed and b); so does RA-DIT-Llama's retriever. Self-distillation alone starts from the language model as it is.
+Finished runs are kept in --output and not repeated, so the script may be stopped and started again; --report prints the
+tables of what is there.
 
     python benchmarks/imprag.py --data path/to/data --output outputs/imprag-benchmark
     python benchmarks/imprag.py --output outputs/imprag-benchmark --report
@@ -19,6 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +30,14 @@ import numpy as np
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    get_linear_schedule_with_warmup,
+    set_seed,
+)
 from transformers.utils import logging as transformers_logging
 from trl import SFTConfig
 
@@ -37,26 +48,29 @@ from revela_hub.data.text.chunks import chunk_document
 from revela_hub.evaluation.question_answering import holds_answer, score_answers
 from revela_hub.evaluation.significance import paired_bootstrap
 from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.precision import bf16_is_fast
 from revela_hub.retrieval.top_k import Hits
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, ra_it_trainer, shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
 from revela_hub.trainers.common.passages import tokenize_passages
 from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
+from revela_hub.trainers.common.retrieval_loss import multi_label_nce
 from revela_hub.trainers.imprag.answering import Answerer, ImpRAGEncoder, left_padded
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
+from revela_hub.trainers.imprag.stored_states import StoredStates, store_states
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LM = REPOSITORY / "examples" / "quickstart" / "lm"
 RETRIEVER = REPOSITORY / "examples" / "quickstart" / "retriever"
-K, L_MAX, MAX_WORDS, BATCH, MAX_LENGTH = 2, 64, 36, 16, 96
-TRAIN_ARTICLES, DEV_ARTICLES, DEV_QUESTIONS = 8, 4, 120
+K, L_MAX, MAX_WORDS, BATCH, MAX_LENGTH = 2, 48, 24, 16, 96
+DEV_QUESTIONS, DEV_PASSAGES = 160, 400
 LEARNING_RATE = 1e-3
-RETRIEVAL_WEIGHT = 10.0  # after 50 updates the warm-up loss is 3.99; 4.32 at a weight of 1
-# With b = 1 the vectors of all passages start parallel (cosine 1.000), and the loss may stay uniform for 120 updates.
+RETRIEVAL_WEIGHT = 10.0
+RETRIEVAL_BATCH = 64  # without the readers' part a batch is cheap, and its passages are each other's negatives
 B, T = 2, 4
-SWEEP = ((1, 4), (3, 4), (2, 3), (2, 5))
+SWEEP = ((1, 4), (3, 4), (2, 2), (2, 5))
 
 
 @dataclass
@@ -69,8 +83,8 @@ class Data:
     bm25: NDArray[np.int32]  # (questions, 20)
 
 
-def read(folder: Path, split: str, articles: int, questions: int | None, seed: int = 0) -> Data:
-    """The questions of a split on its first articles whose answer stands in one passage, and those articles' passages."""
+def read(folder: Path, split: str, questions: int | None, collection: int | None, seed: int = 0) -> Data:
+    """The questions of a split whose answer stands in one passage, that passage of each, and others up to `collection`."""
 
     def lines(name: str) -> list[dict[str, Any]]:
         with gzip.open(folder / "squad" / name, "rt", encoding="utf-8") as stream:
@@ -78,7 +92,7 @@ def read(folder: Path, split: str, articles: int, questions: int | None, seed: i
 
     rows = lines(f"{split}.jsonl.gz")
     paragraphs = {entry["_id"]: entry for entry in lines("passages.jsonl.gz")}
-    wanted = sorted({paragraphs[row["passage_id"]]["article_index"] for row in rows})[:articles]
+    wanted = {paragraphs[row["passage_id"]]["article_index"] for row in rows}
     passages, of_paragraph = [], {}
     for id_, paragraph in paragraphs.items():
         if paragraph["article_index"] in wanted:
@@ -92,11 +106,19 @@ def read(folder: Path, split: str, articles: int, questions: int | None, seed: i
         if at is not None:
             kept.append(prompt_row(Row(f"{split}:{number + 1}", row), "question_answering"))
             gold.append(at)
+    drawn = random.Random(seed)
     if questions is not None:
-        chosen = sorted(random.Random(seed).sample(range(len(kept)), questions))
+        chosen = sorted(drawn.sample(range(len(kept)), questions))
         kept, gold = [kept[n] for n in chosen], [gold[n] for n in chosen]
-    prompts = Dataset.from_list(kept)
-    return Data(prompts, passages, gold, rank_passages("bm25", prompts["input"], passages, depth=20))
+    numbers = set(gold)
+    if collection is not None:
+        others = [n for n in range(len(passages)) if n not in numbers]
+        numbers |= set(drawn.sample(others, collection - len(numbers)))
+    place = {number: at for at, number in enumerate(sorted(numbers))}
+    passages, prompts = [passages[n] for n in place], Dataset.from_list(kept)
+    return Data(
+        prompts, passages, [place[n] for n in gold], rank_passages("bm25", prompts["input"], passages, depth=20)
+    )
 
 
 @dataclass
@@ -108,6 +130,7 @@ class Experiment:
     tokenizer: PreTrainedTokenizerBase
     output: Path
     steps: int
+    retrieval_steps: int
 
     def run_arguments(self, seed: int, **settings: Any) -> dict[str, Any]:
         """What every trainer is told."""
@@ -201,8 +224,8 @@ def measure_pasted(experiment: Experiment, reader: PreTrainedModel, ranking: NDA
 
 
 @torch.no_grad()
-def measure_imprag(experiment: Experiment, model: ImpRAGForCausalLM) -> Any:
-    """Answers, rankings and likelihoods of an ImpRAG model."""
+def measure_imprag(experiment: Experiment, model: ImpRAGForCausalLM, states: StoredStates | None = None) -> Any:
+    """Answers, rankings and likelihoods of an ImpRAG model, which computes what it reads, or finds it in `states`."""
     dev, tokenizer = experiment.dev, experiment.tokenizer
     model.eval()
     encoder = ImpRAGEncoder(model, tokenizer)
@@ -225,7 +248,7 @@ def measure_imprag(experiment: Experiment, model: ImpRAGForCausalLM) -> Any:
         def __len__(self) -> int:
             return len(dev.passages)
 
-    answerer = Answerer(model, tokenizer, Ranked())
+    answerer = Answerer(model, tokenizer, Ranked(), states=states)
     found = answerer.answer(list(dev.prompts["prompt"]), max_new_tokens=10, batch_size=20)
     answers = [answer.text.split("\n")[0] for answer in found]
     tokens = tokenize_passages(tokenizer, dev.passages, L_MAX)
@@ -236,8 +259,12 @@ def measure_imprag(experiment: Experiment, model: ImpRAGForCausalLM) -> Any:
         parts = []
         for number, (prompt, answer) in enumerate(zip(prompt_ids, gold, strict=True)):
             ids = torch.tensor([[*prompt, *answer, tokenizer.eos_token_id]])
-            passage_ids, passage_mask = tokens.batch(rows[number : number + 1])
-            logits = model(ids, passage_input_ids=passage_ids, passage_attention_mask=passage_mask).logits[0]
+            if states is None:
+                passage_ids, mask = tokens.batch(rows[number : number + 1])
+                read_Bk = model.encode_passages(passage_ids, mask)
+            else:
+                read_Bk = states.read(rows[number : number + 1])
+            logits = model(ids, passage_states=read_Bk).logits[0]
             log_p = logits[len(prompt) - 1 : -1].log_softmax(-1)
             parts.append(log_p.gather(-1, ids[0, len(prompt) :, None]).sum())
         likelihoods[name] = torch.stack(parts)
@@ -247,10 +274,53 @@ def measure_imprag(experiment: Experiment, model: ImpRAGForCausalLM) -> Any:
 # --- training
 
 
+def retrieving_lm(experiment: Experiment, seed: int, b: int) -> str:
+    """The language model after the warm-up's loss alone, which only its layers 0 to b see: a folder, made once."""
+    folder = experiment.output / f"start-b{b}-{seed}"
+    if (folder / "config.json").is_file():
+        return str(folder)
+    train, tokenizer = experiment.train, experiment.tokenizer
+    set_seed(seed)
+    model = ImpRAGForCausalLM.from_backbone(str(LM), b=b, t=b, k=K, l_max=L_MAX).train()
+    passages = tokenize_passages(tokenizer, train.passages, L_MAX)
+    questions = tokenize_passages(tokenizer, list(train.prompts["prompt"]), MAX_LENGTH, end=False)
+    steps, drawn = experiment.retrieval_steps, np.random.default_rng(seed)
+    order = np.concatenate(
+        [drawn.permutation(len(questions)) for _ in range(1 + steps * RETRIEVAL_BATCH // len(questions))]
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    schedule = get_linear_schedule_with_warmup(optimizer, 20, steps)
+    half = bf16_is_fast("cpu")
+    losses = []
+    for step in range(steps):
+        rows = order[step * RETRIEVAL_BATCH : (step + 1) * RETRIEVAL_BATCH]
+        positives = train.bm25[rows, 0]  # the pseudo-label; a question without one meets passage 0 as its positive
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            queries = model.embed_queries(*questions.batch(rows))
+            vectors = model.embed_passages(*passages.batch(np.maximum(positives, 0)))
+        scores = model.score(queries.float(), vectors.float()) / math.sqrt(vectors.shape[1])
+        known = train.bm25[rows][:, :4]
+        negative = torch.from_numpy(~(positives[None, :, None] == known[:, None, :]).any(-1))
+        loss = multi_label_nce(scores, torch.eye(len(rows), dtype=torch.bool), negative).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if (step + 1) % 50 == 0:
+            print(f"b={b}, update {step + 1}: retrieval loss {np.mean(losses[-50:]):.3f}", flush=True)
+    model.backbone.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 def train_imprag(experiment: Experiment, seed: int, warm_up: float, steps: int, **config: Any) -> ImpRAGForCausalLM:
     """ImpRAG with a share of its updates as warm-up."""
     train, chosen = experiment.train, experiment.questions(seed)
-    model = ImpRAGForCausalLM.from_backbone(str(LM), **({"b": B, "t": T, "k": K, "l_max": L_MAX} | config))
+    fields: dict[str, Any] = {"b": B, "t": T, "k": K, "l_max": L_MAX} | config
+    start = retrieving_lm(experiment, seed, fields["b"]) if warm_up else str(LM)
+    model = ImpRAGForCausalLM.from_backbone(start, **fields)
     arguments = ImpRAGTrainingArguments(
         **experiment.run_arguments(
             seed,
@@ -297,9 +367,7 @@ def train_pasted(experiment: Experiment, seed: int, k: int) -> PreTrainedModel:
     return trainer.model
 
 
-def train_retriever(
-    experiment: Experiment, seed: int, retriever: Retriever, reader: PreTrainedModel, warm: float
-) -> None:
+def train_retriever(experiment: Experiment, seed: int, retriever: Retriever, reader: PreTrainedModel) -> None:
     """RA-DIT's retriever, by the reader's likelihoods over the best passages of BM25."""
     train, chosen = experiment.train, experiment.questions(seed)
     prompts, candidates = train.prompts.select(chosen), np.maximum(train.bm25[chosen][:, [0, 1, 5, 10]], 0)
@@ -307,7 +375,7 @@ def train_retriever(
     likelihoods = reader_likelihoods(reader, experiment.tokenizer, prompts, passages, candidates)
     RADITTrainer(
         retriever,
-        RADITTrainingArguments(**experiment.run_arguments(seed, retrieval_warmup_epochs=warm)),
+        RADITTrainingArguments(**experiment.run_arguments(seed)),
         prompts=prompts,
         passages=train.passages,
         candidates=candidates,
@@ -332,13 +400,12 @@ def run(experiment: Experiment, name: str, seed: int) -> dict[str, Any]:
         reader = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         ranking = None if name == "tuned" else experiment.dev.bm25
         if name.startswith("ra-dit"):
-            retriever = _retriever(name, experiment.tokenizer)
-            warm = 0.5 if name == "ra-dit-llama" else 0.0
-            train_retriever(experiment, seed, retriever, reader, warm)
+            retriever = _retriever(experiment, name, seed)
+            train_retriever(experiment, seed, retriever, reader)
             ranking = retriever.rank(
                 list(experiment.dev.prompts["prompt"]),
                 experiment.dev.passages,
-                10,
+                len(experiment.dev.passages),
                 query_length=MAX_LENGTH,
                 passage_length=L_MAX,
             )
@@ -353,27 +420,48 @@ def run(experiment: Experiment, name: str, seed: int) -> dict[str, Any]:
             config |= {key: int(value) for key, value in (pair.split("=") for pair in setting.split(","))}
         else:
             config["passage_encoding"] = setting
-    steps = experiment.steps if len(settings) == 2 else experiment.steps * 5 // 8
-    model = train_imprag(experiment, seed, warm_up, steps, **config)
+    model = train_imprag(experiment, seed, warm_up, experiment.steps, **config)
     seconds = time.process_time() - started
+    if "independent" in settings:
+        model.save_pretrained(experiment.output / f"model-independent-{seed}")
     answers, ranking, likelihoods = measure_imprag(experiment, model)
     return measured(experiment, answers, ranking, likelihoods, seconds)
 
 
-def _retriever(name: str, tokenizer: PreTrainedTokenizerBase) -> Retriever:
+def _retriever(experiment: Experiment, name: str, seed: int) -> Retriever:
     if name == "ra-dit-llama":
-        return decoder_retriever(str(LM), B, tokenizer)
+        return decoder_retriever(retrieving_lm(experiment, seed, B), B, experiment.tokenizer)
     from sentence_transformers import SentenceTransformer
 
     encoder = SentenceTransformer(str(RETRIEVER), device="cpu", model_kwargs={"dtype": torch.float32})
     return Retriever(encoder, encoder.tokenizer, decoder=False)
 
 
+STORED = {"float16": ("float16", 1.0), "pq": ("pq", 1.0), "float16, half": ("float16", 0.5), "pq, half": ("pq", 0.5)}
+
+
+def run_stored(experiment: Experiment, seed: int) -> None:
+    """What the model of the row `independent` answers from stored states, and how large they are."""
+    model = ImpRAGForCausalLM.from_pretrained(experiment.output / f"model-independent-{seed}", dtype=torch.float32)
+    tokens = tokenize_passages(experiment.tokenizer, experiment.dev.passages, L_MAX)
+    for name, (compression, kept) in STORED.items():
+        file = experiment.output / "results" / f"stored+{name}@{seed}.json"
+        if file.is_file():
+            continue
+        with TemporaryDirectory() as folder:
+            states = store_states(
+                model.eval(), tokens, Path(folder) / "s", fingerprint="x", compression=compression, kept=kept
+            )
+            answers, ranking, likelihoods = measure_imprag(experiment, model, states)
+            result = measured(experiment, answers, ranking, likelihoods, 0)
+            file.write_text(json.dumps(result | {"bytes": states.tokens.bytes}), encoding="utf-8")
+
+
 # --- the tables
 
 MAIN = ("base", "tuned", "ra-it", "imprag:both", "imprag:warm-up", "imprag:distillation", "ra-dit-llama", "ra-dit")
-BOUNDARIES = tuple(f"imprag:warm-up:b={b},t={t}" for b, t in ((B, T), *SWEEP))
-ENCODINGS = tuple(f"imprag:warm-up:{encoding}" for encoding in ("independent", "segmented"))
+BOUNDARIES = ("imprag:warm-up", *(f"imprag:warm-up:b={b},t={t}" for b, t in SWEEP))
+ENCODINGS = ("imprag:warm-up", *(f"imprag:warm-up:{encoding}" for encoding in ("independent", "segmented")))
 
 
 def load(output: Path, name: str) -> list[dict[str, Any]]:
@@ -423,6 +511,8 @@ def comparisons(output: Path) -> str:
     """Paired bootstrap over questions, each question's value the mean over the seeds that both have."""
     pairs = (
         ("imprag:warm-up", "imprag:both"),
+        ("imprag:warm-up:independent", "imprag:warm-up"),
+        ("imprag:warm-up:segmented", "imprag:warm-up"),
         ("imprag:distillation", "imprag:both"),
         ("ra-it", "imprag:both"),
         ("ra-dit-llama", "imprag:both"),
@@ -454,6 +544,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder that has squad/")
     parser.add_argument("--output", type=Path, default=Path("outputs/imprag-benchmark"))
     parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--retrieval-steps", type=int, default=300, help="of 64 questions, before")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", nargs="+", help="rows to run, such as imprag:both; by default all")
     parser.add_argument("--report", action="store_true", help="only print the tables of what is there")
@@ -462,25 +553,31 @@ def main() -> None:
         transformers_logging.set_verbosity_error()
         torch.set_num_threads(1)
         tokenizer = AutoTokenizer.from_pretrained(LM)
-        train = read(options.data, "train", TRAIN_ARTICLES, None)
-        dev = read(options.data, "dev", DEV_ARTICLES, DEV_QUESTIONS)
+        train = read(options.data, "train", None, None)
+        dev = read(options.data, "dev", DEV_QUESTIONS, DEV_PASSAGES)
         sizes = f"{len(train.prompts)} training questions over {len(train.passages)} passages"
         print(f"{sizes}, {len(dev.prompts)} test questions over {len(dev.passages)} passages", flush=True)
-        experiment = Experiment(train, dev, tokenizer, options.output, options.steps)
+        experiment = Experiment(train, dev, tokenizer, options.output, options.steps, options.retrieval_steps)
         (options.output / "results").mkdir(parents=True, exist_ok=True)
-        jobs = [(name, 0) for name in (*MAIN, *BOUNDARIES, *ENCODINGS)]
+        jobs = [(name, 0) for name in dict.fromkeys((*MAIN, *ENCODINGS, "stored", *BOUNDARIES))]
         jobs += [(name, seed) for seed in range(1, options.seeds) for name in MAIN[1:]]
         if options.runs:
             jobs = [(name, seed) for name in options.runs for seed in range(options.seeds)]
         for name, seed in jobs:
             file = options.output / "results" / f"{name.replace(':', '+')}@{seed}.json"
-            if not file.is_file():
+            if name == "stored":
+                run_stored(experiment, seed)
+            elif not file.is_file():
                 result = run(experiment, name, seed)
                 file.write_text(json.dumps(result), encoding="utf-8")
                 used = resource.getrusage(resource.RUSAGE_SELF)
                 print(f"{name} seed {seed}: {used.ru_utime + used.ru_stime:.0f} CPU seconds so far", flush=True)
-    for title, names in (("Main", MAIN), ("Boundaries", BOUNDARIES), ("Encodings", (BOUNDARIES[0], *ENCODINGS))):
+    stored = ("imprag:warm-up:independent", *(f"stored:{name}" for name in STORED))
+    for title, names in (("Main", MAIN), ("Boundaries", BOUNDARIES), ("Encodings", ENCODINGS), ("Stored", stored)):
         print(f"\n{title}\n\n{table(options.output, names)}")
+    for name in stored[1:]:
+        for run_ in load(options.output, name):
+            print(f"{name}: {run_['bytes'] / 1e6:.2f} MB")
     print(f"\nPaired\n\n{comparisons(options.output)}")
     sys.stdout.flush()
 
