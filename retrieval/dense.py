@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, install_hint
 from revela_hub.retrieval.top_k import Hits, best_hits
-from revela_hub.retrieval.vectors import Vectors
+from revela_hub.retrieval.vectors import NumberedVectors
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ class ExactIndex:
         device: Where the products are computed.
     """
 
-    def __init__(self, vectors: Vectors, device: "str | torch.device" = "cpu") -> None:
+    def __init__(self, vectors: NumberedVectors, device: "str | torch.device" = "cpu") -> None:
         """Reads nothing yet."""
         self._vectors = vectors
         self._device = device
@@ -99,7 +99,7 @@ class FaissIndex:
         UserError: FAISS is not installed, or there are too few vectors to learn codes from.
     """
 
-    def __init__(self, vectors: Vectors, kind: str, path: Path | None = None) -> None:
+    def __init__(self, vectors: NumberedVectors, kind: str, path: Path | None = None) -> None:
         """Reads the index, or makes it."""
         self._faiss = require_faiss()
         self._vectors = vectors
@@ -166,7 +166,7 @@ class FaissIndex:
 
 
 def open_index(
-    vectors: Vectors,
+    vectors: NumberedVectors,
     kind: IndexKind | str = "exact",
     *,
     folder: Path | None = None,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, first_line
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.retrieval.vectors import Vectors
+from revela_hub.retrieval.vectors import NumberedVectors
 
 INSERT = 1000
 """Vectors per call: Milvus takes up to 64 MB at a time."""
@@ -31,7 +31,7 @@ class MilvusIndex:
         UserError: pymilvus is not installed, or the server does not answer.
     """
 
-    def __init__(self, vectors: Vectors, uri: str) -> None:
+    def __init__(self, vectors: NumberedVectors, uri: str) -> None:
         """Connects, and inserts what is missing."""
         self._size = len(vectors)
         self._uri = uri
@@ -58,7 +58,11 @@ class MilvusIndex:
                 rows_QK[query, : len(ranked)] = [row for _, row in ranked]
         return Hits(scores_QK, rows_QK)
 
-    def _fill(self, vectors: Vectors) -> None:
+    def drop(self) -> None:
+        """Deletes the collection, and nothing else of the server."""
+        self._call(lambda: self._client.drop_collection(self._name))
+
+    def _fill(self, vectors: NumberedVectors) -> None:
         if not self._client.has_collection(self._name):
             self._client.create_collection(
                 self._name, dimension=vectors.dimension, metric_type="IP", auto_id=False, consistency_level="Strong"

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,50 @@ SHARD_SECONDS = 30.0
 
 
 Encode = Callable[[list[str], Callable[[int], object]], NDArray[np.float32]]
+
+
+class NumberedVectors(Protocol):
+    """What an index is made of: `Vectors` on disk, or `VectorsInMemory`."""
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """Names them: other vectors, another key."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        """The vectors from `start` to before `stop`, (stop - start, D)."""
+        ...
+
+    def take(self, rows_R: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The vectors of these numbers, (R, D)."""
+        ...
+
+
+class VectorsInMemory:
+    """Vectors that nobody will ask for again, such as those of a model that is being trained."""
+
+    def __init__(self, vectors_ND: NDArray[np.float32]) -> None:
+        """Keeps the array as it is."""
+        self._vectors_ND, self.dimension = vectors_ND, vectors_ND.shape[1]
+        self.key = hashlib.blake2b(np.ascontiguousarray(vectors_ND).view(np.uint8).data, digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._vectors_ND)
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        """See `NumberedVectors`."""
+        return self._vectors_ND[start:stop]
+
+    def take(self, rows_R: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `NumberedVectors`."""
+        return self._vectors_ND[rows_R]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -303,7 +304,7 @@ def test_training_never_has_the_logits_of_all_tokens() -> None:
     widths: list[int] = []
 
     class Watch(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             if isinstance(result, Tensor) and result.shape[-1:] == (5000,):
                 widths.append(result.numel() // 5000)

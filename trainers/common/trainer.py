@@ -66,7 +66,7 @@ class MethodTrainer(Publishing, Trainer):
         self.retrieval_scores: RetrievalScores | None = None
         if retrieval_task is not None:
             kwargs.setdefault("eval_dataset", {})  # the Trainer wants one before it evaluates anything
-        self._metrics: dict[str, tuple[Tensor, int]] = {}
+        self._kept: dict[str, tuple[Tensor, int]] = {}
         self._run_folder: Path | None = None
         self.record = Record({})
         self._tokens: Tensor | int = 0
@@ -120,8 +120,8 @@ class MethodTrainer(Publishing, Trainer):
 
     def keep(self, name: str, value: Tensor) -> None:
         """Has the mean of a scalar since the last log, over all processes, in the next log; without waiting for the device."""
-        total, times = self._metrics.get(name, (0.0, 0))
-        self._metrics[name] = (total + value.detach().float(), times + 1)
+        total, times = self._kept.get(name, (0.0, 0))
+        self._kept[name] = (total + value.detach().float(), times + 1)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the means of what was kept.
@@ -130,13 +130,13 @@ class MethodTrainer(Publishing, Trainer):
             UserError: the loss is not finite.
         """
         if "loss" in logs:
-            self._metrics["tokens_per_second"] = (torch.as_tensor(self._tokens, device=self.args.device).float(), 1)
-            sums = torch.stack([torch.stack([s, torch.full_like(s, n)]) for s, n in self._metrics.values()])
+            self._kept["tokens_per_second"] = (torch.as_tensor(self._tokens, device=self.args.device).float(), 1)
+            sums = torch.stack([torch.stack([s, torch.full_like(s, n)]) for s, n in self._kept.values()])
             totals = self.accelerator.reduce(sums).tolist()
-            logs |= {name: round(s / n, 6) for name, (s, n) in zip(self._metrics, totals, strict=True)}
+            logs |= {name: round(s / n, 6) for name, (s, n) in zip(self._kept, totals, strict=True)}
             since, self._logged_at = time.monotonic() - self._logged_at, time.monotonic()
             logs["tokens_per_second"] = round(totals[-1][0] / since)
-            self._metrics.clear()
+            self._kept.clear()
             self._tokens = 0
             if not math.isfinite(logs["loss"]):
                 raise UserError(self._went_wrong(f"the loss became {logs['loss']}"))

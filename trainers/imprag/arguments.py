@@ -1,6 +1,7 @@
 """Arguments of an ImpRAG run (arXiv 2506.02279); where the paper gives no value the default is this project's."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
@@ -41,6 +42,14 @@ class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
     )
     index_steps: NonNegativeInt = field(
         default=0, metadata={"help": "Self-distillation: rebuild the index after so many updates; 0: each epoch."}
+    )
+    index_type: Literal["exact", "flat", "hnsw", "ivfpq", "milvus"] = field(
+        default="exact",
+        metadata={"help": "Self-distillation: how the index is searched; hnsw and ivfpq (FAISS) are approximate."},
+    )
+    milvus_uri: str | None = field(
+        default=None,
+        metadata={"help": "Milvus server, for --index_type milvus; by default a file in --output_dir."},
     )
     likelihood_block_size: PositiveInt = field(
         default=16, metadata={"help": "Candidate passages in memory at a time while likelihoods are computed."}

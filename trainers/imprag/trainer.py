@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object  # type: ignore[import-untyped]
+from accelerate.utils import broadcast_object_list, gather_object  # type: ignore[import-untyped]
 from datasets import Dataset
 from numpy.typing import NDArray
 from peft import PeftConfig
@@ -29,9 +29,11 @@ from revela_hub.errors import UserError
 from revela_hub.evaluation.question_answering import holds_answer
 from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.retrieval.dense import open_index
+from revela_hub.retrieval.milvus import MilvusIndex
+from revela_hub.retrieval.vectors import VectorsInMemory
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
-from revela_hub.trainers.common.pseudo_labels import top_rows
 from revela_hub.trainers.common.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
 from revela_hub.trainers.common.settings import rows_digest
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -221,8 +223,25 @@ class ImpRAGTrainer(MethodTrainer):
         passages_ME = self._encode(self.tokens, self.imprag.embed_passages)
         self.imprag.train(training)
         depth = max(self.args.num_candidates, self.imprag.config.k)
-        self.ranking, self._held = top_rows(queries_NE, passages_ME, depth), None
+        # One process searches, because one writes to a server.
+        found = [self._search(queries_NE, passages_ME, depth) if self.accelerator.is_main_process else None]
+        self.ranking, self._held = broadcast_object_list(found)[0], None
         self.built_at = self.state.global_step
+
+    def _search(
+        self, queries_NE: NDArray[np.float32], passages_ME: NDArray[np.float32], depth: int
+    ) -> NDArray[np.int32]:
+        """(N, depth) numbers of the best passages by the index of `--index_type`, which is made anew and let go."""
+        kind, uri, vectors = self.args.index_type, self.args.milvus_uri, VectorsInMemory(passages_ME)
+        folder = Path(self.args.output_dir or ".") if kind == "milvus" else None
+        index = open_index(vectors, kind, folder=folder, milvus_uri=uri)
+        rows_NK = index.search(queries_NE, depth).rows_QK
+        if isinstance(index, MilvusIndex):
+            index.drop()
+        few = (rows_NK < 0).any(1)  # an approximate index may find fewer than it was asked for
+        if few.any():
+            rows_NK[few] = open_index(vectors).search(queries_NE[few], depth).rows_QK
+        return rows_NK.astype(np.int32)
 
     @torch.no_grad()
     def _encode(self, texts: PassageTokens, embed: Any) -> NDArray[np.float32]:

@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembly
 from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.retrieval.dense import FaissIndex
+from revela_hub.retrieval.top_k import Hits
 from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, kl_to_retrieval, multi_label_nce
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
@@ -256,6 +258,44 @@ def test_bm25_ranks_and_fills_up_with_nothing() -> None:
     assert ranked.shape == (2, 4)
     assert ranked[0, 0] == 0
     assert (ranked[1] == -1).all()
+
+
+@pytest.mark.parametrize("kind", ["exact", "flat", "hnsw", "milvus"])
+def test_every_kind_of_index_finds_the_candidates(
+    tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, kind: str
+) -> None:
+    if kind != "exact":
+        pytest.importorskip("faiss" if kind != "milvus" else "milvus_lite")
+    run = trainer(bpe_tokenizer, arguments(tmp_path, index_type=kind))
+    run.rebuild_index()
+    rows = run.train_dataset
+    queries = [run.imprag.embed_queries(torch.tensor([ids]))[0] for ids in rows["prompt_ids"]]
+    passages = [run.imprag.embed_passages(run.tokens.batch(np.array([n]))[0])[0] for n in range(len(PASSAGES))]
+    for query, ranked in zip(queries, run.ranking, strict=True):
+        scores = torch.stack([query @ passage for passage in passages])
+        torch.testing.assert_close(scores[ranked.tolist()], scores.topk(4).values, rtol=1e-3, atol=1e-4)
+    first = run.ranking.copy()
+    with torch.no_grad():
+        run.imprag.get_input_embeddings().weight.mul_(-1)
+    run.rebuild_index()  # the index of the old weights is gone
+    assert (run.ranking != first).any()
+
+
+def test_what_an_approximate_index_does_not_find_is_searched_for_exactly(
+    tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer(bpe_tokenizer, arguments(tmp_path, index_type="flat"))
+    vectors = np.random.default_rng(0).standard_normal((12, 8)).astype(np.float32)
+    expected = np.argsort(-(vectors[:3] @ vectors.T), axis=1)[:, :4]
+    whole = FaissIndex.search
+
+    def poor(index: FaissIndex, queries: np.ndarray, k: int) -> Hits:
+        hits = whole(index, queries, k)
+        hits.rows_QK[1, 2:] = -1
+        return hits
+
+    monkeypatch.setattr(FaissIndex, "search", poor)
+    assert run._search(vectors[:3], vectors, 4).tolist() == expected.tolist()
 
 
 def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
