@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela_hub.cli.commands import train_nvembed
 from revela_hub.cli.main import COMMANDS, main
-from revela_hub.data.sources.beir import RetrievalTask, write_beir
+from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
 from revela_hub.trainers.nvembed.trainer import TRAINED_WEIGHTS
 
 ANIMALS, PLACES = ("fox", "dog", "cat", "owl"), ("Paris", "Tokyo", "river", "sea")
@@ -118,6 +118,33 @@ def test_resume_last_goes_on_where_the_run_stopped(tmp_path: Path, llama_folder:
     assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == [1, 2, 3, 4, 5, 6]
 
 
+def test_questions_that_are_not_trained_on_say_whether_it_helped(
+    tmp_path: Path, llama_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"anchor": f"where is the {animal} {n}?", "positive": f"The {animal} {n} sits at place {n * 7} of {animal}s"}
+        for animal in ANIMALS
+        for n in range(60)
+    ]
+    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = tmp_path / "mixture.yaml"
+    task = {"name": "qa", "type": "pairs", "source": str(tmp_path / "qa.jsonl"), "instruction": "Find the place"}
+    file.write_text(yaml.safe_dump({"tasks": [task]}))
+    out = tmp_path / "out"
+    assert main(words(llama_folder, file, out, 1, "--learning_rate", "1e-2", "--probe_passages", "40")) == 0
+    printed = capsys.readouterr().out
+    assert "held out: 24 questions of the mixture with 40 passages" in printed
+    assert "The training made " in printed and "95% interval" in printed and "BM25 " in printed
+    task_made = read_beir(out / "probe")
+    trained = json.loads((out / "trainer_state.json").read_text())
+    assert sorted({e["step"] for e in trained["log_history"] if "eval_ndcg_at_10" in e}) == [1, 2, 3, 4]
+    assert set(task_made.queries.values()) < {row["anchor"] for row in rows}
+    outcome = json.loads((out / "outcome.json").read_text())
+    assert outcome["difference"]["verdict"] != "worse" or outcome["step"] == 0
+    card = (out / "embedder" / "README.md").read_text()
+    assert "before training" in card and "held-out questions" in card and (out / "retrieval_curve.png").is_file()
+
+
 @pytest.mark.parametrize(
     ("stage", "expected"), [(1, (True, 2e-5)), (2, (False, 1.5e-5)), (None, (False, 2e-5))], ids=str
 )
@@ -161,7 +188,7 @@ def test_the_papers_configurations_are_read(tmp_path: Path, repository: Path, na
         (["--mixture", "nowhere.yaml"], "nowhere.yaml"),
         (["--backbone", "nowhere/model"], "nowhere/model"),
         (["--temperature", "0"], "--temperature: must be above 0"),
-        (["--eval_strategy", "steps"], "--eval_corpus"),
+        (["--eval_strategy", "steps", "--probe", "none"], "--eval_corpus"),
         (["--dtype", "bfloat16", "--lora_rank", "0"], "--dtype bfloat16 is for LoRA"),
         (["--dtype", "bfloat16"], "--dtype bfloat16 needs --bf16 true"),
         (["--max_length", "4096"], "2048 positions"),

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from peft import LoraConfig
 from torch import nn
@@ -17,6 +17,9 @@ from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probab
 from revela_hub.trainers.common.precision import settle_precision
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from revela_hub.data.mixture.held_out import HeldOut
     from revela_hub.data.sources.beir import RetrievalTask
 
 
@@ -267,3 +270,43 @@ class ProbeArguments(MeasureArguments):
             return
         write_probe(probe, folder)
         of.say(probe)
+
+
+@dataclass
+class HeldOutArguments(ProbeArguments):
+    """What a run on labelled rows is measured on: a BEIR folder, or questions that are held out of the rows."""
+
+    probe: str = field(
+        default="auto",
+        metadata={
+            "help": "What to measure on without --eval_corpus. auto: questions of the mixture, one in ten at most, which are"
+            " not trained on; none; or a folder of revela-hub probe, whose queries are not trained on either."
+        },
+    )
+
+    def split(self, rows: "Dataset") -> "HeldOut":
+        """The rows to train on, and what to measure on.
+
+        Args:
+            rows: those of a mixture.
+
+        Raises:
+            UserError: the folder is no probe.
+        """
+        from revela_hub.data.mixture.held_out import HeldOut, hold_out, without_queries
+        from revela_hub.data.sources.beir import write_beir
+
+        if self.eval_corpus or self.probe != "auto":
+            task = self.task()
+            return HeldOut(without_queries(rows, task.queries.values()) if task else rows, task)
+        found, run = hold_out(rows, self.probe_queries, self.probe_passages), cast(Any, self)
+        if found.task is None:
+            self.eval_strategy = IntervalStrategy.NO  # type: ignore[assignment] # what the Trainer has made of it
+            run.say("nothing is measured: the mixture has fewer than 200 questions (give --eval_corpus or --probe)")
+            return found
+        run.say(
+            f"held out: {len(found.task.queries)} questions of the mixture with {len(found.task.corpus)} passages, in probe/"
+        )
+        if run.process_index == 0:
+            write_beir(found.task, Path(run.output_dir or ".") / "probe")
+        return found

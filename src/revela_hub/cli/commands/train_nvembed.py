@@ -4,6 +4,9 @@ Two stages, each a run: the first on retrieval data, with the other rows' passag
 from the first one's output folder, on retrieval and everything else, with each row's own negatives only. Both read the
 same mixture, a YAML file that names the tasks with their data and instructions; without --stage it is trained on at once.
 
+The run says whether it helped: some of the mixture's questions are not trained on, and measured before, during and after
+(--probe, --eval_corpus); the best weights are what is exported, and never something worse than the start.
+
 What comes out, in --output_dir: embedder/ for SentenceTransformer(..., trust_remote_code=True), adapters merged, with its
 model card and a prompt for each task; checkpoint-*/, from which --resume_from_checkpoint last goes on with the same result
 as if nothing had happened.
@@ -24,7 +27,7 @@ import torch
 
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError
-from revela_hub.trainers.common.arguments import MeasureArguments
+from revela_hub.trainers.common.arguments import HeldOutArguments
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, NVEmbedStart, load_nvembed
@@ -39,7 +42,7 @@ IN_BATCH_NEGATIVES = {1: True, 2: False}
 
 
 @dataclass(kw_only=True)
-class Arguments(MeasureArguments, NVEmbedTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+class Arguments(HeldOutArguments, NVEmbedTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train nvembed`: the model and the data, then those of every transformers Trainer."""
 
     backbone: str = field(
@@ -126,7 +129,6 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
-        task = task or arguments.task()
         with arguments.main_process_first(desc="reading the mixture"):
             mixture = load_mixture(
                 arguments.mixture,
@@ -136,13 +138,14 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
                 cache_dir=arguments.cache_dir,
             )
         arguments.say(mixture.report)
+        rows, measured_on = (mixture.dataset, task) if task else arguments.split(mixture.dataset)
         start = _load(arguments)
         prompts = _prompts(arguments, mixture, start.prompts)
         trainer = NVEmbedTrainer(
             nvembed_encoder(start.model, start.tokenizer, max_length=arguments.max_length, prompts=prompts),
             arguments,
-            train_dataset=mixture.dataset,
-            retrieval_task=task,
+            train_dataset=rows,
+            retrieval_task=measured_on,
             **trainer_options,
         )
         run.train(trainer)

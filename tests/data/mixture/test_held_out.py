@@ -1,0 +1,47 @@
+"""Questions held out of a mixture: none of them is trained on, and the same ones whatever else is in it."""
+
+from typing import Any
+
+from datasets import Dataset
+
+from revela_hub.data.mixture.held_out import hold_out, without_queries
+
+
+def rows(questions: int, *, kind: str = "retrieval", first: int = 0) -> list[dict[str, Any]]:
+    return [
+        {"anchor": f"Question {n}?", "positive": f"answer {n}.{part}", "negative_1": f"no answer {n}", "kind": kind}
+        for n in range(first, first + questions)
+        for part in range(1 + n % 2)
+    ]
+
+
+def test_every_row_of_a_held_out_question_is_left_out_and_answers_it() -> None:
+    given = [*rows(300), {**rows(1)[0], "anchor": "QUESTION  7?"}]  # one of them in other spelling
+    left, task = hold_out(Dataset.from_list(given), queries=200, passages=400)
+    assert task is not None and len(task.queries) == 30 and len(task.corpus) == 400
+    asked = {" ".join(text.casefold().split()) for text in task.queries.values()}
+    assert not asked & {" ".join(row["anchor"].casefold().split()) for row in left}
+    assert len(left) + sum(" ".join(r["anchor"].casefold().split()) in asked for r in given) == len(given)
+    for query, text in task.queries.items():
+        number = int(text.split()[1].rstrip("?"))
+        found = {task.corpus[passage] for passage in task.qrels[query]}
+        assert {f"answer {number}.{part}" for part in range(1 + number % 2)} <= found
+        assert f"no answer {number}" in task.corpus.values()
+
+
+def test_the_choice_depends_on_the_questions_alone() -> None:
+    one = hold_out(Dataset.from_list(rows(400)), queries=40).task
+    other = hold_out(Dataset.from_list([*rows(50, kind="other", first=900), *reversed(rows(400))]), queries=40).task
+    assert one is not None and other is not None
+    assert set(one.queries.values()) == set(other.queries.values())
+
+
+def test_few_questions_are_all_trained_on() -> None:
+    few = Dataset.from_list([*rows(199), *rows(500, kind="other", first=1000)])
+    left, task = hold_out(few)
+    assert task is None and left is few
+
+
+def test_queries_of_another_task_are_not_trained_on() -> None:
+    left = without_queries(Dataset.from_list(rows(10)), ["question 3?", "something else"])
+    assert {row["anchor"] for row in left} == {f"Question {n}?" for n in range(10) if n != 3}
