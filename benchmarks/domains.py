@@ -42,8 +42,8 @@ def load_domain(name: str, data: Path, work: Path, *, queries: int, passages: in
         whole = read_beir(folder, "dev" if name == "cosqa" else "test")
         text = {"path": str(folder / "corpus.jsonl.gz")} | ({"kind": "code"} if name == "cosqa" else {})
         return Domain(_part(whole, queries, passages), [text])
-    corpus = {row["_id"]: row["text"] for row in _read(data / name / "passages.jsonl.gz")}
-    asked = _read(data / name / "dev.jsonl.gz")
+    corpus = {row["_id"]: row["text"] for row in read_rows(data / name / "passages.jsonl.gz")}
+    asked = read_rows(data / name / "dev.jsonl.gz")
     whole = RetrievalTask(
         corpus,
         {row["_id"]: row["question"] for row in asked},
@@ -67,6 +67,6 @@ def _part(task: RetrievalTask, queries: int, passages: int) -> RetrievalTask:
     )
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]

@@ -171,7 +171,9 @@ def _rows(chunks: Iterator[Chunk], settings: GroupSettings, report: ReadReport) 
         if len(group) < 2:
             if not report.groups:
                 made = "1 chunk" if group else "none"
-                raise UserError(f"the data make {made} of text; training needs at least 2 chunks: give more text")
+                raise UserError(
+                    f"the data make {made} of text; training needs at least 2 chunks: give more text (what was read: {report})"
+                )
             report.dropped += len(group)
             return
         absent = size - len(group)

@@ -73,4 +73,6 @@ def _rows(
             yield {"row": number, "document": chunk.document, "text": chunk.text}
             number += 1
     if number < 2:
-        raise UserError(f"the data make {number} passages of {min_words} words or more: give more text")
+        raise UserError(
+            f"the data make {number} passages of {min_words} words or more: give more text (what was read: {report})"
+        )

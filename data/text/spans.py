@@ -170,6 +170,7 @@ def _rows(
     if not report.spans:
         raise UserError(
             f"the data make no span of at least {settings.min_tokens} tokens: give more text, or lower min_tokens"
+            f" (what was read: {report})"
         )
 
 

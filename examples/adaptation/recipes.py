@@ -1,9 +1,10 @@
-"""Adapting a retriever to raw text by sentence-transformers' own losses: TSDAE, SimCSE, and a teacher on pseudo-queries.
+"""Adapting a retriever to raw text by sentence-transformers' own losses: TSDAE, SimCSE, pairs, and a teacher on pseudo-queries.
 
     python examples/adaptation/recipes.py tsdae --data docs/ --model sentence-transformers/all-MiniLM-L6-v2 --output outputs/tsdae
 
 TSDAE (arXiv 2104.06979) writes a text again from the vector of the text with 60% of its words left out. SimCSE (2104.08821)
-takes a text's own second pass through dropout for its positive. `teacher` is as GPL (2112.07577) does it, with what is at hand
+takes a text's own second pass through dropout for its positive. `pairs` are a docstring, title or sentence and the passage that
+it was taken out of, with the batch's other passages as negatives. `teacher` is as GPL (2112.07577) does it, with what is at hand
 without a label: sentences of the text stand for queries, and a hybrid of BM25 and the start for the cross-encoder; give
 `--cross-encoder` to have one score the pairs, as GPL does. What any of them is worth: `revela-hub probe`, `revela-hub evaluate`.
 """
@@ -28,7 +29,7 @@ from revela_hub.evaluation.hybrid_weight import fuse_runs
 from revela_hub.evaluation.probe import ProbeSettings, build_probe
 from revela_hub.evaluation.retrieval import bm25_run, retrieval_run
 
-RECIPES = ("tsdae", "simcse", "teacher")
+RECIPES = ("tsdae", "simcse", "pairs", "teacher")
 NEGATIVES = 3
 
 
@@ -36,6 +37,8 @@ def rows_of(recipe: str, model: SentenceTransformer, sources: Any, cross_encoder
     """The training rows of a recipe."""
     if recipe == "teacher":
         return teacher_rows(model, sources, cross_encoder)
+    if recipe == "pairs":
+        return pair_rows(sources)
     texts = build_passages(sources, max_words=100)["text"][:]
     if recipe == "simcse":
         return Dataset.from_dict({"anchor": texts, "positive": texts})
@@ -46,6 +49,13 @@ def damaged(text: str, share: float = 0.6) -> str:
     """The text with so much of its words left out (drawn by the text itself)."""
     draw, words = random.Random(text), text.split()
     return " ".join(word for word in words if draw.random() > share) or words[0]
+
+
+def pair_rows(sources: Any, queries: int = 2000, passages: int = 4000) -> Dataset:
+    """What the text itself offers for queries, each with its passage, out of which it was taken."""
+    task = build_probe(sources, ProbeSettings(queries=queries, passages=passages, seed=7)).task
+    pairs = [(text, task.corpus[next(iter(task.qrels[query]))]) for query, text in task.queries.items()]
+    return Dataset.from_dict(dict(zip(("anchor", "positive"), map(list, zip(*pairs, strict=True)), strict=True)))
 
 
 def teacher_rows(
@@ -75,7 +85,7 @@ def loss_of(recipe: str, model: SentenceTransformer) -> Any:
     """The library's own loss for a recipe."""
     if recipe == "tsdae":
         return DenoisingAutoEncoderLoss(model, tie_encoder_decoder=True)
-    if recipe == "simcse":
+    if recipe in ("simcse", "pairs"):
         return MultipleNegativesRankingLoss(model)
     return DistillKLDivLoss(model, student_temperature=0.05)
 

@@ -56,7 +56,12 @@ class Arguments:
     max_documents: PositiveInt | None = field(
         default=None, metadata={"help": "Documents to read from each source at most."}
     )
-    endpoint: str | None = field(default=None, metadata={"help": "Server whose --model writes questions, too."})
+    endpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "Server whose --model writes questions, too. How far those agree with real labels has not been measured."
+        },
+    )
     model: str | None = field(
         default=None, metadata={"help": "The model's name there; without --endpoint a Hub id or folder to run here."}
     )
