@@ -39,7 +39,6 @@ from transformers import (
     set_seed,
 )
 from transformers.utils import logging as transformers_logging
-from trl import SFTConfig
 
 from revela_hub.data.prompts.rows import prompt_row
 from revela_hub.data.sources.rows import Row
@@ -50,8 +49,8 @@ from revela_hub.evaluation.significance import paired_bootstrap
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.precision import bf16_is_fast
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
-from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, ra_it_trainer, shortened
+from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
+from revela_hub.trainers.baselines.pasted import RAITTrainer, paste, pasted_log_likelihoods, shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
 from revela_hub.trainers.common.passages import tokenize_passages
 from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
@@ -351,17 +350,16 @@ def train_imprag(experiment: Experiment, seed: int, warm_up: float, steps: int, 
 def train_pasted(experiment: Experiment, seed: int, k: int) -> PreTrainedModel:
     """RA-IT; with k = 0 the same tuning without passages."""
     train, chosen = experiment.train, experiment.questions(seed)
-    arguments = SFTConfig(
-        **experiment.run_arguments(seed), max_length=MAX_LENGTH + K * (L_MAX + 8), completion_only_loss=True
-    )
-    trainer = ra_it_trainer(
+    trainer = RAITTrainer(
         AutoModelForCausalLM.from_pretrained(LM, dtype=torch.float32),
-        arguments,
+        RAITTrainingArguments(**experiment.run_arguments(seed)),
         tokenizer=experiment.tokenizer,
         prompts=train.prompts.select(chosen),
-        passages=shortened(train.passages, experiment.tokenizer, L_MAX),
+        passages=train.passages,
         ranking=train.bm25[chosen],
         k=k,
+        l_max=L_MAX,
+        max_length=MAX_LENGTH,
     )
     trainer.train()
     return trainer.model
@@ -544,7 +542,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder that has squad/")
     parser.add_argument("--output", type=Path, default=Path("outputs/imprag-benchmark"))
     parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument("--retrieval-steps", type=int, default=300, help="of 64 questions, before")
+    parser.add_argument("--retrieval-steps", type=int, default=240, help="of 64 questions, before")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", nargs="+", help="rows to run, such as imprag:both; by default all")
     parser.add_argument("--report", action="store_true", help="only print the tables of what is there")

@@ -58,6 +58,20 @@ class Paper:
         )
 
 
+RA_DIT_AUTHORS = (
+    "Xi Victoria Lin",
+    "Xilun Chen",
+    "Mingda Chen",
+    "Weijia Shi",
+    "Maria Lomeli",
+    "Rich James",
+    "Pedro Rodriguez",
+    "Jacob Kahn",
+    "Gergely Szilvasy",
+    "Mike Lewis",
+    "Luke Zettlemoyer",
+    "Scott Yih",
+)
 PAPERS = {
     "revela": Paper(
         title="Revela: Dense Retriever Learning via Language Modeling",
@@ -123,6 +137,20 @@ PAPERS = {
         arxiv="2301.12652",
         year=2023,
         does="trained on raw text by a frozen language model: passages are alike as far as one makes the other likelier",
+    ),
+    "ra_it": Paper(
+        title="RA-DIT: Retrieval-Augmented Dual Instruction Tuning",
+        authors=RA_DIT_AUTHORS,
+        arxiv="2310.01352",
+        year=2023,
+        does="tuned to answer from passages that stand before its prompt, each on a line of its own: `Passage: ...`",
+    ),
+    "ra_dit": Paper(
+        title="RA-DIT: Retrieval-Augmented Dual Instruction Tuning",
+        authors=RA_DIT_AUTHORS,
+        arxiv="2310.01352",
+        year=2023,
+        does="tuned to find the passages under which a language model, tuned to read them, makes the answer likelier",
     ),
     "nvembed": Paper(
         title="NV-Embed: Improved Techniques for Training LLMs as Generalist Embedding Models",

@@ -129,3 +129,57 @@ def test_an_answer_without_tokens_and_an_encoder_are_refused(
     assert "is not an ImpRAG model" in capsys.readouterr().err
     assert main(["evaluate", "x", "--task", "qa"]) == 2
     assert "--task qa needs --data" in capsys.readouterr().err
+
+
+def test_the_baselines_are_trained_on_the_same_data_and_load(
+    work: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sentence_transformers import SentenceTransformer
+    from transformers import AutoModelForCausalLM
+
+    common = [
+        "--data",
+        str(work / "train.jsonl"),
+        "--passages",
+        str(work / "docs"),
+        "--max_steps",
+        "2",
+        "--l_max",
+        "80",
+    ]
+    common += ["--per_device_train_batch_size", "4", "--bf16", "false", "--report_to", "none", "--quiet", "true"]
+    common += ["--max_length", "200"]
+    lm, reader = str(work / "tiny-llama"), str(work / "ra-it" / "model")
+    assert main(["train", "ra-it", *common, "--backbone", lm, "--k", "2", "--output_dir", str(work / "ra-it")]) == 0
+    assert f"--reader {reader}" in capsys.readouterr().out
+    assert type(AutoModelForCausalLM.from_pretrained(reader)).__name__ == "LlamaForCausalLM"
+    card = (Path(reader) / "README.md").read_text()
+    assert "RA-DIT" in card and str(work) not in card
+    dit = ["train", "ra-dit", *common, "--reader", reader, "--num_candidates", "4", "--num_positives", "1"]
+    assert main([*dit, "--retriever", str(retriever_folder), "--output_dir", str(work / "ra-dit")]) == 0
+    assert SentenceTransformer(str(work / "ra-dit" / "retriever"), device="cpu").encode_query(["Dart"]).shape[0] == 1
+    llama = [
+        *dit,
+        "--backbone",
+        lm,
+        "--b",
+        "1",
+        "--retrieval_warmup_epochs",
+        "0.3",
+        "--output_dir",
+        str(work / "llama"),
+    ]
+    assert main(llama) == 0
+    retriever = str(work / "llama" / "retriever")
+    for folder in (work / "ra-dit" / "retriever", Path(retriever)):
+        assert str(work) not in "".join(file.read_text() for file in folder.glob("*.[mj][ds]*"))
+    assert main(["index", retriever, "--passages", str(work / "docs"), "--output", str(work / "index")]) == 0
+    assert "12 passages" in capsys.readouterr().out
+    for wrong, message in (
+        ([], "either --retriever, or --backbone and --b"),
+        (["--backbone", lm], "--backbone and --b go together"),
+        (["--backbone", lm, "--b", "9"], "b=9 is beyond the last layer"),
+        (["--retriever", str(retriever_folder), "--push_to_hub", "true", "--hub_model_id", "a/b"], "not published"),
+    ):
+        assert main([*dit, *wrong, "--output_dir", str(work / "wrong")]) == 2
+        assert message in capsys.readouterr().err

@@ -1,9 +1,27 @@
-"""Arguments of the retriever of RA-DIT."""
+"""Arguments of the baselines that read or retrieve for ImpRAG's tasks: RA-IT's reader, and RA-DIT's retriever."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from revela_hub.ranges import NonNegativeFloat, PositiveFloat
-from revela_hub.trainers.common.arguments import RunArguments
+from trl import SFTConfig
+
+from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
+
+
+@dataclass
+class RAITTrainingArguments(AdapterArguments, RunArguments, SFTConfig):
+    """`SFTConfig` of RA-IT (arXiv 2310.01352, section 2.2); defaults as ImpRAG's where both have the setting."""
+
+    learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
+    warmup_steps: float = field(default=100, metadata={"help": "Steps of linear warm-up of the learning rate."})
+    num_train_epochs: float = field(default=10, metadata={"help": "Epochs."})
+    per_device_train_batch_size: int = field(default=8, metadata={"help": "Prompts per device and forward pass."})
+    lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the adapters; 0 trains all weights."})
+    # The rows are tokenised as ImpRAG's are, and none is cut: trl would cut off what is learnt, the answers.
+    dataset_kwargs: dict[str, Any] | None = field(
+        default_factory=lambda: {"skip_prepare_dataset": True}, init=False, repr=False
+    )
 
 
 @dataclass
@@ -14,12 +32,25 @@ class RADITTrainingArguments(RunArguments):
     per_device_train_batch_size: int = field(default=16, metadata={"help": "Prompts per device and forward pass."})
     retrieval_warmup_epochs: NonNegativeFloat = field(
         default=0,
-        metadata={"help": "Epochs with another retriever's rankings as labels before; RA-DIT-Llama needs some."},
+        metadata={"help": "Epochs with the ranking of --pseudo_labels as labels before; RA-DIT-Llama needs some."},
+    )
+    num_candidates: PositiveInt = field(
+        default=10,
+        metadata={"help": "Best passages of --pseudo_labels whose likelihoods are compared for each prompt."},
+    )
+    num_positives: PositiveInt = field(
+        default=5, metadata={"help": "Warm-up: the best of them, which are positives; the others are negatives."}
     )
     temperature: PositiveFloat | None = field(
         default=None,
-        metadata={"help": "Scores are divided by it; by default the square root of the vectors' dimension."},
+        metadata={
+            "help": "Scores are divided by it; by default the square root of a decoder's vectors' dimension, else 1."
+        },
     )
     likelihood_temperature: PositiveFloat = field(
         default=0.01, metadata={"help": "Likelihoods are divided by it before their softmax (equation 4)."}
+    )
+    likelihood_batch_size: PositiveInt = field(
+        default=16,
+        metadata={"help": "Prompts with a passage that the reader reads at a time; changes nothing but memory."},
     )

@@ -1,18 +1,26 @@
 """RA-IT: a decoder tuned on prompts into which the retrieved passages are pasted, by trl's `SFTTrainer`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
+from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from trl import SFTConfig, SFTTrainer
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from trl import SFTTrainer
 
 from revela_hub.errors import UserError
+from revela_hub.hub_cards.export import save_backbone, save_tokenizer
+from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
+from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
+from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.imprag.collator import tokenize_prompts
 
 
 def paste(prompt: str, passages: Sequence[str]) -> str:
@@ -53,20 +61,96 @@ def pasted_prompts(prompts: Dataset, passages: Sequence[str], ranking: NDArray[n
     return prompts.map(pasted, with_indices=True, remove_columns=prompts.column_names, desc="Pasting passages")
 
 
-def ra_it_trainer(
-    model: PreTrainedModel,
-    args: SFTConfig,
-    *,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Dataset,
-    passages: Sequence[str],
-    ranking: NDArray[np.int32],
-    k: int,
-    **kwargs: Any,
-) -> SFTTrainer:
-    """A trainer of RA-IT, whose loss is on the answers alone; the arguments of `pasted_prompts` and of `SFTTrainer`."""
-    data = pasted_prompts(prompts, passages, ranking, k)
-    return SFTTrainer(model=model, args=args, train_dataset=data, processing_class=tokenizer, **kwargs)
+class RAITTrainer(MethodTrainer, SFTTrainer):
+    """trl's `SFTTrainer` on prompts into which their passages are pasted; the loss is on the answers alone.
+
+    Args:
+        model: a decoder; it gets adapters in place, unless all weights are trained.
+        args: the run.
+        tokenizer: of the decoder, with an EOS token.
+        prompts: as `revela_hub.data.prompts.rows.read_prompts` gives them.
+        passages: the collection.
+        ranking: (rows, at least k) numbers of passages, best first, -1 for none.
+        k: passages for a prompt that retrieves.
+        l_max: tokens of a passage, at most.
+        max_length: tokens of prompt and answer without passages; longer rows are left out, with a line that says so.
+        **kwargs: of `SFTTrainer`: `callbacks`, ...
+
+    Raises:
+        UserError: k is more than there are passages, an answer has no token, no row is short enough, or one is too long
+            for the decoder with its passages.
+    """
+
+    args: RAITTrainingArguments
+    _tag_names = ["ra-it"]  # noqa: RUF012 (as in trl)
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        args: RAITTrainingArguments,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Dataset,
+        passages: Sequence[str],
+        ranking: NDArray[np.int32],
+        k: int,
+        l_max: int = 160,
+        max_length: int = 256,
+        **kwargs: Any,
+    ) -> None:
+        numbered = prompts.add_column("source_row", list(range(len(prompts))))
+        kept = tokenize_prompts(numbered, tokenizer, max_length)["source_row"]
+        short = shortened(passages, tokenizer, l_max)
+        data = tokenized_pairs(pasted_prompts(prompts.select(kept), short, ranking[np.array(kept)], k), tokenizer)
+        longest = max(map(len, data["input_ids"]))
+        positions = getattr(model.config, "max_position_embeddings", None)
+        if positions is not None and longest > positions:
+            raise UserError(
+                f"with {k} passages a prompt has up to {longest} tokens, and the decoder has {positions} positions: lower"
+                " --k, --l_max or --max_length"
+            )
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token  # masked wherever it pads
+        set_seed(args.seed)  # as trl does, but before the adapters are drawn
+        adapters = args.lora_config(model)
+        super().__init__(
+            model=model if adapters is None else add_adapters(model, adapters),
+            args=args,
+            train_dataset=data,
+            processing_class=tokenizer,
+            **kwargs,
+        )
+
+    def model_names(self) -> str:
+        """The decoder's."""
+        return f"RA-IT on {self.trained_config()._name_or_path or 'a decoder'}"
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None beside the checkpoints: trl's would name folders of this machine."""
+
+    def export(self, folder: Path) -> Path:
+        """Writes the reader, adapters merged: a plain decoder with its tokenizer."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        tokenizer: Any = self.processing_class
+        save_backbone(model.merge_and_unload() if isinstance(model, PeftModel) else model, folder)
+        save_tokenizer(tokenizer, folder)
+        return folder
+
+
+def tokenized_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    """Columns `input_ids` and `labels` of prompts and completions, which EOS ends; labels are -100 on the prompts.
+
+    An empty prompt (plain text) is the tokenizer's own beginning, or EOS: something has to be read first.
+    """
+
+    def tokenized(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        end = tokenizer.eos_token_id
+        prompts = [ids or [end] for ids in tokenizer(rows["prompt"])["input_ids"]]
+        answers = [[*ids, end] for ids in tokenizer(rows["completion"], add_special_tokens=False)["input_ids"]]
+        both = list(zip(prompts, answers, strict=True))
+        return {"input_ids": [p + a for p, a in both], "labels": [[-100] * len(p) + a for p, a in both]}
+
+    return pairs.map(tokenized, batched=True, remove_columns=pairs.column_names, desc="Tokenizing prompts")
 
 
 @torch.no_grad()
@@ -76,13 +160,16 @@ def pasted_log_likelihoods(
     prompts: Sequence[str],
     answers: Sequence[str],
     batch_size: int = 16,
+    *,
+    show_progress_bar: bool = False,
 ) -> Tensor:
     """Log p(answer, EOS | prompt) of each pair, summed over the answer's tokens, in nats: (N,) float32."""
     model.eval()
     prompt_ids = tokenizer(list(prompts))["input_ids"]
     answer_ids = tokenizer([f" {answer}" for answer in answers], add_special_tokens=False)["input_ids"]
     parts = []
-    for start in range(0, len(prompts), batch_size):
+    starts = range(0, len(prompts), batch_size)
+    for start in tqdm(starts, desc="Reading answers", unit=" batches", disable=not show_progress_bar):
         pairs = list(zip(prompt_ids[start : start + batch_size], answer_ids[start : start + batch_size], strict=True))
         rows = [[*prompt, *answer, tokenizer.eos_token_id] for prompt, answer in pairs]
         width = max(map(len, rows))

@@ -6,8 +6,10 @@ The retriever is a sentence-transformers model (RA-DIT), or the first b + 1 laye
 baseline of the ImpRAG paper), whose vectors are those of ImpRAG but whose weights the reader does not share.
 """
 
+import hashlib
 from collections.abc import Sequence
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +17,23 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer import TRAINING_ARGS_NAME
 
-from revela_hub.errors import UserError
-from revela_hub.modeling import ImpRAGModel
+from revela_hub.errors import UserError, first_line
+from revela_hub.hub_cards.assemble import forget_origins
+from revela_hub.hub_cards.export import save_backbone, save_tokenizer
+from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods
+from revela_hub.trainers.baselines.retriever import load_retriever
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.common.pseudo_labels import top_rows
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
+from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.common.weights import load_whole
+
+NOWHERE = -1e30
 
 
 class Retriever(nn.Module):
@@ -51,9 +61,13 @@ class Retriever(nn.Module):
         passages_NE = self.embed(input_ids.flatten(0, 1), attention_mask.flatten(0, 1), query=False)
         return torch.einsum("be,bce->bc", queries_BE, passages_NE.view(*input_ids.shape[:2], -1))
 
-    def tokens(self, texts: Sequence[str], max_length: int) -> PassageTokens:
-        """The texts as this model reads them."""
-        return tokenize_passages(self.tokenizer, texts, max_length, end=self.decoder)
+    def tokens(self, texts: Sequence[str], max_length: int, *, query: bool) -> PassageTokens:
+        """The texts as this model reads them, a sentence-transformers model's own prompt before each."""
+        prompts: Any = {} if self.decoder else self.model.prompts
+        prompt = prompts.get("query" if query else "document") or ""
+        return tokenize_passages(
+            self.tokenizer, [prompt + text for text in texts], max_length, end=self.decoder and not query
+        )
 
     @torch.no_grad()
     def encode(self, tokens: PassageTokens, *, query: bool, batch_size: int = 32) -> NDArray[np.float32]:
@@ -75,23 +89,32 @@ class Retriever(nn.Module):
         self, queries: Sequence[str], passages: Sequence[str], depth: int, *, query_length: int, passage_length: int
     ) -> NDArray[np.int32]:
         """(Q, depth) numbers of the best passages of each query."""
-        queries_QE = self.encode(self.tokens(queries, query_length), query=True)
-        passages_ME = self.encode(self.tokens(passages, passage_length), query=False)
+        queries_QE = self.encode(self.tokens(queries, query_length, query=True), query=True)
+        passages_ME = self.encode(self.tokens(passages, passage_length, query=False), query=False)
         return top_rows(queries_QE, passages_ME, min(depth, len(passages)))
 
 
-def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase) -> Retriever:
-    """The first b + 1 layers of a decoder as a retriever (RA-DIT-Llama).
+def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase, l_max: int | None = None) -> Retriever:
+    """The first b + 1 layers of a decoder as a retriever (RA-DIT-Llama): an ImpRAG model that is used for its vectors alone.
+
+    Args:
+        backbone: folder or Hub id of the decoder.
+        b: the last of its layers, whose queries and keys are the vectors.
+        tokenizer: of the decoder.
+        l_max: tokens of a passage, at most, for those who use it later; by default ImpRAG's.
 
     Raises:
-        UserError: the decoder has no layer b.
+        UserError: the decoder has no layer b, or is none that ImpRAG can be made of.
     """
-    whole = AutoModelForCausalLM.from_pretrained(backbone, dtype=torch.float32)
-    layers = whole.config.num_hidden_layers
+    try:
+        layers = AutoConfig.from_pretrained(backbone).get_text_config().num_hidden_layers
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"cannot load the decoder {backbone!r}: {first_line(error)}") from error
     if not 0 <= b < layers:
         raise UserError(f"b={b} is beyond the last layer: {backbone} has layers 0 to {layers - 1}")
     cut: PreTrainedModel = AutoModelForCausalLM.from_pretrained(backbone, dtype=torch.float32, num_hidden_layers=b + 1)
-    return Retriever(ImpRAGModel.from_backbone(cut, b=b, t=b), tokenizer, decoder=True)
+    config: dict[str, Any] = {} if l_max is None else {"l_max": l_max}
+    return Retriever(ImpRAGForCausalLM.from_backbone(cut, b=b, t=b, k=1, **config), tokenizer, decoder=True)
 
 
 def reader_likelihoods(
@@ -101,18 +124,34 @@ def reader_likelihoods(
     passages: Sequence[str],
     candidates_NC: NDArray[np.int32],
     batch_size: int = 16,
+    *,
+    show_progress_bar: bool = False,
 ) -> Tensor:
-    """(N, C) log p(answer | candidate, prompt) by the reader, each candidate pasted before the prompt."""
-    pairs = [
-        (paste(row["prompt"], [passages[number]]), row["answers"][0])
-        for row, numbers in zip(prompts, candidates_NC.tolist(), strict=True)
-        for number in numbers
-    ]
-    flat = pasted_log_likelihoods(reader, tokenizer, [p for p, _ in pairs], [a for _, a in pairs], batch_size)
-    return flat.view(candidates_NC.shape)
+    """(N, C) log p(answer | candidate, prompt) by the reader, each candidate pasted before the prompt.
+
+    Minus infinity for a candidate that is not there (-1), and everywhere for a prompt that does not retrieve.
+    """
+    pairs, places = [], []
+    for place, (row, numbers) in enumerate(zip(prompts, candidates_NC.tolist(), strict=True)):
+        for column, number in enumerate(numbers):
+            if number >= 0 and row["retrieve"]:
+                pairs.append((paste(row["prompt"], [passages[number]]), row["answers"][0]))
+                places.append((place, column))
+    likelihoods_NC = torch.full(candidates_NC.shape, -torch.inf)
+    if pairs:
+        flat = pasted_log_likelihoods(
+            reader,
+            tokenizer,
+            [prompt for prompt, _ in pairs],
+            [answer for _, answer in pairs],
+            batch_size,
+            show_progress_bar=show_progress_bar,
+        )
+        likelihoods_NC[tuple(torch.tensor(places).T)] = flat
+    return likelihoods_NC
 
 
-class RADITTrainer(Trainer):
+class RADITTrainer(MethodTrainer):
     """Trainer of a `Retriever` by equation 6, after a warm-up by another retriever's rankings if there is one.
 
     Args:
@@ -120,13 +159,17 @@ class RADITTrainer(Trainer):
         args: the run.
         prompts: as `revela_hub.data.prompts.rows.read_prompts` gives them; those that do not retrieve are left out.
         passages: the collection.
-        candidates: (rows, C) numbers of passages.
+        candidates: (rows, C) numbers of passages, the best by another retriever first, -1 for none.
         log_likelihoods: (rows, C) of `reader_likelihoods`.
-        positives: warm-up: how many of the candidates, the first ones, are positives; the others are negatives.
         max_length: tokens of a prompt.
         passage_length: tokens of a passage.
         **kwargs: of `Trainer`.
+
+    Raises:
+        UserError: no prompt retrieves.
     """
+
+    args: RADITTrainingArguments
 
     def __init__(
         self,
@@ -137,19 +180,32 @@ class RADITTrainer(Trainer):
         passages: Sequence[str],
         candidates: NDArray[np.int32],
         log_likelihoods: Tensor,
-        positives: int = 1,
         max_length: int = 128,
         passage_length: int = 160,
         **kwargs: Any,
     ) -> None:
-        self.args: RADITTrainingArguments
-        self.positives, self.candidates, self.log_likelihoods = positives, candidates, log_likelihoods
-        self.queries = retriever.tokens(prompts["prompt"], max_length)
-        self.passages = retriever.tokens(passages, passage_length)
+        self.candidates, self.log_likelihoods = candidates, log_likelihoods
+        self.queries = retriever.tokens(prompts["prompt"], max_length, query=True)
+        self.passages = retriever.tokens(passages, passage_length, query=False)
+        args.ddp_find_unused_parameters = True  # beyond what makes the vectors, a model may have more
         rows = [number for number, retrieve in enumerate(prompts["retrieve"]) if retrieve]
-        data = Dataset.from_dict({"row": rows})
-        collate = lambda batch: {"row": torch.tensor([entry["row"] for entry in batch])}  # noqa: E731
-        super().__init__(model=retriever, args=args, train_dataset=data, data_collator=collate, **kwargs)
+        if not rows:
+            raise UserError("none of the prompts retrieves: there is nothing for a retriever to learn")
+        data = Dataset.from_dict({"row": rows, "prompt": [prompts["prompt"][row] for row in rows]})
+        super().__init__(model=retriever, args=args, train_dataset=data, data_collator=self._collate, **kwargs)
+
+    def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """`row` (B,), `query_*` (B, L), `input_ids` and `attention_mask` (B, C, P)."""
+        numbers = np.array([row["row"] for row in rows])
+        query_ids, query_mask = self.queries.batch(numbers)
+        ids, mask = self.passages.batch(self.candidates[numbers])
+        return {
+            "row": torch.from_numpy(numbers),
+            "query_input_ids": query_ids,
+            "query_attention_mask": query_mask,
+            "input_ids": ids,
+            "attention_mask": mask,
+        }
 
     def compute_loss(
         self,
@@ -159,18 +215,19 @@ class RADITTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Equation 6, or the warm-up's multi-label NCE over the candidates of each prompt."""
-        rows = inputs["row"].cpu().numpy()
-        numbers = self.candidates[rows]
-        tensors = [*self.queries.batch(rows), *self.passages.batch(numbers)]
-        scores_BC = model(*(tensor.to(inputs["row"].device) for tensor in tensors))
+        rows = inputs.pop("row").cpu().numpy()
+        scores_BC = model(**inputs)
+        there_BC = torch.from_numpy(self.candidates[rows] >= 0).to(scores_BC.device)
         scores_BC = scores_BC.float() / (self.args.temperature or sqrt(self._dimension(model)))
         if (self.state.epoch or 0.0) < self.args.retrieval_warmup_epochs:
             positive_BC = torch.zeros_like(scores_BC, dtype=torch.bool)
-            positive_BC[:, : self.positives] = True
-            there_BC = torch.from_numpy(numbers >= 0).to(scores_BC.device)
+            positive_BC[:, : self.args.num_positives] = True
             loss = multi_label_nce(scores_BC, positive_BC & there_BC, ~positive_BC & there_BC).mean()
         else:
             likelihood_BC = self.log_likelihoods[rows].to(scores_BC.device).exp()
+            # What is not there has no share in either distribution; finite, or the gradient would be none.
+            scores_BC = scores_BC.masked_fill(~there_BC, NOWHERE)
+            likelihood_BC = likelihood_BC.masked_fill(~there_BC, NOWHERE * self.args.likelihood_temperature)
             loss = kl_from_retrieval(likelihood_BC, scores_BC, self.args.likelihood_temperature).mean()
         return (loss, {"scores": scores_BC}) if return_outputs else loss
 
@@ -178,5 +235,56 @@ class RADITTrainer(Trainer):
         inner: Any = self.accelerator.unwrap_model(model)
         if not inner.decoder:
             return 1  # cosines, or as the model was made
-        backbone = inner.model.config.backbone
-        return int(backbone.num_key_value_heads * backbone.head_dim)
+        config = inner.model.config.backbone
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int((config.num_key_value_heads or config.num_attention_heads) * width)
+
+    @property
+    def retriever(self) -> Any:
+        """What is trained: a sentence-transformers model, or an ImpRAG model of the first layers."""
+        return self.accelerator.unwrap_model(self.model).model
+
+    def trained_config(self) -> PreTrainedConfig:
+        """That of the model inside."""
+        inner = self.retriever
+        config: PreTrainedConfig = inner.config if isinstance(inner, PreTrainedModel) else inner[0].auto_model.config
+        return config
+
+    def model_names(self) -> str:
+        """The retriever's."""
+        return f"RA-DIT's retriever, of type {self.trained_config().model_type}"
+
+    def settings(self) -> dict[str, Any]:
+        """What the run learns from, the reader's likelihoods among it."""
+        learnt = hashlib.sha256(self.log_likelihoods.numpy().tobytes() + self.candidates.tobytes()).hexdigest()[:12]
+        return super().settings() | {"likelihoods": learnt}
+
+    def export(self, folder: Path) -> Path:
+        """Writes the retriever: a sentence-transformers folder, or an ImpRAG model that is there for its vectors."""
+        wrapped: Any = self.accelerator.unwrap_model(self.model)
+        if wrapped.decoder:
+            save_backbone(wrapped.model, folder)
+            forget_origins(folder, "backbone")
+            save_tokenizer(wrapped.tokenizer, folder)
+        else:
+            wrapped.model.save_pretrained(str(folder), create_model_card=False)
+        return folder
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        folder = Path(output_dir or self.args.output_dir or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.export(folder)
+        torch.save(self.args, folder / TRAINING_ARGS_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        try:
+            saved: nn.Module = (
+                load_whole(ImpRAGForCausalLM, resume_from_checkpoint, dtype=torch.float32)
+                if isinstance(self.retriever, PreTrainedModel)
+                else load_retriever(resume_from_checkpoint)
+            )
+            self.retriever.load_state_dict(saved.state_dict())
+        except (KeyError, OSError, RuntimeError) as error:
+            raise UserError(
+                f"{resume_from_checkpoint} is not a checkpoint of this run ({first_line(error)})"
+            ) from error

@@ -38,6 +38,8 @@ COMMANDS = {
     "train imprag": Command("train_imprag", "teach a decoder to retrieve, read and answer at once with ImpRAG"),
     "train contriever": Command("train_contriever", "train a retriever on raw text by contrast (a baseline)"),
     "train replug": Command("train_replug", "train a retriever by a frozen language model's likelihoods (a baseline)"),
+    "train ra-it": Command("train_ra_it", "tune a decoder to answer from pasted passages, by trl (a baseline)"),
+    "train ra-dit": Command("train_ra_dit", "tune a retriever by what helps that decoder answer (a baseline)"),
     "mine": Command("mine", "find hard negatives for pairs with a retriever or BM25"),
     "synthesize": Command("synthesize", "have a language model write training pairs for tasks"),
     "probe": Command("probe", "make a retrieval task out of raw text, to measure retrievers without labels"),

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from trl import SFTConfig
 
 from revela_hub.errors import UserError
-from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
-from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, pasted_prompts, ra_it_trainer
-from revela_hub.trainers.baselines.ra_dit import RADITTrainer, decoder_retriever, reader_likelihoods
+from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
+from revela_hub.trainers.baselines.pasted import RAITTrainer, paste, pasted_log_likelihoods, pasted_prompts
+from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
+from revela_hub.trainers.baselines.retriever import load_retriever
+from revela_hub.trainers.imprag.answering import load_imprag_encoder
 
 PASSAGES = ["The river Dart.", "The river Esk is long.", "A fox.", "Paris."]
 
@@ -49,13 +51,22 @@ def test_ra_it_learns_the_answers_alone(
             total += float(model(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1)[token])
             ids = [*ids, token]
         assert float(before[number]) == pytest.approx(total, rel=1e-4)
-    args = SFTConfig(output_dir=str(tmp_path), max_steps=12, learning_rate=3e-3, completion_only_loss=True, **COMMON)
-    trainer = ra_it_trainer(
+    args = RAITTrainingArguments(output_dir=str(tmp_path), max_steps=12, learning_rate=3e-3, warmup_steps=0, **COMMON)
+    trainer = RAITTrainer(
         model, args, tokenizer=bpe_tokenizer, prompts=prompts(), passages=PASSAGES, ranking=RANKING, k=2
     )
+    rows = [dict(row) for row in trainer.train_dataset]
+    assert [len(row["input_ids"]) for row in rows] == [len(row["labels"]) for row in rows]
+    for row, text, answer in zip(
+        rows, texts["prompt"], answers, strict=True
+    ):  # nothing is cut, the answer is the label
+        assert bpe_tokenizer.decode(row["input_ids"]) == f"{text} {answer}<|endoftext|>"
+        assert bpe_tokenizer.decode([n for n in row["labels"] if n != -100]) == f" {answer}<|endoftext|>"
     trainer.train()
     after = pasted_log_likelihoods(model, bpe_tokenizer, texts["prompt"], answers)
     assert (after > 0.9 * before).all()
+    plain = AutoModelForCausalLM.from_pretrained(trainer.export(tmp_path / "model"))
+    assert torch.equal(pasted_log_likelihoods(plain, bpe_tokenizer, texts["prompt"], answers), after)
 
 
 def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
@@ -66,6 +77,9 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
     candidates = np.array([[0, 1, 2, 3]] * 3, np.int32)
     reader = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
     assert reader_likelihoods(reader, bpe_tokenizer, prompts(), PASSAGES, candidates).shape == (3, 4)
+    assert (
+        reader_likelihoods(reader, bpe_tokenizer, prompts(), PASSAGES, candidates)[2].isinf().all()
+    )  # does not retrieve
     wanted = torch.full((3, 4), -20.0)
     wanted[0, 0] = wanted[1, 1] = wanted[2, 3] = 0.0  # certain, each with another passage
     args = RADITTrainingArguments(
@@ -83,7 +97,73 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < 0.5 * losses[0], losses
-    ranked = retriever.rank(prompts()["prompt"][:2], PASSAGES, 4, query_length=32, passage_length=32)
+    ranked = trainer.model.rank(prompts()["prompt"][:2], PASSAGES, 4, query_length=32, passage_length=32)
     assert ranked[:, 0].tolist() == [0, 1]
     with pytest.raises(UserError, match="b=2 is beyond the last layer"):
         decoder_retriever(str(llama_folder), 2, bpe_tokenizer)
+
+
+@pytest.mark.parametrize("decoder", [True, False])
+def test_a_stopped_run_of_ra_dit_goes_on_bit_for_bit_and_is_exported(
+    tmp_path: Path, llama_folder: Path, retriever_folder: Path, bpe_tokenizer: PreTrainedTokenizerFast, decoder: bool
+) -> None:
+    candidates = np.array([[0, 1, 2], [1, 2, -1], [2, 3, 0]], np.int32)  # BM25 found two only for the second
+    likelihoods = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -3.0, -torch.inf], [-1.0, -1.0, -2.0]])
+
+    def build(folder: str, **settings: object) -> RADITTrainer:
+        if decoder:
+            retriever = decoder_retriever(str(llama_folder), 1, bpe_tokenizer, 32)
+        else:
+            model = load_retriever(str(retriever_folder))
+            for module in model.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
+            retriever = Retriever(model, model.tokenizer, decoder=False)
+        given = COMMON | {"logging_steps": 1, "learning_rate": 1e-3, "max_steps": 6, "retrieval_warmup_epochs": 2}
+        args = RADITTrainingArguments(output_dir=str(tmp_path / folder), **(given | {"num_positives": 1} | settings))
+        return RADITTrainer(
+            retriever, args, prompts=prompts(), passages=PASSAGES, candidates=candidates, log_likelihoods=likelihoods
+        )
+
+    whole = build("whole")
+    whole.train()
+    build("cut", max_steps=4, save_strategy="steps", save_steps=4, lr_scheduler_type="constant").train()
+    straight = build("straight", lr_scheduler_type="constant")
+    straight.train()
+    resumed = build("cut", lr_scheduler_type="constant")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
+    for name, value in straight.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value), name
+    folder = str(whole.export(tmp_path / "retriever"))
+    encoder = load_imprag_encoder(folder, "cpu") if decoder else SentenceTransformer(folder, device="cpu")
+    tokens = whole.model.tokens(PASSAGES, 32, query=False)
+    expected = whole.model.cpu().encode(tokens, query=False)
+    np.testing.assert_allclose(encoder.encode_document(PASSAGES), expected, rtol=1e-4, atol=1e-5)
+    queries = list(prompts()["prompt"])
+    expected = whole.model.encode(whole.model.tokens(queries, 32, query=True), query=True)
+    np.testing.assert_allclose(encoder.encode_query(queries), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_trained_is_said_in_one_line(
+    tmp_path: Path, llama_folder: Path, bpe_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
+    args = RAITTrainingArguments(output_dir=str(tmp_path), **COMMON)
+    given = {"tokenizer": bpe_tokenizer, "prompts": prompts(), "ranking": RANKING}
+    model.config.max_position_embeddings = 10
+    with pytest.raises(UserError, match="the decoder has 10 positions: lower"):
+        RAITTrainer(model, args, passages=PASSAGES, k=2, **given)
+    with pytest.raises(UserError, match="3 of 3 prompts have more than 2 tokens"):
+        RAITTrainer(model, args, passages=PASSAGES, k=2, max_length=2, **given)
+    nothing = prompts().select([2])
+    likelihoods = torch.zeros(1, 2)
+    retriever = decoder_retriever(str(llama_folder), 1, bpe_tokenizer)
+    with pytest.raises(UserError, match="none of the prompts retrieves"):
+        RADITTrainer(
+            retriever,
+            RADITTrainingArguments(output_dir=str(tmp_path), **COMMON),
+            prompts=nothing,
+            passages=PASSAGES,
+            candidates=RANKING[:1],
+            log_likelihoods=likelihoods,
+        )

@@ -1,0 +1,133 @@
+r"""Tunes a retriever by what helps a reader answer: RA-DIT (arXiv 2310.01352, equation 6), a baseline.
+
+The reader is what `revela-hub train ra-it` made, and stays as it is: for each prompt it says how likely the answer is after
+each of the best passages of --pseudo_labels, and the retriever's scores learn that. --retriever is any sentence-transformers
+model (RA-DIT). With --backbone in its place, the retriever is that decoder's first layers, up to --b (RA-DIT-Llama, the
+baseline of the ImpRAG paper), which knows nothing of retrieval and needs --retrieval_warmup_epochs.
+
+What comes out, in --output_dir: retriever/, for SentenceTransformer(...), or of a decoder an ImpRAG model, which `revela-hub
+index` takes; checkpoint-*/, from which --resume_from_checkpoint last goes on with the same result as if nothing had happened.
+
+Examples:
+  revela-hub train ra-dit --data train.jsonl --passages docs --reader outputs/ra-it/model \
+      --retriever sentence-transformers/all-MiniLM-L6-v2
+  revela-hub train ra-dit --data train.jsonl --passages docs --reader outputs/ra-it/model \
+      --backbone Qwen/Qwen3-0.6B-Base --b 7 --retrieval_warmup_epochs 1
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from revela_hub.errors import UserError
+from revela_hub.ranges import NonNegativeInt, PositiveInt
+from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
+from revela_hub.trainers.baselines.pasted import shortened
+from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
+from revela_hub.trainers.baselines.retriever import load_lm, load_retriever
+from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from revela_hub.trainers.imprag.data_arguments import ImpRAGData
+
+RETRIEVER = "retriever"
+
+
+@dataclass(kw_only=True)
+class Arguments(ImpRAGDataArguments, RADITTrainingArguments):
+    """Arguments of `revela-hub train ra-dit`: the models, then the data's, then those of every transformers Trainer."""
+
+    reader: str = field(metadata={"help": "The decoder that reads, as `revela-hub train ra-it` made it; frozen."})
+    retriever: str | None = field(
+        default=None, metadata={"help": "The retriever to train: a sentence-transformers model, Hub id or folder."}
+    )
+    backbone: str | None = field(
+        default=None, metadata={"help": "In its place, a decoder, of which the layers up to --b are the retriever."}
+    )
+    b: NonNegativeInt | None = field(default=None, metadata={"help": "The last layer of --backbone, counted from 0."})
+    output_dir: str = field(default="outputs/ra-dit", metadata={"help": "Where everything is written."})
+    l_max: PositiveInt = field(default=160, metadata={"help": "Tokens of a passage at most."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+
+
+def run(arguments: Arguments) -> None:
+    """Trains, exports and says where everything is."""
+    folder = train(arguments)
+    if arguments.should_save:
+        retriever = folder / RETRIEVER
+        print(f"\nretriever: {retriever}")
+        print(f"next:  revela-hub index {retriever} --passages {' '.join(arguments.passages)} --output my-index")
+
+
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Trains and exports; returns the output folder, which holds `retriever/` and the checkpoints.
+
+    Args:
+        arguments: the run.
+        **trainer_options: of `RADITTrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: for data, models or options that do not work.
+    """
+    from revela_hub.hub_cards import write_card
+
+    if arguments.push_to_hub:
+        raise UserError("a baseline is not published by its run: revela-hub publish takes its retriever folder")
+    if (arguments.retriever is None) == (arguments.backbone is None):
+        raise UserError("name what is to be trained: either --retriever, or --backbone and --b")
+    if (arguments.backbone is None) != (arguments.b is None):
+        raise UserError("--backbone and --b go together: the retriever is the decoder's layers 0 to b")
+    with open_run(arguments) as run:
+        if run.nothing_to_do:
+            return run.output
+        retriever = _retriever(arguments)
+        with arguments.main_process_first(desc="reading prompts and passages"):
+            data = load_data(arguments, arguments.seed)
+        arguments.say(data.report)
+        candidates = warm_up_labels(arguments, data, arguments.num_candidates)
+        trainer = RADITTrainer(
+            retriever,
+            arguments,
+            prompts=data.prompts,
+            passages=data.passages,
+            candidates=candidates,
+            log_likelihoods=_likelihoods(arguments, data, candidates),
+            max_length=arguments.max_length,
+            passage_length=arguments.l_max,
+            **trainer_options,
+        )
+        run.train(trainer)
+        if arguments.should_save:
+            sources = map(str, [*arguments.data, *arguments.passages])
+            models = ("backbone" if arguments.retriever is None else "retriever", "reader")
+            facts = run.facts(trainer, method="ra_dit", models=models, summary=data.report, sources=sources)
+            write_card(trainer.export(run.output / RETRIEVER), facts, repo_id=arguments.hub_model_id)
+        run.finish(trainer)
+    return run.output
+
+
+def _retriever(arguments: Arguments) -> Retriever:
+    if arguments.backbone is not None and arguments.b is not None:
+        loaded = load_lm(arguments.backbone, trust_remote_code=arguments.trust_remote_code)
+        return decoder_retriever(arguments.backbone, arguments.b, loaded.tokenizer, arguments.l_max)
+    model = load_retriever(str(arguments.retriever), trust_remote_code=arguments.trust_remote_code)
+    return Retriever(model, model.tokenizer, decoder=False)
+
+
+def _likelihoods(arguments: Arguments, data: "ImpRAGData", candidates: "NDArray[np.int32]") -> Any:
+    """Of the answers under the candidates, by the reader, which is let go of afterwards."""
+    reader = load_lm(arguments.reader, trust_remote_code=arguments.trust_remote_code)
+    reader.model.to(arguments.device)  # type: ignore[arg-type]  # its decorator hides what it takes
+    return reader_likelihoods(
+        reader.model,
+        reader.tokenizer,
+        data.prompts,
+        shortened(data.passages, reader.tokenizer, arguments.l_max),
+        candidates,
+        arguments.likelihood_batch_size,
+        show_progress_bar=not arguments.disable_tqdm,
+    )

@@ -1,0 +1,93 @@
+r"""Tunes a decoder to answer from passages that are pasted into its prompts: RA-IT (arXiv 2310.01352), a baseline.
+
+The same data as `revela-hub train imprag`; --pseudo_labels is the retriever whose best passages are read: BM25, or a
+sentence-transformers model. Each of the k passages comes as a line "Passage: ..." before the prompt, and the loss is on the
+answers. By trl's SFTTrainer.
+
+What comes out, in --output_dir: model/ for AutoModelForCausalLM, a plain decoder with its model card; checkpoint-*/, from
+which --resume_from_checkpoint last goes on with the same result as if nothing had happened. `revela-hub train ra-dit` then
+tunes a retriever for that reader.
+
+Examples:
+  revela-hub train ra-it --data train.jsonl --passages docs --backbone Qwen/Qwen3-0.6B-Base --output_dir outputs/ra-it
+  revela-hub train ra-dit --data train.jsonl --passages docs --reader outputs/ra-it/model --retriever my-retriever
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from revela_hub.errors import UserError
+from revela_hub.ranges import PositiveInt
+from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
+from revela_hub.trainers.baselines.pasted import RAITTrainer
+from revela_hub.trainers.baselines.retriever import load_lm
+from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
+
+MODEL = "model"
+
+
+@dataclass(kw_only=True)
+class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[misc] # of trl's max_length
+    """Arguments of `revela-hub train ra-it`: the model, then the data's, then those of every transformers Trainer."""
+
+    backbone: str = field(metadata={"help": "The decoder to tune: Hub id or folder."})
+    output_dir: str = field(default="outputs/ra-it", metadata={"help": "Where everything is written."})
+    k: PositiveInt = field(default=10, metadata={"help": "Passages read for a prompt."})
+    l_max: PositiveInt = field(default=160, metadata={"help": "Tokens of a passage at most."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+
+
+def run(arguments: Arguments) -> None:
+    """Trains, exports and says where everything is."""
+    folder = train(arguments)
+    if arguments.should_save:
+        print(f"\nmodel: {folder / MODEL}")
+        print(
+            f"next:  revela-hub train ra-dit --reader {folder / MODEL} --retriever RETRIEVER --data ... --passages ..."
+        )
+
+
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Trains and exports; returns the output folder, which holds `model/` and the checkpoints.
+
+    Args:
+        arguments: the run.
+        **trainer_options: of `RAITTrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: for data, models or options that do not work.
+    """
+    from revela_hub.hub_cards import write_card
+
+    if arguments.push_to_hub:
+        raise UserError("a baseline is not published by its run: upload its model folder (hf upload OWNER/NAME FOLDER)")
+    with open_run(arguments) as run:
+        if run.nothing_to_do:
+            return run.output
+        loaded = load_lm(arguments.backbone, trust_remote_code=arguments.trust_remote_code)
+        if loaded.tokenizer.eos_token_id is None:
+            raise UserError(f"the tokenizer of {arguments.backbone} has no EOS token, which ends answers: set one")
+        with arguments.main_process_first(desc="reading prompts and passages"):
+            data = load_data(arguments, arguments.seed)
+        arguments.say(data.report)
+        trainer = RAITTrainer(
+            loaded.model,
+            arguments,
+            tokenizer=loaded.tokenizer,
+            prompts=data.prompts,
+            passages=data.passages,
+            ranking=warm_up_labels(arguments, data, arguments.k),
+            k=arguments.k,
+            l_max=arguments.l_max,
+            max_length=arguments.max_length,
+            **trainer_options,
+        )
+        run.train(trainer)
+        if arguments.should_save:
+            sources = map(str, [*arguments.data, *arguments.passages])
+            facts = run.facts(trainer, method="ra_it", models=("backbone",), summary=data.report, sources=sources)
+            write_card(trainer.export(run.output / MODEL), facts, repo_id=arguments.hub_model_id)
+        run.finish(trainer)
+    return run.output
