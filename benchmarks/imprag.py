@@ -542,7 +542,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder that has squad/")
     parser.add_argument("--output", type=Path, default=Path("outputs/imprag-benchmark"))
     parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument("--retrieval-steps", type=int, default=240, help="of 64 questions, before")
+    parser.add_argument("--retrieval-steps", type=int, default=160, help="of 64 questions, before")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", nargs="+", help="rows to run, such as imprag:both; by default all")
     parser.add_argument("--report", action="store_true", help="only print the tables of what is there")

@@ -1,5 +1,7 @@
 """The one exception that means: the user can put this right; and what an error of a library says in one line."""
 
+from pathlib import Path
+
 
 class UserError(Exception):
     """A mistake in what the user gave: a path, an option, a file's content, a model that does not fit.
@@ -13,6 +15,17 @@ class UserError(Exception):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message that says something; the error's type where it has no message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def refuse_missing_folder(name: str, what: str) -> None:
+    """Refuses a path at which nothing is, before a library takes it for an id of the Hub.
+
+    Raises:
+        UserError: it looks like a path (`./x`, `/x`, `~/x`, `a/b/c`), and there is no folder.
+    """
+    is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
+    if is_path and not Path(name).is_dir():
+        raise UserError(f"{name} is not a folder; give {what}: a folder, or a Hub id")
 
 
 # What to install for a module that only some commands need.

@@ -30,6 +30,7 @@ PositiveInt = Annotated[int, Ge(1)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
+ShareOrAll = Annotated[float, Interval(gt=0, le=1)]  # or all of it
 Share = Annotated[float, Interval(gt=0, lt=1)]
 Probability = Annotated[float, Interval(ge=0, lt=1)]  # of a dropout: at 1 nothing is left
 TextLength = Annotated[int, Ge(4)]  # tokens: those that mark beginning and end, and something between

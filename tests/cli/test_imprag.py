@@ -82,6 +82,18 @@ def test_from_questions_to_answers(
     assert "k=13 passages were asked for, but the model reads at most 2" in capsys.readouterr().err
     assert main(["answer", model, "--index", index, "x " * 2000]) == 2
     assert "there is room for" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("\nWhere?\n" + "word " * 3000))
+    assert main([*answer, "--batch-size", "1"]) == 2
+    printed = capsys.readouterr()
+    assert "line 3 of standard input has" in printed.err and "  1. " in printed.out  # the line before it is answered
+    monkeypatch.setattr("sys.stdin", io.StringIO(" \n"))
+    assert main(answer) == 2
+    assert "there is no prompt" in capsys.readouterr().err
+    for options, message in ((["--pq", "3"], "cannot be cut into 3 parts"), (["--keep", "1.5"], "--keep: must be")):
+        build = ["index", model, "--passages", str(work / "docs"), "--output", str(work / "i3"), "--states", "pq"]
+        assert main([*build, *options]) == 2
+        assert message in capsys.readouterr().err
+    assert not (work / "i3").exists()  # nothing was encoded
     assert (
         main(["index", str(work / "tiny-llama"), "--passages", str(work / "docs"), "--output", index, "--states", "pq"])
         == 2
@@ -104,6 +116,7 @@ def test_from_questions_to_answers(
         (["--b", "1", "--t", "0"], "b=1 is above t=0"),
         (["--t", "2"], "t=2 is beyond the last layer: the backbone has layers 0 to 1"),
         (["--l_max", "1500"], "do not fit into the backbone's 2048"),
+        (["--backbone", "./nowhere"], "./nowhere is not a folder; give a decoder or an ImpRAG model"),
         (["--passages", "nowhere"], "no such file or folder: nowhere"),
     ],
 )
@@ -120,19 +133,21 @@ def test_an_answer_without_tokens_and_an_encoder_are_refused(
     work: Path, bert_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(work, "out", "--backbone", str(bert_folder)) == 2
-    assert "cannot load the backbone" in capsys.readouterr().err
+    assert "BertLMHeadModel is not a causal decoder" in capsys.readouterr().err
     with (work / "train.jsonl").open("a") as stream:
         stream.write('{"question": "Which?", "answers": [" "]}\n')
     assert train(work) == 2
     assert "train.jsonl:13: an answer has no text" in capsys.readouterr().err
     assert main(["answer", str(work / "tiny-llama"), "--index", "x", "Where?"]) == 2
     assert "is not an ImpRAG model" in capsys.readouterr().err
+    assert main(["answer", "./nowhere", "--index", "x", "Where?"]) == 2
+    assert "./nowhere is not a folder" in capsys.readouterr().err
     assert main(["evaluate", "x", "--task", "qa"]) == 2
     assert "--task qa needs --data" in capsys.readouterr().err
 
 
 def test_the_baselines_are_trained_on_the_same_data_and_load(
-    work: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+    work: Path, retriever_folder: Path, bert_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from sentence_transformers import SentenceTransformer
     from transformers import AutoModelForCausalLM
@@ -179,6 +194,9 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
         ([], "either --retriever, or --backbone and --b"),
         (["--backbone", lm], "--backbone and --b go together"),
         (["--backbone", lm, "--b", "9"], "b=9 is beyond the last layer"),
+        (["--backbone", str(bert_folder), "--b", "1"], "is not a causal decoder"),
+        (["--reader", str(bert_folder), "--retriever", str(retriever_folder)], "is not a causal decoder"),
+        (["--reader", "./nowhere", "--retriever", str(retriever_folder)], "./nowhere is not a folder"),
         (["--retriever", str(retriever_folder), "--push_to_hub", "true", "--hub_model_id", "a/b"], "not published"),
     ):
         assert main([*dit, *wrong, "--output_dir", str(work / "wrong")]) == 2

@@ -108,13 +108,16 @@ def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase,
     """
     try:
         layers = AutoConfig.from_pretrained(backbone).get_text_config().num_hidden_layers
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"cannot load the decoder {backbone!r}: {first_line(error)}") from error
-    if not 0 <= b < layers:
-        raise UserError(f"b={b} is beyond the last layer: {backbone} has layers 0 to {layers - 1}")
-    cut: PreTrainedModel = AutoModelForCausalLM.from_pretrained(backbone, dtype=torch.float32, num_hidden_layers=b + 1)
-    config: dict[str, Any] = {} if l_max is None else {"l_max": l_max}
-    return Retriever(ImpRAGForCausalLM.from_backbone(cut, b=b, t=b, k=1, **config), tokenizer, decoder=True)
+        if not 0 <= b < layers:
+            raise UserError(f"b={b} is beyond the last layer: {backbone} has layers 0 to {layers - 1}")
+        cut: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            backbone, dtype=torch.float32, use_safetensors=True, num_hidden_layers=b + 1
+        )
+        config: dict[str, Any] = {} if l_max is None else {"l_max": l_max}
+        model = ImpRAGForCausalLM.from_backbone(cut, b=b, t=b, k=1, **config)
+    except (OSError, ValueError, RuntimeError, AttributeError) as error:
+        raise UserError(f"cannot make a retriever of {backbone!r}: {first_line(error)}") from error
+    return Retriever(model, tokenizer, decoder=True)
 
 
 def reader_likelihoods(

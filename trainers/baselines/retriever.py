@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError, first_line, refuse_missing_folder
 from revela_hub.hub_cards import write_card
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.card import CARD_FACTS
+from revela_hub.modeling.imprag_model import check_backbone
 from revela_hub.trainers.common.run import Run
 from revela_hub.trainers.common.trainer import MethodTrainer
 
@@ -37,6 +38,7 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
     Raises:
         UserError: it cannot be loaded.
     """
+    refuse_missing_folder(name, "a sentence-transformers model or an encoder")
     options: Any = {
         "trust_remote_code": trust_remote_code,
         "model_kwargs": {"use_safetensors": True, "dtype": torch.float32},
@@ -70,6 +72,7 @@ def load_lm(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
     Raises:
         UserError: it cannot be loaded.
     """
+    refuse_missing_folder(name, "a decoder")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         model = AutoModelForCausalLM.from_pretrained(
@@ -78,6 +81,22 @@ def load_lm(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load the language model {name!r}: {first_line(error)}") from error
     return LanguageModel(model, tokenizer)
+
+
+def load_reader(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
+    """A decoder to train or to read with, whose tokenizer can end answers; in float32.
+
+    Raises:
+        UserError: it cannot be loaded, is no decoder, or has no EOS token.
+    """
+    loaded = load_lm(name, trust_remote_code=trust_remote_code)
+    try:
+        check_backbone(loaded.model)
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from error
+    if loaded.tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {name} has no EOS token, which ends answers: set one")
+    return loaded
 
 
 class RetrieverTrainer(MethodTrainer):

@@ -137,7 +137,13 @@ class Answerer:
             raise UserError(f"k={self.k} passages were asked for, but the index holds {len(collection)}: lower k")
 
     def answer(
-        self, prompts: Sequence[str], *, max_new_tokens: int = 32, batch_size: int = 8, **generation: Any
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int = 32,
+        batch_size: int = 8,
+        places: Sequence[str] | None = None,
+        **generation: Any,
     ) -> Iterator[Answer]:
         """Answers prompts in their order, greedily by default.
 
@@ -145,13 +151,14 @@ class Answerer:
             prompts: the texts, each ended where the answer begins.
             max_new_tokens: of an answer, at most.
             batch_size: prompts at a time.
+            places: where the prompts stand, for messages; by default "prompt 1", ...
             **generation: of `generate`: `do_sample`, `num_beams`, ...
 
         Raises:
             UserError: a prompt is empty, or too long for the model.
         """
         rows = self.tokenizer(list(prompts))["input_ids"]
-        self._check(rows, max_new_tokens)
+        self._check(rows, max_new_tokens, places or [f"prompt {n}" for n in range(1, len(rows) + 1)])
         for start in range(0, len(rows), batch_size):
             ids, mask = left_padded(rows[start : start + batch_size])
             ids, mask = ids.to(self.model.device), mask.to(self.model.device)
@@ -191,18 +198,18 @@ class Answerer:
             "passage_attention_mask": passage_mask.to(device),
         }
 
-    def _check(self, rows: list[list[int]], max_new_tokens: int) -> None:
+    def _check(self, rows: list[list[int]], max_new_tokens: int, places: Sequence[str]) -> None:
         config = self.model.config
         positions = getattr(config.backbone, "max_position_embeddings", None)
         room = None if positions is None else positions - max_new_tokens
         if room is not None and self.collection is not None:
             room -= config.k * config.l_max
-        for number, row in enumerate(rows, start=1):
+        for place, row in zip(places, rows, strict=True):
             if not row:
-                raise UserError(f"prompt {number} is empty")
+                raise UserError(f"{place} is empty")
             if room is not None and len(row) > room:
                 raise UserError(
-                    f"prompt {number} has {len(row)} tokens, but with its passages and an answer of {max_new_tokens}"
+                    f"{place} has {len(row)} tokens, but with its passages and an answer of {max_new_tokens}"
                     f" there is room for {room}: shorten it"
                 )
 

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError, first_line, refuse_missing_folder
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
 from revela_hub.trainers.common.weights import load_adapters, load_whole
 
@@ -42,6 +42,7 @@ def load_imprag(name: str, *, trust_remote_code: bool = False, **config: Any) ->
         UserError: it cannot be loaded, is no decoder, or has other layer boundaries than those asked for.
     """
     given = {key: value for key, value in config.items() if value is not None}
+    refuse_missing_folder(name, "a decoder or an ImpRAG model")
     try:
         if is_imprag(name):
             loaded = load_imprag_checkpoint(name)
@@ -55,7 +56,7 @@ def load_imprag(name: str, *, trust_remote_code: bool = False, **config: Any) ->
         model: Any = ImpRAGForCausalLM.from_backbone(name, trust_remote_code=trust_remote_code, **given)
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load the backbone {name!r}: {first_line(error)}") from error
+        raise UserError(f"cannot make an ImpRAG model of {name!r}: {first_line(error)}") from error
     return ImpRAGCheckpoint(model, _complete(tokenizer, name))
 
 
@@ -71,6 +72,7 @@ def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.
     Raises:
         UserError: it is no ImpRAG model, or is damaged.
     """
+    refuse_missing_folder(str(folder), "an ImpRAG model")
     if not is_imprag(folder):
         raise UserError(f"{folder} is not an ImpRAG model (its config.json does not say model_type imprag)")
     try:

@@ -7,7 +7,7 @@ over heads and over the layers that read.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -86,11 +86,7 @@ def store_states(
     Raises:
         UserError: the model's passages are not encoded independently, or what `write_states` raises.
     """
-    if model.config.passage_encoding != "independent":
-        raise UserError(
-            f"states can be stored for passage_encoding independent only, and this model's is"
-            f" {model.config.passage_encoding}: there they depend on the passages before"
-        )
+    check_states(model, pq if compression == "pq" else None)
     if not 0 < kept <= 1:
         raise UserError(f"the share of tokens to keep must be above 0 and at most 1, not {kept}")
     rows = np.arange(len(passages))
@@ -109,6 +105,23 @@ def store_states(
     facts = StatesFacts(key, first.shape[1], first.shape[2], pq if compression == "pq" else 0, kept)
     write_states(encoded(rows, show_progress_bar), folder, facts, sample)
     return StoredStates(folder, model.config.b, key)
+
+
+def check_states(model: ImpRAGModel, pq: int | None) -> None:
+    """Looks at what can be known before anything is encoded.
+
+    Raises:
+        UserError: the model's passages are not encoded independently, or its vectors cannot be cut into `pq` parts.
+    """
+    if model.config.passage_encoding != "independent":
+        raise UserError(
+            f"states can be stored for passage_encoding independent only, and this model's is"
+            f" {model.config.passage_encoding}: there they depend on the passages before"
+        )
+    backbone: Any = model.config.backbone
+    dimension = getattr(backbone, "head_dim", None) or backbone.hidden_size // backbone.num_attention_heads
+    if pq is not None and dimension % pq:
+        raise UserError(f"vectors of {dimension} numbers cannot be cut into {pq} parts: choose a divisor")
 
 
 def store_index_states(

@@ -47,7 +47,12 @@ def evaluate_answers(
         raise UserError("--task qa measures one model: an index belongs to the model that made it")
     questions = read_prompts([data])
     answerer = open_answerer(models[0], index, k=k, device=device)
-    found = answerer.answer(list(questions["prompt"]), max_new_tokens=max_new_tokens, batch_size=batch_size)
+    found = answerer.answer(
+        list(questions["prompt"]),
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        places=list(questions["where"]),
+    )
     bar = tqdm(found, total=len(questions), desc="Answering", unit=" questions", disable=not sys.stderr.isatty())
     answers = list(bar)
     scores = score_answers(

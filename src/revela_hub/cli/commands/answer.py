@@ -50,14 +50,23 @@ def run(arguments: Arguments) -> None:
     if arguments.prompt is not None and not arguments.prompt.strip():
         raise UserError("the prompt is empty")
     answerer = open_answerer(arguments.model, arguments.index, k=arguments.k, device=arguments.device)
-    for prompts in _batches(arguments):
-        rendered = [_rendered(prompt, arguments.task) for prompt in prompts]
-        answers = answerer.answer(rendered, max_new_tokens=arguments.max_new_tokens, batch_size=arguments.batch_size)
-        for prompt, answer in zip(prompts, answers, strict=True):
+    answered = 0
+    for batch in _batches(arguments):
+        rendered = [_rendered(prompt, arguments.task) for _, prompt in batch]
+        answers = answerer.answer(
+            rendered,
+            max_new_tokens=arguments.max_new_tokens,
+            batch_size=arguments.batch_size,
+            places=[place for place, _ in batch],
+        )
+        for (_, prompt), answer in zip(batch, answers, strict=True):
             if arguments.json:
                 print(json_format.dumps({"prompt": prompt, **answer.to_dict()}, ensure_ascii=False), flush=True)
             else:
                 print("\n".join(_lines(answer)), flush=True)
+        answered += len(batch)
+    if not answered:
+        raise UserError("there is no prompt: give one, or lines of text on standard input")
 
 
 def _rendered(prompt: str, task: str | None) -> str:
@@ -66,18 +75,18 @@ def _rendered(prompt: str, task: str | None) -> str:
     return prompt if task is None else render(task, "--task", input=prompt)
 
 
-def _batches(arguments: Arguments) -> Iterator[list[str]]:
-    """The prompt, or the lines of standard input that are not empty, at a terminal one by one."""
+def _batches(arguments: Arguments) -> Iterator[list[tuple[str, str]]]:
+    """The prompt, or the lines of standard input that are not empty, at a terminal one by one; each with its place."""
     if arguments.prompt is not None:
-        yield [arguments.prompt]
+        yield [("the prompt", arguments.prompt)]
         return
     typed = sys.stdin.isatty()
-    waiting: list[str] = []
+    waiting: list[tuple[str, str]] = []
     if typed:
         print("prompt> ", end="", file=sys.stderr, flush=True)
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin, start=1):
         if line.strip():
-            waiting.append(line.strip())
+            waiting.append((f"line {number} of standard input", line.strip()))
         if waiting and (typed or len(waiting) == arguments.batch_size):
             yield waiting
             waiting = []

@@ -22,7 +22,7 @@ from typing import Literal
 
 from revela_hub.cli.passage_options import PassageOptions, load_passage_encoder
 from revela_hub.errors import UserError
-from revela_hub.ranges import PositiveInt
+from revela_hub.ranges import PositiveInt, ShareOrAll
 
 POSITIONALS = ("model",)
 
@@ -41,7 +41,7 @@ class Arguments(PassageOptions):
         default="none", metadata={"help": "ImpRAG: store the passages' keys and values too, as they are or compressed."}
     )
     pq: PositiveInt = field(default=8, metadata={"help": "--states pq: bytes of a compressed key or value of a head."})
-    keep: float = field(default=1.0, metadata={"help": "--states: share of a passage's tokens to keep."})
+    keep: ShareOrAll = field(default=1.0, metadata={"help": "--states: share of a passage's tokens to keep."})
 
 
 def run(arguments: Arguments) -> None:
@@ -53,6 +53,10 @@ def run(arguments: Arguments) -> None:
         raise UserError(f"--states is for ImpRAG models, and {arguments.model} is none")
 
     loaded = load_passage_encoder(arguments, index=arguments.index_type, milvus_uri=arguments.milvus_uri)
+    if arguments.states != "none":
+        from revela_hub.trainers.imprag.stored_states import check_states, store_index_states
+
+        check_states(loaded.encoder.model, arguments.pq if arguments.states == "pq" else None)
     store = build_store(
         loaded.write,
         loaded.encoder,
@@ -65,8 +69,6 @@ def run(arguments: Arguments) -> None:
         f"{len(store):,} passages, vectors of {store.facts.dimension} numbers ({store.facts.index}), in {store.folder}"
     )
     if arguments.states != "none":
-        from revela_hub.trainers.imprag.stored_states import store_index_states
-
         stored = store_index_states(
             loaded.encoder.model,
             loaded.encoder.tokenizer,

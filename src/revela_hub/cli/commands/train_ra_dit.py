@@ -24,7 +24,7 @@ from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
-from revela_hub.trainers.baselines.retriever import load_lm, load_retriever
+from revela_hub.trainers.baselines.retriever import load_reader, load_retriever
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
 
@@ -112,7 +112,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
 def _retriever(arguments: Arguments) -> Retriever:
     if arguments.backbone is not None and arguments.b is not None:
-        loaded = load_lm(arguments.backbone, trust_remote_code=arguments.trust_remote_code)
+        loaded = load_reader(arguments.backbone, trust_remote_code=arguments.trust_remote_code)
         return decoder_retriever(arguments.backbone, arguments.b, loaded.tokenizer, arguments.l_max)
     model = load_retriever(str(arguments.retriever), trust_remote_code=arguments.trust_remote_code)
     return Retriever(model, model.tokenizer, decoder=False)
@@ -120,7 +120,7 @@ def _retriever(arguments: Arguments) -> Retriever:
 
 def _likelihoods(arguments: Arguments, data: "ImpRAGData", candidates: "NDArray[np.int32]") -> Any:
     """Of the answers under the candidates, by the reader, which is let go of afterwards."""
-    reader = load_lm(arguments.reader, trust_remote_code=arguments.trust_remote_code)
+    reader = load_reader(arguments.reader, trust_remote_code=arguments.trust_remote_code)
     reader.model.to(arguments.device)  # type: ignore[arg-type]  # its decorator hides what it takes
     return reader_likelihoods(
         reader.model,
