@@ -50,7 +50,8 @@ class Paper:
     @property
     def bibtex(self) -> str:
         """The entry to cite."""
-        key = f"{self.authors[0].split()[-1].lower()}{self.year}{self.title.split(':')[0].lower().replace('-', '')}"
+        word = self.title.split()[0].lower().strip(":").replace("-", "")
+        key = f"{self.authors[0].split()[-1].lower()}{self.year}{word}"
         names = " and ".join(self.authors)
         return (
             f"@article{{{key},\n  title = {{{self.title}}},\n  author = {{{names}}},\n"
@@ -240,6 +241,7 @@ class ModelCardFacts:
         command: the exact command that trained it.
         config: the configuration file of that run, as YAML text.
         results: what was measured.
+        verdict: what that says of the training, in a sentence.
         figures: pictures of the run.
         limitations: what it is bad at.
     """
@@ -254,6 +256,7 @@ class ModelCardFacts:
     command: str = ""
     config: str = ""
     results: Sequence[Result] = ()
+    verdict: str = ""
     figures: Sequence[Figure] = ()
     limitations: Sequence[str] = ()
 

@@ -38,7 +38,7 @@ def test_the_run_says_what_it_was_worth(
     options += ["--cache_dir", str(tmp_path / "cache"), "--learning_rate", "1e-3", "--quiet", "true"]
     assert main(["train", "contriever", *options]) == 0
     out = capsys.readouterr().out
-    assert "before " in out and "after (update " in out and "BM25 " in out and "hybrid (" in out
+    assert "before " in out and "after (" in out and "BM25 " in out and "hybrid (" in out
     assert "The training made " in out and "95% interval" in out
     task = read_beir(output / "probe")
     state = json.loads((output / "trainer_state.json").read_text())
@@ -47,6 +47,11 @@ def test_the_run_says_what_it_was_worth(
     kept = json.loads((output / "measured" / "scores.json").read_text())
     assert set(kept["scores"]) == {"0", "1", "2", "3", "4"}
     card = (output / "retriever" / "README.md").read_text()
+    assert (
+        "The training made " in card
+        and "taken out of the training text" in card
+        and "@article{izacard2021unsupervised,\n" in card
+    )
     assert "before training" in card and "retrieval_curve.png" in card and str(tmp_path) not in card
     assert (output / "retriever" / "figures" / "retrieval_curve.png").is_file()
     model = SentenceTransformer(str(output / "retriever"), device="cpu")

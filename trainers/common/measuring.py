@@ -34,6 +34,8 @@ KEPT = "measured"
 CURVE = "retrieval_curve.png"
 OUTCOME = "outcome.json"
 METRIC = "ndcg_at_10"
+PROBE = "probe"
+"""The name of a task that was made of the text."""
 MIN_QUERIES = 4
 """Of a task: two that choose and two that tell, or nothing can be said of chance."""
 
@@ -81,12 +83,19 @@ class Outcome:
         what = "the start is what is exported" if self.step == 0 else "it is exported all the same, as asked for"
         return f"The training made the retriever worse by {-d.difference:.3f} {size}: {what}."
 
+    def explained(self) -> str:
+        """The sentence for those who did not see the run: with what a probe is."""
+        if self.task != PROBE:
+            return self.sentence()
+        return f"{self.sentence()} The queries of a probe are titles, docstrings and sentences, taken out of the training text."
+
     def table(self) -> str:
         """The rows before, after, BM25 and hybrid, over all queries."""
         weight = self.hybrid.weight
+        after = f"update {self.step} of {self.last_step}" if self.step else "the start is kept"
         rows = {
             "before": self.start,
-            f"after (update {self.step} of {self.last_step})": self.chosen,
+            f"after ({after})": self.chosen,
             "BM25": self.bm25,
             f"hybrid ({1 - weight:.1f} of it, {weight:.1f} of BM25)": self.hybrid.scores,
         }

@@ -47,7 +47,7 @@ class Progress(TrainerCallback):
         """One line, the rate and the rest of the time with it."""
         if not args.disable_tqdm or not logs or not state.is_world_process_zero:
             return
-        line = [f"update {state.global_step}/{state.max_steps}"]
+        line = [f"update {state.global_step}/{state.max_steps}" if state.max_steps else "before training"]
         line += [f"{name} {value:.4g}" for name, value in logs.items() if isinstance(value, (int, float))]
         if self._first is not None and "loss" in logs and state.global_step > self._first[0]:
             each = (time.monotonic() - self._first[1]) / (state.global_step - self._first[0])

@@ -88,7 +88,8 @@ class Run:
         facts = facts_of_run(self.arguments, record=trainer.record, **of_the_method)
         if self.outcome is None:
             return facts
-        return replace(facts, results=self.outcome.results(), figures=(self.outcome.figure(self.output),))
+        figures = (self.outcome.figure(self.output),)
+        return replace(facts, results=self.outcome.results(), verdict=self.outcome.explained(), figures=figures)
 
     def finish(self, trainer: MethodTrainer) -> None:
         """Draws the training curve and notes that the run has ended; to be called when everything is written."""
