@@ -25,7 +25,7 @@ def refuse_missing_folder(name: str, what: str) -> None:
     """
     is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
     if is_path and not Path(name).is_dir():
-        raise UserError(f"{name} is not a folder; give {what}: a folder, or a Hub id")
+        raise UserError(f"cannot load {what} {name!r}: there is no such folder")
 
 
 # What to install for a module that only some commands need.

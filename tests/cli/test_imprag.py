@@ -116,7 +116,7 @@ def test_from_questions_to_answers(
         (["--b", "1", "--t", "0"], "b=1 is above t=0"),
         (["--t", "2"], "t=2 is beyond the last layer: the backbone has layers 0 to 1"),
         (["--l_max", "1500"], "do not fit into the backbone's 2048"),
-        (["--backbone", "./nowhere"], "./nowhere is not a folder; give a decoder or an ImpRAG model"),
+        (["--backbone", "./nowhere"], "cannot load the backbone './nowhere': there is no such folder"),
         (["--passages", "nowhere"], "no such file or folder: nowhere"),
     ],
 )
@@ -141,7 +141,7 @@ def test_an_answer_without_tokens_and_an_encoder_are_refused(
     assert main(["answer", str(work / "tiny-llama"), "--index", "x", "Where?"]) == 2
     assert "is not an ImpRAG model" in capsys.readouterr().err
     assert main(["answer", "./nowhere", "--index", "x", "Where?"]) == 2
-    assert "./nowhere is not a folder" in capsys.readouterr().err
+    assert "'./nowhere': there is no such folder" in capsys.readouterr().err
     assert main(["evaluate", "x", "--task", "qa"]) == 2
     assert "--task qa needs --data" in capsys.readouterr().err
 
@@ -196,7 +196,7 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
         (["--backbone", lm, "--b", "9"], "b=9 is beyond the last layer"),
         (["--backbone", str(bert_folder), "--b", "1"], "is not a causal decoder"),
         (["--reader", str(bert_folder), "--retriever", str(retriever_folder)], "is not a causal decoder"),
-        (["--reader", "./nowhere", "--retriever", str(retriever_folder)], "./nowhere is not a folder"),
+        (["--reader", "./nowhere", "--retriever", str(retriever_folder)], "'./nowhere': there is no such folder"),
         (["--retriever", str(retriever_folder), "--push_to_hub", "true", "--hub_model_id", "a/b"], "not published"),
     ):
         assert main([*dit, *wrong, "--output_dir", str(work / "wrong")]) == 2

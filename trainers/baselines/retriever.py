@@ -38,7 +38,7 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
     Raises:
         UserError: it cannot be loaded.
     """
-    refuse_missing_folder(name, "a sentence-transformers model or an encoder")
+    refuse_missing_folder(name, "the retriever")
     options: Any = {
         "trust_remote_code": trust_remote_code,
         "model_kwargs": {"use_safetensors": True, "dtype": torch.float32},
@@ -72,7 +72,7 @@ def load_lm(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
     Raises:
         UserError: it cannot be loaded.
     """
-    refuse_missing_folder(name, "a decoder")
+    refuse_missing_folder(name, "the language model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         model = AutoModelForCausalLM.from_pretrained(

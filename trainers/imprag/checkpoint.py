@@ -42,7 +42,7 @@ def load_imprag(name: str, *, trust_remote_code: bool = False, **config: Any) ->
         UserError: it cannot be loaded, is no decoder, or has other layer boundaries than those asked for.
     """
     given = {key: value for key, value in config.items() if value is not None}
-    refuse_missing_folder(name, "a decoder or an ImpRAG model")
+    refuse_missing_folder(name, "the backbone")
     try:
         if is_imprag(name):
             loaded = load_imprag_checkpoint(name)
@@ -72,7 +72,7 @@ def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.
     Raises:
         UserError: it is no ImpRAG model, or is damaged.
     """
-    refuse_missing_folder(str(folder), "an ImpRAG model")
+    refuse_missing_folder(str(folder), "the model")
     if not is_imprag(folder):
         raise UserError(f"{folder} is not an ImpRAG model (its config.json does not say model_type imprag)")
     try:
