@@ -9,7 +9,8 @@ import io
 import random
 import re
 import textwrap
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,6 +121,19 @@ def python_lines(text: str) -> list[str]:
     return list(io.StringIO(text, newline=None))
 
 
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """In the order of `ast.walk`, which also visits every expression: most of the nodes, and no function is in one."""
+    nodes: deque[ast.AST] = deque([tree])
+    while nodes:
+        node = nodes.popleft()
+        for name in node._fields:
+            children = getattr(node, name, None)
+            if isinstance(children, list):
+                nodes.extend(c for c in children if isinstance(c, ast.stmt | ast.ExceptHandler | ast.match_case))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
 def documented_functions(path: str, text: str) -> list[Function]:
     """Functions and methods with a real docstring on lines of its own and a body beside it."""
     try:
@@ -128,8 +142,8 @@ def documented_functions(path: str, text: str) -> list[Function]:
         return []
     lines = python_lines(text)
     found = []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
+    for node in _functions(tree):
+        if len(node.body) < 2:
             continue
         docstring = ast.get_docstring(node)
         expression, following = node.body[0], node.body[1]

@@ -55,7 +55,7 @@ def encode_texts(
         vectors = convert(method(texts, batch_size=batch_size, **options), len(texts))
         progress(len(texts))
         return vectors
-    budget = TOKENS.get(str(getattr(encoder, "device", "cpu")), batch_size * TYPICAL)
+    budget = token_budget(str(getattr(encoder, "device", "cpu")), batch_size)
     vectors_ND: NDArray[np.float32] | None = None
     for rows in batches(lengths_N, budget, 8 * batch_size):
         block_BD = convert(method([texts[row] for row in rows], batch_size=len(rows), **options), len(rows))
@@ -65,6 +65,11 @@ def encode_texts(
         progress(len(rows))
     assert vectors_ND is not None  # lengths are None where there is no text
     return vectors_ND
+
+
+def token_budget(device: str, batch_size: int) -> int:
+    """Tokens of a batch on a device."""
+    return TOKENS.get(device, batch_size * TYPICAL)
 
 
 def batches(lengths_N: NDArray[np.int64], budget: int, most: int) -> Iterator[NDArray[np.int64]]:

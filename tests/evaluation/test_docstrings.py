@@ -1,5 +1,6 @@
 """The docstring task: what is held out is nowhere in what may be trained on, and each query has one answer."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from revela_hub.data.sources.beir import read_beir, write_beir
 from revela_hub.errors import UserError
 from revela_hub.evaluation import docstring_task
+from revela_hub.evaluation.docstrings import _functions
 
 FUNCTION = '''
 @decorated
@@ -95,3 +97,42 @@ def test_a_task_survives_its_beir_folder(sources: Path, tmp_path: Path) -> None:
     task = docstring_task(sources, queries=5).task
     read = read_beir(write_beir(task, tmp_path / "task"))
     assert (read.corpus, read.queries, read.qrels) == (task.corpus, task.queries, task.qrels)
+
+
+def test_functions_are_found_wherever_a_statement_may_stand() -> None:
+    """All that `ast.walk` finds, in its order, on which the choice of what is held out depends."""
+    text = """
+def a():
+    def b(): pass
+    with x: 
+        async def c(): pass
+    return lambda: 1
+class D:
+    @property
+    def d(self): pass
+    if x:
+        def e(self): pass
+    elif y:
+        def f(self): pass
+    else:
+        class G:
+            def g(self): pass
+try:
+    def h(): pass
+except E:
+    def i(): pass
+else:
+    def j(): pass
+finally:
+    def k(): pass
+for _ in x:
+    def l(): pass
+while x:
+    def m(): pass
+match x:
+    case 1:
+        def n(): pass
+"""
+    tree = ast.parse(text)
+    expected = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert list(_functions(tree)) == expected and len(expected) == 14

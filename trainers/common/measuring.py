@@ -22,9 +22,10 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerContro
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import FittedHybrid, fit_hybrid, halves
-from revela_hub.evaluation.retrieval import RetrievalScores, bm25_run, retrieval_run, score_run
+from revela_hub.evaluation.retrieval import RetrievalScores, Run, bm25_run, retrieval_run, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.retrieval.encoder import Encoder
+from revela_hub.retrieval.encoding import batches, token_budget
 
 if TYPE_CHECKING:
     from revela_hub.hub_cards.facts import Figure, Result
@@ -180,7 +181,7 @@ class Measured(TrainerCallback):
         model: what is trained; its trainable weights at the start and at the best moment are kept in `folder`.
         encoder: the retriever in it as it stands, at any time.
         task: what is measured on.
-        latest: the scores of the trainer's last evaluation.
+        latest: the scores and the hits of the trainer's last evaluation.
         folder: the run's output folder.
         resumed: whether the run goes on from a checkpoint, and what was measured before counts.
         main: whether this process writes.
@@ -191,7 +192,7 @@ class Measured(TrainerCallback):
         model: nn.Module,
         encoder: Encoder,
         task: RetrievalTask,
-        latest: Callable[[], RetrievalScores],
+        latest: Callable[[], tuple[RetrievalScores, Run]],
         folder: Path,
         *,
         resumed: bool = False,
@@ -204,8 +205,9 @@ class Measured(TrainerCallback):
         self.keeps = not any(isinstance(p, DTensor) for p in model.parameters())
         file = self.folder / MEASURED
         self.memory = _Memory.read(file) if resumed and file.is_file() else _Memory()
+        self.runs: dict[int, Run] = {}  # the hits of the start and of the best, if this process measured them
 
-    def note(self, step: int, scores: RetrievalScores) -> None:
+    def note(self, step: int, scores: RetrievalScores, run: Run) -> None:
         """Notes the scores of the weights as they are, and keeps them if none since the start were better."""
         self.memory.scores[step] = {metric: dict(by_query) for metric, by_query in scores.per_query.items()}
         if step and (not self.memory.best or self._mean(step) > self._mean(self.memory.best)):
@@ -213,13 +215,14 @@ class Measured(TrainerCallback):
             self._save("best")
         if not step:
             self._save("start")
+        self.runs = {kept: hits for kept, hits in (self.runs | {step: run}).items() if kept in (0, self.memory.best)}
         if self.main:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.memory.write(self.folder / MEASURED)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Notes what was measured, and ends a run that got clearly worse."""
-        self.note(state.global_step, self.latest())
+        self.note(state.global_step, *self.latest())
         if self._clearly_worse():
             control.should_training_stop = True
 
@@ -237,7 +240,8 @@ class Measured(TrainerCallback):
         chosen = (0 if start and not keep_worse else best) if self.keeps else step
         if self.keeps:
             self._load("best" if chosen else "start")
-        dense, bm25 = retrieval_run(self.encoder, self.task), bm25_run(self.task)
+        dense = self.runs.get(chosen) or retrieval_run(self.encoder, self.task)
+        bm25 = bm25_run(self.task)
         return Outcome(
             task=self.task.name,
             queries=(len(self.telling), len(self.task.queries)),
@@ -330,21 +334,15 @@ class EncoderInTraining:
 
     @torch.no_grad()
     def _encode(self, texts: list[str], prompt: str, batch_size: int = 32, **_: Any) -> NDArray[np.float32]:
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        texts, cut = [prompt + text for text in texts], {"truncation": True, "max_length": self.max_length}
+        lengths_N = np.array([len(ids) for ids in self.tokenizer(texts, **cut)["input_ids"]])
         device = next(self.model.parameters()).device
-        was_training, parts = self.model.training, []
+        was_training, order, parts = self.model.training, [], []
         self.model.eval()
-        for start in range(0, len(order), batch_size):
-            batch = self.tokenizer(
-                [prompt + texts[i] for i in order[start : start + batch_size]],
-                padding=True,
-                truncation=True,
-                max_length=self.max_length,
-                return_tensors="pt",
-            ).to(device)
-            parts.append(self.embed(batch["input_ids"], batch["attention_mask"]).float().cpu())
+        for rows in batches(lengths_N, token_budget(device.type, batch_size), 8 * batch_size):
+            batch = self.tokenizer([texts[row] for row in rows], padding=True, return_tensors="pt", **cut).to(device)
+            parts.append(self.embed(batch["input_ids"], batch["attention_mask"]).float().cpu().numpy())
+            order.append(rows)
         self.model.train(was_training)
-        vectors = torch.empty(len(texts), parts[0].shape[-1])
-        vectors[torch.tensor(order)] = torch.cat(parts)
-        found: NDArray[np.float32] = vectors.numpy()
+        found: NDArray[np.float32] = np.concatenate(parts)[np.argsort(np.concatenate(order))]
         return found

@@ -22,7 +22,7 @@ from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError, first_line
-from revela_hub.evaluation.retrieval import METRICS, RetrievalScores, evaluate_retrieval
+from revela_hub.evaluation.retrieval import METRICS, RetrievalScores, Run, retrieval_run, score_run
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import (
@@ -63,7 +63,7 @@ class MethodTrainer(Publishing, Trainer):
 
     def __init__(self, *args: Any, retrieval_task: RetrievalTask | None = None, **kwargs: Any) -> None:
         self.retrieval_task = retrieval_task
-        self.retrieval_scores: RetrievalScores | None = None
+        self.retrieval_measured: tuple[RetrievalScores, Run] | None = None
         if retrieval_task is not None:
             kwargs.setdefault("eval_dataset", {})  # the Trainer wants one before it evaluates anything
         self._kept: dict[str, tuple[Tensor, int]] = {}
@@ -87,8 +87,9 @@ class MethodTrainer(Publishing, Trainer):
         """Retrieval on `retrieval_task` if there is one, then the loss on an evaluation data set if there is one."""
         if self.retrieval_task is None:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        scores = evaluate_retrieval(self.retrieval_encoder(), self.retrieval_task)
-        self.retrieval_scores = scores
+        run = retrieval_run(self.retrieval_encoder(), self.retrieval_task)
+        scores = score_run(run, self.retrieval_task)
+        self.retrieval_measured = scores, run
         metrics = {f"{metric_key_prefix}_{name}": getattr(scores, name) for name in METRICS}
         if eval_dataset or self.eval_dataset:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix) | metrics
@@ -102,9 +103,9 @@ class MethodTrainer(Publishing, Trainer):
             return None
         model: Any = self.accelerator.unwrap_model(self.model)
 
-        def latest() -> RetrievalScores:
-            assert self.retrieval_scores is not None
-            return self.retrieval_scores
+        def latest() -> tuple[RetrievalScores, Run]:
+            assert self.retrieval_measured is not None
+            return self.retrieval_measured
 
         return Measured(
             model,

@@ -75,7 +75,7 @@ def main() -> None:
     )
     loss = MultipleNegativesRankingLoss(model, scale=20.0)
     SentenceTransformerTrainer(model=model, args=arguments, train_dataset=Dataset.from_list(rows), loss=loss).train()
-    model.max_seq_length = 512
+    model.max_seq_length = 160
     model.save_pretrained(args.output)
 
 

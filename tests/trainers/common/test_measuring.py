@@ -11,7 +11,7 @@ from torch import nn
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs, halves
-from revela_hub.evaluation.retrieval import bm25_run, retrieval_run, score_run
+from revela_hub.evaluation.retrieval import RetrievalScores, Run, bm25_run, retrieval_run, score_run
 from revela_hub.trainers.common.measuring import CURVE, Measured
 
 WORDS = [f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(80)]
@@ -44,7 +44,27 @@ class Model(nn.Module):
 
 
 def measuring(model: Model, task: RetrievalTask, folder: Path, **options: Any) -> Measured:
-    return Measured(model, model, task, lambda: score_run(retrieval_run(model, task), task), folder, **options)
+    def latest() -> tuple[RetrievalScores, Run]:
+        run = retrieval_run(model, task)
+        return score_run(run, task), run
+
+    return Measured(model, model, task, latest, folder, **options)
+
+
+def test_the_hits_of_what_is_kept_are_not_searched_again(task: RetrievalTask, tmp_path: Path) -> None:
+    """Only a run that was resumed, and so did not measure its best itself, encodes the task once more."""
+    model, calls = Model(10), []
+    measured = measuring(model, task, tmp_path)
+    for step, skill in ((0, 10), (5, 70), (10, 40)):
+        model.skill.data.fill_(skill)
+        evaluate(measured, step)
+    assert sorted(measured.runs) == [0, 5]
+    model._encode = lambda texts, **_: calls.append(texts) or Model._encode(model, texts)  # type: ignore[assignment,method-assign,func-returns-value]
+    model.encode_query = model.encode_document = model._encode  # type: ignore[method-assign]
+    kept = measured.finish(10)
+    assert kept.step == 5 and not calls
+    again = measuring(model, task, tmp_path, resumed=True).finish(10)
+    assert again == kept and calls
 
 
 def evaluate(measured: Measured, step: int) -> bool:
