@@ -10,7 +10,7 @@ everything once, and runs each command in a fork of that process, in a copy of t
 - refused: good input, not done;
 - hangs: not over after --timeout seconds.
 
-`--only WORD` runs the commands that hold the word, `--show KIND` prints what those of a kind said, `--json FILE` keeps it all,
+`--only WORD ...` runs the commands that hold one of the words, `--show KIND` prints what those of a kind said, `--json FILE` keeps it all,
 one line each; run again with the same file, only what was not clear or fine in it is run, and replaced.
 What it found, on a busy machine with two cores: of all 748 commands 685 are clear and 63 fine. Of the 475 that could be run on
 the version before it as well, 366 were clear or fine there, 75 silent, 32 tracebacks, 1 hung, 1 was refused.
@@ -36,6 +36,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fuzz_cases import BAD, BASE, NUMBERS, RIGHT, WITHOUT, WRONG, WRONG_COMMANDS
+
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -43,515 +45,6 @@ os.environ |= {
     "MPLBACKEND": "Agg",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
 }
-
-TRAIN = (
-    "--output_dir out --max_steps 1 --use_cpu true --bf16 false --report_to none --logging_steps 1 --save_strategy no"
-)
-BASE = {
-    "revela": "train revela --data text --retriever retriever --lm llama --max_words 8 --group_size 4 --max_length 32"
-    f" --lora_rank 4 {TRAIN}",
-    "retromae": f"train retromae --data text --encoder bert --max_length 32 --min_tokens 4 {TRAIN}"
-    " --per_device_train_batch_size 2",
-    "nvembed": "train nvembed --backbone llama --mixture mixture.yaml --stage 1 --num_negatives 1 --max_length 96"
-    f" --lora_rank 4 --num_latents 4 --num_heads 2 --per_device_train_batch_size 4 --mini_batch_size 4 {TRAIN}",
-    "mine": "mine bm25 --pairs pairs.jsonl --corpus corpus.jsonl --output mined.jsonl --positive_aware false",
-    "mine-model": "mine retriever --pairs pairs.jsonl --corpus corpus.jsonl --output mined.jsonl --cache_dir cache"
-    " --device cpu",
-    "search": "search bm25 'sediment in rivers' --corpus text",
-    "search-model": "search retriever 'sediment in rivers' --corpus text --cache_dir cache --device cpu",
-    "evaluate": "evaluate bm25 --corpus beir",
-    "evaluate-model": "evaluate retriever --corpus beir --device cpu",
-    "export": "export done-revela --output exported",
-    "check": "check retriever",
-    "publish": "publish done-revela me/model --dry-run",
-    "synthesize": "synthesize --model llama --device cpu --count 2 --output made --max_new_tokens 4 --attempts 1 --patience 3",
-    "quickstart": "quickstart --models nowhere",
-}
-
-# Options with numbers. Of a count no fewer than 1 make sense, a size may be 0, a rate is above 0, a share in (0, 1), a
-# fraction in [0, 1).
-COUNT, SIZE, RATE, SHARE, FRACTION, NUMBER = "count", "size", "rate", "share", "fraction", "number"
-BAD = {
-    COUNT: ("0", "-1", "2.5", "many", "nan", "99999999999999999999"),
-    SIZE: ("-1", "0.5", "nan"),
-    RATE: ("0", "-1", "nan", "inf", "fast"),
-    SHARE: ("0", "1", "-0.1", "nan"),
-    FRACTION: ("1", "-0.1", "nan", "inf"),
-    NUMBER: ("nan", "inf", "x"),
-}
-NUMBERS = {
-    "revela": {
-        "temperature": RATE, "max_words": COUNT, "group_size": COUNT, "max_length": COUNT, "run_length": COUNT,
-        "max_documents": COUNT, "max_groups": COUNT, "lora_dropout": FRACTION, "lora_rank": SIZE, "lora_alpha": COUNT,
-        "similarity_tolerance": NUMBER, "export_max_length": COUNT, "retriever_start_step": SIZE, "seed": SIZE,
-        "temperature_start": RATE, "gradient_accumulation_steps": COUNT, "per_device_train_batch_size": COUNT,
-        "adam_beta1": FRACTION, "weight_decay": NUMBER, "learning_rate": NUMBER, "retriever_learning_rate": NUMBER,
-        "group_seed": SIZE, "max_grad_norm": NUMBER,
-    },
-    "retromae": {
-        "encoder_mask_ratio": SHARE, "decoder_mask_ratio": SHARE, "max_length": COUNT, "min_tokens": COUNT,
-        "decoder_layers": COUNT, "max_spans": COUNT, "max_documents": COUNT, "bag_of_words_weight": NUMBER,
-        "warmup_steps": NUMBER, "adam_epsilon": NUMBER,
-    },
-    "nvembed": {
-        "temperature": RATE, "num_negatives": SIZE, "max_length": COUNT, "num_latents": COUNT, "num_heads": COUNT,
-        "mini_batch_size": COUNT, "mini_batch_num_tokens": COUNT, "lora_dropout": FRACTION, "lora_alpha": COUNT,
-    },
-    "mine": {
-        "num_negatives": COUNT, "relative_margin": NUMBER, "absolute_margin": NUMBER, "max_score": NUMBER,
-        "min_score": NUMBER, "range_min": SIZE, "range_max": COUNT, "seed": SIZE,
-    },
-    "mine-model": {"batch_size": COUNT, "max_seq_length": COUNT},
-    "search": {"top_k": COUNT, "max_words": COUNT},
-    "search-model": {"batch_size": COUNT, "max_seq_length": COUNT},
-    "evaluate-model": {"batch_size": COUNT, "max_seq_length": COUNT},
-    "export": {"max_length": COUNT},
-    "publish": {"max_length": COUNT},
-    "synthesize": {
-        "count": COUNT, "temperature": NUMBER, "top_p": RATE, "max_new_tokens": COUNT, "batch_size": COUNT,
-        "duplicate_similarity": RATE, "examples_per_task": COUNT, "exclude_ngram": COUNT, "attempts": COUNT,
-        "patience": COUNT,
-    },
-}  # fmt: skip
-
-# `BASE + words`: bad input, one line of words each. A line `words  # WORD` is also right if it is done and WORD is said.
-WRONG = {
-    "revela": """
-        --retriever nowhere/at-all
-        --retriever ./nowhere
-        --retriever empty
-        --retriever llama-cut
-        --retriever llama-nan
-        --retriever retriever-nan
-        --retriever retriever-cut
-        --retriever llama-badconfig
-        --retriever llama-notokenizer
-        --retriever text/rivers.txt
-        --lm ./nowhere
-        --lm bert
-        --lm retriever
-        --lm llama-cut
-        --lm llama-nan
-        --lm llama-badconfig
-        --lm llama-noweights
-        --data nowhere
-        --data empty
-        --data empty.txt
-        --data bad.jsonl
-        --data lists.jsonl
-        --data numbers.jsonl
-        --data binary.bin
-        --data nocolumn.jsonl
-        --data hf:nowhere/at-all
-        --data hf:
-        --data text --kind python
-        --data text --text_column
-        --data text --language xx
-        --data text --language ''
-        --data text --language english
-        --data text --weights 1 2
-        --data text docs.jsonl --weights 1
-        --data text docs.jsonl --weights 0 0
-        --data text docs.jsonl --weights 1 -1
-        --data text docs.jsonl --weights nan 1
-        --run_length 3
-        --max_steps 0  # nothing
-        --max_steps -1 --num_train_epochs 0  # nothing
-        --max_steps -1 --num_train_epochs -1
-        --max_steps -1 --num_train_epochs nan
-        --eval_corpus nowhere
-        --eval_corpus beir --eval_split dev
-        --eval_corpus beir-noqrels
-        --eval_strategy steps
-        --eval_strategy sometimes
-        --output_dir text/rivers.txt
-        --output_dir text/rivers.txt/out
-        --output_dir /proc/out
-        --output_dir text
-        --output_dir text/out
-        --output_dir ''
-        --resume_from_checkpoint last  # from the beginning
-        --resume_from_checkpoint nowhere
-        --resume_from_checkpoint text
-        --resume_from_checkpoint done-revela-cut
-        --cache_dir text/rivers.txt
-        --cache_dir ''
-        --pooling max
-        --query_prompt 'Query: '
-        --push_to_hub true
-        --push_to_hub true --hub_model_id 'not a name'
-        --lr_scheduler_type exponential
-        --optim sgdd
-        --use_cpu false --fp16 true
-        --use_cpu maybe
-        --retreiver retriever
-        --learning-rte 1e-4
-        --config nowhere.yaml
-        --config bad.yaml
-        --config list.yaml
-        --config unknown.yaml
-        --config nan.yaml
-        --config text
-        --deepspeed nowhere.json
-        --fsdp_config nowhere.json
-        --lr_scheduler_kwargs '{not json'
-        --gradient_checkpointing_kwargs notjson
-        --accelerator_config nowhere.json
-        --logging_steps 0
-        --save_strategy steps --save_steps 0
-        --eval_strategy steps --eval_corpus beir --eval_steps 0
-        --log_level loud
-        --hub_strategy sometimes
-        --report_to nothing
-        --load_best_model_at_end true
-        --dataloader_num_workers -1
-        --dataloader_prefetch_factor 2
-        --warmup_steps -1
-        --label_smoothing_factor 2
-        --torch_compile_backend nothing --torch_compile true
-        --attn_implementation magic
-        --dtype float8
-        extra
-        """,
-    "retromae": """
-        --encoder ./nowhere
-        --encoder nowhere/at-all
-        --encoder llama
-        --encoder bert-cut
-        --encoder bert-nan
-        --encoder empty
-        --data nowhere
-        --data empty.txt
-        --data bad.jsonl
-        --data text --language xx
-        --max_length 4096
-        --max_length 2
-        --decoder strong
-        --attn_implementation magic
-        --output_dir text
-        --output_dir text/rivers.txt
-        --resume_from_checkpoint last  # from the beginning
-        --max_steps 0  # nothing
-        --encoder done-revela
-        --decoder enhanced --decoder_layers 2
-        --bag_of_words maybe
-        """,
-    "nvembed": """
-        --backbone ./nowhere
-        --backbone nowhere/at-all
-        --backbone bert
-        --backbone retriever
-        --backbone llama-cut
-        --backbone llama-nan
-        --backbone done-retromae
-        --mixture nowhere.yaml
-        --mixture text
-        --mixture bad.yaml
-        --mixture list.yaml
-        --mixture mixture-empty.yaml
-        --mixture mixture-nofile.yaml
-        --mixture mixture-type.yaml
-        --mixture mixture-twice.yaml
-        --mixture mixture-key.yaml
-        --mixture mixture-same.yaml
-        --mixture mixture-ids.yaml
-        --mixture mixture-column.yaml
-        --stage 3
-        --stage one
-        --pooling max
-        --mask diagonal
-        --max_length 4096
-        --dtype bfloat16
-        --dtype float16
-        --eval_corpus nowhere
-        --eval_corpus beir-zero
-        --max_steps 0  # nothing
-        --resume_from_checkpoint last  # from the beginning
-        """,
-    "mine": """
-        --pairs nowhere.jsonl
-        --pairs bad.jsonl
-        --pairs empty.txt
-        --pairs text
-        --pairs pairs.jsonl --beir beir
-        --pairs pairs.jsonl --anchor_column question
-        --pairs pairs.jsonl --anchor_column positive
-        --pairs pairs.jsonl --positive_column anchor
-        --pairs numbers.jsonl
-        --pairs emptypairs.jsonl
-        --corpus nowhere.jsonl
-        --corpus empty.txt
-        --corpus corpus.jsonl --text_column body
-        --output text
-        --output text/rivers.txt
-        --output pairs.jsonl --overwrite
-        --output corpus.jsonl --overwrite
-        --output text/rivers.txt/mined.jsonl
-        --output /proc/mined.jsonl
-        --output ''
-        --sampling best
-        --fewer all
-        --range_min 10 --range_max 5
-        --min_score 2 --max_score 1
-        --dtype int8
-        --num_negative 2
-        """,
-    "mine-model": """
-        --device gpu
-        --device cuda
-        --device cuda:7
-        --device ''
-        --cache_dir text/rivers.txt
-        --cache_dir /proc/cache
-        """,
-    "search": """
-        --corpus nowhere
-        --corpus text dcos
-        --corpus empty
-        --corpus empty.txt
-        --corpus 'nothing/*.md'
-        --corpus bad.jsonl
-        --corpus hf:nowhere/at-all
-        --corpus ''
-        --query ''
-        --query ' '
-        --json maybe
-        --top 3
-        """,
-    "search-model": """
-        --device cuda
-        --device tpu
-        --cache_dir text/rivers.txt
-        """,
-    "evaluate": """
-        --corpus nowhere
-        --corpus text
-        --corpus beir --split dev
-        --corpus beir --tasks SciFact
-        --corpus beir-noqrels
-        --corpus beir-zero
-        --corpus beir-contradict
-        --corpus beir-unknown  # not in
-        --corpus beir-emptyquery  # are empty
-        --corpus beir-emptydoc  # empty
-        --corpus beir-twice
-        --corpus beir-badqrels
-        --corpus beir-badjson
-        --corpus beir-noid
-        --corpus beir-nan
-        --device gpu
-        --split ''
-        """,
-    "evaluate-model": """
-        --device cuda
-        --device gpu
-        --max_seq_length 100000
-        """,
-    "export": """
-        --output text/rivers.txt
-        --output /proc/exported
-        --output ''
-        --dtype int8
-        --max_length 1
-        --lm maybe
-        """,
-    "publish": """
-        --part tokenizer
-        --card nowhere.yaml
-        --card bad.yaml
-        --card list.yaml
-        --card unknown.yaml
-        --keep text/rivers.txt
-        --dtype int8
-        --adapter-only --part lm
-        --tag 'a b'
-        --revision ''
-        """,
-    "synthesize": """
-        --model ./nowhere
-        --model bert
-        --model llama-cut
-        --api-key-env NOT_THERE
-        --endpoint nonsense
-        --endpoint http://127.0.0.1:9/v1 --retries 0
-        --endpoint http://127.0.0.1:9/v1 --api-key-env NOT_THERE
-        --endpoint http://127.0.0.1:9/v1 --extra-body '{not json'
-        --endpoint http://127.0.0.1:9/v1 --extra-body '[1]'
-        --extra-body '{}'
-        --forms long-long
-        --languages ''
-        --domains ''
-        --exclude nowhere
-        --output text/rivers.txt
-        --device cuda
-        """,
-    "check": """
-        --revision nowhere
-        --trust-remote-code maybe
-        """,
-    "quickstart": """
-        --models text
-        --models empty --data nowhere
-        --queries 0
-        --queries -1
-        --max_steps 0
-        --seed -1
-        --output_dir text/rivers.txt
-        """,
-}  # fmt: skip
-
-# Whole commands with bad input.
-WRONG_COMMANDS = """
-serach
-train revella
-train revela
-train revela --retriever retriever
-train nvembed --backbone llama
-train nvembed --mixture mixture.yaml
-train retromae
-mine
-mine bm25
-mine bm25 --output x.jsonl
-mine ./nowhere --pairs pairs.jsonl --output mined.jsonl
-mine retriever-nan --pairs pairs.jsonl --output mined.jsonl --cache_dir cache
-mine retriever-cut --pairs pairs.jsonl --output mined.jsonl --cache_dir cache
-mine bm25 --beir beir-noqrels --output mined.jsonl
-mine bm25 --beir beir --split dev --output mined.jsonl
-mine bm25 --beir nowhere --output mined.jsonl
-search
-search bm25
-search bm25 query
-search bm25 query how --corpus text
-search '' query --corpus text
-search bm25 '' --corpus text
-search nowhere query --corpus text --cache_dir cache
-search ./nowhere query --corpus text --cache_dir cache
-search empty query --corpus text --cache_dir cache
-search text query --corpus text --cache_dir cache
-search retriever-cut query --corpus text --cache_dir cache
-search retriever-nan query --corpus text --cache_dir cache
-search retriever-nomodules query --corpus text --cache_dir cache
-search retriever-badconfig query --corpus text --cache_dir cache
-search remote query --corpus text --cache_dir cache
-search retriever query --corpus text --config nan.yaml
-search retriever query --corpus text --config unknown.yaml
-evaluate
-evaluate bm25
-evaluate --corpus beir
-evaluate ./nowhere --corpus beir
-evaluate bm25 ./nowhere --corpus beir
-evaluate retriever-nan --corpus beir
-evaluate retriever-cut --corpus beir
-evaluate bm25 --tasks NoSuchTask
-evaluate bm25 bm52 --corpus beir
-export
-export nowhere --output exported
-export empty --output exported
-export text --output exported
-export done-revela
-export done-revela-cut --output exported
-export done-revela-nan --output exported
-export retriever --output exported
-export llama --output exported
-export done-retromae --output exported --lm
-check
-check nowhere
-check ./nowhere
-check empty
-check llama-cut
-check retriever-cut
-check retriever-nan
-check retriever-nomodules
-check retriever-badconfig
-check text/rivers.txt
-check remote
-publish
-publish done-revela
-publish done-revela 'not a name' --dry-run
-publish done-revela me/model/more --dry-run
-publish nowhere me/model --dry-run
-publish empty me/model --dry-run
-publish done-revela-cut me/model --dry-run
-publish done-revela-nan me/model --dry-run
-publish retriever-nan me/model --dry-run
-publish done-retromae me/model --dry-run --part lm
-publish done-revela me/model --dry-run --adapter-only
-publish done-revela me/model
-synthesize
-synthesize --count 1
-quickstart --modles x
---config recipe.yaml
-"""
-
-# Whole commands that have to work. {revela} stands for BASE["revela"], and so on.
-RIGHT = """
---help
---version
-train
-train --help
-train revela --help
-{revela}
-{revela} --data docs.jsonl
-{revela} --data text docs.jsonl --weights 1 2
-{revela} --data crlf.txt
-{revela} --data latin1.txt text
-{revela} --data unicode.txt text
-{revela} --retriever llama
-{revela} --pooling mean
-{revela} --lora_rank 0
-{revela} --temperature 1 --temperature_start 2
-{revela} --language de
-{revela} --config recipe.yaml
-{revela} --eval_corpus beir --eval_strategy steps --eval_steps 1
-{revela} --gradient_checkpointing true
-{revela} --save_strategy steps --save_steps 1
-{revela} --seed 0 --data_seed 1
-{revela} --max_groups 1
-{retromae}
-{retromae} --decoder basic
-{retromae} --decoder none
-{retromae} --encoder retriever
-{retromae} --bag_of_words true
-{retromae} --encoder done-retromae
-{nvembed}
-{nvembed} --stage 2
-{nvembed} --pooling mean --mask causal
-{nvembed} --in_batch_negatives false
-{nvembed} --num_heads 5
-{nvembed} --mixture mixture-noinstruction.yaml
-{nvembed} --backbone done-nvembed --num_latents None --num_heads None
-{mine}
-{mine} --num_negatives 2 --scores --fewer keep
-{mine} --sampling random --seed 3
-{mine-model}
-mine bm25 --beir beir --split test --output mined.jsonl --positive_aware false
-{search}
-{search} --top-k 1 --json
-{search} --corpus text docs.jsonl
-{search} --corpus 'text/*.txt'
-search bm25 --query 'sediment' --corpus text
-search bm25 sediment --corpus unicode.txt crlf.txt
-search bm25 --corpus text < queries.txt
-{search-model}
-{search-model} --max-seq-length 16
-{evaluate}
-{evaluate} --json
-{evaluate-model}
-evaluate bm25 retriever --corpus beir --device cpu
-{export}
-{export} --lm --dtype bfloat16
-export done-revela --output done-revela
-export done-retromae --output exported
-{check}
-check exported-retriever
-{publish}
-publish retriever me/model --dry-run
-publish done-revela me/model --dry-run --part lm
-publish done-retromae me/model --dry-run
-"""
-
-# Commands, and the package that they are run without.
-WITHOUT = {"search": "bm25s", "evaluate": "pytrec_eval"}
 
 
 class Case(NamedTuple):
@@ -580,12 +73,15 @@ def cases() -> Iterator[Case]:
         for line in filter(None, map(str.strip, block.splitlines())):
             words, _, told = line.partition("  # ")
             yield Case(f"{BASE[name]} {words}", good=False, told=told)
-    yield from (Case(line, good=False) for line in WRONG_COMMANDS.split("\n") if line)
+    for line in filter(None, WRONG_COMMANDS.split("\n")):
+        words, _, told = line.partition("  # ")
+        yield Case(words, good=False, told=told)
     yield from (Case(line.format_map(BASE), good=True) for line in RIGHT.split("\n") if line)
     for name, package in WITHOUT.items():
         yield Case(BASE[name], good=False, without=package)
     yield Case("evaluate bm25 --tasks SciFact", good=False, without="mteb")
-    for name in ("revela", "retromae", "nvembed", "mine", "mine-model", "export", "publish"):
+    limited = ("revela", "retromae", "nvembed", "cot-mote", "imprag", "contriever", "mine", "mine-model", "export")
+    for name in (*limited, "publish", "encode", "index", "analyze", "probe"):
         yield Case(BASE[name], good=False, file_limit=200)
 
 
@@ -619,16 +115,33 @@ def build(root: Path) -> None:
     data(root)
     tasks(root)
     mixtures(root)
-    for name in ("revela", "retromae", "nvembed"):
-        words = f"{BASE[name]} --output_dir done-{name} --save_strategy steps --save_steps 1"
-        if status := run_main(shlex.split(words)):
-            raise SystemExit(f"{words}: exit status {status}")
+    saved = "--save_strategy steps --save_steps 1"
+    for name in ("revela", "retromae", "nvembed", "imprag"):
+        made(f"{BASE[name]} --output_dir done-{name} {saved}")
+    made(f"{BASE['cot-mote']} --output_dir done-pretrained {saved}")
+    made(f"{BASE['cot-mote-finetune']} --output_dir done-cot-mote {saved}")
+    made("index done-imprag/model --passages text --output done-index --max_words 12 --device cpu")
+    made("index retriever --passages text --output other-index --device cpu")
+    shutil.copytree(root / "other-index", root / "cut-index")
+    for file in (root / "cut-index").rglob("*.arrow"):
+        cut(file)
+    for name in ("cot-mote", "imprag"):
+        for damage, spoilt in (("cut", cut), ("nan", spoil)):
+            shutil.copytree(root / f"done-{name}", root / f"done-{name}-{damage}")
+            for file in (root / f"done-{name}-{damage}").glob("*.safetensors"):
+                spoilt(file)
     shutil.copytree(root / "done-revela", root / "done-revela-cut")
     cut(next((root / "done-revela-cut").rglob("*.safetensors")))
     shutil.copytree(root / "done-revela", root / "done-revela-nan")
     for file in (root / "done-revela-nan").glob("*.safetensors"):
         spoil(file)
     shutil.copytree(root / "done-revela" / "retriever", root / "exported-retriever")
+
+
+def made(words: str) -> None:
+    """Runs a command that has to work."""
+    if status := run_main(shlex.split(words)):
+        raise SystemExit(f"{words}: exit status {status}")
 
 
 def models(root: Path) -> None:
@@ -732,6 +245,17 @@ def data(root: Path) -> None:
     rows(root / "numbers.jsonl", [{"text": n, "anchor": n, "positive": n} for n in range(8)])
     rows(root / "nocolumn.jsonl", [{"body": text} for text in TEXTS])
     rows(root / "pairs.jsonl", [{"anchor": text.split(".")[0][-20:], "positive": text} for text in TEXTS])
+    rows(
+        root / "negatives.jsonl",
+        [
+            {"anchor": text.split(".")[0][-20:], "positive": text, "negative_1": TEXTS[n - 1]}
+            for n, text in enumerate(TEXTS)
+        ],
+    )
+    prompts = [{"question": f"What is said of {text.split()[1]}?", "answers": [text.split()[-1]]} for text in TEXTS]
+    rows(root / "prompts.jsonl", prompts)
+    rows(root / "emptyprompts.jsonl", [{"question": "", "answers": [""]} for _ in TEXTS])
+    rows(root / "onepassage.jsonl", [{"text": "The sea is salt."}])
     rows(root / "emptypairs.jsonl", [{"anchor": "", "positive": ""} for _ in TEXTS])
     rows(root / "corpus.jsonl", [{"text": text} for text in TEXTS])
     (root / "bad.yaml").write_text("a: [1\n")
@@ -941,14 +465,16 @@ def kind_of(case: Case, status: int | None, said: str) -> str:
 def main() -> None:
     """Runs them and prints the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="run the commands that hold this")
+    parser.add_argument("--only", nargs="+", default=[""], help="run the commands that hold one of these")
     parser.add_argument("--show", nargs="*", default=["traceback", "silent", "refused", "hangs"], help="kinds to print")
     parser.add_argument("--json", type=Path, help="file to keep the outcomes in")
     parser.add_argument("--part", default="1/1", help="2/3: the second of three shares, for several processes")
     parser.add_argument("--timeout", type=float, default=90.0, help="seconds for a command")
     args = parser.parse_args()
     part, parts = map(int, args.part.split("/"))
-    chosen = [case for case in dict.fromkeys(cases()) if args.only in case.command][part - 1 :: parts]
+    chosen = [case for case in dict.fromkeys(cases()) if any(word in case.command for word in args.only)][
+        part - 1 :: parts
+    ]
     kept = read_outcomes(args.json)
     playground = Path(tempfile.mkdtemp(prefix="fuzz-playground-"))
     os.environ |= {"XDG_CACHE_HOME": str(playground / ".cache"), "HF_HOME": str(playground / ".hf")}

@@ -97,6 +97,9 @@ def make_inputs(root: Path) -> dict[str, list[str]]:
     imprag += ["--b", 1, "--t", 1, "--k", 2, "--l_max", 32, "--max_length", 48, "--per_device_train_batch_size", 4]
     imprag += ["--retrieval_warmup_epochs", 1, "--num_positives", 1, "--num_negatives", 2, "--first_negative_rank", 2]
     imprag += ["--last_negative_rank", 8, "--num_candidates", 4]
+    contriever = ["--data", root / "text", "--retriever", bert, "--max_words", 12, "--per_device_train_batch_size", 4]
+    replug = ["--data", root / "text", "--retriever", bert, "--lm", llama, "--max_words", 20, "--group_size", 3]
+    replug += ["--max_length", 24, "--gradient_accumulation_steps", 2]
     words = {
         "revela": ["train", "revela", *revela, "--lora_rank", 0, *cached],
         "revela, LoRA": ["train", "revela", *revela, "--lora_rank", 4, "--lora_dropout", 0.1, *cached],
@@ -108,6 +111,9 @@ def make_inputs(root: Path) -> dict[str, list[str]]:
             *[*cot_mote, *cached],
         ],
         "imprag": ["train", "imprag", *imprag, *common],
+        "contriever": ["train", "contriever", *contriever, *cached],
+        "contriever, queue": ["train", "contriever", *contriever, "--queue_size", 8, *cached],
+        "replug": ["train", "replug", *replug, *cached],
     }
     return {method: [str(word) for word in line] for method, line in words.items()}
 
@@ -226,9 +232,11 @@ def main() -> None:
     root = options.keep or Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
     os.environ["HF_HOME"] = str(root / "hf")
     commands = make_inputs(root / "inputs")
+    import revela_hub.cli.commands.train_contriever
     import revela_hub.cli.commands.train_cot_mote
     import revela_hub.cli.commands.train_imprag
     import revela_hub.cli.commands.train_nvembed
+    import revela_hub.cli.commands.train_replug
     import revela_hub.cli.commands.train_retromae
     import revela_hub.cli.commands.train_revela  # noqa: F401 (warmed up for the forks)
 

@@ -32,6 +32,7 @@ class RetrievalScores:
     """The means over the queries of a task; each score is between 0 and 1.
 
     Attributes:
+        unanswered: Queries without a single hit, which score 0: none of their terms is in any document.
         per_query: Metric ("ndcg_at_10", ...) to query id to score, for a paired test (`evaluation.significance`); not
             part of the record that is written to files.
     """
@@ -42,11 +43,13 @@ class RetrievalScores:
     recall_at_100: float
     queries: int
     documents: int
+    unanswered: int = 0
     per_query: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dictionary of the means, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "per_query"}
+        """A plain dictionary of the means, for JSON; `unanswered` only where there are such queries."""
+        left_out = {"per_query"} | (set() if self.unanswered else {"unanswered"})
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
 
 
 def evaluate_retrieval(
@@ -229,6 +232,7 @@ def score_run(run: Run, task: RetrievalTask) -> RetrievalScores:
         **{metric: sum(scores.values()) / len(scores) for metric, scores in per_query.items()},
         queries=len(task.queries),
         documents=len(task.corpus),
+        unanswered=sum(not run.get(query) for query in task.queries),
         per_query=per_query,
     )
 

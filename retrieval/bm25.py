@@ -125,6 +125,11 @@ class BM25:
         hits = [self._best(query, k) for query in queries]  # type: ignore[arg-type]
         return Hits.concatenate(hits) if hits else Hits.none(0)
 
+    def why_nothing(self, queries: list[list[int]]) -> list[str]:
+        """See `Ranker`."""
+        stop = "" if self.settings.stopwords == "none" else " (stop words such as 'the' do not count)"
+        return ["" if words else f"no word of the query is in any text{stop}" for words in queries]
+
     def pair_scores(
         self, queries: list[list[int]], queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
     ) -> NDArray[np.float32]:

@@ -221,7 +221,7 @@ def _load(kind: Any, name: str, device: str | None, trust_remote_code: bool, max
             ) from error
         raise UserError(f"cannot load the model {name}: {reason}") from error
     if max_seq_length is not None:
-        if max_seq_length > (positions := _learnt_positions(model) or max_seq_length):
+        if max_seq_length > (positions := learnt_positions(model) or max_seq_length):
             raise UserError(
                 f"{name} has {positions} positions, fewer than the maximum length {max_seq_length}: lower it"
             )
@@ -229,7 +229,7 @@ def _load(kind: Any, name: str, device: str | None, trust_remote_code: bool, max
     return in_fast_precision(model)
 
 
-def _learnt_positions(model: Any) -> int | None:
+def learnt_positions(model: Any) -> int | None:
     """How many tokens the model can read; None where positions are computed and have no end."""
     config = getattr(getattr(model[0], "auto_model", None), "config", None)
     if getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None):

@@ -95,6 +95,11 @@ class Hybrid:
                 scores_QU[queries_M, columns_M] = part.pair_scores(encoded, queries_M, rows_M)
         return _best(rows_QU, scores_PQU, k, self.fusion, self.weights)
 
+    def why_nothing(self, queries: HybridQueries) -> list[str]:
+        """See `Ranker`: what all parts say, where each has nothing."""
+        of_parts = [part.why_nothing(encoded) for part, encoded in zip(self.parts, queries.parts, strict=True)]
+        return ["; ".join(reasons) if all(reasons) else "" for reasons in zip(*of_parts, strict=True)]
+
     def pair_scores(
         self, queries: HybridQueries, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
     ) -> NDArray[np.float32]:

@@ -26,6 +26,10 @@ class Ranker(Protocol):
         """The best `k` texts of each of the Q queries that `encode` returned."""
         ...
 
+    def why_nothing(self, queries: Any) -> list[str]:
+        """For each of the Q queries that `encode` returned, why nothing of it is left to search by; "" where something is."""
+        ...
+
     def pair_scores(self, queries: Any, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]) -> NDArray[np.float32]:
         """The scores (P,) of pairs: a query's place in `queries` and a text's number each."""
         ...

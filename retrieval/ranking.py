@@ -191,6 +191,10 @@ class VectorRanker:
         """See `Ranker`."""
         return self._index.search(queries, k)
 
+    def why_nothing(self, queries: NDArray[np.float32]) -> list[str]:
+        """See `Ranker`: a vector always finds something."""
+        return [""] * len(queries)
+
     def pair_scores(
         self, queries: NDArray[np.float32], queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
     ) -> NDArray[np.float32]:
@@ -253,6 +257,11 @@ class SparseRanker:
     def search(self, queries: Any, k: int) -> Hits:
         """See `Ranker`."""
         return self._index.search(queries, k)
+
+    def why_nothing(self, queries: Any) -> list[str]:
+        """See `Ranker`."""
+        reason = "the sparse model gives no term of the query a weight above 0"
+        return ["" if terms else reason for terms in np.diff(queries.indptr)]
 
     def pair_scores(self, queries: Any, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]) -> NDArray[np.float32]:
         """See `Ranker`."""

@@ -116,6 +116,8 @@ def _check_contexts(contexts: Sequence[str], queries: PseudoQueries | None) -> N
         raise UserError(
             f"contexts must be one or more of {', '.join(CONTEXTS)}, got {unknown[0] if contexts else 'none'}"
         )
+    if len(set(contexts)) < len(contexts):
+        raise UserError(f"contexts must be different ones, got {' '.join(contexts)}")
     if ("query" in contexts) != (queries is not None):
         raise UserError("contexts with query need something that writes the queries, and others do not")
 

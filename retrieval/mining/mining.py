@@ -175,6 +175,7 @@ def _rows(
             pairs = slice(int(first), int(last))
             found, scores_P = _found(numbered, ranker, start, stop, pairs, depth, kept / f"{start}-{stop}.npz")
             report.candidates += int((found.rows_QK >= 0).sum())
+            report.unanswered += int((found.rows_QK < 0).all(axis=1).sum())
             chosen_An = choose_negatives(
                 found,
                 _forbidden(found, numbered, start, stop, pairs),
@@ -261,7 +262,9 @@ def _finish(report: MiningReport, settings: MiningSettings) -> None:
             f"(num_negatives), keep such pairs (fewer: keep), or look further down (range_max)"
         )
     if not report.candidates:
-        raise UserError("no negatives left: no document shares a word with any anchor; use another ranker than bm25")
+        raise UserError(
+            "no negatives left: no document has a term of any anchor: use another ranker than bm25 or sparse"
+        )
     reasons = ", ".join(f"{number:,} by {reason}" for reason, number in report.removed.most_common() if number)
     raise UserError(
         f"no negatives left of {report.candidates:,} candidates: removed {reasons or 'none'}; widen the limits "

@@ -101,6 +101,8 @@ class MiningReport:
     """Documents that were left out because their text had been there."""
     added: int = 0
     """Positives that were not in the corpus, and were searched with it."""
+    unanswered: int = 0
+    """Anchors for which nothing was found: no document has a term of theirs."""
     candidates: int = 0
     """Hits that were looked at, over all anchors."""
     removed: Counter[str] = field(default_factory=Counter)
@@ -139,13 +141,16 @@ class MiningReport:
         added = f", {self.added:,} of them positives from outside the corpus" if self.added else ""
         copies = f"; {counted(self.copies, 'copy').replace('copys', 'copies')} left out" if self.copies else ""
         removed = ", ".join(f"{number:,} by {reason}" for reason, number in self.removed.items()) or "none"
+        unanswered = (
+            f"; none for {counted(self.unanswered, 'anchor')} without a term in the corpus" if self.unanswered else ""
+        )
         kept = "dropped" if self.dropped else "kept"
         remedy = "; a larger range_max looks further down" if self.fewer else ""
         return "\n".join(
             [
                 f"{counted(self.pairs, 'pair')} of {counted(self.anchors, 'anchor')}{skipped}",
                 f"{counted(self.documents, 'document')}{added}{copies}",
-                f"{counted(self.candidates, 'candidate')}, removed: {removed}",
+                f"{counted(self.candidates, 'candidate')}, removed: {removed}{unanswered}",
                 f"{counted(self.mined, 'pair')} with all negatives, {self.fewer:,} with fewer ({kept}{remedy})",
                 f"mean score: positive {self.positive_score:.4f}, negative {self.negative_score:.4f}",
             ]

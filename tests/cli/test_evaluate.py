@@ -118,3 +118,15 @@ def test_learned_sparse_and_all_three(
     assert main([*words, str(retriever_folder), *three, "--sparse-model", str(tiny_sparse_folder)]) == 0
     assert main([*words, str(retriever_folder), "--mode", "sparse"]) == 2
     assert "mode sparse needs a SparseEncoder" in capsys.readouterr().err
+
+
+def test_queries_without_a_hit_are_counted(larger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A query with no term in the corpus scores 0, and the table says how many did; one of the fixture's has none."""
+    queries = larger / "queries.jsonl"
+    first, *rest = queries.read_text().splitlines()
+    lost = json.loads(first) | {"text": "zzz the qqq"}
+    queries.write_text("\n".join([json.dumps(lost), *rest]) + "\n")
+    assert main(["evaluate", "bm25", "--corpus", str(larger)]) == 0
+    assert "bm25: 2 of the queries found nothing" in capsys.readouterr().out
+    assert main(["evaluate", "bm25", "--corpus", str(larger), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["unanswered"] == 2

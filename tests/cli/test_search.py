@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from revela_hub.cli.main import main
 
@@ -121,3 +122,34 @@ def test_quiet_prints_results_only(corpus: Path, capsys: pytest.CaptureFixture[s
     assert dict(os.environ) == before
     assert main(words) == 0
     assert "2 documents" in capsys.readouterr().err
+
+
+@pytest.fixture
+def silent_sparse_folder(tiny_sparse_folder: Path) -> Path:
+    """A sparse model whose every weight is 0."""
+    for file in tiny_sparse_folder.rglob("*.safetensors"):
+        weights = load_file(file)
+        weights["cls.predictions.bias"] -= 100
+        save_file(weights, file, metadata={"format": "pt"})
+    return tiny_sparse_folder
+
+
+def test_a_query_without_a_hit_says_why(
+    corpus: Path, silent_sparse_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words that no text has, terms without a weight, and both: one line each, not a bare "nothing found"."""
+    words = "nothing found: no word of the query is in any text (stop words such as 'the' do not count)"
+    weights = "nothing found: the sparse model gives no term of the query a weight above 0"
+    sparse = str(silent_sparse_folder)
+    assert main(["search", "bm25", "the zebra", "--corpus", "docs"]) == 0
+    assert capsys.readouterr().out == f"{words}\n"
+    assert main(["search", sparse, "river", "--corpus", "docs", "--mode", "sparse"]) == 0
+    assert capsys.readouterr().out == f"{weights}\n"
+    hybrid = ["--mode", "hybrid", "--parts", "sparse", "bm25", "--sparse-model", sparse]
+    assert main(["search", sparse, "zebra", "--corpus", "docs", *hybrid]) == 0
+    assert capsys.readouterr().out == f"{weights}; {words.removeprefix('nothing found: ')}\n"
+    assert main(["search", sparse, "rivers", "--corpus", "docs", *hybrid]) == 0
+    assert capsys.readouterr().out.startswith("1. ")
+    assert main(["search", "bm25", "zebra", "--corpus", "docs", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["hits"] == [] and record["nothing_found"].startswith("no word of the query")

@@ -76,6 +76,8 @@ def test_mistakes_are_one_line(
     tmp_path: Path, mlm_folder: Path, bert_folder: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     documents, pairs = files
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
     for number, (encoder, more, message) in enumerate(
         [
             (mlm_folder, [], "no data to pre-train on: give --data"),
@@ -85,6 +87,23 @@ def test_mistakes_are_one_line(
             (mlm_folder, ["--stage", "finetune"], "no pairs to fine-tune on"),
             (mlm_folder, ["--stage", "finetune", "--pairs", pairs], "has no column 'negative_3'"),
             (mlm_folder, ["--stage", "finetune", "--decoder", "ar"], "--decoder is of --stage pretrain"),
+            (
+                mlm_folder,
+                ["--data", documents, "--pairs", pairs],
+                "--pairs is of --stage finetune, and this is --stage",
+            ),
+            (
+                mlm_folder,
+                ["--stage", "finetune", "--pairs", pairs, "--contexts", "query"],
+                "--contexts is of --stage p",
+            ),
+            (
+                mlm_folder,
+                ["--data", documents, "--decoder", "none", "--bottlenecks", "dense"],
+                "leave it out with --deco",
+            ),
+            (mlm_folder, ["--data", documents, "--contexts", "query", "query"], "contexts must be different ones"),
+            (mlm_folder, ["--stage", "finetune", "--pairs", empty, "--num_negatives", 0], "empty.jsonl is empty"),
             (mlm_folder, ["--data", documents, "--query_encoder", mlm_folder], 'goes with variant="separate"'),
             (
                 mlm_folder,

@@ -30,6 +30,9 @@ class Table:
         scores = np.take_along_axis(self.scores_QN[queries], rows, axis=1)
         return Hits(scores.astype(np.float32), np.where(np.isfinite(scores), rows, -1))
 
+    def why_nothing(self, queries: Any) -> list[str]:
+        return [""] * len(queries)
+
     def pair_scores(self, queries: Any, queries_P: np.ndarray, rows_P: np.ndarray) -> np.ndarray:
         return np.nan_to_num(self.scores_QN[queries[queries_P], rows_P], neginf=0.0).astype(np.float32)
 

@@ -72,6 +72,10 @@ class ContrieverTrainingArguments(RunArguments):
             raise ValueError(
                 f"min_ratio {self.min_ratio} and max_ratio {self.max_ratio} must be in (0, 1], in this order"
             )
+        if not self.queue_size and self.per_device_train_batch_size * self.world_size < 2:
+            raise ValueError(
+                "a batch of one passage has nothing to be told from: raise per_device_train_batch_size, or give a queue_size"
+            )
 
 
 class ViewCollator:

@@ -20,6 +20,8 @@ from revela_hub.hub_cards import write_card
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.card import CARD_FACTS
 from revela_hub.modeling.imprag_model import check_backbone
+from revela_hub.retrieval.encoder import learnt_positions
+from revela_hub.trainers.common.roles import is_encoder
 from revela_hub.trainers.common.run import Run
 from revela_hub.trainers.common.trainer import MethodTrainer
 
@@ -36,7 +38,7 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
         trust_remote_code: for models whose code lies in their repository.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: it cannot be loaded, or has fewer positions than `max_length`.
     """
     refuse_missing_folder(name, "the retriever")
     options: Any = {
@@ -54,6 +56,8 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise UserError(f"cannot load the retriever {name!r}: {first_line(error)}") from error
     if max_length is not None:
+        if max_length > (positions := learnt_positions(model) or max_length):
+            raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
         model.max_seq_length = max_length
     return model.float()
 
@@ -70,10 +74,14 @@ def load_lm(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
     """A decoder to read with, in float32.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: it cannot be loaded, or is an encoder.
     """
     refuse_missing_folder(name, "the language model")
     try:
+        if is_encoder(name, trust_remote_code=trust_remote_code):
+            raise UserError(
+                f"the language model {name!r} is an encoder: it has to be a decoder, which predicts the next token"
+            )
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         model = AutoModelForCausalLM.from_pretrained(
             name, trust_remote_code=trust_remote_code, use_safetensors=True, dtype=torch.float32

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -141,20 +142,24 @@ class TextArguments:
         }
         sources = parse_sources(self.data, **(settings | defaults))
         if output := getattr(self, "output_dir", None):  # of a command, which has a run's arguments besides
-            for source in sources:
-                _check_apart(source, Path(output))
+            check_apart(sources, Path(output))
         return sources
 
 
-def _check_apart(source: Source, output: Path) -> None:
-    """What a run writes must not be what the next one reads."""
-    folder = Path(source.path).expanduser()
-    if source.is_dataset or not folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
-        return
-    parts = output.resolve().relative_to(folder.resolve()).parts
-    if not any(fnmatch(part, pattern) for part in parts for pattern in source.exclude):
-        remedy = f", or leave it out: --exclude {parts[0]}" if parts else ""
-        raise UserError(f"--output_dir {output} lies in the data, {folder}: give another one{remedy}")
+def check_apart(sources: Iterable[Source], output: Path) -> None:
+    """What a run writes must not be what the next one reads.
+
+    Raises:
+        UserError: the output folder lies in one of the sources.
+    """
+    for source in sources:
+        folder = Path(source.path).expanduser()
+        if source.is_dataset or not folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
+            continue
+        parts = output.resolve().relative_to(folder.resolve()).parts
+        if not any(fnmatch(part, pattern) for part in parts for pattern in source.exclude):
+            remedy = f", or leave it out: --exclude {parts[0]}" if parts else ""
+            raise UserError(f"--output_dir {output} lies in the data, {folder}: give another one{remedy}")
 
 
 @dataclass

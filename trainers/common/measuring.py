@@ -263,6 +263,7 @@ class Measured(TrainerCallback):
             **means,
             queries=len(self.task.queries),
             documents=len(self.task.corpus),
+            unanswered=0,  # vectors always find something
             per_query=per_query,
         )
 

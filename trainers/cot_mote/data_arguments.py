@@ -125,6 +125,8 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
         raise UserError(f"{arguments.pairs} is not there: write it with revela-hub mine bm25 --num-negatives 15 ...")
     try:
         rows = datasets.load_dataset("json", data_files=arguments.pairs, split="train", cache_dir=arguments.cache_dir)
+    except StopIteration as error:
+        raise UserError(f"{arguments.pairs} is empty: mine the pairs anew") from error
     except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
         raise UserError(
             f"{arguments.pairs} cannot be read as JSON lines: {first_line(error.__cause__ or error)}"

@@ -61,6 +61,8 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         columns = train_dataset.column_names
         if missing := [name for name in ("anchor", "positive") if name not in columns]:
             raise UserError(f"the training data has no column {missing[0]!r}; there are {', '.join(columns)}")
+        if len(columns) == 2 and args.per_device_train_batch_size * args.world_size < 2:
+            raise UserError("a batch of one pair has no negatives: raise per_device_train_batch_size or num_negatives")
         # Which expert reads a column; sentence-transformers hands it to the module as its task.
         args.router_mapping = {name: "query" if name == "anchor" else "document" for name in columns}
         encoder = hybrid_encoder(

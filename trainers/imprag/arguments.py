@@ -71,3 +71,9 @@ class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
                 f"ranks must go up: num_positives {self.num_positives} < first_negative_rank"
                 f" {self.first_negative_rank} <= last_negative_rank {self.last_negative_rank}"
             )
+        ranks = self.last_negative_rank - self.first_negative_rank + 1
+        if self.num_negatives > ranks:
+            raise ValueError(
+                f"num_negatives {self.num_negatives} cannot be drawn from {ranks} ranks, {self.first_negative_rank} to"
+                f" {self.last_negative_rank}: lower it or raise last_negative_rank"
+            )

@@ -20,7 +20,7 @@ from revela_hub.trainers.baselines.contriever import (
     ContrieverTrainingArguments,
     ViewCollator,
 )
-from revela_hub.trainers.baselines.retriever import load_retriever
+from revela_hub.trainers.baselines.retriever import load_lm, load_retriever
 
 
 def passages(number: int = 24) -> Dataset:
@@ -175,8 +175,15 @@ def test_options_that_do_not_work(tmp_path: Path, retriever_folder: Path) -> Non
         arguments(tmp_path, min_ratio=0.6)
     with pytest.raises(ValueError, match="deletion must be at least 0 and below 1"):
         arguments(tmp_path, deletion=1.0)
+    with pytest.raises(ValueError, match="a batch of one passage has nothing to be told from"):
+        arguments(tmp_path, per_device_train_batch_size=1)
+    arguments(tmp_path, per_device_train_batch_size=1, queue_size=4)
     with pytest.raises(UserError, match="cannot load the retriever"):
         load_retriever(str(tmp_path / "nothing"))
+    with pytest.raises(UserError, match="positions, fewer than --max_length 9999"):
+        load_retriever(str(retriever_folder), max_length=9999)
+    with pytest.raises(UserError, match="the language model .* is an encoder"):
+        load_lm(str(retriever_folder))
 
 
 _PROCESSES = """

@@ -315,6 +315,8 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTr
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES, **(options | {"max_length": 5}))
     with pytest.raises(ValueError, match="ranks must go up"):
         arguments(tmp_path, num_positives=5, first_negative_rank=3)
+    with pytest.raises(ValueError, match="num_negatives 6 cannot be drawn from 3 ranks, 4 to 6"):
+        arguments(tmp_path, num_negatives=6, first_negative_rank=4, last_negative_rank=6)
 
 
 def test_long_prompts_are_left_out_with_a_line(

@@ -171,6 +171,12 @@ def _tables(
                     f"{model:<{width}}  {scores.ndcg_at_10:7.4f}  {scores.mrr_at_10:6.4f}  {scores.recall_at_100:10.4f}"
                     for model, scores in rows
                 ),
+                *(
+                    f"{model}: {scores.unanswered:,} of the queries found nothing, as no document has a term of theirs,"
+                    " and score 0"
+                    for model, scores in rows
+                    if scores.unanswered
+                ),
             ]
         )
     lines = [

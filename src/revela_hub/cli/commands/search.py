@@ -72,12 +72,15 @@ def run(arguments: Arguments) -> None:
         passages = None if arguments.index else _read(arguments, temporary)
         ranker, passages = _ranker(arguments, passages, temporary)
         for text in [arguments.query] if arguments.query is not None else _typed_queries():
-            [hits] = passages.found(ranker.search(ranker.encode([text]), arguments.top_k))
+            encoded = ranker.encode([text])
+            [hits] = passages.found(ranker.search(encoded, arguments.top_k))
+            nothing = "" if hits else ranker.why_nothing(encoded)[0] or "no passage has a term of the query"
             if arguments.json:
                 record = {"query": text, "hits": [hit.to_dict() for hit in hits]}
+                record |= {"nothing_found": nothing} if nothing else {}
                 print(json_format.dumps(record, ensure_ascii=False), flush=True)
             else:
-                print("\n".join(_lines(hits)), flush=True)
+                print("\n".join(_lines(hits)) or f"nothing found: {nothing}", flush=True)
 
 
 def _check_corpus(arguments: Arguments) -> None:
@@ -135,8 +138,6 @@ def _typed_queries() -> Iterator[str]:
 
 
 def _lines(hits: "list[Hit]") -> Iterator[str]:
-    if not hits:
-        yield "nothing found"
     for rank, hit in enumerate(hits, start=1):
         copies = f"  (and {len(hit.copies)} with the same text: {hit.copies[0]})" if hit.copies else ""
         yield f"{rank}. {hit.score:.3f}  {hit.location}{copies}"

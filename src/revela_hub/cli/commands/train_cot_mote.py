@@ -23,7 +23,7 @@ Examples:
   accelerate launch -m revela_hub train cot-mote --config examples/cot-mote/pretrain.yaml
 """
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,17 @@ from revela_hub.trainers.cot_mote.data_arguments import (
 from revela_hub.trainers.cot_mote.finetuning import CoTMoTEFinetuner
 from revela_hub.trainers.cot_mote.trainer import CoTMoTETrainer
 
+# What one stage alone reads.
+OF_STAGE = {
+    "pretrain": (
+        *("data", "text_column", "exclude", "max_documents", "language", "contexts", "query_generator", "query_prefix"),
+        *("queries_per_span", "min_tokens", "max_spans", "encoder_mask_ratio", "decoder_mask_ratio"),
+        *("decoder", "decoder_layers", "attention_window", "bottlenecks"),
+    ),
+    "finetune": (
+        *("pairs", "num_negatives", "query_max_length", "scores", "query_flops_weight", "passage_flops_weight"),
+    ),
+}
 BOTTLENECKS = {"dense": ["dense"], "sparse": ["sparse"], "both": ["dense", "sparse"]}
 
 
@@ -107,6 +118,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
+        _check_stage(arguments)
         start = _load(arguments)
         trainer, summary = (_pretrain if arguments.stage == "pretrain" else _finetune)(
             arguments, start, trainer_options
@@ -126,6 +138,20 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     return run.output
 
 
+def _check_stage(arguments: Arguments) -> None:
+    """Options that the stage does not read are refused: passed over in silence they would seem to hold."""
+    defaults = {each.name: each for each in fields(Arguments)}
+    for stage, names in OF_STAGE.items():
+        for name in names if stage != arguments.stage else ():
+            default, factory = defaults[name].default, defaults[name].default_factory
+            if getattr(arguments, name) != (default if factory is MISSING else factory()):
+                raise UserError(f"--{name} is of --stage {stage}, and this is --stage {arguments.stage}: leave it out")
+    if arguments.decoder == "none":
+        for name in ("decoder_layers", "bottlenecks"):
+            if getattr(arguments, name) is not None:
+                raise UserError(f"--{name} says how the decoder is: leave it out with --decoder none")
+
+
 def _load(arguments: Arguments) -> CoTMoTECheckpoint:
     pre_training = arguments.stage == "pretrain"
     config: dict[str, Any] = {"variant": arguments.variant}
@@ -133,8 +159,6 @@ def _load(arguments: Arguments) -> CoTMoTECheckpoint:
     if pre_training:
         config |= {name: getattr(arguments, name) for name in own}
         config["bottlenecks"] = None if arguments.bottlenecks is None else BOTTLENECKS[arguments.bottlenecks]
-    elif given := [name for name in (*own, "bottlenecks") if getattr(arguments, name) is not None]:
-        raise UserError(f"--{given[0]} is of --stage pretrain: fine-tuning has no decoder")
     start = load_cot_mote_start(
         arguments.encoder,
         pre_training=pre_training,
