@@ -23,8 +23,8 @@ BASE = {
     "encode": "encode retriever --passages text --output vectors --device cpu",
     "index": "index retriever --passages text --output vectors --device cpu",
     "answer": "answer done-imprag/model --index done-index 'what rusts?' --max_new_tokens 2 --device cpu",
-    "analyze": "analyze retriever --queries pairs.jsonl --query_column anchor --passages corpus.jsonl --device cpu",
-    "probe": "probe docs.jsonl --output probe --queries 8 --passages 40",
+    "analyze": "analyze retriever --queries docs.jsonl --passages docs.jsonl --device cpu",
+    "probe": "probe essays.jsonl --output probe --queries 20 --passages 60",
     "search-sparse": "search done-cot-mote/sparse 'sediment in rivers' --corpus text --mode sparse --cache_dir cache"
     " --device cpu",
     "search-hybrid": "search done-cot-mote/dense 'sediment in rivers' --corpus text --mode hybrid --cache_dir cache"
@@ -464,7 +464,7 @@ WRONG = {
         --queries empty.txt
         --queries pairs.jsonl --query_column question
         --passages nowhere.jsonl
-        --passages corpus.jsonl --passage_column body
+        --passages docs.jsonl --passage_column body
         --passages onepassage.jsonl
         --output text/rivers.txt/x
         --output ''
@@ -754,10 +754,10 @@ answer done-imprag/model --index other-index 'what?' --device cpu
 answer done-imprag-nan --index done-index 'what?' --device cpu
 analyze
 analyze retriever
-analyze retriever retriever retriever --queries pairs.jsonl --query_column anchor --passages corpus.jsonl
-analyze retriever-nan --queries pairs.jsonl --query_column anchor --passages corpus.jsonl --device cpu
-analyze bm25 --queries pairs.jsonl --query_column anchor --passages corpus.jsonl --device cpu
-analyze ./nowhere --queries pairs.jsonl --query_column anchor --passages corpus.jsonl --device cpu
+analyze retriever retriever retriever --queries docs.jsonl --passages docs.jsonl
+analyze retriever-nan --queries docs.jsonl --passages docs.jsonl --device cpu
+analyze bm25 --queries docs.jsonl --passages docs.jsonl --device cpu
+analyze ./nowhere --queries docs.jsonl --passages docs.jsonl --device cpu
 probe
 probe nowhere
 probe empty
@@ -840,9 +840,9 @@ train revela --help
 {answer}
 {answer} --task question_answering --json
 {analyze}
-analyze retriever done-cot-mote/dense --queries pairs.jsonl --query_column anchor --passages corpus.jsonl --device cpu
+analyze retriever done-cot-mote/dense --queries docs.jsonl --passages docs.jsonl --device cpu
 {probe}
-probe text --output probe
+probe essays.jsonl text --output probe --queries 20
 evaluate --task qa done-imprag/model --data prompts.jsonl --index done-index --max_new_tokens 2 --device cpu
 search retriever sediment --index other-index --device cpu
 {search-sparse}

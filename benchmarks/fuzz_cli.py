@@ -22,6 +22,7 @@ import argparse
 import io
 import json
 import os
+import random
 import re
 import resource
 import shlex
@@ -234,6 +235,10 @@ def data(root: Path) -> None:
     (root / "text" / "rivers.txt").write_text("\n\n".join(TEXTS * 3))
     (root / "text" / "area.py").write_text("def area(width, height):\n    return width * height\n\n\n" * 8)
     rows(root / "docs.jsonl", [{"id": n, "text": f"{text} {text}"} for n, text in enumerate(TEXTS * 2)])
+    # Sentences that are no copies of each other, for a probe of twenty.
+    words, draw = " ".join(TEXTS).split(), random.Random(0)
+    said = [[" ".join(draw.sample(words, 9)).strip(".,;").capitalize() + "." for _ in range(9)] for _ in range(40)]
+    rows(root / "essays.jsonl", [{"text": " ".join(sentences)} for sentences in said])
     (root / "crlf.txt").write_bytes("\r\n".join(TEXTS * 2).encode())
     (root / "latin1.txt").write_bytes("Müller läuft über die Brücke.\n".encode("latin-1") * 20)
     (root / "unicode.txt").write_text("川は山から海へ土砂を運ぶ。 مرحبا 🙂 \u2028 \x0c e\u0301\n" * 20)
