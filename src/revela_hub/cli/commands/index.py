@@ -51,8 +51,6 @@ def run(arguments: Arguments) -> None:
 
     if arguments.states != "none" and not is_imprag(arguments.model):
         raise UserError(f"--states is for ImpRAG models, and {arguments.model} is none")
-    if not 0 < arguments.keep <= 1:
-        raise UserError(f"--keep is a share of the tokens, above 0 and at most 1, not {arguments.keep}")
     if arguments.states == "none" and arguments.keep != 1:
         raise UserError("--keep says what is kept of --states: give float16 or pq")
     loaded = load_passage_encoder(arguments, index=arguments.index_type, milvus_uri=arguments.milvus_uri)
