@@ -8,7 +8,8 @@ is k_i and the last `queue_size` keys of earlier batches, made by an encoder who
 
 Views. Independent cropping: two runs of words, each of a random length and place; inverse cloze: a run of words, and the
 text without it. Of both, words are left out at random. Unlike the official code, which crops token ids, runs are of words,
-so that texts are tokenised as they will be; vectors are those of the model, normalised where it normalises.
+so that texts are tokenised as they will be; vectors are those of the model, normalised where it normalises. Instead of random views
+the two texts of a pair can be given (`trainers.baselines.text_pairs`).
 """
 
 import copy
@@ -31,7 +32,7 @@ from revela_hub.trainers.baselines.retriever import RetrieverTrainer, first_row_
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.epochs import NewEpoch
 
-View = Literal["cropping", "inverse_cloze"]
+View = Literal["cropping", "inverse_cloze", "pairs"]
 
 _WORD = re.compile(rf"{UNSPACED_CHARACTER.pattern}|\S+")
 
@@ -47,7 +48,10 @@ class ContrieverTrainingArguments(RunArguments):
     )
     views: View = field(
         default="cropping",
-        metadata={"help": "cropping: two runs of words of the passage; inverse_cloze: one, and the rest."},
+        metadata={
+            "help": "cropping: two runs of words of the passage; inverse_cloze: one, and the rest; pairs (not the paper's):"
+            " what the text itself offers, a docstring and its function, a title and its section, a sentence and the rest."
+        },
     )
     min_ratio: PositiveFloat = field(
         default=0.1, metadata={"help": "Shortest view, as a share of the passage's words."}
@@ -79,7 +83,7 @@ class ContrieverTrainingArguments(RunArguments):
 
 
 class ViewCollator:
-    """Rows of `build_passages` to two views of each, as the model's own preprocessing gives them.
+    """Rows of `build_passages` (for pairs, `build_text_pairs`) to two views of each, as the model's own preprocessing gives them.
 
     What is drawn depends on `(seed, epoch, row)` alone. `epoch` is set by the trainer.
 
@@ -103,7 +107,8 @@ class ViewCollator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """`query_input_ids`, `query_attention_mask`, ..., `key_input_ids`, ...: (B, L) each."""
-        views = [self.views(row["text"], row["row"]) for row in rows]
+        pairs = self.args.views == "pairs"
+        views = [(row["query"], row["text"]) if pairs else self.views(row["text"], row["row"]) for row in rows]
         batch: dict[str, Any] = {}
         for name, prompt, texts in (
             ("query", "query", [query for query, _ in views]),

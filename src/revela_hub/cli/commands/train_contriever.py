@@ -3,12 +3,16 @@ r"""Trains a retriever on raw text by contrast, without labels: Contriever (arXi
 Two random parts of a passage are to be alike, and unlike the parts of the batch's other passages (or, with --queue_size, of
 earlier batches). It starts from any sentence-transformers model, or from an encoder, whose tokens' mean is then the vector.
 
+With --views pairs the two are what the text itself offers: a docstring and its function, a title and its section, a sentence and the
+rest of its passage.
+
 What comes out, in --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/, from which
 --resume_from_checkpoint last goes on with the same result as if nothing had happened.
 
 Examples:
   revela-hub train contriever --data path/to/texts --retriever sentence-transformers/all-MiniLM-L6-v2 --max_steps 200
   revela-hub train contriever --data path/to/texts --retriever google-bert/bert-base-uncased --views inverse_cloze
+  revela-hub train contriever --data path/to/code --retriever sentence-transformers/all-MiniLM-L6-v2 --views pairs
 """
 
 from dataclasses import dataclass, field
@@ -59,24 +63,24 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.text.passages import build_passages
+    from revela_hub.trainers.baselines.text_pairs import build_text_pairs
 
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
         task, report = arguments.task(resumed=run.checkpoint is not None), ReadReport()
         with arguments.main_process_first(desc="reading the text"):
-            passages = build_passages(
-                arguments.sources(kind=None if arguments.kind == "auto" else arguments.kind),
-                max_words=arguments.max_words,
-                language=arguments.language,
-                cache_dir=arguments.cache_dir,
-                report=report,
-            )
+            sources = arguments.sources(kind=None if arguments.kind == "auto" else arguments.kind)
+            kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "report": report}
+            if arguments.views == "pairs":
+                rows = build_text_pairs(sources, seed=arguments.seed, **kept)
+            else:
+                rows = build_passages(sources, max_words=arguments.max_words, language=arguments.language, **kept)
         arguments.say(report)
         model = load_retriever(
             arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
         )
-        trainer = ContrieverTrainer(model, arguments, train_dataset=passages, retrieval_task=task, **trainer_options)
+        trainer = ContrieverTrainer(model, arguments, train_dataset=rows, retrieval_task=task, **trainer_options)
         run.train(trainer)
         trainer.finish(run, method="contriever", summary=str(report))
     return run.output
