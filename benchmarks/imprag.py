@@ -2,8 +2,8 @@
 
 Every row of the tables sees the same questions in the same batches with the same number of updates and the same k
 passages of at most l_max tokens. A model of this size has to be taught to retrieve before it is taught to read: rows with a
-warm-up start from a language model whose layers 0 to b saw the warm-up's loss alone (`--retrieval-steps` updates, made once
-for a seed and b); so does RA-DIT-Llama's retriever. Self-distillation alone starts from the language model as it is.
+warm-up start from a language model whose layers 0 to b saw the warm-up's loss alone (`--retrieval-rounds` times
+`--retrieval-steps` updates, made once for a seed and b); so does RA-DIT-Llama's retriever. Self-distillation alone starts from the language model as it is.
 Finished runs are kept in --output and not repeated, so the script may be stopped and started again; --report prints the
 tables of what is there.
 
@@ -66,7 +66,7 @@ RETRIEVER = REPOSITORY / "examples" / "quickstart" / "retriever"
 K, L_MAX, MAX_WORDS, BATCH, MAX_LENGTH = 2, 48, 24, 16, 96
 DEV_QUESTIONS, DEV_PASSAGES = 160, 400
 LEARNING_RATE = 1e-3
-RETRIEVAL_WEIGHT = 10.0
+RETRIEVAL_WEIGHT = 1.0
 RETRIEVAL_BATCH = 64  # without the readers' part a batch is cheap, and its passages are each other's negatives
 B, T = 2, 4
 SWEEP = ((1, 4), (3, 4), (2, 2), (2, 5))
@@ -130,6 +130,7 @@ class Experiment:
     output: Path
     steps: int
     retrieval_steps: int
+    retrieval_rounds: int
 
     def run_arguments(self, seed: int, **settings: Any) -> dict[str, Any]:
         """What every trainer is told."""
@@ -273,17 +274,21 @@ def measure_imprag(experiment: Experiment, model: ImpRAGForCausalLM, states: Sto
 # --- training
 
 
-def retrieving_lm(experiment: Experiment, seed: int, b: int) -> str:
-    """The language model after the warm-up's loss alone, which only its layers 0 to b see: a folder, made once."""
-    folder = experiment.output / f"start-b{b}-{seed}"
+def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int | None = None) -> str:
+    """The language model after rounds of the warm-up's loss alone, which only its layers 0 to b see: a folder, made once."""
+    rounds = experiment.retrieval_rounds if rounds is None else rounds
+    if not rounds:
+        return str(LM)
+    folder = experiment.output / f"start-b{b}-{seed}-{rounds}"
     if (folder / "config.json").is_file():
         return str(folder)
+    start = retrieving_lm(experiment, seed, b, rounds - 1)
     train, tokenizer = experiment.train, experiment.tokenizer
     set_seed(seed)
-    model = ImpRAGForCausalLM.from_backbone(str(LM), b=b, t=b, k=K, l_max=L_MAX).train()
+    model = ImpRAGForCausalLM.from_backbone(start, b=b, t=b, k=K, l_max=L_MAX).train()
     passages = tokenize_passages(tokenizer, train.passages, L_MAX)
     questions = tokenize_passages(tokenizer, list(train.prompts["prompt"]), MAX_LENGTH, end=False)
-    steps, drawn = experiment.retrieval_steps, np.random.default_rng(seed)
+    steps, drawn = experiment.retrieval_steps, np.random.default_rng(seed + 1000 * (rounds - 1))
     order = np.concatenate(
         [drawn.permutation(len(questions)) for _ in range(1 + steps * RETRIEVAL_BATCH // len(questions))]
     )
@@ -308,7 +313,7 @@ def retrieving_lm(experiment: Experiment, seed: int, b: int) -> str:
         optimizer.zero_grad()
         losses.append(loss.item())
         if (step + 1) % 50 == 0:
-            print(f"b={b}, update {step + 1}: retrieval loss {np.mean(losses[-50:]):.3f}", flush=True)
+            print(f"b={b}, round {rounds}, update {step + 1}: retrieval loss {np.mean(losses[-50:]):.3f}", flush=True)
     model.backbone.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -542,7 +547,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder that has squad/")
     parser.add_argument("--output", type=Path, default=Path("outputs/imprag-benchmark"))
     parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument("--retrieval-steps", type=int, default=160, help="of 64 questions, before")
+    parser.add_argument("--retrieval-steps", type=int, default=160, help="of 64 questions, before, a round")
+    parser.add_argument("--retrieval-rounds", type=int, default=2, help="each with a learning rate that falls to zero")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", nargs="+", help="rows to run, such as imprag:both; by default all")
     parser.add_argument("--report", action="store_true", help="only print the tables of what is there")
@@ -555,7 +561,9 @@ def main() -> None:
         dev = read(options.data, "dev", DEV_QUESTIONS, DEV_PASSAGES)
         sizes = f"{len(train.prompts)} training questions over {len(train.passages)} passages"
         print(f"{sizes}, {len(dev.prompts)} test questions over {len(dev.passages)} passages", flush=True)
-        experiment = Experiment(train, dev, tokenizer, options.output, options.steps, options.retrieval_steps)
+        experiment = Experiment(
+            train, dev, tokenizer, options.output, options.steps, options.retrieval_steps, options.retrieval_rounds
+        )
         (options.output / "results").mkdir(parents=True, exist_ok=True)
         jobs = [(name, 0) for name in dict.fromkeys((*MAIN, *ENCODINGS, "stored", *BOUNDARIES))]
         jobs += [(name, seed) for seed in range(1, options.seeds) for name in MAIN[1:]]
