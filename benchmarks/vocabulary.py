@@ -2,7 +2,8 @@
 
 All sides alternate in one process; times are CPU seconds, the best of several, ratios are of those. Memory is the peak of the tensors
 alive above what was there before. The first table is the loss alone, forward and backward; the second a whole step of
-RetroMAE and of Revela's language model, whose peer is the same step with the logits of all labelled positions.
+RetroMAE, of Revela's language model and of ImpRAG, whose peer is the same step with the logits of all labelled positions (of
+ImpRAG: of all positions).
 
     python benchmarks/vocabulary.py
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
-from revela_hub.modeling import RetroMAEForPreTraining, RevelaForCausalLM
+from revela_hub.modeling import ImpRAGForCausalLM, RetroMAEForPreTraining, RevelaForCausalLM
 from revela_hub.modeling.linear_cross_entropy import linear_cross_entropy
 
 SHAPES = ((1600, 384, 30522), (2560, 256, 12288))  # BERT's vocabulary, the quickstart's
@@ -83,6 +84,22 @@ def revela_step(size: int = 16, length: int = 160) -> dict[str, Callable[[], Non
     return with_and_without(model, lambda: model(ids, mask, labels=ids, embeddings=embeddings).loss)
 
 
+def imprag_step(prompts: int = 16, length: int = 48, answer: int = 8) -> dict[str, Callable[[], None]]:
+    """The quickstart's language model, two passages of 64 tokens; the loss is on the answer alone."""
+    config = LlamaConfig(
+        vocab_size=12288, hidden_size=256, intermediate_size=640, num_hidden_layers=6, num_attention_heads=4
+    )
+    model = ImpRAGForCausalLM.from_backbone(LlamaForCausalLM(config), k=2, l_max=64).train()
+    ids, passages = torch.randint(12288, (prompts, length)), torch.randint(12288, (prompts, 2, 64))
+    labels = ids.masked_fill(torch.arange(length) < length - answer, -100)
+
+    def side(return_logits: bool) -> None:
+        model(ids, passage_input_ids=passages, labels=labels, return_logits=return_logits).loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    return {"ours": lambda: side(False), "plain": lambda: side(True)}
+
+
 def with_and_without(model: torch.nn.Module, loss: Callable[[], Tensor]) -> dict[str, Callable[[], None]]:
     """The step as it is, and with the projection's hooks lifted, which gives the logits of all labelled positions."""
     head = model.lm.get_output_embeddings()
@@ -117,7 +134,11 @@ def main() -> None:
     print("\nA whole step, against the same with the logits of all labelled positions:\n")
     print("| step | ours | time ratio | memory ratio |")
     print("|---|---|---|---|")
-    steps = {"RetroMAE, 6 x 384, 8 x 128 tokens": retromae_step, "Revela, 4 x 256, 16 x 160 tokens": revela_step}
+    steps = {
+        "RetroMAE, 6 x 384, 8 x 128 tokens": retromae_step,
+        "Revela, 4 x 256, 16 x 160 tokens": revela_step,
+        "ImpRAG, 6 x 256, 16 x 48 tokens, 8 of them answers": imprag_step,
+    }
     for name, make in steps.items():
         sides = make()
         seconds = alternate(sides, "cpu", args.repeats)
