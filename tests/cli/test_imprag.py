@@ -190,12 +190,16 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
         assert str(work) not in "".join(file.read_text() for file in folder.glob("*.[mj][ds]*"))
     assert main(["index", retriever, "--passages", str(work / "docs"), "--output", str(work / "index")]) == 0
     assert "12 passages" in capsys.readouterr().out
+    assert main(["search", retriever, "--index", str(work / "index"), "Which town has the river Dart?"]) == 0
+    assert "1. " in capsys.readouterr().out
+    assert main(["search", retriever, "--corpus", str(work / "docs"), "--query", "Dart", "--max-seq-length", "9"]) == 2
+    assert "an ImpRAG model reads texts as they are" in capsys.readouterr().err
     for wrong, message in (
         ([], "either --retriever, or --backbone and --b"),
         (["--backbone", lm], "--backbone and --b go together"),
         (["--backbone", lm, "--b", "9"], "b=9 is beyond the last layer"),
-        (["--backbone", str(bert_folder), "--b", "1"], "is not a causal decoder"),
-        (["--reader", str(bert_folder), "--retriever", str(retriever_folder)], "is not a causal decoder"),
+        (["--backbone", str(bert_folder), "--b", "1"], "is an encoder"),
+        (["--reader", str(bert_folder), "--retriever", str(retriever_folder)], "is an encoder"),
         (["--reader", "./nowhere", "--retriever", str(retriever_folder)], "'./nowhere': there is no such folder"),
         (["--retriever", str(retriever_folder), "--push_to_hub", "true", "--hub_model_id", "a/b"], "not published"),
     ):

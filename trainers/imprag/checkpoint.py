@@ -25,7 +25,7 @@ def is_imprag(name: str | Path) -> bool:
     """Whether a folder, or a model of the Hub, is of ImpRAG."""
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError:
+    except (OSError, ValueError):  # nothing there, or no name of a model
         return False
     return bool(fields.get("model_type") == ImpRAGConfig.model_type)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from revela_hub.cli.encoders import load_dense
 from revela_hub.cli.output import shows_progress
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt, TextLength
@@ -57,7 +58,13 @@ def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvu
         raise UserError("bm25 has no vectors: it needs no index of them (revela-hub search bm25 --corpus ...)")
     report = ReadReport()
     documents = read_documents(options.passages, report=report)  # a wrong path should not cost the loading of a model
-    encoder, similarity = _load(options)
+    encoder, similarity = load_dense(
+        options.model,
+        device=options.device,
+        trust_remote_code=options.trust_remote_code,
+        max_seq_length=options.max_seq_length,
+        prompt=options.document_prompt,
+    )
     settings = RankerSettings(
         identity=model_identity(options.model, options.max_seq_length),
         similarity=similarity,
@@ -76,22 +83,3 @@ def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvu
             documents, folder, max_words=options.max_words, report=report, show_progress_bar=shows_progress()
         ),
     )
-
-
-def _load(options: PassageOptions) -> tuple[Any, str]:
-    """The encoder, and how its vectors are compared: of ImpRAG the decoder's own, else sentence-transformers."""
-    from revela_hub.retrieval.encoder import load_encoder, similarity_of
-    from revela_hub.trainers.imprag.answering import load_imprag_encoder
-    from revela_hub.trainers.imprag.checkpoint import is_imprag
-
-    if is_imprag(options.model):
-        if options.document_prompt or options.max_seq_length:
-            raise UserError("an ImpRAG model reads passages as they are, up to its own l_max tokens: no such option")
-        return load_imprag_encoder(options.model, options.device), "dot"
-    encoder = load_encoder(
-        options.model,
-        device=options.device,
-        trust_remote_code=options.trust_remote_code,
-        max_seq_length=options.max_seq_length,
-    )
-    return encoder, similarity_of(encoder, options.model)

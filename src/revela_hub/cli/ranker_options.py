@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from revela_hub.cli.encoders import load_dense
 from revela_hub.cli.output import shows_progress
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeFloat, PositiveInt, TextLength
@@ -89,7 +90,7 @@ def load_models(options: RankerOptions, model: str, mode: str | None) -> Models:
     """
     from revela_hub.retrieval import RankerSettings
     from revela_hub.retrieval.bm25 import bm25_settings
-    from revela_hub.retrieval.encoder import load_encoder, load_sparse_encoder, model_identity, similarity_of
+    from revela_hub.retrieval.encoder import load_sparse_encoder, model_identity
 
     if model == "bm25" and mode not in (None, "bm25"):
         raise UserError(f"--mode {mode} needs a model besides bm25: give its folder or Hub id")
@@ -111,10 +112,11 @@ def load_models(options: RankerOptions, model: str, mode: str | None) -> Models:
     dense = sparse = None
     found: dict[str, Any] = {}
     if "dense" in settings.used:
-        dense = load_encoder(model, **loading)
+        prompt = settings.query_prompt or settings.document_prompt
+        dense, similarity = load_dense(model, **loading, prompt=prompt)
         found |= {
             "identity": model_identity(model, options.max_seq_length),
-            "similarity": similarity_of(dense, model),
+            "similarity": similarity,
             "device": dense.device,
         }
     if "sparse" in settings.used:

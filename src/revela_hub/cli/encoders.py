@@ -1,0 +1,41 @@
+"""Which encoder makes a model's vectors: sentence-transformers', or an ImpRAG decoder itself."""
+
+from typing import Any, NamedTuple
+
+from revela_hub.errors import UserError
+
+
+class DenseEncoder(NamedTuple):
+    """An encoder, and how its vectors are compared: "cosine" or "dot"."""
+
+    encoder: Any
+    similarity: str
+
+
+def load_dense(
+    model: str, *, device: str | None, trust_remote_code: bool, max_seq_length: int | None, prompt: str | None = None
+) -> DenseEncoder:
+    """Loads it.
+
+    Args:
+        model: a sentence-transformers or ImpRAG model: folder or Hub id.
+        device: by default the fastest there is.
+        trust_remote_code: run code that comes with a sentence-transformers model; ImpRAG's is in this package.
+        max_seq_length: cut texts at this many tokens.
+        prompt: one that the user gave in place of the model's own.
+
+    Raises:
+        UserError: it cannot be loaded, or an option is not for it.
+    """
+    from revela_hub.retrieval.encoder import load_encoder, similarity_of
+    from revela_hub.trainers.imprag.answering import load_imprag_encoder
+    from revela_hub.trainers.imprag.checkpoint import is_imprag
+
+    if is_imprag(model):
+        if prompt or max_seq_length:
+            raise UserError(
+                "an ImpRAG model reads texts as they are, passages up to its own l_max tokens: no such option"
+            )
+        return DenseEncoder(load_imprag_encoder(model, device), "dot")
+    encoder = load_encoder(model, device=device, trust_remote_code=trust_remote_code, max_seq_length=max_seq_length)
+    return DenseEncoder(encoder, similarity_of(encoder, model))
