@@ -396,7 +396,6 @@ WRONG = {
         --max_ratio 2
         --deletion 1
         --per_device_train_batch_size 1
-        --queue_size 3
         --max_length 4096
         --eval_corpus nowhere
         --probe nowhere

@@ -79,6 +79,8 @@ class RankerSettings:
         for name, choices in (("similarity", ("cosine", "dot")), ("dtype", ("float32", "float16"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
+        if self.milvus_uri is not None and self.index != "milvus":
+            raise UserError(f"a Milvus server is for the index milvus, not {self.index}: give that, or leave it out")
         if self.mode not in get_args(Mode):
             raise UserError(f"the mode must be one of {', '.join(get_args(Mode))}, not {self.mode!r}")
         for name in ("depth", "batch_size", "max_terms", "max_query_terms"):

@@ -85,10 +85,8 @@ class Loaded:
         if has_tokenizer:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
             self.causal = any("CausalLM" in name for name in [*names, *config.get("auto_map", ())])
-            limit = getattr(self.module.config.get_text_config(), "max_position_embeddings", LONGEST_PROBE)
             self.tokenizer.padding_side = "right"
-            limit = min(limit, positions(self.module) or limit)
-            self.tokenizer.model_max_length = min(self.tokenizer.model_max_length, limit)
+            self.tokenizer.model_max_length = text_limit(self.module, self.tokenizer)
 
     def encode(self, kind: str, texts: list[str], **options: Any) -> np.ndarray:
         """Returns (n_texts, d) float32 vectors as a reader gets them, all texts in one batch.
@@ -198,6 +196,12 @@ def positions(module: Any) -> int | None:
             # RoBERTa's positions begin after the padding token's id.
             return int(part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1))
     return None
+
+
+def text_limit(module: Any, tokenizer: Any) -> int:
+    """The tokens of a text that are kept, of a model that does not say: what its tokenizer and its positions allow."""
+    limit = getattr(module.config.get_text_config(), "max_position_embeddings", LONGEST_PROBE)
+    return min(int(tokenizer.model_max_length), limit, positions(module) or limit)
 
 
 def _kind(folder: Path) -> str:

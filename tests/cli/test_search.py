@@ -84,6 +84,12 @@ def test_a_model_is_searched_with_through_its_cache(
         (["bm25", " ", "--corpus", "docs"], "the query is empty"),
         (["bm25", "query", "--corpus", "docs", "--top-k", "0"], "--top-k: must be at least 1, not 0"),
         (["./nowhere", "query", "--corpus", "docs"], "./nowhere is not a folder"),
+        (["bm25", "river", "--corpus", "docs", "--weights", "1", "2"], "--weights is of --mode hybrid"),
+        (["bm25", "river", "--corpus", "docs", "--sparse-model", "x"], "--sparse-model is of --mode sparse"),
+        (
+            ["bm25", "river", "--corpus", "docs", "--milvus-uri", "http://a:1"],
+            "a Milvus server is for the index milvus",
+        ),
     ],
 )
 def test_mistakes_are_one_line(

@@ -85,6 +85,18 @@ def test_imprag_says_what_index_it_wants_and_loads_without_this_package(
         publish(folder, Destination("org/x"), Assembly(part="lm"), dry_run=True)
 
 
+def test_imprag_whose_tokenizer_has_no_limit_is_published(
+    tmp_path: Path, hub: LoopbackHub, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Export and check keep as many tokens of a text: what the positions allow, not what the longest probe has."""
+    folder = tmp_path / "imprag"
+    ImpRAGForCausalLM.from_backbone(tiny_llama, b=0, t=1, k=2, l_max=32).save_pretrained(folder)
+    bpe_tokenizer.model_max_length = int(1e30)
+    bpe_tokenizer.save_pretrained(folder)
+    published = publish(folder, Destination("org/reader"), Assembly(part="model"), dry_run=True)
+    assert all(check.ok for check in published.checks)
+
+
 def test_imprag_folder_that_retrieves_or_reads_otherwise_is_found(
     tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
 ) -> None:

@@ -7,7 +7,7 @@ import torch
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
-from revela_hub.hub_cards.verify.loading import LONGEST_PROBE, imprag_vectors, positions
+from revela_hub.hub_cards.verify.loading import imprag_vectors, text_limit
 from revela_hub.hub_cards.verify.vectors import probe_texts
 from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint, load_imprag_checkpoint
 
@@ -32,7 +32,7 @@ def assemble_imprag(checkpoint: Path, folder: Path, assembly: Assembly) -> Assem
 def _save_reference(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path) -> Path:
     """Writes the checkpoint's own vectors of the probe texts, and what it reads in them, which the folder has to give, too."""
     model, tokenizer = loaded.model, loaded.tokenizer
-    length = min(int(tokenizer.model_max_length), LONGEST_PROBE, positions(model) or LONGEST_PROBE)
+    length = text_limit(model, tokenizer)
     tokenizer.model_max_length = length
     texts = [text or "a" for text in probe_texts(length)]  # as the check does: there is no vector of no token
     kinds = ("query", "document")

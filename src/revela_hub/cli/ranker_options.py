@@ -1,6 +1,7 @@
 """The options of what ranks, which `search`, `mine` and `evaluate` share, and the models that they name."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from revela_hub.cli.encoders import load_dense
@@ -67,6 +68,23 @@ class RankerOptions:
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
     max_seq_length: TextLength | None = field(default=None, metadata={"help": "Cut texts at this many tokens."})
+
+
+def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
+    """Options that none of the modes reads are refused: passed over in silence they would seem to hold.
+
+    Raises:
+        UserError: There is one.
+    """
+    of_mode: dict[str, tuple[str, ...]] = {"hybrid": ("parts", "fusion", "weights", "depth")}
+    if "hybrid" not in modes and "sparse" not in modes:
+        of_mode |= {"sparse": ("sparse_model",)}
+    defaults = {each.name: each for each in fields(RankerOptions)}
+    for mode, names in of_mode.items():
+        for name in names if mode not in modes else ():
+            default, factory = defaults[name].default, defaults[name].default_factory
+            if getattr(options, name) != (default if factory is MISSING else factory()):
+                raise UserError(f"--{name.replace('_', '-')} is of --mode {mode}: give that, or leave it out")
 
 
 class Models(NamedTuple):

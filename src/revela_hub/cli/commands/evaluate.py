@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from revela_hub.cli.ranker_options import RankerOptions, load_models
+from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 
@@ -119,6 +119,7 @@ def _on_folder(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
     from revela_hub.evaluation import evaluate_ranking
 
     assert arguments.corpus is not None
+    check_used(arguments, arguments.mode or [])
     task = read_beir(arguments.corpus, arguments.split)
     for name in arguments.models:
         modes = ["bm25"] if name == "bm25" else arguments.mode or ["dense"]

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from revela_hub.cli.output import note
-from revela_hub.cli.ranker_options import RankerOptions, load_models
+from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def run(arguments: Arguments) -> None:
     settings = _settings(arguments)
     output = Path(arguments.output).expanduser()
     _check_output(arguments, output)
+    check_used(arguments, [arguments.mode])
     make_folder(output.parent, "--output")
     pairs, corpus = _input(arguments)
     models = load_models(arguments, arguments.model, arguments.mode)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from revela_hub.cli.output import note, shows_progress
-from revela_hub.cli.ranker_options import RankerOptions, load_models
+from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 
@@ -65,6 +65,7 @@ def run(arguments: Arguments) -> None:
     if bool(arguments.corpus) == bool(arguments.index):
         raise UserError("give either --corpus PATH ... or --index FOLDER (see revela-hub search --help)")
     _check_corpus(arguments)
+    check_used(arguments, [arguments.mode])
     if arguments.query is not None and not arguments.query.strip():
         raise UserError("the query is empty")
     with contextlib.ExitStack() as stack:
