@@ -84,6 +84,17 @@ class Outcome:
         what = "the start is what is exported" if self.step == 0 else "it is exported all the same, as asked for"
         return f"The training made the retriever worse by {-d.difference:.3f} {size}: {what}."
 
+    def advice(self) -> str:
+        """What BM25 beside it is worth, where that is more than chance; each query is ranked by a weight chosen without it."""
+        weight = self.hybrid.weight
+        d = compare_queries(self.chosen.per_query[METRIC], self.hybrid.scores.per_query[METRIC])
+        if not weight or d.verdict != "better":
+            return ""
+        return (
+            f"Together with BM25 (search --mode hybrid --weights {1 - weight:.1f} {weight:.1f}) it is better by {d.difference:.3f} "
+            f"nDCG@10 (95% interval {d.low:+.3f} to {d.high:+.3f}, on all {d.queries} queries)."
+        )
+
     def explained(self) -> str:
         """The sentence for those who did not see the run: with what a probe is."""
         if self.task != PROBE:
@@ -128,6 +139,7 @@ class Outcome:
         rows = {"start": self.start, "chosen": self.chosen, "bm25": self.bm25, "hybrid": self.hybrid.scores}
         content = {
             "sentence": self.sentence(),
+            "advice": self.advice(),
             "task": self.task,
             "step": self.step,
             "last_step": self.last_step,

@@ -102,7 +102,8 @@ class Run:
                 self.outcome.write(self.output / OUTCOME)
             Record(run_settings(self.arguments), finished=True).write(self.output)
         if self.outcome is not None and self.arguments.should_log:
-            sys.stdout.write(f"\n{self.outcome.table()}\n{self.outcome.sentence()}\n")
+            said = [self.outcome.table(), self.outcome.sentence(), self.outcome.advice()]
+            sys.stdout.write("\n" + "".join(f"{text}\n" for text in said if text))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """A run is measured, its best weights are handed out, and never something worse than its start."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,6 +99,10 @@ def test_the_best_moment_is_handed_out_and_said(task: RetrievalTask, tmp_path: P
     assert outcome.start.ndcg_at_10 == outcome.curve[0] and outcome.chosen.ndcg_at_10 == outcome.curve[10]
     table = outcome.table()
     assert "after (update 10 of 30)" in table and "BM25" in table and "hybrid (" in table
+    weight = outcome.hybrid.weight
+    assert f"--weights {1 - weight:.1f} {weight:.1f}) it is better by 0." in outcome.advice()
+    alone = replace(outcome, hybrid=replace(outcome.hybrid, weight=0.0, scores=outcome.chosen))
+    assert alone.advice() == ""
     results = outcome.results()
     assert [result.model for result in results][:3] == [None, "before training", "BM25"]
     assert outcome.figure(tmp_path).path == str(tmp_path / CURVE) and (tmp_path / CURVE).stat().st_size > 5000
