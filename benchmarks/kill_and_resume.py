@@ -6,7 +6,8 @@
 Of each method: one run that is left alone, then `--kills` runs that are killed (kill -9) at a random time, and as many that
 are killed at a random time from the beginning of a checkpoint's writing on. Each is started again with
 `--resume_from_checkpoint last` until it ends, as a restart loop does, and every safetensors file that it leaves has to be
-that of the run that was left alone. The runs are forks of one process that has imported everything that the first of them has, so they start at once.
+that of the run that was left alone. That run, resumed, has to leave its files as they are. The runs are forks of one process
+that has imported everything that the first of them has, so they start at once.
 The models are tiny and random; what is tested is what is written and read, and not the arithmetic.
 """
 
@@ -97,6 +98,9 @@ def make_inputs(root: Path) -> dict[str, list[str]]:
     imprag += ["--b", 1, "--t", 1, "--k", 2, "--l_max", 32, "--max_length", 48, "--per_device_train_batch_size", 4]
     imprag += ["--retrieval_warmup_epochs", 1, "--num_positives", 1, "--num_negatives", 2, "--first_negative_rank", 2]
     imprag += ["--last_negative_rank", 8, "--num_candidates", 4]
+    reading = ["--data", root / "prompts.jsonl", "--passages", root / "text", "--max_words", 12, "--l_max", 32]
+    reading += ["--max_length", 48, "--per_device_train_batch_size", 4]
+    ra_dit = [*reading, "--reader", llama, "--num_candidates", 4, "--num_positives", 1]
     contriever = ["--data", root / "text", "--retriever", bert, "--max_words", 12, "--per_device_train_batch_size", 4]
     replug = ["--data", root / "text", "--retriever", bert, "--lm", llama, "--max_words", 20, "--group_size", 3]
     replug += ["--max_length", 24, "--gradient_accumulation_steps", 2]
@@ -111,6 +115,9 @@ def make_inputs(root: Path) -> dict[str, list[str]]:
             *[*cot_mote, *cached],
         ],
         "imprag": ["train", "imprag", *imprag, *common],
+        "ra-it": ["train", "ra-it", *reading, "--backbone", llama, "--k", 2, *common],
+        "ra-dit": ["train", "ra-dit", *ra_dit, "--retriever", bert, *common],
+        "ra-dit, Llama": ["train", "ra-dit", *ra_dit, "--backbone", llama, "--b", 1, *common],
         "contriever": ["train", "contriever", *contriever, *cached],
         "contriever, queue": ["train", "contriever", *contriever, "--queue_size", 8, *cached],
         "replug": ["train", "replug", *replug, *cached],
@@ -236,6 +243,8 @@ def main() -> None:
     import revela_hub.cli.commands.train_cot_mote
     import revela_hub.cli.commands.train_imprag
     import revela_hub.cli.commands.train_nvembed
+    import revela_hub.cli.commands.train_ra_dit
+    import revela_hub.cli.commands.train_ra_it
     import revela_hub.cli.commands.train_replug
     import revela_hub.cli.commands.train_retromae
     import revela_hub.cli.commands.train_revela  # noqa: F401 (warmed up for the forks)
@@ -273,6 +282,10 @@ def measure(method: str, words: list[str], folder: Path, kills: int) -> list[tup
         sys.exit(f"{method} does not train: see {folder}/whole.log")
     warm_up(folder / "whole.modules")
     length, expected = time.monotonic() - began, weights(folder / "whole")
+    ended = {file: file.stat().st_mtime_ns for file in (folder / "whole").rglob("*.safetensors")}
+    status = Run([*words, "--resume_from_checkpoint", "last"], folder / "whole").wait()
+    if status or ended != {file: file.stat().st_mtime_ns for file in (folder / "whole").rglob("*.safetensors")}:
+        sys.exit(f"{method}: a run that has ended is not left as it is: see {folder}/whole.log")
     counts: dict[str, Counter[str]] = {"at any time": Counter(), "while a checkpoint is written": Counter()}
     for number in range(kills):
         for kind, when in enumerate(counts):

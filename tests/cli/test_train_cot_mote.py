@@ -60,6 +60,7 @@ def test_from_text_and_pairs_to_three_forms(
     assert card["command"].startswith("revela-hub train cot-mote")
 
     finetune = words(first, second, "--stage", "finetune", "--pairs", pairs, "--num_negatives", 2)
+    finetune += ["--save_strategy", "steps", "--save_steps", "2"]
     assert main([*finetune, "--passage_flops_weight", "0.01"]) == 0
     dense, sparse = SentenceTransformer(str(second / "dense")), SparseEncoder(str(second / "sparse"))
     assert dense.encode_query(["fox"]).shape == (1, 32) and sparse.encode_document(["fox"]).shape[0] == 1
@@ -67,6 +68,11 @@ def test_from_text_and_pairs_to_three_forms(
         readme = (second / name / "README.md").read_text()
         assert "2304.10195" in readme and str(tmp_path) not in readme
         assert "passage_flops_weight: 0.01" in readme and "pairs: pairs.jsonl" in readme
+    model = second / "model" / "model.safetensors"
+    written = model.stat().st_mtime_ns
+    capsys.readouterr()
+    assert main([*finetune, "--passage_flops_weight", "0.01", "--resume_from_checkpoint", "last"]) == 0
+    assert "nothing to do: the run in" in capsys.readouterr().out and model.stat().st_mtime_ns == written
     assert main(["export", str(second), "--output", str(tmp_path / "again")]) == 0
     printed = capsys.readouterr().out
     assert 'SparseEncoder("' in printed and "trust_remote_code=True" in printed

@@ -41,7 +41,7 @@ NOT_LEARNT = {
     *("fsdp", "fsdp_config", "deepspeed", "accelerator_config", "parallelism_config", "distributed_state"),
     *("enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "use_liger_kernel", "liger_kernel_config"),
     *("mini_batch_size", "mini_batch_num_tokens", "attn_implementation", "export_max_length", "query_instruction"),
-    *("ignore_data_skip", "average_tokens_across_devices", "deepspeed_plugin", "milvus_uri"),
+    *("ignore_data_skip", "average_tokens_across_devices", "deepspeed_plugin", "milvus_uri", "router_mapping"),
 }
 NOT_THE_FORM = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache", "auto_map"}
 # How long the run goes on: a run may be made longer.
