@@ -99,6 +99,10 @@ class Bench:
         self.lower_bias(model, tokenizer)
         model.lm.save_pretrained(self.start)
         tokenizer.save_pretrained(self.start)
+        width = model.config.get_text_config().hidden_size
+        queries, passages = (v[:, :width] for v in self.vectors(model.encoder, tokenizer, self.dev, switch=False))
+        ranks = _ranks(queries @ passages.T, self.dev.positives)
+        print(f"the start, dense: MRR@10 {mrr(ranks).mean():.3f}", flush=True)
 
     def lower_bias(self, model: CoTMoTEForPreTraining, tokenizer: Any) -> None:
         """Takes one number off all logits, so that a passage starts with about `--terms` terms.

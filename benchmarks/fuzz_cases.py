@@ -480,7 +480,6 @@ WRONG = {
         --model ./nowhere
         --endpoint http://127.0.0.1:9/v1
         --endpoint http://127.0.0.1:9/v1 --model x
-        --exclude '*'
         """,
     "search-sparse": """
         --corpus empty.txt

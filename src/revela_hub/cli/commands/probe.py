@@ -73,10 +73,15 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Makes the probe, says what it is and shows five of its queries."""
     from revela_hub.data.sources.report import ReadReport
-    from revela_hub.evaluation.probe import ProbeSettings, build_probe, write_probe
+    from revela_hub.evaluation.probe import SETTINGS, ProbeSettings, build_probe, write_probe
     from revela_hub.retrieval.disk import try_folder
 
-    try_folder(Path(arguments.output), "--output")
+    output = Path(arguments.output).expanduser()
+    if output.is_dir() and any(output.iterdir()) and not (output / SETTINGS).is_file():
+        raise UserError(
+            f"--output {output} holds other files than a probe's, which could be replaced: give a new folder"
+        )
+    try_folder(output, "--output")
     if arguments.kind not in ("auto", "text", "code"):
         raise UserError(f"--kind is {arguments.kind!r}; it must be auto, text or code")
     settings = ProbeSettings(arguments.queries, arguments.passages, tuple(arguments.kinds), arguments.seed)  # type: ignore[arg-type]  # checked there
@@ -88,7 +93,7 @@ def run(arguments: Arguments) -> None:
     }
     report = ReadReport()
     probe = build_probe(arguments.data, settings, questions=_questions(arguments), report=report, **defaults)
-    write_probe(probe, arguments.output)
+    write_probe(probe, output)
     note(report)
     print(probe)
     for query, passage in probe.examples():
