@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.utils import logging
 
 from revela_hub.errors import UserError, first_line
 from revela_hub.hub_cards.assemble import forget_origins
@@ -107,12 +108,21 @@ def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase,
         UserError: the decoder has no layer b, or is none that ImpRAG can be made of.
     """
     try:
-        layers = AutoConfig.from_pretrained(backbone).get_text_config().num_hidden_layers
+        whole = AutoConfig.from_pretrained(backbone)
+        layers = whole.num_hidden_layers
         if not 0 <= b < layers:
             raise UserError(f"b={b} is beyond the last layer: {backbone} has layers 0 to {layers - 1}")
-        cut: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            backbone, dtype=torch.float32, use_safetensors=True, num_hidden_layers=b + 1
-        )
+        whole.num_hidden_layers = b + 1
+        if getattr(whole, "layer_types", None):  # of families whose layers differ; has to be as long
+            whole.layer_types = whole.layer_types[: b + 1]
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # or it would list the layers above b as not expected
+        try:
+            cut: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                backbone, config=whole, dtype=torch.float32, use_safetensors=True
+            )
+        finally:
+            logging.set_verbosity(verbosity)
         config: dict[str, Any] = {} if l_max is None else {"l_max": l_max}
         model = ImpRAGForCausalLM.from_backbone(cut, b=b, t=b, k=1, **config)
     except (OSError, ValueError, RuntimeError, AttributeError) as error:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 from revela_hub.errors import UserError
+from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.pasted import RAITTrainer, paste, pasted_log_likelihoods, pasted_prompts
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
@@ -167,3 +168,18 @@ def test_what_cannot_be_trained_is_said_in_one_line(
             candidates=RANKING[:1],
             log_likelihoods=likelihoods,
         )
+
+
+def test_the_first_layers_of_a_family_whose_layers_have_types(
+    tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
+    config = Qwen3Config(**sizes, num_key_value_heads=1, head_dim=8, vocab_size=len(bpe_tokenizer), use_cache=False)
+    whole = AutoModelForCausalLM.from_config(config)
+    whole.save_pretrained(tmp_path)
+    cut = decoder_retriever(str(tmp_path), 1, bpe_tokenizer).model.eval()
+    reference = ImpRAGForCausalLM.from_backbone(whole, b=1, t=1).eval()
+    ids = torch.randint(2, 50, (3, 7))
+    assert len(cut.get_decoder().layers) == 2
+    assert torch.equal(cut.embed_passages(ids), reference.embed_passages(ids))
+    assert torch.equal(cut.embed_queries(ids), reference.embed_queries(ids))
