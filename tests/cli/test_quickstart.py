@@ -31,6 +31,14 @@ bf16: false
 disable_tqdm: true
 report_to: none
 """
+PAIRS = """
+views: pairs
+per_device_train_batch_size: 4
+learning_rate: 1.0e-3
+max_steps: 3
+bf16: false
+report_to: none
+"""
 
 
 @pytest.fixture
@@ -41,6 +49,7 @@ def models(tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrain
     tiny_llama.save_pretrained(folder / "lm")
     bpe_tokenizer.save_pretrained(folder / "lm")
     (folder / "adapt.yaml").write_text(SETTINGS)
+    (folder / "pairs.yaml").write_text(PAIRS)
     return folder
 
 
@@ -50,22 +59,27 @@ def test_the_whole_story(
     source, out = tmp_path / "project", tmp_path / "out"
     source.mkdir()
     for file in range(4):
-        functions = [FUNCTION.format(name=f"thing{file}x{i}", number=i) for i in range(10)]
+        functions = [FUNCTION.format(name=f"thing{file}x{i}", number=i) for i in range(20)]
         (source / f"code{file}.py").write_text("".join(functions))
     monkeypatch.chdir(tmp_path)
     status = main(["quickstart", "--data", str(source), "--output_dir", "out", "--models", "models", "--queries", "10"])
     printed = capsys.readouterr().out
     assert status == 0
     report = json.loads((out / "report.json").read_text())
-    assert set(report["scores"]) == {"start", "revela", "bm25", "start_hybrid", "revela_hybrid"}
+    assert set(report["scores"]) == {
+        *("start", "revela", "retriever", "bm25", "start_hybrid", "revela_hybrid", "retriever_hybrid")
+    }
     for row in report["scores"].values():
-        assert (row["queries"], row["documents"]) == (10, 40)
+        assert (row["queries"], row["documents"]) == (10, 80)
         assert 0 <= row["ndcg_at_10"] <= 1
         assert f"{row['ndcg_at_10']:7.3f}  {row['recall_at_100']:10.3f}" in printed
     assert report["steps"] == 3
+    assert json.loads((out / "outcome.json").read_text())["last_step"] == 3
+    probe = (out / "probe" / "queries.jsonl").read_text().splitlines()
+    assert len(probe) == 35  # half of the docstrings that are left; the pairs are the others
     assert report["last_log"]["similarity_entropy"] > 0
     card = (out / "retriever" / "README.md").read_text()
-    assert f"{report['scores']['revela']['ndcg_at_10']:.4f}" in card
+    assert f"{report['scores']['retriever']['ndcg_at_10']:.4f}" in card
     assert str(tmp_path) not in card
     queries = [json.loads(line)["text"] for line in (out / "task" / "queries.jsonl").read_text().splitlines()]
     text = "".join(path.read_text() for path in (out / "text").rglob("*.py"))
@@ -73,7 +87,7 @@ def test_the_whole_story(
     assert not any(query in text for query in queries)
     for picture in ("training_curve.png", "similarity_map.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
-    assert "revela-hub train revela --config" in printed
+    assert "revela-hub train revela --config" in printed and "revela-hub train contriever --config" in printed
     assert "revela-hub search" in printed
 
 

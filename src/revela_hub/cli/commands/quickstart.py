@@ -1,13 +1,15 @@
 """From raw code on this machine to a trained, measured retriever, in minutes on a CPU, without any download.
 
 Takes the sources of Python's standard library (or --data FOLDER of yours), holds out docstrings as queries for the
-functions they describe, removes those docstrings from the text, adapts a small general retriever to that text with Revela,
-loads the result in another process with plain SentenceTransformer, and prints what it was worth before and after,
-beside BM25 and together with it. How much of BM25 goes into the hybrid was chosen on a probe made of the training text,
-not on what is measured.
+functions they describe, and removes those docstrings from the text. A small general retriever is adapted to that text with
+Revela, and then on the pairs that the text offers by itself: the docstrings that are left in it, and their functions. The
+result is loaded in another process with plain SentenceTransformer, and measured before, between and after, beside BM25 and
+together with it. How much of BM25 goes into a hybrid was chosen on a probe made of the training text, not on what is
+measured.
 
-Leaves in --output_dir: retriever/ (with its model card), lm/, task/ (the retrieval task, in BEIR's form), text/ (what was
-trained on), report.json, training_curve.png and similarity_map.png.
+Leaves in --output_dir: retriever/ (with its model card), revela/ (the run of Revela, with its retriever and language model),
+task/ (the retrieval task, in BEIR's form), text/ (what was trained on), report.json, training_curve.png and
+similarity_map.png.
 
 Examples:
   revela-hub quickstart
@@ -38,9 +40,11 @@ if TYPE_CHECKING:
 REMARK = {
     "start": "general retriever, before",
     "revela": "after Revela on this text",
+    "retriever": "and then on its pairs",
     "bm25": "BM25",
     "start_hybrid": "before, with BM25",
-    "revela_hybrid": "after, with BM25",
+    "revela_hybrid": "after Revela, with BM25",
+    "retriever_hybrid": "at the end, with BM25",
 }
 
 
@@ -54,47 +58,55 @@ class Arguments:
     output_dir: str = field(default="quickstart", metadata={"help": "Where everything is written."})
     models: str = field(
         default="examples/quickstart",
-        metadata={"help": "Folder with the small models to start from: retriever/, lm/ and adapt.yaml."},
+        metadata={"help": "Folder with the small models to start from: retriever/, lm/, adapt.yaml and pairs.yaml."},
     )
     queries: PositiveInt = field(default=500, metadata={"help": "Docstrings to hold out."})
-    max_steps: PositiveInt | None = field(default=None, metadata={"help": "Updates; by default those of adapt.yaml."})
-    seed: Seed = field(default=0, metadata={"help": "Of the training run. The task is the same for all seeds."})
+    max_steps: PositiveInt | None = field(
+        default=None, metadata={"help": "Updates of each training; by default those of adapt.yaml and pairs.yaml."}
+    )
+    seed: Seed = field(default=0, metadata={"help": "Of the training runs. The task is the same for all seeds."})
 
 
 def run(arguments: Arguments) -> None:
     """Runs the whole story and prints the table."""
-    from revela_hub.cli.commands import train_revela
+    from revela_hub.cli.commands import train_contriever, train_revela
     from revela_hub.data.sources.beir import write_beir
     from revela_hub.evaluation import docstring_task
+    from revela_hub.evaluation.probe import MIN_QUERIES
     from revela_hub.retrieval.disk import try_folder
-    from revela_hub.trainers.common.measuring import OUTCOME
 
     began = time.monotonic()
     models, output = Path(arguments.models), Path(arguments.output_dir)
-    for part in ("retriever", "lm", "adapt.yaml"):
+    for part in ("retriever", "lm", "adapt.yaml", "pairs.yaml"):
         if not (models / part).exists():
             raise UserError(f"{models} has no {part}: run from a checkout of the repository, or give --models FOLDER")
     root = Path(arguments.data or sysconfig.get_paths()["stdlib"])
     if not root.is_dir():
         raise UserError(f"--data {root} is not a folder")
     try_folder(output, "--output_dir")
-    print(f"1/4  reading {root.name}: docstrings become queries, and leave the text")
+    print(f"1/5  reading {root.name}: docstrings become queries, and leave the text")
     docstrings = docstring_task(root, queries=arguments.queries)
     write_beir(docstrings.task, output / "task")
     _write_sources(docstrings, output / "text")
     print(f"     {len(docstrings.task.queries)} queries, {len(docstrings.task.corpus):,} functions to find")
-    print("2/4  adapting the retriever to the text with Revela")
-    training = _training_arguments(arguments, models, output)
-    outcome = output / OUTCOME
-    outcome.unlink(missing_ok=True)
-    train_revela.train(training)
-    print("3/4  measuring in another process, with plain SentenceTransformer")
-    # Text that no probe could be made of has chosen nothing: then half and half.
-    weight = json.loads(outcome.read_text(encoding="utf-8"))["bm25_weight"] if outcome.exists() else 0.5
-    scores = _measure({"start": str(models / "retriever"), "revela": str(output / "retriever")}, weight, output)
-    print("4/4  pictures, report and model card")
-    _draw(training, models, output)
-    report = _report(scores, training, output, minutes=(time.monotonic() - began) / 60)
+    print("2/5  adapting the retriever to the text with Revela")
+    left = len(docstrings.task.corpus) - len(docstrings.task.queries)  # a probe leaves half of them to be trained on
+    probe = ["--probe_queries", min(200, left // 2)] if left >= 2 * MIN_QUERIES else ["--probe", "none"]
+    more = ["--seed", arguments.seed, *probe]
+    more += [] if arguments.max_steps is None else ["--max_steps", arguments.max_steps]
+    start = ["--retriever", models / "retriever", "--lm", models / "lm"]
+    revela = _training_arguments(train_revela, models / "adapt.yaml", output, output / "revela", start + more)
+    train_revela.train(revela)
+    print("3/5  training it on the pairs of the text: the docstrings that are left, and their functions")
+    start = ["--retriever", output / "revela" / "retriever"]
+    pairs = _training_arguments(train_contriever, models / "pairs.yaml", output, output, start + more)
+    train_contriever.train(pairs)
+    print("4/5  measuring in another process, with plain SentenceTransformer")
+    scores = _measure(["bm25", "start", "revela"], models, output, _bm25_weight(output / "revela"))
+    scores |= _measure(["retriever"], models, output, _bm25_weight(output))
+    print("5/5  pictures, report and model card")
+    _draw(revela, models, output)
+    report = _report(scores, revela, output, minutes=(time.monotonic() - began) / 60)
     (output / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     _write_card(report, models, output)
     _conclude(scores, models, output)
@@ -107,41 +119,37 @@ def _write_sources(docstrings: "DocstringTask", folder: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _training_arguments(arguments: Arguments, models: Path, output: Path) -> "train_revela.Arguments":
-    """What `revela-hub train revela --config adapt.yaml ...` would be given."""
-    from revela_hub.cli.commands import train_revela
+def _training_arguments(command: Any, config: Path, output: Path, folder: Path, more: list[Any]) -> Any:
+    """What `revela-hub train ... --config FILE ...` would be given."""
     from revela_hub.cli.parser import parse_arguments
 
-    words = ["--config", models / "adapt.yaml", "--data", output / "text", "--output_dir", output]
-    words += ["--retriever", models / "retriever", "--lm", models / "lm", "--seed", arguments.seed]
+    words = ["--config", config, "--data", output / "text", "--output_dir", folder, *more]
     words += ["--cache_dir", output / "cache", "--overwrite", "true"]
-    if arguments.max_steps is not None:
-        words += ["--max_steps", arguments.max_steps]
-    parsed = parse_arguments(
-        train_revela.Arguments, [str(word) for word in words], program="revela-hub quickstart", description=""
-    )
+    given = [str(word) for word in words]
+    parsed = parse_arguments(command.Arguments, given, program="revela-hub quickstart", description="")
     assert parsed is not None  # None is for --help
     return parsed
 
 
-def _measure(models: dict[str, str], bm25_weight: float, output: Path) -> dict[str, dict[str, Any]]:
+def _bm25_weight(folder: Path) -> float:
+    """BM25's share in the hybrid, as a run's probe chose it; half, where no probe could be made of the text."""
+    from revela_hub.trainers.common.measuring import OUTCOME
+
+    outcome = folder / OUTCOME
+    return float(json.loads(outcome.read_text(encoding="utf-8"))["bm25_weight"]) if outcome.exists() else 0.5
+
+
+def _measure(names: list[str], models: Path, output: Path, bm25_weight: float) -> dict[str, dict[str, Any]]:
     """BM25, and each model alone and with `bm25_weight` of BM25, on the held-out task."""
-    command = [
-        sys.executable,
-        "-m",
-        "revela_hub",
-        "evaluate",
-        "bm25",
-        *models.values(),
-        "--corpus",
-        str(output / "task"),
-    ]
+    folders = {"bm25": "bm25", "start": models / "retriever", "revela": output / "revela" / "retriever"}
+    given = [str(folders.get(name, output / "retriever")) for name in names]
+    command = [sys.executable, "-m", "revela_hub", "evaluate", *given, "--corpus", str(output / "task")]
     command += ["--mode", "dense", "hybrid", "--weights", f"{1 - bm25_weight:.1f}", f"{bm25_weight:.1f}"]
     command += ["--cache_dir", str(output / "cache"), "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise UserError(f"measuring failed with exit status {done.returncode}; its own message is above")
-    keys = ["bm25", *(f"{name}{mode}" for name in models for mode in ("", "_hybrid"))]
+    keys = [f"{name}{mode}" for name in names for mode in ("", "_hybrid") if not (name == "bm25" and mode)]
     rows = zip(keys, json.loads(done.stdout), strict=True)
     return {
         key: {k: v for k, v in row.items() if k not in ("model", "compared_with", "difference")} for key, row in rows
@@ -155,13 +163,13 @@ def _draw(training: "train_revela.Arguments", models: Path, output: Path) -> Non
     from revela_hub.hub_cards.figures import similarity_map, training_curve
     from revela_hub.trainers import load_groups
 
-    state = json.loads((output / "trainer_state.json").read_text(encoding="utf-8"))
+    state = json.loads((output / "revela" / "trainer_state.json").read_text(encoding="utf-8"))
     training_curve(state["log_history"], output / "training_curve.png")
     groups: Dataset = load_groups(training)[0]
     group = groups[len(groups) // 2]
     maps = {
         "before": _similarities(models / "retriever", group["text"], training.temperature),
-        "after": _similarities(output / "retriever", group["text"], training.temperature),
+        "after": _similarities(output / "revela" / "retriever", group["text"], training.temperature),
     }
     similarity_map(maps, group["document"], output / "similarity_map.png")
 
@@ -181,7 +189,7 @@ def _similarities(folder: Path, texts: list[str], temperature: float) -> NDArray
 def _report(
     scores: dict[str, dict[str, Any]], training: "train_revela.Arguments", output: Path, *, minutes: float
 ) -> dict[str, Any]:
-    state = json.loads((output / "trainer_state.json").read_text(encoding="utf-8"))
+    state = json.loads((output / "revela" / "trainer_state.json").read_text(encoding="utf-8"))
     log = [entry for entry in state["log_history"] if "loss" in entry]
     settings = ("learning_rate", "temperature", "temperature_start", "retriever_start_step", "group_size", "run_length")
     return {
@@ -199,18 +207,19 @@ def _write_card(report: dict[str, Any], models: Path, output: Path) -> None:
     from revela_hub.hub_cards import Figure, ModelCardFacts, Result, write_card
 
     metrics = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
-    names = {"revela": None} | {key: remark for key, remark in REMARK.items() if key != "revela"}
+    names = {"retriever": None} | {key: remark for key, remark in REMARK.items() if key != "retriever"}
     results = [
         Result("docstring to function", {m: report["scores"][key][m] for m in metrics}, model=name)
         for key, name in names.items()
     ]
     facts = ModelCardFacts(
         method="revela",
-        description="A small retriever adapted by `revela-hub quickstart` to the Python code of one machine.",
+        description="A small retriever adapted by `revela-hub quickstart` to the Python code of one machine: with Revela, then"
+        " by contrast on the docstrings of that code and their functions.",
         languages=("en",),
         training_data="Python sources of the machine it was made on, without the docstrings it was measured with.",
         command="revela-hub quickstart",
-        config=(models / "adapt.yaml").read_text(encoding="utf-8"),
+        config="\n".join((models / name).read_text(encoding="utf-8") for name in ("adapt.yaml", "pairs.yaml")),
         results=results,
         figures=(
             Figure(str(output / "training_curve.png"), "Next-token loss during the adaptation"),
@@ -231,6 +240,10 @@ def _conclude(scores: dict[str, dict[str, Any]], models: Path, output: Path) -> 
     print(
         f"  revela-hub train revela --config {models / 'adapt.yaml'} --retriever {models / 'retriever'}"
         f" --lm {models / 'lm'} --data path/to/code --output_dir outputs/my-code"
+    )
+    print(
+        f"  revela-hub train contriever --config {models / 'pairs.yaml'} --retriever outputs/my-code/retriever"
+        " --data path/to/code --output_dir outputs/my-pairs"
     )
     print("search with what you have now:")
     print(f'  revela-hub search {output / "retriever"} --corpus path/to/code "parse a date from a string"')
