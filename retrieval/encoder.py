@@ -75,10 +75,9 @@ def load_sparse_encoder(
     from sentence_transformers import SparseEncoder
     from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SpladePooling
 
-    path = Path(name).expanduser() / "modules.json"
     # sentence-transformers would give a dense model a sparse head of random weights, without a word.
-    types = " ".join(module["type"] for module in json.loads(path.read_text())) if path.is_file() else "Router"
-    if any(word in types for word in ("Splade", "Sparse", "MLM", "Router")):
+    types = _module_types(name)
+    if not types or any(word in " ".join(types) for word in ("Splade", "Sparse", "MLM")):
         model: SparseEncoder = _load(SparseEncoder, name, device, trust_remote_code, max_seq_length)
         if any(isinstance(module, (SpladePooling, SparseAutoEncoder)) for module in model.modules()):
             return model
@@ -86,6 +85,26 @@ def load_sparse_encoder(
         f"{name} gives no weights of terms: mode sparse needs a SparseEncoder; give one with --sparse-model, or use "
         f"--mode dense or hybrid"
     )
+
+
+def _module_types(name: str) -> list[str]:
+    """The classes of a folder's or repository's modules, those of a router's routes among them; none if it does not say."""
+    from transformers.utils import cached_file
+
+    def read(file: str) -> Any:
+        folder = Path(name).expanduser()
+        found = cached_file(str(folder) if folder.is_dir() else name, file, _raise_exceptions_for_missing_entries=False)
+        return json.loads(Path(found).read_text(encoding="utf-8")) if found else None
+
+    try:
+        types: list[str] = []
+        for module in read("modules.json") or ():
+            types.append(module["type"])
+            if module["type"].endswith("Router"):
+                types += (read(f"{module['path']}/router_config.json".lstrip("/")) or {}).get("types", {}).values()
+        return types
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []  # what is wrong with it is said where it is loaded
 
 
 @contextmanager

@@ -73,6 +73,16 @@ def test_from_text_and_pairs_to_three_forms(
     capsys.readouterr()
     assert main([*finetune, "--passage_flops_weight", "0.01", "--resume_from_checkpoint", "last"]) == 0
     assert "nothing to do: the run in" in capsys.readouterr().out and model.stat().st_mtime_ns == written
+    capsys.readouterr()
+    for command, option in (("contriever", "--retriever"), ("retromae", "--encoder")):
+        fused = ["train", command, "--data", str(documents), option, str(first), "--output_dir", str(tmp_path / "no")]
+        assert main(fused) == 2
+        assert "is a CoTMoTEForPreTraining checkpoint, encoder and decoder in one" in capsys.readouterr().err
+    search = ["search", str(second / "dense"), "fox", "--corpus", str(documents), "--mode", "sparse"]
+    assert main([*search, "--cache-dir", str(tmp_path / "vectors")]) == 2
+    assert "gives no weights of terms" in capsys.readouterr().err
+    search[1] = str(second / "sparse")
+    assert main([*search, "--cache-dir", str(tmp_path / "vectors")]) == 0
     assert main(["export", str(second), "--output", str(tmp_path / "again")]) == 0
     printed = capsys.readouterr().out
     assert 'SparseEncoder("' in printed and "trust_remote_code=True" in printed

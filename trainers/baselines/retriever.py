@@ -21,7 +21,7 @@ from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.card import CARD_FACTS
 from revela_hub.modeling.imprag_model import check_backbone
 from revela_hub.retrieval.encoder import learnt_positions
-from revela_hub.trainers.common.roles import is_encoder
+from revela_hub.trainers.common.roles import is_encoder, refuse_fused
 from revela_hub.trainers.common.run import Run
 from revela_hub.trainers.common.trainer import MethodTrainer
 
@@ -41,6 +41,7 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
         UserError: it cannot be loaded, or has fewer positions than `max_length`.
     """
     refuse_missing_folder(name, "the retriever")
+    refuse_fused(name)
     options: Any = {
         "trust_remote_code": trust_remote_code,
         "model_kwargs": {"use_safetensors": True, "dtype": torch.float32},
@@ -49,7 +50,10 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
         if is_sentence_transformer_model(name):
             model = SentenceTransformer(name, device="cpu", **options)
         else:
-            transformer = Transformer(name, model_kwargs=options["model_kwargs"])
+            code = {"trust_remote_code": trust_remote_code}
+            transformer = Transformer(
+                name, model_kwargs=options["model_kwargs"] | code, processor_kwargs=dict(code), config_kwargs=dict(code)
+            )
             model = SentenceTransformer(
                 modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")], device="cpu"
             )

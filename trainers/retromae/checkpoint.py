@@ -12,6 +12,7 @@ from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, first_line
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
+from revela_hub.trainers.common.roles import refuse_fused
 from revela_hub.trainers.common.weights import load_whole, refuse_remote_code
 
 
@@ -48,6 +49,7 @@ def load_retromae_encoder(
             # With the configuration at hand, transformers does not ask whether it may run the folder's code to read it.
             settings["config"] = model.config
         else:
+            refuse_fused(name)
             model = RetroMAEForPreTraining.from_encoder(
                 name, trust_remote_code=trust_remote_code, attn_implementation=attn_implementation, **config
             )
