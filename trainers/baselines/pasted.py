@@ -19,8 +19,8 @@ from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
+from revela_hub.trainers.common.prompts import tokenize_prompts
 from revela_hub.trainers.common.trainer import MethodTrainer
-from revela_hub.trainers.imprag.collator import tokenize_prompts
 
 
 def paste(prompt: str, passages: Sequence[str]) -> str:

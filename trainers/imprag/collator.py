@@ -1,55 +1,15 @@
-"""Prompts and answers as tokens, and batches of them."""
+"""Batches of prompts and answers."""
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from datasets import Dataset
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
-
-from revela_hub.errors import UserError
-
-
-def tokenize_prompts(prompts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """Adds `prompt_ids`, `answer_ids` (the first accepted answer and EOS) and `row`, each row's number.
-
-    Rows longer than `max_length` are left out, and a line on standard error says how many and where the first stands.
-
-    Raises:
-        UserError: an answer has no token, or no row is short enough.
-    """
-
-    def tokenized(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        # An empty prompt (plain text) is the tokenizer's own beginning, or EOS: something has to be read first.
-        prompt_ids = [ids or [tokenizer.eos_token_id] for ids in tokenizer(rows["prompt"])["input_ids"]]
-        answers = [f" {answers[0]}" for answers in rows["answers"]]
-        answer_ids = tokenizer(answers, add_special_tokens=False)["input_ids"]
-        for ids, where in zip(answer_ids, rows["where"], strict=True):
-            if not ids:
-                raise UserError(f"{where}: the answer has no token: give another, or leave the line out")
-        return {"prompt_ids": prompt_ids, "answer_ids": [[*ids, tokenizer.eos_token_id] for ids in answer_ids]}
-
-    data = prompts.map(tokenized, batched=True, desc="Tokenizing prompts")
-    lengths = [len(p) + len(a) for p, a in zip(data["prompt_ids"], data["answer_ids"], strict=True)]
-    long = [row for row, length in enumerate(lengths) if length > max_length]
-    if long:
-        kept = [row for row, length in enumerate(lengths) if length <= max_length]
-        first = prompts[long[0]]["where"]
-        what = (
-            f"{len(long)} of {len(data)} prompts have more than {max_length} tokens, answer included (first: {first})"
-        )
-        if not kept:
-            raise UserError(f"{what}: raise --max_length")
-        sys.stderr.write(f"{what}: left out; raise --max_length to keep them\n")
-        data = data.select(kept)
-    return data.add_column("row", list(range(len(data))))
 
 
 @dataclass
 class ImpRAGCollator:
-    """Batches of rows of `tokenize_prompts`.
+    """Batches of rows of `prompts.tokenize_prompts`.
 
     >>> rows = [
     ...     {"prompt_ids": [5, 6, 7], "answer_ids": [8, 0], "row": 4, "retrieve": True},

@@ -34,11 +34,12 @@ from revela_hub.retrieval.milvus import MilvusIndex
 from revela_hub.retrieval.vectors import VectorsInMemory
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
+from revela_hub.trainers.common.prompts import tokenize_prompts
 from revela_hub.trainers.common.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
 from revela_hub.trainers.common.settings import rows_digest
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
-from revela_hub.trainers.imprag.collator import ImpRAGCollator, tokenize_prompts
+from revela_hub.trainers.imprag.collator import ImpRAGCollator
 from revela_hub.trainers.imprag.export import assemble_imprag
 
 CANDIDATES = "candidates.safetensors"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 # Read as source: the dataclasses of our arguments and what they derive from.
-READ = {"revela_hub", "transformers", "sentence_transformers"}
+READ = {"revela_hub", "transformers", "sentence_transformers", "trl"}
 # Imported: cheap.
 IMPORTED = {*sys.stdlib_module_names, "annotated_types", "packaging"}
 
