@@ -84,9 +84,9 @@ def test_rows_are_compared_query_by_query(
     lines = capsys.readouterr().out.splitlines()
     labels = [line.split("  ")[0] for line in lines[2:5]]
     assert labels == ["bm25", f"{retriever_folder} [dense]", f"{retriever_folder} [hybrid]"]
-    assert lines[6] == "against bm25 (paired bootstrap over queries, 95% interval):"
-    assert len(lines) == 7 + 2 * 3
-    assert all(", p = " in line or ", p < " in line for line in lines[7:])
+    compared = lines[lines.index("against bm25 (paired bootstrap over queries, 95% interval):") + 1 :]
+    assert len(compared) == 2 * 3
+    assert all(", p = " in line or ", p < " in line for line in compared)
     assert main([*words, "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert "difference" not in first
