@@ -204,7 +204,12 @@ def test_ctrl_c_stops_at_once_and_loses_nothing(server: Server, tmp_path: Path) 
     options = command(server, tmp_path, "--count", "10", "--forms", "short-short", "--concurrency", "3")
     environment = os.environ | {"HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "revela_hub", *options], env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "revela_hub", *options],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What a shell starts in the background ignores SIGINT, and so do the processes that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     # one list, then three requests at once: when 7 hangs at the head, the two after it are answered
