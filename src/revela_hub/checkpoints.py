@@ -131,6 +131,8 @@ def _method(checkpoint: Path) -> Method:
             continue
         if isinstance(config, dict) and config.get("model_type") in METHODS:
             return METHODS[config["model_type"]]
+    finished = next((name for name in ("retriever", "model") if (checkpoint / name / "config.json").is_file()), None)
+    remedy = f"; the model that its run exported is {checkpoint / finished}" if finished else ""
     raise UserError(
-        f"{checkpoint} is not a checkpoint: it holds no config.json of {', '.join(METHODS)}, and no modules.json either"
+        f"{checkpoint} is not a checkpoint: it holds no config.json of {', '.join(METHODS)}, and no modules.json either{remedy}"
     )

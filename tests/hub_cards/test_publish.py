@@ -385,3 +385,5 @@ def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.Capture
             assert torch.equal(model.state_dict()[name], tensor), name
     assert cli.main(["export", str(tmp_path), "--output", str(output)]) == 2
     assert "is not a checkpoint" in capsys.readouterr().err
+    assert cli.main(["publish", str(output), "org/x", "--dry-run"]) == 2  # a run's folder that holds what it exported
+    assert f"the model that its run exported is {output / 'retriever'}" in capsys.readouterr().err
