@@ -158,8 +158,9 @@ def build_probe(
         asked |= _questions(questions, passages, asked, settings)
     if len(asked) < MIN_QUERIES:
         raise NoProbe(
-            f"the text offers {len(asked)} queries for a probe, fewer than {MIN_QUERIES}: it has too few functions with "
-            "docstrings, headings, or passages of three sentences; give more of it, or measure on a task of your own"
+            f"the text offers {len(asked)} queries for a probe, fewer than {MIN_QUERIES}: its {counted(len(documents), 'document')} "
+            f"hold {counted(len(passages), 'different passage')}, of which too few are functions with docstrings, stand under a heading or have "
+            "three sentences; give more of it, or measure on a task of your own"
         )
     return _assembled(passages, asked, Probe(_NO_TASK, {}, (used, len(documents)), characters, complete, settings))
 

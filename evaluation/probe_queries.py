@@ -26,6 +26,8 @@ MAX_PASSAGES_OF_A_DOCUMENT = 40
 MIN_TITLE_WORDS, MAX_TITLE_WORDS = 2, 25
 MIN_SENTENCE_WORDS, MAX_SENTENCE_WORDS = 8, 40
 MIN_PASSAGE_WORDS = 20
+SENTENCE_ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01", "\u0964", "\u061f", "\u06d4")
+"""Of Latin, Cyrillic and Greek; of Chinese and Japanese; of Hindi; of Arabic and Urdu."""
 
 # A heading of Markdown (# Title), or of reStructuredText (a line with a line of =, -, ~ or ^ below it).
 _HEADING = re.compile(
@@ -118,7 +120,9 @@ def _split(text: str) -> Iterator[tuple[str, str]]:
 def _sentence(text: str, random: Random) -> str | None:
     """One of the sentences, if what is left is still a passage."""
     sentences = [piece.strip() for piece in document_pieces(Document("", text, None, "text"), MAX_WORDS)]
-    fitting = [s for s in sentences if MIN_SENTENCE_WORDS <= count_words(s) <= MAX_SENTENCE_WORDS and s[-1:] in ".?!"]
+    fitting = [
+        s for s in sentences if MIN_SENTENCE_WORDS <= count_words(s) <= MAX_SENTENCE_WORDS and s.endswith(SENTENCE_ENDS)
+    ]
     if len(sentences) < 3 or not fitting:
         return None
     sentence = random.choice(fitting)

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -166,6 +167,34 @@ def test_training_data_follow_the_probe(text: Path, probe: Probe, tmp_path: Path
     write_probe(other, folder)
     assert not any(query in chunks() for query in other.task.queries.values())
     assert any(query in chunks() for query in probe.task.queries.values())
+
+
+def test_what_is_too_little_says_what_was_there(tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / f"{number}.txt").write_text(sentences("the same"))
+    with pytest.raises(UserError, match="offers 0 queries .* its 100 documents hold 1 different passage, of which"):
+        build_probe(str(tmp_path), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("between", "words", "end"),
+    [
+        ("", "".join(map(chr, range(0x4E00, 0x5000))), "\u3002"),
+        (" ", "\u0915\u0916\u0917\u0918\u091a", " \u0964 "),
+        (" ", "abcde", ". "),
+    ],
+    ids=["Chinese", "Hindi", "English"],
+)
+def test_sentences_end_as_each_script_ends_them(tmp_path: Path, between: str, words: str, end: str) -> None:
+    draw = Random(0)
+
+    def sentence() -> str:
+        return between.join("".join(draw.choices(words, k=3)) for _ in range(12)) + end
+
+    rows = [{"text": "".join(sentence() for _ in range(3))} for _ in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    probe = build_probe(str(tmp_path / "rows.jsonl"), ProbeSettings(queries=20, passages=40))
+    assert probe.kinds == {"sentence": 20}
 
 
 @pytest.mark.parametrize(
