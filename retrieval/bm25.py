@@ -2,23 +2,28 @@ r"""BM25, the baseline without training, by bm25s.
 
 By default k1 = 1.5, b = 0.75 and the English Snowball stemmer, which on most collections is stronger than what Lucene does as
 Anserini and Pyserini run it (`ANSERINI`: k1 = 0.9, b = 0.4, the original Porter stemmer); the figures are in the README.
-Words are what the regular expression `\w\w+` finds: `snake_case` stays one word, as it does in Lucene.
+Words are what the regular expression `\w\w+` finds: `snake_case` stays one word, as it does in Lucene. Scripts written without
+spaces (Han, kana) have every two characters in succession for words, as Lucene's CJKAnalyzer does it.
 """
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from revela_hub.data.text.chunks import UNSPACED_CHARACTER
 from revela_hub.errors import UserError, install_hint
 from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.texts import Rows, TextList, Texts, TextSource
 from revela_hub.retrieval.top_k import Hits, top_hits
 
+_UNSPACED_RUN = re.compile(f"{UNSPACED_CHARACTER.pattern}+")
 METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")
 
 
@@ -91,7 +96,7 @@ class BM25:
         """Indexes the texts."""
         source = texts if isinstance(texts, (Texts, TextList, Rows)) else TextList(list(texts))  # type: ignore[arg-type]
         self.settings = settings or BM25Settings()
-        self.key = key_of("bm25", asdict(self.settings), source.fingerprint)
+        self.key = key_of("bm25 of pairs", asdict(self.settings), source.fingerprint)
         self._bm25s = _require_bm25s()
         self._stemmer, self._stopwords = _stemmer(self.settings.stemmer), _stop_words(self.settings.stopwords)
         self._show_progress_bar = show_progress_bar
@@ -163,12 +168,19 @@ class BM25:
 
     def _words(self, texts: Any, *, return_ids: bool = True) -> Any:
         return self._bm25s.tokenize(
-            texts,
+            map(_spaced, texts) if isinstance(texts, Iterator) else [_spaced(text) for text in texts],
             stopwords=self._stopwords,
             stemmer=self._stemmer,
             return_ids=return_ids,
             show_progress=self._show_progress_bar and return_ids,
         )
+
+
+def _spaced(text: str) -> str:
+    """The text with its runs of Han and kana written as pairs of characters."""
+    if text.isascii():
+        return text
+    return _UNSPACED_RUN.sub(lambda run: f" {' '.join(map(''.join, pairwise(run[0])))} ", text)
 
 
 def _in_blocks(texts: TextSource, size: int = 4096) -> Iterator[str]:

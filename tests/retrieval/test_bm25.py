@@ -56,6 +56,13 @@ def test_every_method_finds_words_and_nothing_else(method: str) -> None:
     assert index.search(["unheard"], 4).rows_QK.tolist() == [[]]
 
 
+def test_finds_words_of_scripts_without_spaces() -> None:
+    texts = ["红楼梦的作者是曹雪芹。", "富士山は日本で一番高い山です。", "snake_case in Python 三体"]
+    index = BM25(texts)
+    hits = index.search(["谁写了红楼梦？", "日本の山", "《三体》", "Python"], 3)
+    assert [rows[rows >= 0].tolist() for rows in hits.rows_QK] == [[0], [1], [2], [2]]
+
+
 def test_an_index_is_mapped_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = texts(60, 0)
     first = BM25(documents, folder=tmp_path)
