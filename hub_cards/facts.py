@@ -121,7 +121,8 @@ PAPERS = {
         ),
         arxiv="2112.09118",
         year=2021,
-        does="trained on raw text by contrast: two random parts of a passage are alike, and unlike those of the others",
+        does="trained on raw text by contrast: two parts of a passage are alike (random ones; with `views: pairs` a docstring,"
+        " title or sentence and what it was taken out of), and unlike those of the others",
     ),
     "replug": Paper(
         title="REPLUG: Retrieval-Augmented Black-Box Language Models",
