@@ -248,7 +248,9 @@ class Measured(TrainerCallback):
         best = self.memory.best
         difference = compare_queries(self._told(0), self._told(best))
         worse = difference.verdict == "worse"
-        start = worse or (difference.verdict == "no difference" and self._mean(0) >= self._mean(best))
+        # Where the half that tells cannot say which is better, the mean over both halves does.
+        start_scores, best_scores = self._scores(0), self._scores(best)
+        start = worse or (difference.verdict == "no difference" and start_scores.ndcg_at_10 >= best_scores.ndcg_at_10)
         chosen = (0 if start and not keep_worse else best) if self.keeps else step
         if self.keeps:
             self._load("best" if chosen else "start")
@@ -257,7 +259,7 @@ class Measured(TrainerCallback):
         return Outcome(
             task=self.task.name,
             queries=(len(self.telling), len(self.task.queries)),
-            start=self._scores(0),
+            start=start_scores,
             chosen=score_run(dense, self.task),
             step=chosen,
             last_step=step,

@@ -127,6 +127,25 @@ def test_chance_is_called_chance(task: RetrievalTask, tmp_path: Path) -> None:
     assert "the start is kept" in outcome.sentence() and outcome.difference.difference == 0
 
 
+def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: RetrievalTask, tmp_path: Path) -> None:
+    model = Model(40)
+    measured = measuring(model, task, tmp_path)
+    evaluate(measured, 0)
+    own = measured.memory.scores[0]
+    chosen, told = sorted(measured.choosing)[0], sorted(measured.telling)[:2]
+    assert own["ndcg_at_10"][chosen] == own["ndcg_at_10"][told[0]] == own["ndcg_at_10"][told[1]] == 1
+    for update, lost in (
+        (10, told),
+        (20, []),
+    ):  # a little more on the half that chooses, and less, or no less, on the other
+        scores = {metric: dict(by_query) for metric, by_query in own.items()}
+        scores["ndcg_at_10"] |= {query: 0.5 for query in lost} | {chosen: 1.1}
+        measured.memory.scores[update], measured.memory.best = scores, update
+        measured._save("best")
+        outcome = measured.finish(update)
+        assert outcome.difference.verdict == "no difference" and outcome.step == (0 if lost else update)
+
+
 def test_a_run_that_gets_clearly_worse_ends(task: RetrievalTask, tmp_path: Path) -> None:
     model, outcome, step = run({0: 50, 10: 55, 20: 10, 30: 8, 40: 5, 90: 1}, task, tmp_path)
     assert step == 30 and float(model.skill) == 55 and outcome.step == 10
