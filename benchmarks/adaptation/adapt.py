@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ QUERIES, PASSAGES = 200, 300
 METRIC = "ndcg_at_10"
 PROBE = ProbeSettings(queries=150, passages=400)
 PROBED = "pairs of the text"  # trained on queries of the probe's kinds: does the probe still say what the labels say?
-AVERAGED = ("pairs of the text", "hybrid as teacher", "Contriever, crops", "Revela")
+AVERAGED = ("pairs of the text", "hybrid as teacher")
 WITHOUT = ("start", "BM25", "hybrid, 0.3 of BM25", "hybrid, weight by the probe")
 Cell = dict[str, Any]
 
@@ -66,11 +67,17 @@ def scores(run: Run, task: RetrievalTask) -> dict[str, float]:
     return {query: round(score, 5) for query, score in score_run(run, task).per_query[METRIC].items()}
 
 
+@cache
+def probe_of(text: str) -> RetrievalTask:
+    """The probe of a domain's text (as JSON), made once in a process."""
+    return build_probe(json.loads(text), PROBE).task
+
+
 def probe_of_start(domain: Domain, given: argparse.Namespace, prepared: Path) -> Cell:
     """The probe's queries, and what the start scores on them; kept."""
     file = prepared / f"probe-{Path(given.start).name}.json"
     if not file.exists():
-        task = build_probe(domain.text, PROBE).task
+        task = probe_of(json.dumps(domain.text))
         file.parent.mkdir(parents=True, exist_ok=True)
         own = scores(run_of(load_start(given.start), task, given.bf16), task)
         file.write_text(json.dumps({"scores": own, "asked": list(task.queries.values())}))
@@ -82,7 +89,7 @@ def without_training(domain: Domain, given: argparse.Namespace) -> dict[str, Cel
     """The rows that need none; the hybrid's weight is chosen on a probe of the domain's text."""
     model = load_start(given.start)
     dense, bm25 = run_of(model, domain.task, given.bf16), bm25_run(domain.task)
-    probe = build_probe(domain.text, PROBE).task
+    probe = probe_of(json.dumps(domain.text))
     weight = fit_hybrid(run_of(model, probe, given.bf16), bm25_run(probe), probe).weight
     runs = (dense, bm25, *(fuse_runs(dense, bm25, domain.task, w) for w in (0.3, weight)))
     rows: dict[str, Cell] = {
@@ -124,7 +131,7 @@ def adapted(method: str, name: str, domain: Domain, given: argparse.Namespace, s
     cell = {"scores": scores(run, domain.task), "updates": budget.updates}
     cell["hybrid"] = scores(fuse_runs(run, bm25_run(domain.task), domain.task, weight), domain.task)
     if method == PROBED:
-        task = build_probe(domain.text, PROBE).task
+        task = probe_of(json.dumps(domain.text))
         cell |= {"probe": scores(run_of(model, task, given.bf16), task), "probe of the start": before_probe["scores"]}
     if seed == given.seeds[0] and method in AVERAGED:
         average(model, before)

@@ -28,6 +28,7 @@ from revela_hub.retrieval.bm25 import BM25
 MAX_TOKENS = 48
 BATCH = 16
 GROUP, CHUNK_WORDS = 32, 20  # of Revela, as the quickstart's recipe has them
+MOST_GROUPS = 500  # that are tokenised for Revela and REPLUG: more than a budget of minutes can use
 LM_SECONDS = 20  # of CPU time, where the language model is first trained on the domain
 
 
@@ -138,7 +139,7 @@ def by_replug(model: SentenceTransformer, given: Setting) -> None:
     """The frozen language model's likelihoods; temperatures that this small one can bear (the paper's: 0.001)."""
     from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 
-    groups = build_groups(given.text, GroupSettings(group_size=8, max_words=40))
+    groups = some(build_groups(given.text, GroupSettings(group_size=8, max_words=40)))
     arguments = ReplugTrainingArguments(
         **given.common, quiet=True, gradient_accumulation_steps=2, temperature=0.02, lm_temperature=0.02
     )
@@ -160,8 +161,7 @@ def by_revela(*, neighbours: bool = False, lm_on_domain: bool = False) -> Method
         settings = {"group_size": GROUP, "temperature": 0.03, "v_normalization": True, "similarity_tolerance": 0.05}
         backbones = load_backbones(str(start), str(lm), **settings)
         groups = build_groups(given.text, GroupSettings(group_size=GROUP, run_length=2, max_words=CHUNK_WORDS))
-        if neighbours:
-            groups = given.rows("neighbours", lambda: neighbour_groups(groups))
+        groups = given.rows("neighbours", lambda: neighbour_groups(groups)) if neighbours else some(groups)
         arguments = RevelaTrainingArguments(
             **(given.common | {"learning_rate": 1e-3, "warmup_steps": 2}),
             quiet=True,
@@ -182,6 +182,11 @@ def by_revela(*, neighbours: bool = False, lm_on_domain: bool = False) -> Method
         _take(model, backbones.model.retriever.state_dict())
 
     return trained
+
+
+def some(groups: Dataset) -> Dataset:
+    """`MOST_GROUPS` of the whole text, the same ones for every seed."""
+    return groups.shuffle(seed=0).select(range(min(len(groups), MOST_GROUPS)))
 
 
 def neighbour_groups(groups: Dataset, chunks: int = 4000, cluster: int = 4) -> Dataset:
@@ -237,7 +242,7 @@ def by_retromae(model: SentenceTransformer, given: Setting) -> None:
     transformer.auto_model.save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
     loaded = load_retromae_encoder(str(folder), decoder="enhanced")
-    spans = build_spans(given.text, loaded.tokenizer, max_length=MAX_TOKENS)
+    spans = given.rows(f"spans-{given.start}", lambda: build_spans(given.text, loaded.tokenizer, max_length=MAX_TOKENS))
     arguments = RetroMAETrainingArguments(**given.common, quiet=True, per_device_train_batch_size=BATCH)
     options: dict[str, Any] = {"tokenizer": loaded.tokenizer, "train_dataset": spans}
     RetroMAETrainer(loaded.model, arguments, **options, callbacks=[given.budget]).train()
@@ -258,14 +263,14 @@ METHODS: dict[str, Method] = {
     "hybrid as teacher": by_recipe("teacher", batch=4),  # of five texts each
     "Contriever, crops": by_contriever("cropping"),
     "Revela": by_revela(),
-    "inverse cloze": by_contriever("inverse_cloze"),
     "SimCSE": by_recipe("simcse"),
+    "TSDAE": by_recipe("tsdae", batch=8),
+    "RetroMAE, continued": by_retromae,
+    "REPLUG": by_replug,
+    "inverse cloze": by_contriever("inverse_cloze"),
     "pairs of the text, LoRA": by_pairs_lora,
     "Revela, neighbours": by_revela(neighbours=True),
     "Revela, LM first on the domain": by_revela(lm_on_domain=True),
-    "REPLUG": by_replug,
-    "TSDAE": by_recipe("tsdae", batch=8),
-    "RetroMAE, continued": by_retromae,
 }
 ENCODERS_ALONE = ("TSDAE", "RetroMAE, continued")
 """Need an encoder with a masked-LM's shape: a decoder is no start for them."""
