@@ -1,12 +1,14 @@
 """Encoding many texts: in batches of about equally many tokens, not of equally many texts.
 
 sentence-transformers sorts by the number of characters and takes 32 texts at a time, whether these have 5 tokens or 250.
-Here texts are sorted by their tokens, and a batch holds as many as fit `TOKENS`: less padding, and on a CPU activations that
-stay in its cache (`benchmarks/retrieval.md` has the figures). The vectors are those of the model's own methods.
+Here it takes many, and its forward pass is done in parts: sorted by their tokens, as many texts as fit `TOKENS`. That is less
+padding, and on a CPU activations that stay in its cache (`benchmarks/retrieval.md` has the figures). The vectors are those of
+the model's own methods.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +19,8 @@ from revela_hub.retrieval.encoder import Encoder, as_vectors
 TOKENS = {"cpu": 1024}
 """Tokens of a batch on a device; on others as many as `batch_size` texts of `TYPICAL` tokens."""
 TYPICAL = 256
+WINDOW = 512
+"""Texts that are tokenised together."""
 
 
 def encode_texts(
@@ -50,21 +54,44 @@ def encode_texts(
     method = encoder.encode_query if kind == "query" else encoder.encode_document
     options = {"show_progress_bar": False} | options | ({} if prompt is None else {"prompt": prompt})
     convert = convert or (lambda encoded, count: as_vectors(encoded, count, normalize=False))
-    lengths_N = token_lengths(encoder, texts)
-    if lengths_N is None:
+    if not _pads_tokens(encoder):
         vectors = convert(method(texts, batch_size=batch_size, **options), len(texts))
         progress(len(texts))
         return vectors
     budget = token_budget(str(getattr(encoder, "device", "cpu")), batch_size)
-    vectors_ND: NDArray[np.float32] | None = None
-    for rows in batches(lengths_N, budget, 8 * batch_size):
-        block_BD = convert(method([texts[row] for row in rows], batch_size=len(rows), **options), len(rows))
-        if vectors_ND is None:
-            vectors_ND = np.empty((len(texts), block_BD.shape[1]), dtype=np.float32)
-        vectors_ND[rows] = block_BD
-        progress(len(rows))
-    assert vectors_ND is not None  # lengths are None where there is no text
-    return vectors_ND
+    with by_tokens(encoder, budget, 8 * batch_size, progress):
+        return convert(method(texts, batch_size=WINDOW, **options), len(texts))
+
+
+@contextmanager
+def by_tokens(model: Any, budget: int, most: int, progress: Callable[[int], object]) -> Iterator[None]:
+    """A sentence-transformers model's forward pass in parts of at most so many tokens and texts, each padded for itself."""
+    import torch
+
+    forward = model.forward
+
+    def in_parts(features: dict[str, Any], **options: Any) -> dict[str, Any]:
+        mask_BL, vectors_BD = features["attention_mask"], None
+        for rows in batches(mask_BL.sum(1).cpu().numpy(), budget, most):
+            rows = torch.from_numpy(rows).to(mask_BL.device)
+            columns = mask_BL[rows].any(0).nonzero()  # those of padding are at one end, or at both
+            start, end = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 1)
+            part = {
+                key: value[rows, start:end] if getattr(value, "shape", None) == mask_BL.shape else value
+                for key, value in features.items()
+            }
+            found_PD = forward(part, **options)["sentence_embedding"]
+            if vectors_BD is None:
+                vectors_BD = found_PD.new_empty(len(mask_BL), *found_PD.shape[1:])
+            vectors_BD[rows] = found_PD
+            progress(len(rows))
+        return {"sentence_embedding": vectors_BD}
+
+    model.forward = in_parts
+    try:
+        yield
+    finally:
+        del model.forward
 
 
 def token_budget(device: str, batch_size: int) -> int:
@@ -82,18 +109,12 @@ def batches(lengths_N: NDArray[np.int64], budget: int, most: int) -> Iterator[ND
         start += size
 
 
-def token_lengths(encoder: Any, texts: Sequence[str]) -> NDArray[np.int64] | None:
-    """How many tokens (N,) a SentenceTransformer with a tokenizer of its own makes of each text; None for others."""
+def _pads_tokens(encoder: Any) -> bool:
+    """Whether it is a sentence-transformers model whose texts become rows of tokens (B, L), padded."""
     library = sys.modules.get("sentence_transformers")  # who has such a model has imported it
     if library is None or not isinstance(encoder, (library.SentenceTransformer, library.SparseEncoder)):
-        return None
-    from transformers import PreTrainedTokenizerFast
+        return False
+    from transformers import PreTrainedTokenizerBase
 
-    tokenizer = encoder.tokenizer
-    if not isinstance(tokenizer, PreTrainedTokenizerFast) or not texts:
-        return None
-    longest = encoder.max_seq_length
-    encoded = tokenizer(
-        list(texts), truncation=longest is not None, max_length=longest, padding=False, return_attention_mask=False
-    )
-    return np.fromiter(map(len, encoded["input_ids"]), dtype=np.int64, count=len(texts))
+    packs = any(getattr(module, "can_flatten_inputs", False) for module in encoder.modules())
+    return isinstance(encoder.tokenizer, PreTrainedTokenizerBase) and not packs

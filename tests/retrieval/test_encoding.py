@@ -7,12 +7,12 @@ import pytest
 
 from revela_hub.retrieval import encoding
 from revela_hub.retrieval.encoder import load_encoder
-from revela_hub.retrieval.encoding import batches, encode_texts, token_lengths
+from revela_hub.retrieval.encoding import batches, encode_texts
 
 
 def texts(number: int) -> list[str]:
     random = np.random.default_rng(0)
-    return ["rivers carry sediment " * int(random.integers(1, 30)) + str(row) for row in range(number)]
+    return ["rivers carry sediment " * int(random.integers(1, 60)) + str(row) for row in range(number)]
 
 
 @pytest.mark.parametrize("kind", ["query", "document"])
@@ -24,15 +24,20 @@ def test_equals_the_models_own_encoding(
     model = load_encoder(str(retriever_folder), device="cpu")
     method = model.encode_query if kind == "query" else model.encode_document
     own = method(texts(40), **({} if prompt is None else {"prompt": prompt}))
-    calls = []
-    monkeypatch.setattr(model, "encode", lambda inputs, **options: calls.append(inputs) or real(inputs, **options))
-    real = type(model).encode.__get__(model)
-    found = encode_texts(model, texts(40), kind, prompt=prompt)  # type: ignore[arg-type]
+    passes, forward = [], model[0].forward
+    monkeypatch.setattr(
+        model[0], "forward", lambda features, **o: passes.append(features["attention_mask"]) or forward(features, **o)
+    )
+    done: list[int] = []
+    found = encode_texts(model, texts(40), kind, prompt=prompt, progress=done.append)  # type: ignore[arg-type]
     np.testing.assert_allclose(found, own, atol=1e-6)
-    lengths = [token_lengths(model, call) for call in calls]
-    assert len(calls) > 3
-    assert all(len(each) == 1 or len(each) * each.max() <= 200 for each in lengths if each is not None)
-    assert token_lengths(model, ["rivers " * 500]).tolist() == [128]  # as the model cuts it
+    assert len(passes) > 3 and sum(done) == 40 and done == [len(mask) for mask in passes]
+    assert all(len(mask) == 1 or mask.numel() <= 200 for mask in passes)
+    assert all(mask.any(0).all() for mask in passes)  # no more padding than the longest of them needs
+    assert max(mask.shape[1] for mask in passes) == 128  # as the model cuts it
+    passes.clear()
+    model.encode(["rivers"] * 9)
+    assert len(passes) == 1  # it is the model's own forward pass again
 
 
 def test_batches_hold_every_row_once_the_longest_first() -> None:
