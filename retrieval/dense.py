@@ -34,6 +34,9 @@ COLUMNS = 2048
 KEEP = 1 << 28
 """Bytes of vectors that an exact index keeps in memory for the next query: those of 170,000 texts of 384 numbers."""
 
+COMPARED = 1 << 24
+"""Numbers of vectors that are compared exactly at a time: 64 MiB."""
+
 TRAINING_SIZE = 100_000
 """Vectors that ivfpq learns its codes from."""
 
@@ -131,12 +134,21 @@ class FaissIndex:
         wanted = min(10 * k if self._kind == "ivfpq" else k, len(self))
         scores_QK, rows_QK = self._index.search(np.ascontiguousarray(vectors_QD, dtype=np.float32), wanted)
         if self._kind == "ivfpq":
-            for query, (rows, scores) in enumerate(zip(rows_QK, scores_QK, strict=True)):
-                there = rows >= 0
-                scores[there] = self._vectors.take(rows[there]) @ vectors_QD[query]
+            self._compare(vectors_QD, rows_QK, scores_QK)
         scores_QK = np.where(rows_QK >= 0, scores_QK, -np.inf)
         order_QK = np.lexsort((rows_QK, -scores_QK))[:, : min(k, len(self))]  # the lower number first among equals
         return Hits(np.take_along_axis(scores_QK, order_QK, 1), np.take_along_axis(rows_QK, order_QK, 1))
+
+    def _compare(
+        self, vectors_QD: NDArray[np.float32], rows_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]
+    ) -> None:
+        """Puts the dot products with the vectors on disk into the scores; what several queries found is read once."""
+        size = max(1, COMPARED // (rows_QK.shape[1] * self._vectors.dimension))
+        for start in range(0, len(rows_QK), size):
+            part = slice(start, start + size)
+            rows_R, places = np.unique(rows_QK[part], return_inverse=True)
+            found_QKD = self._vectors.take(np.maximum(rows_R, 0))[places.reshape(rows_QK[part].shape)]
+            np.einsum("qkd,qd->qk", found_QKD, vectors_QD[part], out=scores_QK[part])
 
     def _made(self) -> Any:
         faiss, size, dimension = self._faiss, len(self._vectors), self._vectors.dimension

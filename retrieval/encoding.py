@@ -72,8 +72,8 @@ def by_tokens(model: Any, budget: int, most: int, progress: Callable[[int], obje
 
     def in_parts(features: dict[str, Any], **options: Any) -> dict[str, Any]:
         mask_BL, vectors_BD = features["attention_mask"], None
-        for rows in batches(mask_BL.sum(1).cpu().numpy(), budget, most):
-            rows = torch.from_numpy(rows).to(mask_BL.device)
+        for chosen in batches(mask_BL.sum(1).cpu().numpy(), budget, most):
+            rows = torch.from_numpy(chosen).to(mask_BL.device)
             columns = mask_BL[rows].any(0).nonzero()  # those of padding are at one end, or at both
             start, end = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 1)
             part = {

@@ -213,11 +213,14 @@ class Measured(TrainerCallback):
         self.model, self.encoder, self.task, self.latest = model, encoder, task, latest
         self.folder, self.main = folder / KEPT, main
         self.choosing, self.telling = halves(task.queries)
-        # Of weights in shards no process has all: the run is measured, and ends with what it ends with.
-        self.keeps = not any(isinstance(p, DTensor) for p in model.parameters())
         file = self.folder / MEASURED
         self.memory = _Memory.read(file) if resumed and file.is_file() else _Memory()
         self.runs: dict[int, Run] = {}  # the hits of the start and of the best, if this process measured them
+
+    @property
+    def keeps(self) -> bool:
+        """Not of weights in shards (FSDP's, ZeRO-3's), of which no process has all: such a run ends with what it ends with."""
+        return not any(isinstance(p, DTensor) or hasattr(p, "ds_id") for p in self.model.parameters())
 
     def note(self, step: int, scores: RetrievalScores, run: Run) -> None:
         """Notes the scores of the weights as they are, and keeps them if none since the start were better."""

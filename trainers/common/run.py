@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from filelock import FileLock, Timeout
 from transformers import set_seed
+from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
@@ -129,6 +130,8 @@ def open_run(arguments: RunArguments) -> Iterator[Run]:
             logging.disable_progress_bar()
             datasets.disable_progress_bars()
         set_seed(arguments.seed)  # before anything is drawn: fresh decoders, pooling, adapters
+        # Models are loaded whole, and sharded when the training begins: the start is measured, and one process exports.
+        unset_hf_deepspeed_config()
         yield _opened(arguments, output)
 
 

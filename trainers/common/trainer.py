@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PrinterCallback, Trainer
+from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 
@@ -185,6 +186,7 @@ class MethodTrainer(Publishing, Trainer):
             result: TrainOutput = super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval)
         finally:
             self._stop.restore()
+        unset_hf_deepspeed_config()  # of the accelerator: what is loaded from now on is loaded by one process
         if self._stop.signum:
             saved = Path(self.args.output_dir or ".") / f"checkpoint-{self.state.global_step}"
             if not saved.is_dir() and self.args.world_size == 1:  # the signal came after the last update
@@ -240,8 +242,10 @@ class MethodTrainer(Publishing, Trainer):
     def describe_run(self) -> str:
         """What is going to be trained, on what, for how long."""
         assert self.model is not None
-        weights = sum(p.numel() for p in self.model.parameters())
-        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        sizes = [
+            (getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in self.model.parameters()
+        ]  # of ZeRO-3's, too
+        weights, trained = sum(n for n, _ in sizes), sum(n for n, learns in sizes if learns)
         kind = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "float32"
         devices = f"{self.args.world_size} x " if self.args.world_size > 1 else ""
         rows = self._train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size

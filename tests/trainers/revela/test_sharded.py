@@ -11,7 +11,7 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset
-from test_revela_trainer import groups, losses, trainer
+from test_revela_trainer import WORDS, groups, losses, trainer
 
 from revela_hub.trainers import load_checkpoint
 
@@ -66,6 +66,55 @@ def test_a_sharded_run_is_a_run_on_one_process(
     expected = one.revela.state_dict()
     for name, value in load_checkpoint(out).model.state_dict().items():
         torch.testing.assert_close(value, expected[name], rtol=1e-2, atol=1e-3, msg=name)
+
+
+@pytest.mark.slow
+def test_zero_3_is_a_run_on_one_process(tmp_path: Path, repository: Path, llama_folder: Path) -> None:
+    """As a user launches it, with examples/accelerate/zero3.yaml; measured, exported, and the weights of one process."""
+    pytest.importorskip("deepspeed", reason="needs `pip install deepspeed`, which is no dependency of this project")
+    code = [
+        f'def {word}(a):\n    """{word} of the {word} river {n}."""\n    return a * {n}\n'
+        for n, word in enumerate(WORDS * 3)
+    ]
+    data = tmp_path / "data"
+    data.mkdir()
+    for n in range(6):
+        (data / f"{n}.py").write_text("\n\n".join(code[n::6]))
+    command = [
+        "-m",
+        "revela_hub",
+        "train",
+        "revela",
+        "--data",
+        str(data),
+        "--retriever",
+        str(llama_folder),
+        "--lm",
+        str(llama_folder),
+    ]
+    command += "--max_steps 3 --learning_rate 1e-3 --warmup_steps 1 --group_size 4 --max_length 32 --lora_rank 0 --bf16 false --use_cpu true".split()
+    config = repository / "examples" / "accelerate" / "zero3.yaml"
+    launch = [
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(config),
+        "--num_processes",
+        "2",
+        "--mixed_precision",
+        "no",
+    ]
+    for name, before, steps in (("sharded", launch, 8), ("one", [], 16)):
+        options = ["--gradient_accumulation_steps", str(steps), "--output_dir", str(tmp_path / name)]
+        done = subprocess.run(
+            [sys.executable, *before, *command, *options], capture_output=True, text=True, check=False,
+            env=os.environ | {"DS_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "true"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    one, sharded = (load_checkpoint(tmp_path / name / "checkpoint-3").model.state_dict() for name in ("one", "sharded"))
+    for name, value in sharded.items():
+        torch.testing.assert_close(value, one[name], rtol=1e-2, atol=1e-4, msg=name)
+    assert (tmp_path / "sharded" / "retriever" / "modules.json").is_file()
 
 
 @pytest.mark.parametrize(("name", "kind"), [("fsdp", "FSDP"), ("zero3", "DEEPSPEED")])
