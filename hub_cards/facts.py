@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +59,25 @@ class Paper:
         )
 
 
-RA_DIT_AUTHORS = (
-    "Xi Victoria Lin",
-    "Xilun Chen",
-    "Mingda Chen",
-    "Weijia Shi",
-    "Maria Lomeli",
-    "Rich James",
-    "Pedro Rodriguez",
-    "Jacob Kahn",
-    "Gergely Szilvasy",
-    "Mike Lewis",
-    "Luke Zettlemoyer",
-    "Scott Yih",
+RA_DIT = Paper(
+    title="RA-DIT: Retrieval-Augmented Dual Instruction Tuning",
+    authors=(
+        "Xi Victoria Lin",
+        "Xilun Chen",
+        "Mingda Chen",
+        "Weijia Shi",
+        "Maria Lomeli",
+        "Rich James",
+        "Pedro Rodriguez",
+        "Jacob Kahn",
+        "Gergely Szilvasy",
+        "Mike Lewis",
+        "Luke Zettlemoyer",
+        "Scott Yih",
+    ),
+    arxiv="2310.01352",
+    year=2023,
+    does="tuned to find the passages under which a language model, tuned to read them, makes the answer likelier",
 )
 PAPERS = {
     "revela": Paper(
@@ -140,19 +146,10 @@ PAPERS = {
         year=2023,
         does="trained on raw text by a frozen language model: passages are alike as far as one makes the other likelier",
     ),
-    "ra_it": Paper(
-        title="RA-DIT: Retrieval-Augmented Dual Instruction Tuning",
-        authors=RA_DIT_AUTHORS,
-        arxiv="2310.01352",
-        year=2023,
+    "ra_dit": RA_DIT,
+    "ra_it": replace(
+        RA_DIT,
         does="tuned to answer from passages that stand before its prompt, each on a line of its own: `Passage: ...`",
-    ),
-    "ra_dit": Paper(
-        title="RA-DIT: Retrieval-Augmented Dual Instruction Tuning",
-        authors=RA_DIT_AUTHORS,
-        arxiv="2310.01352",
-        year=2023,
-        does="tuned to find the passages under which a language model, tuned to read them, makes the answer likelier",
     ),
     "nvembed": Paper(
         title="NV-Embed: Improved Techniques for Training LLMs as Generalist Embedding Models",
