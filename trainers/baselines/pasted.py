@@ -99,7 +99,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         **kwargs: Any,
     ) -> None:
         numbered = prompts.add_column("source_row", list(range(len(prompts))))
-        kept = tokenize_prompts(numbered, tokenizer, max_length)["source_row"]
+        kept = tokenize_prompts(numbered, tokenizer, max_length, args.say)["source_row"]
         short = shortened(passages, tokenizer, l_max)
         data = tokenized_pairs(pasted_prompts(prompts.select(kept), short, ranking[np.array(kept)], k), tokenizer)
         longest = max(map(len, data["input_ids"]))

@@ -1,6 +1,6 @@
 """Prompts and answers as tokens, for all that is trained to answer."""
 
-import sys
+from collections.abc import Callable
 from typing import Any
 
 from datasets import Dataset
@@ -9,10 +9,12 @@ from transformers import PreTrainedTokenizerBase
 from revela_hub.errors import UserError
 
 
-def tokenize_prompts(prompts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+def tokenize_prompts(
+    prompts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, say: Callable[[str], None]
+) -> Dataset:
     """Adds `prompt_ids`, `answer_ids` (the first accepted answer and EOS) and `row`, each row's number.
 
-    Rows longer than `max_length` are left out, and a line on standard error says how many and where the first stands.
+    Rows longer than `max_length` are left out, and the run is to `say` how many and where the first stands.
 
     Raises:
         UserError: an answer has no token, or no row is short enough.
@@ -39,6 +41,6 @@ def tokenize_prompts(prompts: Dataset, tokenizer: PreTrainedTokenizerBase, max_l
         )
         if not kept:
             raise UserError(f"{what}: raise --max_length")
-        sys.stderr.write(f"{what}: left out; raise --max_length to keep them\n")
+        say(f"{what}: left out; raise --max_length to keep them")
         data = data.select(kept)
     return data.add_column("row", list(range(len(data))))

@@ -265,7 +265,8 @@ def test_every_kind_of_index_finds_the_candidates(
     tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, kind: str
 ) -> None:
     if kind != "exact":
-        pytest.importorskip("faiss" if kind != "milvus" else "milvus_lite")
+        package, extra = ("milvus_lite", "milvus") if kind == "milvus" else ("faiss", "search")
+        pytest.importorskip(package, reason=f"needs the extra {extra}")
     run = trainer(bpe_tokenizer, arguments(tmp_path, index_type=kind))
     run.rebuild_index()
     rows = run.train_dataset
@@ -324,14 +325,17 @@ def test_long_prompts_are_left_out_with_a_line(
 ) -> None:
     data = prompts().to_list()
     data[5]["prompt"] = "x " * 300
-    run = ImpRAGTrainer(
-        model(bpe_tokenizer),
-        arguments(tmp_path, retrieval_warmup_epochs=0),
-        tokenizer=bpe_tokenizer,
-        train_dataset=Dataset.from_list(data),
-        passages=PASSAGES,
-        max_length=100,
-    )
-    assert len(run.train_dataset) == 11
-    assert "1 of 12 prompts have more than 100 tokens" in capsys.readouterr().err
+    for quiet in (False, True):
+        run = ImpRAGTrainer(
+            model(bpe_tokenizer),
+            arguments(tmp_path, retrieval_warmup_epochs=0, quiet=quiet),
+            tokenizer=bpe_tokenizer,
+            train_dataset=Dataset.from_list(data),
+            passages=PASSAGES,
+            max_length=100,
+        )
+        assert len(run.train_dataset) == 11
+        said = "".join(capsys.readouterr())
+        assert ("1 of 12 prompts have more than 100 tokens" in said) != quiet
+        assert ("left out" in said) != quiet
     assert json.dumps(run.train_dataset[5]["id"]) == '"6"'
