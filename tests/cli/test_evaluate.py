@@ -58,7 +58,7 @@ def test_prints_nothing_but_json(task: Path, capsys: pytest.CaptureFixture[str])
 )
 def test_mistakes_are_one_line(task: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     if "--tasks" in words and "either" not in message:
-        pytest.importorskip("mteb")
+        pytest.importorskip("mteb", reason="needs the extra mteb")
     assert main(["evaluate", *(word.format(task=task) for word in words)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

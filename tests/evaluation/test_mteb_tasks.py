@@ -16,7 +16,7 @@ from revela_hub.retrieval.encoder import load_encoder
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-pytest.importorskip("mteb")
+pytest.importorskip("mteb", reason="needs the extra mteb")
 
 
 def test_names_of_tasks_and_benchmarks_are_resolved() -> None:

@@ -270,7 +270,7 @@ def test_generate_retrieves_once_from_any_index() -> None:
         )
     )
     assert torch.equal(model.generate(**batch, index=stored, max_new_tokens=5, do_sample=False), expected)
-    faiss = pytest.importorskip("faiss")
+    faiss = pytest.importorskip("faiss", reason="needs the extra search")
     flat = faiss.IndexFlatIP(vectors.shape[1])
     flat.add(vectors.numpy())
     got = model.generate(**batch, index=flat, passage_input_ids=collection, max_new_tokens=5, do_sample=False)

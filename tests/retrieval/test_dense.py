@@ -31,7 +31,7 @@ def test_equals_a_plain_loop(tmp_path: Path, kind: str, normalize: bool, monkeyp
     monkeypatch.setattr(dense, "COLUMNS", 7)
     monkeypatch.setattr(dense, "QUERY_BLOCK", 2)
     if kind == "milvus":
-        pytest.importorskip("milvus_lite")
+        pytest.importorskip("milvus_lite", reason="needs the extra milvus")
     vectors, table = made(tmp_path, 60, normalize=normalize)
     index = open_index(vectors, kind, folder=tmp_path)
     queries = np.random.default_rng(1).normal(size=(5, 16)).astype(np.float32)

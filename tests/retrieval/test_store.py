@@ -88,7 +88,7 @@ def test_overlapping_sources_are_read_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["exact", "flat", "hnsw", "milvus"])
 def test_an_index_is_made_once_and_opened_again(tmp_path: Path, kind: str) -> None:
     if kind == "milvus":
-        pytest.importorskip("milvus_lite")
+        pytest.importorskip("milvus_lite", reason="needs the extra milvus")
     encoder = Words()
     made = build(tmp_path / "index", encoder, index=kind)
     opened = PassageStore(tmp_path / "index", "folder@0123")
