@@ -34,6 +34,7 @@ ShareOrAll = Annotated[float, Interval(gt=0, le=1)]  # or all of it
 Share = Annotated[float, Interval(gt=0, lt=1)]
 Probability = Annotated[float, Interval(ge=0, lt=1)]  # of a dropout: at 1 nothing is left
 TextLength = Annotated[int, Ge(4)]  # tokens: those that mark beginning and end, and something between
+TwoOrMore = Annotated[int, Ge(2)]  # of what is compared with each other
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # what numpy takes
 
 # The fields of transformers' TrainingArguments, which say no range of their own. 0 updates or epochs are a run that

@@ -5,7 +5,7 @@ from typing import Any
 
 from trl import SFTConfig
 
-from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
 
 
@@ -34,7 +34,7 @@ class RADITTrainingArguments(RunArguments):
         default=0,
         metadata={"help": "Epochs with the ranking of --pseudo_labels as labels before; RA-DIT-Llama needs some."},
     )
-    num_candidates: PositiveInt = field(
+    num_candidates: TwoOrMore = field(
         default=10,
         metadata={"help": "Best passages of --pseudo_labels whose likelihoods are compared for each prompt."},
     )
@@ -44,7 +44,8 @@ class RADITTrainingArguments(RunArguments):
     temperature: PositiveFloat | None = field(
         default=None,
         metadata={
-            "help": "Scores are divided by it; by default the square root of a decoder's vectors' dimension, else 1."
+            "help": "Scores are divided by it; by default the square root of a decoder's vectors' dimension, 0.05 for"
+            " cosines, else 1."
         },
     )
     likelihood_temperature: PositiveFloat = field(
@@ -54,3 +55,15 @@ class RADITTrainingArguments(RunArguments):
         default=16,
         metadata={"help": "Prompts with a passage that the reader reads at a time; changes nothing but memory."},
     )
+
+    def __post_init__(self) -> None:
+        """Checks that the warm-up has negatives.
+
+        Raises:
+            ValueError: for a value out of range.
+        """
+        super().__post_init__()
+        if self.retrieval_warmup_epochs and self.num_positives >= self.num_candidates:
+            raise ValueError(
+                f"num_positives {self.num_positives} leaves no negatives among num_candidates {self.num_candidates}"
+            )

@@ -1,6 +1,6 @@
 """RA-IT: a decoder tuned on prompts into which the retrieved passages are pasted, by trl's `SFTTrainer`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,16 @@ def paste(prompt: str, passages: Sequence[str]) -> str:
     return "".join(f"Passage: {' '.join(passage.split())}\n" for passage in passages) + prompt
 
 
-def shortened(passages: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[str]:
+def shortened(
+    passages: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[str]:
     """The texts of passages, cut after `max_length` tokens, so that they say what ImpRAG with that `l_max` reads."""
     tokens: PassageTokens = tokenize_passages(tokenizer, passages, max_length, end=False)
+    if tokens.cut:
+        say(tokens.what_is_cut)
     rows = np.split(tokens.tokens, tokens.starts[1:-1])
     return [str(tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in rows]
 
@@ -98,17 +105,10 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         max_length: int = 256,
         **kwargs: Any,
     ) -> None:
-        numbered = prompts.add_column("source_row", list(range(len(prompts))))
-        kept = tokenize_prompts(numbered, tokenizer, max_length, args.say)["source_row"]
-        short = shortened(passages, tokenizer, l_max)
+        kept = tokenize_prompts(prompts, tokenizer, max_length, args.say)["source_row"]
+        short = shortened(passages, tokenizer, l_max, args.say)
         data = tokenized_pairs(pasted_prompts(prompts.select(kept), short, ranking[np.array(kept)], k), tokenizer)
-        longest = max(map(len, data["input_ids"]))
-        positions = getattr(model.config, "max_position_embeddings", None)
-        if positions is not None and longest > positions:
-            raise UserError(
-                f"with {k} passages a prompt has up to {longest} tokens, and the decoder has {positions} positions: lower"
-                " --k, --l_max or --max_length"
-            )
+        _check_room(model, max(map(len, data["input_ids"])))
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token  # masked wherever it pads
         set_seed(args.seed)  # as trl does, but before the adapters are drawn
@@ -137,6 +137,15 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         return folder
 
 
+def _check_room(model: PreTrainedModel, longest: int) -> None:
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and longest > positions:
+        raise UserError(
+            f"with its passages a prompt has up to {longest} tokens, answer included, and the decoder has {positions}"
+            " positions: lower --l_max or --max_length, or read fewer passages"
+        )
+
+
 def tokenized_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """Columns `input_ids` and `labels` of prompts and completions, which EOS ends; labels are -100 on the prompts.
 
@@ -163,10 +172,15 @@ def pasted_log_likelihoods(
     *,
     show_progress_bar: bool = False,
 ) -> Tensor:
-    """Log p(answer, EOS | prompt) of each pair, summed over the answer's tokens, in nats: (N,) float32."""
+    """Log p(answer, EOS | prompt) of each pair, summed over the answer's tokens, in nats: (N,) float32.
+
+    Raises:
+        UserError: a pair is too long for the decoder.
+    """
     model.eval()
     prompt_ids = tokenizer(list(prompts))["input_ids"]
     answer_ids = tokenizer([f" {answer}" for answer in answers], add_special_tokens=False)["input_ids"]
+    _check_room(model, max((len(p) + len(a) + 1 for p, a in zip(prompt_ids, answer_ids, strict=True)), default=0))
     parts = []
     starts = range(0, len(prompts), batch_size)
     for start in tqdm(starts, desc="Reading answers", unit=" batches", disable=not show_progress_bar):

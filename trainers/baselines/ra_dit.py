@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from revela_hub.errors import UserError, first_line
 from revela_hub.hub_cards.assemble import forget_origins
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods
 from revela_hub.trainers.baselines.retriever import load_retriever
@@ -34,7 +35,11 @@ from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_l
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import load_whole
 
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
 NOWHERE = -1e30
+COSINE_TEMPERATURE = 0.05  # at 1 the softmax of cosines is nearly uniform, whatever they are
 
 
 class Retriever(nn.Module):
@@ -43,6 +48,7 @@ class Retriever(nn.Module):
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, decoder: bool) -> None:
         super().__init__()
         self.model, self.tokenizer, self.decoder = model, tokenizer, decoder
+        self.cosine = not decoder and similarity_of(cast("SentenceTransformer", model), "the retriever") == "cosine"
         self.config = getattr(model, "config", None)
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor, *, query: bool) -> Tensor:
@@ -52,7 +58,7 @@ class Retriever(nn.Module):
             made: Tensor = (model.embed_queries if query else model.embed_passages)(input_ids, attention_mask)
         else:
             made = model({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
-        return made
+        return nn.functional.normalize(made, dim=-1) if self.cosine else made
 
     def forward(
         self, query_input_ids: Tensor, query_attention_mask: Tensor, input_ids: Tensor, attention_mask: Tensor
@@ -63,12 +69,16 @@ class Retriever(nn.Module):
         return torch.einsum("be,bce->bc", queries_BE, passages_NE.view(*input_ids.shape[:2], -1))
 
     def tokens(self, texts: Sequence[str], max_length: int, *, query: bool) -> PassageTokens:
-        """The texts as this model reads them, a sentence-transformers model's own prompt before each."""
-        prompts: Any = {} if self.decoder else self.model.prompts
-        prompt = prompts.get("query" if query else "document") or ""
-        return tokenize_passages(
-            self.tokenizer, [prompt + text for text in texts], max_length, end=self.decoder and not query
-        )
+        """The texts as this model reads them: a sentence-transformers model's own prompt before each, and no more of it.
+
+        Cut at `max_length` tokens, or at the sentence-transformers model's own, if that is less.
+        """
+        if self.decoder:
+            return tokenize_passages(self.tokenizer, texts, max_length, end=not query)
+        model: Any = self.model
+        prompt = model.prompts.get("query" if query else "document") or ""
+        length = min(max_length, model.max_seq_length or max_length)
+        return tokenize_passages(self.tokenizer, [prompt + text for text in texts], length, end=False)
 
     @torch.no_grad()
     def encode(self, tokens: PassageTokens, *, query: bool, batch_size: int = 32) -> NDArray[np.float32]:
@@ -170,7 +180,8 @@ class RADITTrainer(MethodTrainer):
     Args:
         retriever: what is trained.
         args: the run.
-        prompts: as `revela_hub.data.prompts.rows.read_prompts` gives them; those that do not retrieve are left out.
+        prompts: as `revela_hub.data.prompts.rows.read_prompts` gives them; those that do not retrieve are left out, and, with
+            a line that says so, those with fewer than two candidates, which teach nothing.
         passages: the collection.
         candidates: (rows, C) numbers of passages, the best by another retriever first, -1 for none.
         log_likelihoods: (rows, C) of `reader_likelihoods`.
@@ -179,7 +190,7 @@ class RADITTrainer(MethodTrainer):
         **kwargs: of `Trainer`.
 
     Raises:
-        UserError: no prompt retrieves.
+        UserError: no prompt retrieves, or none has two candidates.
     """
 
     args: RADITTrainingArguments
@@ -201,9 +212,20 @@ class RADITTrainer(MethodTrainer):
         self.queries = retriever.tokens(prompts["prompt"], max_length, query=True)
         self.passages = retriever.tokens(passages, passage_length, query=False)
         args.ddp_find_unused_parameters = True  # beyond what makes the vectors, a model may have more
-        rows = [number for number, retrieve in enumerate(prompts["retrieve"]) if retrieve]
-        if not rows:
+        retrieve = [number for number, retrieve in enumerate(prompts["retrieve"]) if retrieve]
+        if not retrieve:
             raise UserError("none of the prompts retrieves: there is nothing for a retriever to learn")
+        rows = [number for number in retrieve if (candidates[number] >= 0).sum() > 1]
+        if len(rows) < len(retrieve):
+            what = f"{len(retrieve) - len(rows)} of {len(retrieve)} prompts have fewer than two candidates to compare"
+            if not rows:
+                raise UserError(f"{what}: give more passages, or another retriever's --pseudo_labels")
+            args.say(f"{what}: left out")
+        for name, tokens in (("prompts", self.queries), ("passages", self.passages)):
+            if tokens.cut:
+                args.say(
+                    f"{tokens.cut:,} of {len(tokens):,} {name} are cut for the retriever, at {tokens.max_length} tokens"
+                )
         data = Dataset.from_dict({"row": rows, "prompt": [prompts["prompt"][row] for row in rows]})
         super().__init__(model=retriever, args=args, train_dataset=data, data_collator=self._collate, **kwargs)
 
@@ -231,7 +253,7 @@ class RADITTrainer(MethodTrainer):
         rows = inputs.pop("row").cpu().numpy()
         scores_BC = model(**inputs)
         there_BC = torch.from_numpy(self.candidates[rows] >= 0).to(scores_BC.device)
-        scores_BC = scores_BC.float() / (self.args.temperature or sqrt(self._dimension(model)))
+        scores_BC = scores_BC.float() / (self.args.temperature or self._temperature(model))
         if (self.state.epoch or 0.0) < self.args.retrieval_warmup_epochs:
             positive_BC = torch.zeros_like(scores_BC, dtype=torch.bool)
             positive_BC[:, : self.args.num_positives] = True
@@ -244,13 +266,13 @@ class RADITTrainer(MethodTrainer):
             loss = kl_from_retrieval(likelihood_BC, scores_BC, self.args.likelihood_temperature).mean()
         return (loss, {"scores": scores_BC}) if return_outputs else loss
 
-    def _dimension(self, model: nn.Module) -> int:
+    def _temperature(self, model: nn.Module) -> float:
         inner: Any = self.accelerator.unwrap_model(model)
         if not inner.decoder:
-            return 1  # cosines, or as the model was made
+            return COSINE_TEMPERATURE if inner.cosine else 1.0
         config = inner.model.config.backbone
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return int((config.num_key_value_heads or config.num_attention_heads) * width)
+        return sqrt((config.num_key_value_heads or config.num_attention_heads) * width)
 
     @property
     def retriever(self) -> Any:

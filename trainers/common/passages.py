@@ -22,15 +22,25 @@ class PassageTokens:
     Attributes:
         tokens: all of them.
         starts: (M + 1,) where each passage begins; the last is the end.
-        cut: how many passages were longer than allowed.
+        max_length: tokens of a passage, at most; None where none was cut.
+        cut: how many passages were longer.
     """
 
     tokens: NDArray[np.int32]
     starts: NDArray[np.int64]
+    max_length: int | None = None
     cut: int = 0
 
     def __len__(self) -> int:
         return len(self.starts) - 1
+
+    @property
+    def what_is_cut(self) -> str:
+        """A line for the user."""
+        return (
+            f"{self.cut:,} of {len(self):,} passages are longer than {self.max_length} tokens and are cut: lower"
+            " --max_words or raise --l_max"
+        )
 
     def batch(self, rows: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Tokens and mask (..., P) of passages by number, padded on the right; -1 is no passage.
@@ -68,7 +78,7 @@ def tokenize_passages(
         tokenizer: of the model that reads them.
         texts: the passages.
         max_length: tokens kept of each, EOS included.
-        end: whether to end each by EOS; without, texts are as the tokenizer makes them.
+        end: whether to end each by EOS; without, texts are as the tokenizer makes and cuts them.
         show_progress_bar: whether to show one on standard error.
 
     Raises:
@@ -81,11 +91,15 @@ def tokenize_passages(
     parts: list[NDArray[np.int32]] = []
     cut = 0
     last = [tokenizer.eos_token_id] if end else []
+    room = max_length - len(last)
     for start in tqdm(range(0, len(texts), BLOCK), desc="Tokenizing passages", disable=not show_progress_bar):
-        for ids in tokenizer(list(texts[start : start + BLOCK]))["input_ids"]:
+        block = list(texts[start : start + BLOCK])
+        for text, ids in zip(block, tokenizer(block)["input_ids"], strict=True):
             if end and ids and ids[-1] == tokenizer.eos_token_id:
                 ids = ids[:-1]
-            cut += len(ids) > max_length - len(last)
-            parts.append(np.array([*ids[: max_length - len(last)], *last], np.int32))
+            if len(ids) > room:
+                cut += 1
+                ids = ids[:room] if end else tokenizer(text, truncation=True, max_length=room)["input_ids"]
+            parts.append(np.array([*ids, *last], np.int32))
     starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-    return PassageTokens(np.concatenate(parts), starts, cut)
+    return PassageTokens(np.concatenate(parts), starts, max_length, cut)

@@ -12,7 +12,7 @@ from revela_hub.errors import UserError
 def tokenize_prompts(
     prompts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, say: Callable[[str], None]
 ) -> Dataset:
-    """Adds `prompt_ids`, `answer_ids` (the first accepted answer and EOS) and `row`, each row's number.
+    """Adds `prompt_ids`, `answer_ids` (the first accepted answer and EOS), `source_row` and `row`, its number before and now.
 
     Rows longer than `max_length` are left out, and the run is to `say` how many and where the first stands.
 
@@ -33,8 +33,8 @@ def tokenize_prompts(
     data = prompts.map(tokenized, batched=True, desc="Tokenizing prompts")
     lengths = [len(p) + len(a) for p, a in zip(data["prompt_ids"], data["answer_ids"], strict=True)]
     long = [row for row, length in enumerate(lengths) if length > max_length]
+    kept = [row for row, length in enumerate(lengths) if length <= max_length]
     if long:
-        kept = [row for row, length in enumerate(lengths) if length <= max_length]
         first = prompts[long[0]]["where"]
         what = (
             f"{len(long)} of {len(data)} prompts have more than {max_length} tokens, answer included (first: {first})"
@@ -43,4 +43,4 @@ def tokenize_prompts(
             raise UserError(f"{what}: raise --max_length")
         say(f"{what}: left out; raise --max_length to keep them")
         data = data.select(kept)
-    return data.add_column("row", list(range(len(data))))
+    return data.add_column("source_row", kept).add_column("row", list(range(len(data))))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
 
 
@@ -37,7 +37,7 @@ class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
         default=10, metadata={"help": "Warm-up: hard negatives come from this rank..."}
     )
     last_negative_rank: PositiveInt = field(default=50, metadata={"help": "... up to this one, inclusive."})
-    num_candidates: PositiveInt = field(
+    num_candidates: TwoOrMore = field(
         default=10, metadata={"help": "Self-distillation: passages whose likelihoods are compared for each prompt."}
     )
     index_steps: NonNegativeInt = field(

@@ -92,8 +92,7 @@ class ImpRAGTrainer(MethodTrainer):
         self.imprag, self.passages = model, passages
         _check(model, args, len(passages), max_length, pseudo_labels)
         self.tokens: PassageTokens = tokenize_passages(tokenizer, passages, model.config.l_max)
-        numbered = train_dataset.add_column("source_row", list(range(len(train_dataset))))
-        data = tokenize_prompts(numbered, tokenizer, max_length, args.say)
+        data = tokenize_prompts(train_dataset, tokenizer, max_length, args.say)
         # The rankings of the rows that are left.
         self.pseudo_labels = None if pseudo_labels is None else pseudo_labels[np.array(data["source_row"])]
         self.ranking: NDArray[np.int32] | None = None  # the index's: the best passages of each row

@@ -137,16 +137,25 @@ def test_a_stopped_run_of_ra_dit_goes_on_bit_for_bit_and_is_exported(
         assert torch.equal(resumed.model.state_dict()[name], value), name
     folder = str(whole.export(tmp_path / "retriever"))
     encoder = load_imprag_encoder(folder, "cpu") if decoder else SentenceTransformer(folder, device="cpu")
+    options = {} if decoder else {"normalize_embeddings": True}  # it is trained as it is searched with: by cosines
     tokens = whole.model.tokens(PASSAGES, 32, query=False)
     expected = whole.model.cpu().encode(tokens, query=False)
-    np.testing.assert_allclose(encoder.encode_document(PASSAGES), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(encoder.encode_document(PASSAGES, **options), expected, rtol=1e-4, atol=1e-5)
     queries = list(prompts()["prompt"])
     expected = whole.model.encode(whole.model.tokens(queries, 32, query=True), query=True)
-    np.testing.assert_allclose(encoder.encode_query(queries), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(encoder.encode_query(queries, **options), expected, rtol=1e-4, atol=1e-5)
+    cut = whole.model.tokens(["The river Dart is long."], 5, query=False)
+    assert (len(cut.tokens), cut.cut, cut.max_length) == (5, 1, 5)
+    if not decoder:  # what ends a text is kept, as sentence-transformers does
+        assert cut.tokens[-1] == encoder.tokenizer.sep_token_id
+        encoder.max_seq_length = 4
+        assert (
+            len(Retriever(encoder, encoder.tokenizer, decoder=False).tokens(PASSAGES[:1], 5, query=False).tokens) == 4
+        )
 
 
 def test_what_cannot_be_trained_is_said_in_one_line(
-    tmp_path: Path, llama_folder: Path, bpe_tokenizer: PreTrainedTokenizerFast
+    tmp_path: Path, llama_folder: Path, bpe_tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
     args = RAITTrainingArguments(output_dir=str(tmp_path), **COMMON)
@@ -156,18 +165,23 @@ def test_what_cannot_be_trained_is_said_in_one_line(
         RAITTrainer(model, args, passages=PASSAGES, k=2, **given)
     with pytest.raises(UserError, match="3 of 3 prompts have more than 2 tokens"):
         RAITTrainer(model, args, passages=PASSAGES, k=2, max_length=2, **given)
-    nothing = prompts().select([2])
-    likelihoods = torch.zeros(1, 2)
+    with pytest.raises(UserError, match="the decoder has 10 positions: lower"):
+        pasted_log_likelihoods(model, bpe_tokenizer, ["word " * 20], ["yes"])
     retriever = decoder_retriever(str(llama_folder), 1, bpe_tokenizer)
+    dit = RADITTrainingArguments(output_dir=str(tmp_path), **COMMON)
+    given = {"passages": PASSAGES, "log_likelihoods": torch.zeros(3, 2)}
     with pytest.raises(UserError, match="none of the prompts retrieves"):
-        RADITTrainer(
-            retriever,
-            RADITTrainingArguments(output_dir=str(tmp_path), **COMMON),
-            prompts=nothing,
-            passages=PASSAGES,
-            candidates=RANKING[:1],
-            log_likelihoods=likelihoods,
-        )
+        RADITTrainer(retriever, dit, prompts=prompts().select([2]), candidates=RANKING[:1], **given)
+    with pytest.raises(UserError, match="2 of 2 prompts have fewer than two candidates to compare: give more passages"):
+        RADITTrainer(retriever, dit, prompts=prompts(), candidates=RANKING[[1, 1, 2]], **given)
+    capsys.readouterr()
+    kept = RADITTrainer(retriever, dit, prompts=prompts(), candidates=RANKING, **given).train_dataset
+    assert kept["row"] == [0]
+    assert "1 of 2 prompts have fewer than two candidates to compare: left out" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="num_candidates must be at least 2, not 1"):
+        RADITTrainingArguments(output_dir=str(tmp_path), num_candidates=1)
+    with pytest.raises(ValueError, match="num_positives 5 leaves no negatives among num_candidates 4"):
+        RADITTrainingArguments(output_dir=str(tmp_path), num_candidates=4, retrieval_warmup_epochs=1)
 
 
 def test_the_first_layers_of_a_family_whose_layers_have_types(

@@ -62,7 +62,8 @@ def run(arguments: Arguments) -> None:
     if arguments.should_save:
         model = folder / MODEL
         print(f"\nmodel: {model}")
-        print(f"next:  revela-hub index {model} --passages {' '.join(arguments.passages)} --output my-index")
+        passages = f"{' '.join(arguments.passages)} --max_words {arguments.max_words}"
+        print(f"next:  revela-hub index {model} --passages {passages} --output my-index")
         print(f'then:  revela-hub answer {model} --index my-index "your prompt"')
 
 
@@ -105,10 +106,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             **trainer_options,
         )
         if trainer.tokens.cut:
-            arguments.say(
-                f"{trainer.tokens.cut:,} of {len(data.passages):,} passages are longer than l_max"
-                f" {loaded.model.config.l_max} tokens and are cut: lower --max_words or raise --l_max"
-            )
+            arguments.say(trainer.tokens.what_is_cut)
         run.train(trainer)
         trainer.save_model(str(run.output))
         if arguments.should_save:

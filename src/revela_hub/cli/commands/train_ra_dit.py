@@ -24,7 +24,8 @@ from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
-from revela_hub.trainers.baselines.retriever import load_reader, load_retriever
+from revela_hub.trainers.baselines.retriever import LanguageModel, load_reader, load_retriever
+from revela_hub.trainers.common.prompts import tokenize_prompts
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
 
@@ -60,7 +61,8 @@ def run(arguments: Arguments) -> None:
     if arguments.should_save:
         retriever = folder / RETRIEVER
         print(f"\nretriever: {retriever}")
-        print(f"next:  revela-hub index {retriever} --passages {' '.join(arguments.passages)} --output my-index")
+        passages = f"{' '.join(arguments.passages)} --max_words {arguments.max_words}"
+        print(f"next:  revela-hub index {retriever} --passages {passages} --output my-index")
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
@@ -85,9 +87,17 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         if run.nothing_to_do:
             return run.output
         retriever = _retriever(arguments)
+        reader = load_reader(arguments.reader, trust_remote_code=arguments.trust_remote_code)
         with arguments.main_process_first(desc="reading prompts and passages"):
             data = load_data(arguments, arguments.seed)
         arguments.say(data.report)
+        if arguments.num_candidates > len(data.passages):
+            raise UserError(
+                f"--num_candidates {arguments.num_candidates} is more than the collection's {len(data.passages)} passages:"
+                " lower it"
+            )
+        kept = tokenize_prompts(data.prompts, reader.tokenizer, arguments.max_length, arguments.say)["source_row"]
+        data = data._replace(prompts=data.prompts.select(kept))
         candidates = warm_up_labels(arguments, data, arguments.num_candidates)
         trainer = RADITTrainer(
             retriever,
@@ -95,7 +105,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             prompts=data.prompts,
             passages=data.passages,
             candidates=candidates,
-            log_likelihoods=_likelihoods(arguments, data, candidates),
+            log_likelihoods=_likelihoods(arguments, reader, data, candidates),
             max_length=arguments.max_length,
             passage_length=arguments.l_max,
             **trainer_options,
@@ -118,16 +128,19 @@ def _retriever(arguments: Arguments) -> Retriever:
     return Retriever(model, model.tokenizer, decoder=False)
 
 
-def _likelihoods(arguments: Arguments, data: "ImpRAGData", candidates: "NDArray[np.int32]") -> Any:
-    """Of the answers under the candidates, by the reader, which is let go of afterwards."""
-    reader = load_reader(arguments.reader, trust_remote_code=arguments.trust_remote_code)
+def _likelihoods(
+    arguments: Arguments, reader: LanguageModel, data: "ImpRAGData", candidates: "NDArray[np.int32]"
+) -> Any:
+    """Of the answers under the candidates, by the reader, which the accelerator has no more room for afterwards."""
     reader.model.to(arguments.device)  # type: ignore[arg-type]  # its decorator hides what it takes
-    return reader_likelihoods(
+    likelihoods = reader_likelihoods(
         reader.model,
         reader.tokenizer,
         data.prompts,
-        shortened(data.passages, reader.tokenizer, arguments.l_max),
+        shortened(data.passages, reader.tokenizer, arguments.l_max, arguments.say),
         candidates,
         arguments.likelihood_batch_size,
         show_progress_bar=not arguments.disable_tqdm,
     )
+    reader.model.to("cpu")  # type: ignore[arg-type]
+    return likelihoods
