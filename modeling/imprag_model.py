@@ -370,7 +370,7 @@ def _right_padded(ids_NL: Tensor, mask_NL: Tensor) -> tuple[Tensor, Tensor]:
 
 def _side_by_side(states: PassageStates, sets: int) -> PassageStates:
     """From the states of single passages (B * k, K, P, D) to those of sets (B, K, S, D), without padding between."""
-    mask_BS = states.mask.view(sets, -1)
+    mask_BS = states.mask.reshape(sets, -1)  # a view where no padding was cut
     order = mask_BS.long().argsort(dim=-1, descending=True, stable=True)[:, : int(mask_BS.sum(-1).max())]
 
     def joined(part: Tensor) -> Tensor:

@@ -279,6 +279,18 @@ def test_generate_retrieves_once_from_any_index() -> None:
         model.retrieve(**batch, index=flat, k=21, passage_input_ids=collection)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ["full", "segmented", "independent"])
+def test_padding_that_no_found_passage_needs_is_cut(encoding: str) -> None:
+    model = build(passage_encoding=encoding)
+    passages = tokens(2, 2, 5)
+    padded = torch.cat([passages, torch.zeros_like(passages)], dim=-1)
+    mask = torch.cat([torch.ones_like(passages), torch.zeros_like(passages)], dim=-1)
+    expected, got = model.encode_passages(passages), model.encode_passages(padded, mask)
+    assert expected is not None and got is not None and torch.equal(got.mask, expected.mask)
+    assert all(map(torch.equal, (*got.keys, *got.values), (*expected.keys, *expected.values)))
+
+
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma2"])  # Gemma 2 caps its logits behind the projection
 @pytest.mark.parametrize("count", [None, 7])
 def test_a_loss_without_logits_is_the_loss_of_the_logits(family: str, count: int | None) -> None:
