@@ -28,7 +28,10 @@ def check_model(folder: Path, trust_remote_code: bool, adapter_only: bool, refer
         yield Check("folder", False, str(error))
         return
     except Exception as error:  # whatever it is, the reader would see it, too
-        yield Check("loading", False, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            what = "it needs the code that it brings: read that, and let it run by --trust_remote_code"
+        yield Check("loading", False, what)
         return
     yield Check("loading", True, f"{model.how}, {model.parameters:,} parameters, {model.dtype}")
     bad = [name for name, tensor in model.module.state_dict().items() if not _finite(tensor)]
