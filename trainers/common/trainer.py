@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedConfig, PrinterCallback, Trainer
+from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, Trainer
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
@@ -145,6 +145,12 @@ class MethodTrainer(Publishing, Trainer):
         super().log(logs, start_time)
 
     # --- what is not finite goes nowhere
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Says what a checkpoint lacks; a tied weight is there under its first name, and its other is not missing."""
+        tied = self.model.all_tied_weights_keys if isinstance(self.model, PreTrainedModel) else {}
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def refuse_not_finite(self, when: str) -> None:
         """Looks at every weight.
