@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm.auto import tqdm
 
 from revela_hub.errors import UserError
 
@@ -94,6 +95,8 @@ def write_states(
     folder: str | Path,
     facts: StatesFacts,
     sample: NDArray[np.float32] | None = None,
+    *,
+    show_progress_bar: bool = False,
 ) -> TokenStates:
     """Writes the states of passages, one after the other, without holding them all.
 
@@ -102,6 +105,7 @@ def write_states(
         folder: where to.
         facts: what they are.
         sample: (tokens, vectors, dimension) to train the quantisers on.
+        show_progress_bar: whether to show one on standard error while they are trained.
 
     Raises:
         UserError: FAISS is not installed, the vectors cannot be cut into `pq` parts, or the sample is too small.
@@ -109,7 +113,7 @@ def write_states(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FACTS).unlink(missing_ok=True)  # not complete until it is written last
-    codecs = [] if not facts.pq else _train(sample, facts)
+    codecs = [] if not facts.pq else _train(sample, facts, show_progress_bar)
     for number, codec in enumerate(codecs):
         _write_codec(codec, folder / f"codec-{number}.faiss")
     starts = [0]
@@ -135,7 +139,7 @@ def write_states(
     return TokenStates(folder, facts.key)
 
 
-def _train(sample: NDArray[np.float32] | None, facts: StatesFacts) -> list[Any]:
+def _train(sample: NDArray[np.float32] | None, facts: StatesFacts, show_progress_bar: bool) -> list[Any]:
     if facts.dimension % facts.pq:
         raise UserError(f"vectors of {facts.dimension} numbers cannot be cut into {facts.pq} parts: choose a divisor")
     if sample is None or len(sample) < MIN_SAMPLE:
@@ -145,7 +149,8 @@ def _train(sample: NDArray[np.float32] | None, facts: StatesFacts) -> list[Any]:
         )
     faiss = _faiss()
     codecs = []
-    for number in range(facts.vectors):
+    bar = tqdm(range(facts.vectors), desc="Learning codebooks", disable=not show_progress_bar)
+    for number in bar:
         # np: no polysemous training, which serves searching among codes, and takes most of the time.
         codec = faiss.index_factory(facts.dimension, f"OPQ{facts.pq},PQ{facts.pq}x8np")
         rotation = faiss.downcast_VectorTransform(codec.chain.at(0))

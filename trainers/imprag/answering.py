@@ -25,6 +25,7 @@ class ImpRAGEncoder:
     def __init__(self, model: ImpRAGModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.device = model.device
+        self.cut = 0  # how many of the passages so far were longer than l_max
 
     def encode_query(self, inputs: list[str], /, *, batch_size: int = 32, show_progress_bar: bool = False) -> Any:
         """Vectors (N, E) of N prompts."""
@@ -36,6 +37,7 @@ class ImpRAGEncoder:
     def encode_document(self, inputs: list[str], /, *, batch_size: int = 32, show_progress_bar: bool = False) -> Any:
         """Vectors (N, E) of N passages, cut at the model's l_max tokens."""
         tokens = tokenize_passages(self.tokenizer, inputs, self.model.config.l_max)
+        self.cut += tokens.cut
         return self._encode(tokens, self.model.embed_passages, batch_size)
 
     @torch.no_grad()

@@ -103,7 +103,7 @@ def store_states(
     first = next(encoded(rows[:1], False))
     key = states_key(model, fingerprint)
     facts = StatesFacts(key, first.shape[1], first.shape[2], pq if compression == "pq" else 0, kept)
-    write_states(encoded(rows, show_progress_bar), folder, facts, sample)
+    write_states(encoded(rows, show_progress_bar), folder, facts, sample, show_progress_bar=show_progress_bar)
     return StoredStates(folder, model.config.b, key)
 
 
@@ -133,6 +133,7 @@ def store_index_states(
     pq: int = 8,
     kept: float = 1.0,
     batch_size: int = 32,
+    show_progress_bar: bool = False,
 ) -> StoredStates:
     """Stores the states of an index's passages in its folder; see `store_states`."""
     texts = store.texts(range(len(store)))
@@ -146,7 +147,7 @@ def store_index_states(
         pq=pq,
         kept=kept,
         batch_size=batch_size,
-        show_progress_bar=True,
+        show_progress_bar=show_progress_bar,
     )
 
 

@@ -20,6 +20,7 @@ Examples:
 from dataclasses import dataclass, field
 from typing import Literal
 
+from revela_hub.cli.output import note, shows_progress
 from revela_hub.cli.passage_options import PassageOptions, load_passage_encoder
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt, ShareOrAll
@@ -47,6 +48,7 @@ class Arguments(PassageOptions):
 def run(arguments: Arguments) -> None:
     """Writes the index and says what is in it."""
     from revela_hub.retrieval import build_store
+    from revela_hub.trainers.imprag.answering import ImpRAGEncoder
     from revela_hub.trainers.imprag.checkpoint import is_imprag
 
     if arguments.states != "none" and not is_imprag(arguments.model):
@@ -69,6 +71,11 @@ def run(arguments: Arguments) -> None:
     print(
         f"{len(store):,} passages, vectors of {store.facts.dimension} numbers ({store.facts.index}), in {store.folder}"
     )
+    if isinstance(loaded.encoder, ImpRAGEncoder) and loaded.encoder.cut:
+        l_max = loaded.encoder.model.config.l_max
+        note(
+            f"{loaded.encoder.cut:,} passages are longer than the model's l_max of {l_max} tokens and are cut: lower --max_words"
+        )
     if arguments.states != "none":
         stored = store_index_states(
             loaded.encoder.model,
@@ -78,5 +85,6 @@ def run(arguments: Arguments) -> None:
             pq=arguments.pq,
             kept=arguments.keep,
             batch_size=arguments.batch_size,
+            show_progress_bar=shows_progress(),
         )
         print(f"states of {len(stored.tokens):,} passages, {stored.tokens.bytes / 1e6:,.1f} MB")
