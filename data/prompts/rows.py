@@ -83,6 +83,9 @@ def prompt_row(row: Row, task: str) -> dict[str, Any]:
     task = str(columns.get("task") or task)
     text = columns.get("prompt")
     given = columns.get("input", columns.get("question"))
+    if text is None and given is None:
+        there = ", ".join(map(repr, columns)) or "none"
+        raise UserError(f"{row.where}: no prompt; give it as prompt, question or input (the fields are {there})")
     if text is None:
         parts = {"input": given, "context": columns.get("context")}
         text = render(task, row.where, **{name: str(part) for name, part in parts.items() if part is not None})

@@ -53,7 +53,7 @@ def test_every_form_becomes_a_prompt_with_its_answers(tmp_path: Path) -> None:
         ({"question": "Who?"}, "data.jsonl:2: no answer; give it as answer, answers or output"),
         ({"question": "Who?", "answer": 3}, "data.jsonl:2: answer holds int where a text is needed"),
         ({"prompt": " ", "answer": "a"}, "data.jsonl:2: the prompt has no text"),
-        ({"answer": "a"}, "data.jsonl:2: task question_answering needs the field 'input'"),
+        ({"answer": "a"}, "data.jsonl:2: no prompt; give it as prompt, question or input"),
         (
             {"task": "poetry", "input": "x", "answer": "a"},
             "data.jsonl:2: no task 'poetry'; there are question_answering",
