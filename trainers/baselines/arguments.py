@@ -1,12 +1,18 @@
 """Arguments of the baselines that read or retrieve for ImpRAG's tasks: RA-IT's reader, and RA-DIT's retriever."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from trl import SFTConfig
 
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
+
+OF_PREPARED_ROWS = {
+    *("chat_template_path", "dataset_text_field", "dataset_num_proc", "eos_token", "pad_token", "truncation_mode"),
+    *("shuffle_dataset", "packing", "packing_strategy", "eval_packing", "completion_only_loss", "assistant_only_loss"),
+    "model_init_kwargs",
+}
 
 
 @dataclass
@@ -22,6 +28,17 @@ class RAITTrainingArguments(AdapterArguments, RunArguments, SFTConfig):
     dataset_kwargs: dict[str, Any] | None = field(
         default_factory=lambda: {"skip_prepare_dataset": True}, init=False, repr=False
     )
+
+    def __post_init__(self) -> None:
+        """Refuses what would have no effect.
+
+        Raises:
+            ValueError: for such an option, or a value out of range.
+        """
+        for entry in fields(SFTConfig):
+            if entry.name in OF_PREPARED_ROWS and getattr(self, entry.name) != entry.default:
+                raise ValueError(f"{entry.name} is for rows that trl prepares; these are tokenised as ImpRAG's are")
+        super().__post_init__()
 
 
 @dataclass

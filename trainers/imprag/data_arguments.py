@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from revela_hub.data.prompts.rows import read_prompts
 from revela_hub.data.prompts.self_supervised import mix, text_prompts
 from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeFloat, PositiveInt
@@ -54,6 +55,10 @@ class ImpRAGDataArguments:
     sentence_share: NonNegativeFloat = field(
         default=0.0, metadata={"help": "Rows asking for the next, and as many for the previous, sentence: a share too."}
     )
+
+    def sources(self) -> list[Source]:
+        """All that is read."""
+        return parse_sources([*self.data, *self.passages, *self.text])
 
 
 class ImpRAGData(NamedTuple):

@@ -180,6 +180,8 @@ def test_what_cannot_be_trained_is_said_in_one_line(
     assert "1 of 2 prompts have fewer than two candidates to compare: left out" in capsys.readouterr().out
     with pytest.raises(ValueError, match="num_candidates must be at least 2, not 1"):
         RADITTrainingArguments(output_dir=str(tmp_path), num_candidates=1)
+    with pytest.raises(ValueError, match="packing is for rows that trl prepares"):
+        RAITTrainingArguments(output_dir=str(tmp_path), packing=True)
     with pytest.raises(ValueError, match="num_positives 5 leaves no negatives among num_candidates 4"):
         RADITTrainingArguments(output_dir=str(tmp_path), num_candidates=4, retrieval_warmup_epochs=1)
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from revela_hub.data.sources.source import parse_sources
 from revela_hub.trainers.common.arguments import check_apart
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
@@ -83,7 +82,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
-        check_apart(parse_sources([*arguments.data, *arguments.passages, *arguments.text]), run.output)
+        check_apart(arguments.sources(), run.output)
         fields = ("b", "t", "k", "l_max", "passage_encoding")
         loaded = load_imprag(
             arguments.backbone,

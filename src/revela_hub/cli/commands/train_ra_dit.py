@@ -25,6 +25,7 @@ from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
 from revela_hub.trainers.baselines.retriever import LanguageModel, load_reader, load_retriever
+from revela_hub.trainers.common.arguments import check_apart
 from revela_hub.trainers.common.prompts import tokenize_prompts
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
@@ -86,6 +87,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
+        check_apart(arguments.sources(), run.output)
         retriever = _retriever(arguments)
         reader = load_reader(arguments.reader, trust_remote_code=arguments.trust_remote_code)
         with arguments.main_process_first(desc="reading prompts and passages"):

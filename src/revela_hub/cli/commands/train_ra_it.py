@@ -22,6 +22,7 @@ from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.pasted import RAITTrainer
 from revela_hub.trainers.baselines.retriever import load_reader
+from revela_hub.trainers.common.arguments import check_apart
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
 
@@ -66,6 +67,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
+        check_apart(arguments.sources(), run.output)
         loaded = load_reader(arguments.backbone, trust_remote_code=arguments.trust_remote_code)
         with arguments.main_process_first(desc="reading prompts and passages"):
             data = load_data(arguments, arguments.seed)
