@@ -17,12 +17,21 @@ BASE = {
     "imprag": "train imprag --backbone llama --data prompts.jsonl --passages text --max_words 12 --b 1 --t 1 --k 2"
     " --l_max 40 --max_length 64 --per_device_train_batch_size 2 --retrieval_warmup_epochs 1 --num_positives 1"
     f" --num_negatives 1 --first_negative_rank 2 --last_negative_rank 4 --num_candidates 2 {TRAIN}",
+    "ra-it": "train ra-it --backbone llama --data prompts.jsonl --passages text --max_words 12 --k 2 --l_max 40"
+    f" --max_length 64 --per_device_train_batch_size 2 {TRAIN}",
+    "ra-dit": "train ra-dit --reader done-ra-it/model --retriever retriever --data prompts.jsonl --passages text"
+    f" --max_words 12 --l_max 40 --max_length 64 --num_candidates 3 --per_device_train_batch_size 2 {TRAIN}",
+    "ra-dit-llama": "train ra-dit --reader done-ra-it/model --backbone llama --b 1 --data prompts.jsonl --passages text"
+    " --max_words 12 --l_max 40 --max_length 64 --num_candidates 3 --num_positives 1 --retrieval_warmup_epochs 1"
+    f" --per_device_train_batch_size 2 {TRAIN}",
     "contriever": f"train contriever --data text --retriever retriever --max_words 12 {TRAIN}"
     " --per_device_train_batch_size 2",
     "replug": f"train replug --data text --retriever retriever --lm llama --max_words 8 --group_size 3 --max_length 32 {TRAIN}",
     "encode": "encode retriever --passages text --output vectors --device cpu",
     "index": "index retriever --passages text --output vectors --device cpu",
     "answer": "answer done-imprag/model --index done-index 'what rusts?' --max_new_tokens 2 --device cpu",
+    "evaluate-qa": "evaluate done-imprag/model --task qa --data prompts.jsonl --index done-index --max_new_tokens 2"
+    " --device cpu",
     "analyze": "analyze retriever --queries docs.jsonl --passages docs.jsonl --device cpu",
     "probe": "probe essays.jsonl --output probe --queries 20 --passages 60",
     "search-sparse": "search done-cot-mote/sparse 'sediment in rivers' --corpus text --mode sparse --cache_dir cache"
@@ -86,6 +95,16 @@ NUMBERS = {
         "last_negative_rank": COUNT, "num_candidates": COUNT, "index_steps": SIZE, "likelihood_block_size": COUNT,
         "encode_batch_size": COUNT, "plain_text_share": NUMBER, "lora_rank": SIZE,
     },
+    "ra-it": {
+        "k": COUNT, "l_max": COUNT, "max_words": COUNT, "max_length": COUNT, "plain_text_share": NUMBER,
+        "denoising_share": NUMBER, "lora_rank": SIZE, "lora_dropout": FRACTION, "learning_rate": NUMBER,
+    },
+    "ra-dit": {
+        "l_max": COUNT, "max_words": COUNT, "max_length": COUNT, "num_candidates": COUNT, "num_positives": COUNT,
+        "retrieval_warmup_epochs": NUMBER, "temperature": RATE, "likelihood_temperature": RATE,
+        "likelihood_batch_size": COUNT, "learning_rate": NUMBER,
+    },
+    "ra-dit-llama": {"b": SIZE},
     "contriever": {
         "max_words": COUNT, "max_length": COUNT, "min_ratio": RATE, "max_ratio": RATE, "deletion": NUMBER,
         "temperature": RATE, "queue_size": SIZE, "momentum": NUMBER,
@@ -97,6 +116,7 @@ NUMBERS = {
     "encode": {"max_words": COUNT, "batch_size": COUNT, "num_shards": COUNT, "shard": SIZE, "num_processes": COUNT},
     "index": {"pq": COUNT, "keep": NUMBER, "max_seq_length": COUNT},
     "answer": {"k": COUNT, "max_new_tokens": COUNT, "batch_size": COUNT},
+    "evaluate-qa": {"k": COUNT, "max_new_tokens": COUNT, "batch_size": COUNT},
     "analyze": {"max_texts": COUNT, "cells": COUNT, "seed": SIZE},
     "probe": {"queries": COUNT, "passages": COUNT, "seed": SIZE, "max_documents": COUNT},
     "search-hybrid": {"depth": COUNT, "max_terms": COUNT, "max_query_terms": COUNT, "bm25_k1": NUMBER, "bm25_b": NUMBER},
@@ -381,6 +401,142 @@ WRONG = {
         --output_dir done-imprag
         --learning_rate inf
         """,
+    "ra-it": """
+        --backbone ./nowhere
+        --backbone nowhere/at-all
+        --backbone bert
+        --backbone retriever
+        --backbone empty
+        --backbone text
+        --backbone llama-cut
+        --backbone llama-nan
+        --backbone llama-badconfig
+        --backbone llama-noweights
+        --backbone llama-notokenizer
+        --backbone done-imprag/model
+        --data nowhere
+        --data text
+        --data bad.jsonl
+        --data lists.jsonl
+        --data emptyprompts.jsonl
+        --data noanswer.jsonl
+        --data numberanswers.jsonl
+        --data longprompts.jsonl  # left out
+        --data longprompts.jsonl --max_length 4
+        --data empty.txt
+        --data numbers.jsonl
+        --data corpus.jsonl
+        --data text/rivers.txt
+        --data binary.bin
+        --passages nowhere
+        --passages empty
+        --passages empty.txt
+        --passages bad.jsonl
+        --passages numbers.jsonl
+        --passages nocolumn.jsonl
+        --passages onepassage.jsonl
+        --task nothing
+        --task fact_checking --data corpus.jsonl
+        --text nowhere
+        --pseudo_labels ./nowhere
+        --pseudo_labels retriever-nan
+        --pseudo_labels retriever-cut
+        --pseudo_labels llama-nan
+        --k 1000
+        --k 60
+        --l_max 1  # are cut
+        --max_length 4
+        --max_length 4096 --k 20 --l_max 400 --passages unicode.txt --max_words 400
+        --max_steps 0  # nothing
+        --resume_from_checkpoint last  # from the beginning
+        --resume_from_checkpoint nowhere
+        --resume_from_checkpoint done-imprag
+        --output_dir text
+        --output_dir text/rivers.txt
+        --output_dir done-ra-it
+        --push_to_hub true --hub_model_id me/model
+        --packing true
+        --learning_rate 1e30 --max_steps 3 --warmup_steps 0
+        """,
+    "ra-dit": """
+        --reader ./nowhere
+        --reader nowhere/at-all
+        --reader bert
+        --reader retriever
+        --reader empty
+        --reader llama-cut
+        --reader llama-nan
+        --reader llama-noweights
+        --reader llama-notokenizer
+        --reader done-imprag/model
+        --retriever ./nowhere
+        --retriever nowhere/at-all
+        --retriever empty
+        --retriever text
+        --retriever retriever-nan
+        --retriever retriever-cut
+        --retriever retriever-nomodules
+        --retriever retriever-badconfig
+        --retriever bm25
+        --retriever done-imprag/model
+        --retriever done-cot-mote/sparse
+        --backbone llama
+        --b 1
+        --backbone llama --b 1
+        --data nowhere
+        --data bad.jsonl
+        --data lists.jsonl
+        --data emptyprompts.jsonl
+        --data noanswer.jsonl
+        --data numberanswers.jsonl
+        --data noretrieval.jsonl
+        --data longprompts.jsonl  # left out
+        --data longprompts.jsonl --max_length 4
+        --data empty.txt
+        --data corpus.jsonl
+        --passages nowhere
+        --passages empty.txt
+        --passages onepassage.jsonl
+        --pseudo_labels ./nowhere
+        --pseudo_labels retriever-nan
+        --task nothing
+        --num_candidates 1
+        --num_candidates 1000  # fewer
+        --retrieval_warmup_epochs 1 --num_positives 3
+        --retrieval_warmup_epochs 1 --num_positives 9
+        --max_length 4096
+        --l_max 4096
+        --max_steps 0  # nothing
+        --resume_from_checkpoint last  # from the beginning
+        --resume_from_checkpoint nowhere
+        --resume_from_checkpoint done-imprag
+        --output_dir text
+        --output_dir done-ra-dit
+        --push_to_hub true --hub_model_id me/model
+        --learning_rate 1e30 --max_steps 3 --warmup_steps 0
+        """,
+    "ra-dit-llama": """
+        --backbone ./nowhere
+        --backbone bert
+        --backbone retriever
+        --backbone empty
+        --backbone llama-cut
+        --backbone llama-nan
+        --backbone llama-badconfig
+        --backbone llama-noweights
+        --backbone llama-notokenizer
+        --backbone done-imprag/model
+        --b 2
+        --b 1000
+        --max_length 4096
+        --l_max 4000
+        --data noretrieval.jsonl
+        --num_candidates 1
+        --num_positives 3
+        --passages onepassage.jsonl
+        --resume_from_checkpoint done-ra-dit
+        --output_dir done-ra-it
+        """,
     "contriever": """
         --retriever ./nowhere
         --retriever llama-nan
@@ -456,6 +612,26 @@ WRONG = {
         --prompt ''
         --task nothing
         --k 1000
+        --device cuda
+        """,
+    "evaluate-qa": """
+        --data nowhere.jsonl
+        --data text
+        --data empty.txt
+        --data bad.jsonl
+        --data emptyprompts.jsonl
+        --data noanswer.jsonl
+        --data numberanswers.jsonl
+        --data longprompts.jsonl --max_new_tokens 2000
+        --data corpus.jsonl
+        --index nowhere
+        --index empty
+        --index cut-index
+        --index other-index
+        --k 1000
+        --corpus beir
+        --tasks SciFact
+        --task qqa
         --device cuda
         """,
     "analyze": """
@@ -718,6 +894,21 @@ train cot-mote --encoder bert
 train cot-mote --encoder bert --stage finetune
 train imprag --backbone llama
 train imprag --backbone llama --data prompts.jsonl
+train ra-it --backbone llama
+train ra-it --backbone llama --data prompts.jsonl
+train ra-it --data prompts.jsonl --passages text
+train ra-it --backbon llama
+train ra-dit --reader llama
+train ra-dit --reader llama --data prompts.jsonl --passages text
+train ra-dit --retriever retriever --data prompts.jsonl --passages text
+train ra-dit --reader llama --retriever retriever --data prompts.jsonl
+train ra-dit --reader llama --backbone llama --data prompts.jsonl --passages text
+evaluate done-imprag/model --task qa
+evaluate done-imprag/model --task qa --data prompts.jsonl
+evaluate done-imprag/model done-imprag/model --task qa --data prompts.jsonl --index done-index
+evaluate llama --task qa --data prompts.jsonl --index done-index --device cpu
+evaluate retriever --task qa --data prompts.jsonl --index done-index --device cpu
+evaluate bm25 --task qa --data prompts.jsonl --index done-index --device cpu
 train contriever --data text
 train replug --data text --retriever retriever
 train cot-mote --encodr bert
@@ -825,6 +1016,16 @@ train revela --help
 {imprag} --retrieval_warmup_epochs 0
 {imprag} --pseudo_labels retriever
 {imprag} --passage_encoding independent --denoising_share 0.5
+{ra-it}
+{ra-it} --lora_rank 4
+{ra-it} --pseudo_labels retriever --denoising_share 0.5 --data prompts.jsonl noretrieval.jsonl
+{ra-it} --data kilt.jsonl
+{ra-dit}
+{ra-dit} --retriever bert
+{ra-dit} --retrieval_warmup_epochs 1 --num_positives 1
+{ra-dit} --pseudo_labels retriever
+{ra-dit-llama}
+{ra-dit-llama} --reader llama --b 0
 {contriever}
 {contriever} --views inverse_cloze
 {contriever} --queue_size 4
@@ -841,7 +1042,11 @@ train revela --help
 analyze retriever done-cot-mote/dense --queries docs.jsonl --passages docs.jsonl --device cpu
 {probe}
 probe essays.jsonl text --output probe --queries 20
-evaluate --task qa done-imprag/model --data prompts.jsonl --index done-index --max_new_tokens 2 --device cpu
+{evaluate-qa}
+{evaluate-qa} --json
+{evaluate-qa} --data kilt.jsonl --k 1
+index done-ra-dit-llama/retriever --passages text --output vectors --max_words 12 --device cpu
+check done-ra-it/model
 search retriever sediment --index other-index --device cpu
 {search-sparse}
 {search-hybrid}

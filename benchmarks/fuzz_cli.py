@@ -84,7 +84,19 @@ def cases() -> Iterator[Case]:
     for name, package in WITHOUT.items():
         yield Case(BASE[name], good=False, without=package)
     yield Case("evaluate bm25 --tasks SciFact", good=False, without="mteb")
-    limited = ("revela", "retromae", "nvembed", "cot-mote", "imprag", "contriever", "mine", "mine-model", "export")
+    limited = (
+        "revela",
+        "retromae",
+        "nvembed",
+        "cot-mote",
+        "imprag",
+        "ra-it",
+        "ra-dit",
+        "contriever",
+        "mine",
+        "mine-model",
+        "export",
+    )
     for name in (*limited, "publish", "encode", "index", "analyze", "probe"):
         yield Case(BASE[name], good=False, file_limit=200)
 
@@ -120,7 +132,7 @@ def build(root: Path) -> None:
     tasks(root)
     mixtures(root)
     saved = "--save_strategy steps --save_steps 1"
-    for name in ("revela", "retromae", "nvembed", "imprag"):
+    for name in ("revela", "retromae", "nvembed", "imprag", "ra-it", "ra-dit", "ra-dit-llama"):
         made(f"{BASE[name]} --output_dir done-{name} {saved}")
     made(f"{BASE['cot-mote']} --output_dir done-pretrained {saved}")
     made(f"{BASE['cot-mote-finetune']} --output_dir done-cot-mote {saved}")
@@ -262,6 +274,13 @@ def data(root: Path) -> None:
     )
     prompts = [{"question": f"What is said of {text.split()[1]}?", "answers": [text.split()[-1]]} for text in TEXTS]
     rows(root / "prompts.jsonl", prompts)
+    rows(
+        root / "kilt.jsonl", [{"input": row["question"], "output": [{"answer": row["answers"][0]}]} for row in prompts]
+    )
+    rows(root / "longprompts.jsonl", [*prompts, {"question": "why " * 400, "answers": ["so"]}])
+    rows(root / "noretrieval.jsonl", [{"prompt": "Say no.", "answer": "no", "retrieve": False}] * 4)
+    rows(root / "noanswer.jsonl", [*prompts, {"question": "What rusts?"}])
+    rows(root / "numberanswers.jsonl", [*prompts, {"question": "What rusts?", "answers": [3]}])
     rows(root / "emptyprompts.jsonl", [{"question": "", "answers": [""]} for _ in TEXTS])
     rows(root / "onepassage.jsonl", [{"text": "The sea is salt."}])
     rows(root / "emptypairs.jsonl", [{"anchor": "", "positive": ""} for _ in TEXTS])
