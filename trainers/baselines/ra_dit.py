@@ -122,6 +122,11 @@ def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase,
         layers = whole.num_hidden_layers
         if not 0 <= b < layers:
             raise UserError(f"b={b} is beyond the last layer: {backbone} has layers 0 to {layers - 1}")
+        positions = getattr(whole, "max_position_embeddings", None)
+        if l_max is not None and positions is not None and l_max > positions:
+            raise UserError(
+                f"passages of l_max={l_max} tokens do not fit into {backbone}'s {positions} positions: lower it"
+            )
         whole.num_hidden_layers = b + 1
         if getattr(whole, "layer_types", None):  # of families whose layers differ; has to be as long
             whole.layer_types = whole.layer_types[: b + 1]

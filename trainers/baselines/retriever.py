@@ -57,13 +57,28 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
             model = SentenceTransformer(
                 modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")], device="cpu"
             )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        raise UserError(f"cannot load the retriever {name!r}: {first_line(error)}") from error
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        ImportError,
+        SafetensorError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise UserError(f"cannot load the retriever {name!r}: {_reason(error, trust_remote_code)}") from error
     if max_length is not None:
         if max_length > (positions := learnt_positions(model) or max_length):
             raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
         model.max_seq_length = max_length
     return model.float()
+
+
+def _reason(error: Exception, trusted: bool) -> str:
+    if not trusted and "trust_remote_code" in str(error):
+        return "it comes with code of its own: read it, then pass --trust_remote_code true if you trust it"
+    return first_line(error)
 
 
 @dataclass
@@ -91,7 +106,7 @@ def load_lm(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
             name, trust_remote_code=trust_remote_code, use_safetensors=True, dtype=torch.float32
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load the language model {name!r}: {first_line(error)}") from error
+        raise UserError(f"cannot load the language model {name!r}: {_reason(error, trust_remote_code)}") from error
     return LanguageModel(model, tokenizer)
 
 

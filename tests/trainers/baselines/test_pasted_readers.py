@@ -102,6 +102,8 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
     assert ranked[:, 0].tolist() == [0, 1]
     with pytest.raises(UserError, match="b=2 is beyond the last layer"):
         decoder_retriever(str(llama_folder), 2, bpe_tokenizer)
+    with pytest.raises(UserError, match="passages of l_max=4000 tokens do not fit"):
+        decoder_retriever(str(llama_folder), 1, bpe_tokenizer, 4000)
 
 
 @pytest.mark.parametrize("decoder", [True, False])
