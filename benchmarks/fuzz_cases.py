@@ -504,8 +504,6 @@ WRONG = {
         --num_candidates 1000  # fewer
         --retrieval_warmup_epochs 1 --num_positives 3
         --retrieval_warmup_epochs 1 --num_positives 9
-        --max_length 4096
-        --l_max 4096
         --max_steps 0  # nothing
         --resume_from_checkpoint last  # from the beginning
         --resume_from_checkpoint nowhere
@@ -528,7 +526,6 @@ WRONG = {
         --backbone done-imprag/model
         --b 2
         --b 1000
-        --max_length 4096
         --l_max 4000
         --data noretrieval.jsonl
         --num_candidates 1
