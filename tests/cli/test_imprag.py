@@ -144,6 +144,10 @@ def test_an_answer_without_tokens_and_an_encoder_are_refused(
     assert "'./nowhere': there is no such folder" in capsys.readouterr().err
     assert main(["evaluate", "x", "--task", "qa"]) == 2
     assert "--task qa needs --data" in capsys.readouterr().err
+    assert main(["evaluate", "x", "--task", "qa", "--data", "d", "--index", "i", "--corpus", "c"]) == 2
+    assert "--corpus is of --task retrieval" in capsys.readouterr().err
+    assert main(["evaluate", "x", "--corpus", "c", "--k", "3"]) == 2
+    assert "--k is of --task qa" in capsys.readouterr().err
 
 
 def test_the_baselines_are_trained_on_the_same_data_and_load(

@@ -27,7 +27,7 @@ Examples:
 import json as json_format
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
 from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 POSITIONALS = ("models",)
 
+OF_QA = ("data", "index", "k", "max_new_tokens")
+OF_BOTH = ("models", "task", "batch_size", "device", "json")
 METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
 
 
@@ -69,6 +71,7 @@ class Arguments(RankerOptions):
 
 def run(arguments: Arguments) -> None:
     """Prints a table per task, or one JSON list; what was measured before a model failed is printed all the same."""
+    _check_used(arguments)
     if arguments.task == "qa":
         from revela_hub.cli.question_answering import evaluate_answers
 
@@ -112,6 +115,16 @@ def run(arguments: Arguments) -> None:
     if failure is not None:
         sys.stdout.flush()
         raise failure
+
+
+def _check_used(arguments: Arguments) -> None:
+    """Options of the other task are refused, where they are not as they are by default."""
+    for each in fields(Arguments):
+        used = each.name not in OF_QA if arguments.task == "retrieval" else each.name in (*OF_QA, *OF_BOTH)
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        if not used and getattr(arguments, each.name) != default:
+            other = "qa" if arguments.task == "retrieval" else "retrieval"
+            raise UserError(f"--{each.name.replace('_', '-')} is of --task {other}: give that, or leave it out")
 
 
 def _on_folder(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
