@@ -3,6 +3,7 @@
 To be put before the library's trainer among the bases: `class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer)`.
 """
 
+import logging
 import math
 import shutil
 import time
@@ -49,6 +50,11 @@ from revela_hub.trainers.common.settings import (
     sample_rows,
 )
 from revela_hub.trainers.common.stopping import Interrupted, StopOnSignal
+
+# What differs from the checkpoint is compared and said by `_check_resume`; this takes a share of all steps for another number.
+logging.getLogger("transformers.trainer_utils").addFilter(
+    lambda record: "arguments do not match the ones in the `trainer_state.json`" not in record.getMessage()
+)
 
 
 class MethodTrainer(Publishing, Trainer):
@@ -243,6 +249,13 @@ class MethodTrainer(Publishing, Trainer):
             {"step": step_of(checkpoint)} | {n: list(v) for n, v in changed.items()},
         ]
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Not of tied weights, which a checkpoint holds once."""
+        model = self.accelerator.unwrap_model(self.model)
+        tied = model.all_tied_weights_keys if isinstance(model, PreTrainedModel) else {}
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
     # --- what it says
 
     def describe_run(self) -> str:
@@ -257,9 +270,13 @@ class MethodTrainer(Publishing, Trainer):
         rows = self._train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         steps = self.state.max_steps
         tokens = self.tokens_per_row() * rows * steps
+        warm_up = self.args.get_warmup_steps(steps)
+        low = (
+            f"; all within --warmup_steps {warm_up:,}, to {steps / warm_up:.0%} of the rate" if warm_up > steps else ""
+        )
         return (
             f"training {self.model_names()}: {count(trained)} of {count(weights)} parameters, on {devices}"
-            f"{self.args.device.type} in {kind}; {steps:,} updates of {rows} rows, about {count(tokens)} tokens"
+            f"{self.args.device.type} in {kind}; {steps:,} updates of {rows} rows, about {count(tokens)} tokens{low}"
         )
 
     def model_names(self) -> str:

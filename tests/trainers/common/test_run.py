@@ -314,14 +314,17 @@ def test_two_processes_do_not_train_into_one_folder(
 # --- what it says
 
 
+@pytest.mark.parametrize("warm_up", ["0.1", "100"])
 def test_a_run_says_what_it_is_and_leaves_its_curve(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], warm_up: str
 ) -> None:
+    words += ["--warmup_steps", warm_up]
     assert main(words) == 0
     captured = capsys.readouterr()
     printed = captured.out
     assert "it/s]" not in captured.err  # no bar of any library in what is no terminal
     assert "parameters, on cpu in float32; 6 updates of 4 rows, about " in printed and " tokens" in printed
+    assert ("--warmup_steps 100, to 6% of the rate" in printed) is (warm_up == "100")
     assert "s per update: about " in printed
     assert "update 3/6  loss " in printed and "tokens_per_second" in printed
     assert (tmp_path / "out" / TRAINING_CURVE).read_bytes().startswith(b"\x89PNG")
