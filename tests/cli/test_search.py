@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from revela_hub.cli.main import main
+from revela_hub.cli.output import is_quiet, quiet
 
 CODE = "import os\n\n\ndef area(width, height):\n    return width * height\n"
 
@@ -114,6 +116,15 @@ def test_a_search_by_words_waits_for_no_deep_learning(corpus: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_the_libraries_draw_no_bars_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
+    for watched in (True, False):
+        monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda watched=watched: watched))
+        with quiet(False):
+            assert ("HF_HUB_DISABLE_PROGRESS_BARS" in os.environ) is not watched and not is_quiet()
+        assert "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ
+
+
 def test_quiet_prints_results_only(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["search", "bm25", "width?", "--corpus", "docs", "area.py"]
     assert main(words) == 0
@@ -121,8 +132,8 @@ def test_quiet_prints_results_only(corpus: Path, capsys: pytest.CaptureFixture[s
     assert "2 documents" in loud.err
     before = dict(os.environ)
     assert main([*words, "--quiet"]) == 0
-    quiet = capsys.readouterr()
-    assert (quiet.out, quiet.err) == (loud.out, "")
+    silent = capsys.readouterr()
+    assert (silent.out, silent.err) == (loud.out, "")
     assert dict(os.environ) == before  # the variables by which --quiet tells the libraries hold for one command
     assert main([*words, "--quiet", "--top-k", "0"]) == 2
     assert dict(os.environ) == before
