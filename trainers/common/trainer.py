@@ -249,13 +249,6 @@ class MethodTrainer(Publishing, Trainer):
             {"step": step_of(checkpoint)} | {n: list(v) for n, v in changed.items()},
         ]
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Not of tied weights, which a checkpoint holds once."""
-        model = self.accelerator.unwrap_model(self.model)
-        tied = model.all_tied_weights_keys if isinstance(model, PreTrainedModel) else {}
-        missing = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
     # --- what it says
 
     def describe_run(self) -> str:
