@@ -38,7 +38,7 @@ COMPARED = 1 << 24
 """Numbers of vectors that are compared exactly at a time: 64 MiB."""
 
 TRAINING_SIZE = 100_000
-"""Vectors that ivfpq learns its codes from."""
+"""Vectors that ivfpq learns its codes from, at least."""
 
 
 class VectorIndex(Protocol):
@@ -170,7 +170,7 @@ class FaissIndex:
             index = faiss.IndexIVFPQ(
                 faiss.IndexFlatIP(dimension), dimension, lists, parts, 8, faiss.METRIC_INNER_PRODUCT
             )
-            sample = np.sort(np.random.default_rng(0).choice(size, min(size, TRAINING_SIZE), replace=False))
+            sample = np.sort(np.random.default_rng(0).choice(size, min(size, max(TRAINING_SIZE, 40 * lists)), replace=False))
             index.train(self._vectors.take(sample))
         for start in range(0, size, 65_536):
             index.add(self._vectors.read(start, start + 65_536))
