@@ -170,7 +170,9 @@ class FaissIndex:
             index = faiss.IndexIVFPQ(
                 faiss.IndexFlatIP(dimension), dimension, lists, parts, 8, faiss.METRIC_INNER_PRODUCT
             )
-            sample = np.sort(np.random.default_rng(0).choice(size, min(size, max(TRAINING_SIZE, 40 * lists)), replace=False))
+            sample = np.sort(
+                np.random.default_rng(0).choice(size, min(size, max(TRAINING_SIZE, 40 * lists)), replace=False)
+            )
             index.train(self._vectors.take(sample))
         for start in range(0, size, 65_536):
             index.add(self._vectors.read(start, start + 65_536))
