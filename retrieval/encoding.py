@@ -71,7 +71,9 @@ def by_tokens(model: Any, budget: int, most: int, progress: Callable[[int], obje
     forward = model.forward
 
     def in_parts(features: dict[str, Any], **options: Any) -> dict[str, Any]:
-        mask_BL, vectors_BD = features["attention_mask"], None
+        mask_BL, vectors_BD = features.get("attention_mask"), None
+        if mask_BL is None:  # of a module of its own
+            return dict(forward(features, **options))
         for chosen in batches(mask_BL.sum(1).cpu().numpy(), budget, most):
             rows = torch.from_numpy(chosen).to(mask_BL.device)
             columns = mask_BL[rows].any(0).nonzero()  # those of padding are at one end, or at both
