@@ -345,6 +345,10 @@ def caused(error: Exception, cause: Exception) -> Exception:
             "CUDA out of memory. Tried to allocate: smaller batches",
         ),
         (
+            RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:32930"),
+            "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:32930: another process of the run",
+        ),
+        (
             AssertionError("Torch not compiled with CUDA enabled"),
             "Torch not compiled with CUDA enabled: this torch runs",
         ),

@@ -25,6 +25,7 @@ REMEDIES = {
     "No space left on device": "free some space, or write to another disk",
     "CUDA error": "the GPU failed or is in use; CUDA_LAUNCH_BLOCKING=1 shows where",
     "NCCL": "the processes cannot reach each other",
+    "gloo/transport": "another process of the run has ended, or cannot be reached: its own message says why",
 }
 DISK = {
     errno.ENOSPC: "the disk is full",
