@@ -51,7 +51,7 @@ def test_logits_and_passage_states(encoding: str, attention: str) -> None:
     output = model(ids, mask, passage_input_ids=passage_ids, passage_attention_mask=passage_mask)
     for row, prompt in enumerate(PROMPTS):
         expected = reference.logits(prompt, PASSAGES[row])
-        # Logits of size 1 to 5 in float32: of 259, one was 1.1e-5 off on a processor with AVX2, none with AVX-512.
+        # Rounding in float32: of 259 logits one was 1.1e-5 off on a processor with AVX2, none with AVX-512.
         torch.testing.assert_close(output.logits[row, : len(prompt)].double(), expected, rtol=1e-5, atol=2e-5)
         states = reference.passage_states(PASSAGES[row])
         for layer in (1, 2):
