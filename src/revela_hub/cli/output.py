@@ -12,7 +12,8 @@ QUIET = "TQDM_DISABLE"  # the variable that turns off the bars of the libraries,
 def quiet(wanted: bool) -> Iterator[None]:
     """Turns off notes, progress bars and the libraries' warnings; to be entered before the libraries are imported.
 
-    The libraries' bars are off also where nobody watches: they fill a log. Whoever calls `main` from Python finds the environment as it was.
+    The libraries' bars are off also where nobody watches: they fill a log. Whoever calls `main` from Python finds the
+    environment as it was.
     """
     bars = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     settings = bars | {QUIET: "1", "TRANSFORMERS_VERBOSITY": "error"}

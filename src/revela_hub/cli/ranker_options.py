@@ -79,12 +79,15 @@ def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
     of_mode: dict[str, tuple[str, ...]] = {"hybrid": ("parts", "fusion", "weights", "depth")}
     if "hybrid" not in modes and "sparse" not in modes:
         of_mode |= {"sparse": ("sparse_model",)}
-    defaults = {each.name: each for each in fields(RankerOptions)}
     for mode, names in of_mode.items():
-        for name in names if mode not in modes else ():
-            default, factory = defaults[name].default, defaults[name].default_factory
-            if getattr(options, name) != (default if factory is MISSING else factory()):
-                raise UserError(f"--{name.replace('_', '-')} is of --mode {mode}: give that, or leave it out")
+        for name in sorted(given(options) & {*names}) if mode not in modes else ():
+            raise UserError(f"--{name.replace('_', '-')} is of --mode {mode}: give that, or leave it out")
+
+
+def given(options: Any) -> set[str]:
+    """The names of those fields of a dataclass that are not as they are by default, or have none."""
+    defaults = ((e.name, e.default if e.default_factory is MISSING else e.default_factory()) for e in fields(options))
+    return {name for name, default in defaults if getattr(options, name) != default}
 
 
 class Models(NamedTuple):

@@ -27,10 +27,10 @@ Examples:
 import json as json_format
 import sys
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
+from revela_hub.cli.ranker_options import RankerOptions, check_used, given, load_models
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 
@@ -119,12 +119,11 @@ def run(arguments: Arguments) -> None:
 
 def _check_used(arguments: Arguments) -> None:
     """Options of the other task are refused, where they are not as they are by default."""
-    for each in fields(Arguments):
-        used = each.name not in OF_QA if arguments.task == "retrieval" else each.name in (*OF_QA, *OF_BOTH)
-        default = each.default if each.default_factory is MISSING else each.default_factory()
-        if not used and getattr(arguments, each.name) != default:
-            other = "qa" if arguments.task == "retrieval" else "retrieval"
-            raise UserError(f"--{each.name.replace('_', '-')} is of --task {other}: give that, or leave it out")
+    retrieval = arguments.task == "retrieval"
+    unused = given(arguments) & {*OF_QA} if retrieval else given(arguments) - {*OF_QA, *OF_BOTH}
+    for name in sorted(unused):
+        other = "qa" if retrieval else "retrieval"
+        raise UserError(f"--{name.replace('_', '-')} is of --task {other}: give that, or leave it out")
 
 
 def _on_folder(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
