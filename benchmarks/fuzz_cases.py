@@ -138,6 +138,45 @@ NUMBERS = {
 }  # fmt: skip
 
 # `BASE + words`: bad input, one line of words each. A line `words  # WORD` is also right if it is done and WORD is said.
+# What those commands share that learn from questions, and those that learn a decoder.
+QUESTIONS = """
+    --data nowhere
+    --data bad.jsonl
+    --data lists.jsonl
+    --data emptyprompts.jsonl
+    --data noanswer.jsonl
+    --data numberanswers.jsonl
+    --data longprompts.jsonl  # left out
+    --data longprompts.jsonl --max_length 4
+    --data empty.txt
+    --data corpus.jsonl
+    --passages nowhere
+    --passages empty.txt
+    --passages onepassage.jsonl
+    --task nothing
+    --pseudo_labels ./nowhere
+    --pseudo_labels retriever-nan
+    --max_steps 0  # nothing
+    --resume_from_checkpoint last  # from the beginning
+    --resume_from_checkpoint nowhere
+    --output_dir text
+    --push_to_hub true --hub_model_id me/model
+    --learning_rate 1e30 --max_steps 3 --warmup_steps 0
+    """
+DECODERS = """
+    --backbone ./nowhere
+    --backbone nowhere/at-all
+    --backbone bert
+    --backbone retriever
+    --backbone empty
+    --backbone text
+    --backbone llama-cut
+    --backbone llama-nan
+    --backbone llama-badconfig
+    --backbone llama-noweights
+    --backbone llama-notokenizer
+    --backbone done-imprag/model
+    """
 WRONG = {
     "revela": """
         --retriever nowhere/at-all
@@ -360,7 +399,8 @@ WRONG = {
         --resume_from_checkpoint done-pretrained
         --learning_rate 1e30 --max_steps 3 --warmup_steps 0
         """,
-    "imprag": """
+    "imprag": QUESTIONS
+    + """
         --backbone ./nowhere
         --backbone bert
         --backbone retriever
@@ -375,71 +415,30 @@ WRONG = {
         --l_max 4000
         --l_max 2  # are cut
         --max_length 4
-        --data nowhere
         --data text
-        --data bad.jsonl
-        --data emptyprompts.jsonl
-        --data empty.txt
         --data numbers.jsonl
-        --data corpus.jsonl
-        --passages nowhere
-        --passages empty.txt
-        --passages onepassage.jsonl
-        --task nothing
         --text nowhere
-        --pseudo_labels ./nowhere
-        --pseudo_labels retriever-nan
         --pseudo_labels llama
         --first_negative_rank 6 --last_negative_rank 3
         --num_negatives 5
         --num_positives 3
         --passage_encoding partial
-        --max_steps 0  # nothing
-        --resume_from_checkpoint last  # from the beginning
         --resume_from_checkpoint done-retromae
-        --output_dir text
         --output_dir done-imprag
         --learning_rate inf
         """,
-    "ra-it": """
-        --backbone ./nowhere
-        --backbone nowhere/at-all
-        --backbone bert
-        --backbone retriever
-        --backbone empty
-        --backbone text
-        --backbone llama-cut
-        --backbone llama-nan
-        --backbone llama-badconfig
-        --backbone llama-noweights
-        --backbone llama-notokenizer
-        --backbone done-imprag/model
-        --data nowhere
+    "ra-it": QUESTIONS + DECODERS
+    + """
         --data text
-        --data bad.jsonl
-        --data lists.jsonl
-        --data emptyprompts.jsonl
-        --data noanswer.jsonl
-        --data numberanswers.jsonl
-        --data longprompts.jsonl  # left out
-        --data longprompts.jsonl --max_length 4
-        --data empty.txt
         --data numbers.jsonl
-        --data corpus.jsonl
         --data text/rivers.txt
         --data binary.bin
-        --passages nowhere
         --passages empty
-        --passages empty.txt
         --passages bad.jsonl
         --passages numbers.jsonl
         --passages nocolumn.jsonl
-        --passages onepassage.jsonl
-        --task nothing
         --task fact_checking --data corpus.jsonl
         --text nowhere
-        --pseudo_labels ./nowhere
-        --pseudo_labels retriever-nan
         --pseudo_labels retriever-cut
         --pseudo_labels llama-nan
         --k 1000
@@ -447,18 +446,13 @@ WRONG = {
         --l_max 1  # are cut
         --max_length 4
         --max_length 4096 --k 20 --l_max 400 --passages unicode.txt --max_words 400
-        --max_steps 0  # nothing
-        --resume_from_checkpoint last  # from the beginning
-        --resume_from_checkpoint nowhere
         --resume_from_checkpoint done-imprag
-        --output_dir text
         --output_dir text/rivers.txt
         --output_dir done-ra-it
-        --push_to_hub true --hub_model_id me/model
         --packing true
-        --learning_rate 1e30 --max_steps 3 --warmup_steps 0
         """,
-    "ra-dit": """
+    "ra-dit": QUESTIONS
+    + """
         --reader ./nowhere
         --reader nowhere/at-all
         --reader bert
@@ -483,47 +477,16 @@ WRONG = {
         --backbone llama
         --b 1
         --backbone llama --b 1
-        --data nowhere
-        --data bad.jsonl
-        --data lists.jsonl
-        --data emptyprompts.jsonl
-        --data noanswer.jsonl
-        --data numberanswers.jsonl
         --data noretrieval.jsonl
-        --data longprompts.jsonl  # left out
-        --data longprompts.jsonl --max_length 4
-        --data empty.txt
-        --data corpus.jsonl
-        --passages nowhere
-        --passages empty.txt
-        --passages onepassage.jsonl
-        --pseudo_labels ./nowhere
-        --pseudo_labels retriever-nan
-        --task nothing
         --num_candidates 1
         --num_candidates 1000  # fewer
         --retrieval_warmup_epochs 1 --num_positives 3
         --retrieval_warmup_epochs 1 --num_positives 9
-        --max_steps 0  # nothing
-        --resume_from_checkpoint last  # from the beginning
-        --resume_from_checkpoint nowhere
         --resume_from_checkpoint done-imprag
-        --output_dir text
         --output_dir done-ra-dit
-        --push_to_hub true --hub_model_id me/model
-        --learning_rate 1e30 --max_steps 3 --warmup_steps 0
         """,
-    "ra-dit-llama": """
-        --backbone ./nowhere
-        --backbone bert
-        --backbone retriever
-        --backbone empty
-        --backbone llama-cut
-        --backbone llama-nan
-        --backbone llama-badconfig
-        --backbone llama-noweights
-        --backbone llama-notokenizer
-        --backbone done-imprag/model
+    "ra-dit-llama": DECODERS
+    + """
         --b 2
         --b 1000
         --l_max 4000
