@@ -133,6 +133,7 @@ class RetrieverTrainer(MethodTrainer):
     """
 
     model: nn.Module
+    adapts_retriever = True
 
     def trained_config(self) -> PreTrainedConfig:
         """That of the model inside of the sentence-transformers one."""

@@ -4,6 +4,10 @@ The queries are in two halves. One chooses: which of the measured moments is the
 that it ends. The other tells what that one is worth beside the start (paired bootstrap over its queries), so that choosing
 among many does not flatter the result. A result that is worse than the start is not handed out: the weights of the start
 are put back.
+
+A retriever that is adapted is also measured with the mean of the start's and the best weights (Wortsman et al., arXiv
+2109.01903), which forgets less of what the queries do not ask for. It is handed out unless the best is better by more than one
+standard error.
 """
 
 import json
@@ -54,6 +58,7 @@ class Outcome:
         start: scores before the run.
         chosen: scores of the weights that are handed out.
         step: the update they are of; 0 is the start.
+        averaged: whether they are the mean of that update's and the start's.
         last_step: the last update that was measured.
         difference: of what was chosen among the trained ones, beside the start, in nDCG@10 on the telling half.
         bm25: its scores.
@@ -66,6 +71,7 @@ class Outcome:
     start: RetrievalScores
     chosen: RetrievalScores
     step: int
+    averaged: bool
     last_step: int
     difference: PairedDifference
     bm25: RetrievalScores
@@ -79,10 +85,17 @@ class Outcome:
         if d.verdict == "better":
             return f"The training made the retriever better by {d.difference:.3f} {size}."
         if d.verdict == "no difference":
-            kept = "the start is kept" if self.step == 0 else f"update {self.step} of {self.last_step} is kept"
-            return f"The training made no difference that can be told from chance: {d.difference:+.3f} {size}; {kept}."
+            kept = f"The training made no difference that can be told from chance: {d.difference:+.3f} {size}"
+            return f"{kept}; {self._weights()} is kept."
         what = "the start is what is exported" if self.step == 0 else "it is exported all the same, as asked for"
         return f"The training made the retriever worse by {-d.difference:.3f} {size}: {what}."
+
+    def _weights(self) -> str:
+        """What is handed out."""
+        update = f"update {self.step} of {self.last_step}"
+        if not self.step:
+            return "the start"
+        return f"the mean of the start and {update}" if self.averaged else update
 
     def advice(self) -> str:
         """What BM25 beside it is worth, where that is more than chance; each query is ranked by a weight chosen without it."""
@@ -104,10 +117,9 @@ class Outcome:
     def table(self) -> str:
         """The rows before, after, BM25 and hybrid, over all queries."""
         weight = self.hybrid.weight
-        after = f"update {self.step} of {self.last_step}" if self.step else "the start is kept"
         rows = {
             "before": self.start,
-            f"after ({after})": self.chosen,
+            f"after ({self._weights()})": self.chosen,
             "BM25": self.bm25,
             f"hybrid ({1 - weight:.1f} of it, {weight:.1f} of BM25)": self.hybrid.scores,
         }
@@ -142,6 +154,7 @@ class Outcome:
             "advice": self.advice(),
             "task": self.task,
             "step": self.step,
+            "averaged": self.averaged,
             "last_step": self.last_step,
             "difference": self.difference.to_dict(),
             "bm25_weight": self.hybrid.weight,
@@ -195,6 +208,7 @@ class Measured(TrainerCallback):
         task: what is measured on.
         latest: the scores and the hits of the trainer's last evaluation.
         folder: the run's output folder.
+        averages: whether the mean of the start's and the best weights may be handed out: of a start that is a retriever.
         resumed: whether the run goes on from a checkpoint, and what was measured before counts.
         main: whether this process writes.
     """
@@ -207,10 +221,12 @@ class Measured(TrainerCallback):
         latest: Callable[[], tuple[RetrievalScores, Run]],
         folder: Path,
         *,
+        averages: bool = False,
         resumed: bool = False,
         main: bool = True,
     ) -> None:
         self.model, self.encoder, self.task, self.latest = model, encoder, task, latest
+        self.averages = averages
         self.folder, self.main = folder / KEPT, main
         self.choosing, self.telling = halves(task.queries)
         file = self.folder / MEASURED
@@ -249,22 +265,33 @@ class Measured(TrainerCallback):
             keep_worse: leave the best of the trained weights also where the start is better.
         """
         best = self.memory.best
-        difference = compare_queries(self._told(0), self._told(best))
+        start, trained, dense = self._scores(0), self._scores(best), self.runs.get(best)
+        averaged = False
+        if self.averages and self.keeps and best:
+            self._load("start", "best")
+            run = retrieval_run(self.encoder, self.task)
+            mean = score_run(run, self.task)
+            if averaged := self._as_good(mean, trained):
+                trained, dense = mean, run
+        difference = compare_queries(self._told(start), self._told(trained))
         worse = difference.verdict == "worse"
         # Where the half that tells cannot say which is better, the mean over both halves does.
-        start_scores, best_scores = self._scores(0), self._scores(best)
-        start = worse or (difference.verdict == "no difference" and start_scores.ndcg_at_10 >= best_scores.ndcg_at_10)
-        chosen = (0 if start and not keep_worse else best) if self.keeps else step
+        back = worse or (difference.verdict == "no difference" and start.ndcg_at_10 >= trained.ndcg_at_10)
+        chosen = (0 if back and not keep_worse else best) if self.keeps else step
         if self.keeps:
-            self._load("best" if chosen else "start")
-        dense = self.runs.get(chosen) or retrieval_run(self.encoder, self.task)
+            trained_ones = ("start", "best") if averaged else ("best",)
+            self._load(*(trained_ones if chosen else ("start",)))
+        if chosen != best:
+            dense, averaged = self.runs.get(chosen), False
+        dense = dense or retrieval_run(self.encoder, self.task)
         bm25 = bm25_run(self.task)
         return Outcome(
             task=self.task.name,
             queries=(len(self.telling), len(self.task.queries)),
-            start=start_scores,
+            start=start,
             chosen=score_run(dense, self.task),
             step=chosen,
+            averaged=averaged,
             last_step=step,
             difference=difference,
             bm25=score_run(bm25, self.task),
@@ -289,8 +316,14 @@ class Measured(TrainerCallback):
         scores = self.memory.scores[step][METRIC]
         return sum(scores[query] for query in sorted(self.choosing)) / len(self.choosing)
 
-    def _told(self, step: int) -> dict[str, float]:
-        return {query: self.memory.scores[step][METRIC][query] for query in self.telling}
+    def _told(self, scores: RetrievalScores) -> dict[str, float]:
+        return {query: scores.per_query[METRIC][query] for query in self.telling}
+
+    def _as_good(self, mean: RetrievalScores, best: RetrievalScores) -> bool:
+        """Whether the best is better by no more than one standard error, on the half that chooses."""
+        of_best, of_mean = best.per_query[METRIC], mean.per_query[METRIC]
+        lost = np.array([of_best[query] - of_mean[query] for query in sorted(self.choosing)])
+        return bool(lost.mean() <= lost.std(ddof=1) / len(lost) ** 0.5)
 
     def _clearly_worse(self) -> bool:
         reference = max((0, self.memory.best), key=self._mean)
@@ -311,10 +344,11 @@ class Measured(TrainerCallback):
             save_file(weights, self.folder / f"{name}.safetensors")
 
     @torch.no_grad()
-    def _load(self, name: str) -> None:
-        weights = load_file(self.folder / f"{name}.safetensors")
+    def _load(self, *names: str) -> None:
+        """Puts the mean of what was kept under these names into the model."""
+        weights = [load_file(self.folder / f"{name}.safetensors") for name in names]
         for n, parameter in self._trained():
-            parameter.copy_(weights[n])
+            parameter.copy_(torch.stack([each[n] for each in weights]).mean(0))
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -67,6 +67,8 @@ class MethodTrainer(Publishing, Trainer):
     """
 
     args: RunArguments
+    adapts_retriever: ClassVar[bool] = False
+    """Whether the start is a retriever, and the mean of its and the trained weights may be one, too."""
 
     def __init__(self, *args: Any, retrieval_task: RetrievalTask | None = None, **kwargs: Any) -> None:
         self.retrieval_task = retrieval_task
@@ -120,6 +122,7 @@ class MethodTrainer(Publishing, Trainer):
             self.retrieval_task,
             latest,
             output,
+            averages=self.adapts_retriever,
             resumed=resumed,
             main=self.is_world_process_zero(),
         )

@@ -50,6 +50,7 @@ class RevelaTrainer(MethodTrainer):
     """
 
     _tag_names = ("revela",)
+    adapts_retriever = True
 
     def __init__(
         self,

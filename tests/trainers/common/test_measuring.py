@@ -75,10 +75,18 @@ def evaluate(measured: Measured, step: int) -> bool:
     return bool(control.should_training_stop)
 
 
-def run(skills: dict[int, int], task: RetrievalTask, folder: Path, *, every: int = 10, keep_worse: bool = False) -> Any:
+def run(
+    skills: dict[int, int],
+    task: RetrievalTask,
+    folder: Path,
+    *,
+    every: int = 10,
+    keep_worse: bool = False,
+    **options: Any,
+) -> Any:
     """Update -> skill: what the training does to the model."""
     model = Model(skills[0])
-    measured = measuring(model, task, folder)
+    measured = measuring(model, task, folder, **options)
     evaluate(measured, 0)
     last = max(skills)
     for step in range(1, last + 1):
@@ -125,6 +133,43 @@ def test_chance_is_called_chance(task: RetrievalTask, tmp_path: Path) -> None:
     assert float(model.skill) in (40, 41)
     model, outcome, _ = run({0: 40, 10: 40}, task, tmp_path / "b")
     assert "the start is kept" in outcome.sentence() and outcome.difference.difference == 0
+
+
+def test_the_mean_with_the_start_is_handed_out_unless_the_best_is_better(task: RetrievalTask, tmp_path: Path) -> None:
+    """A model of 40.5 tells the same 41 words apart as one of 41; one of 35 fewer than one of 50."""
+    model, outcome, _ = run({0: 40, 10: 41}, task, tmp_path / "a", averages=True)
+    assert (float(model.skill), outcome.step, outcome.averaged) == (40.5, 10, True)
+    assert outcome.chosen == score_run(retrieval_run(model, task), task)
+    assert outcome.sentence().endswith("the mean of the start and update 10 of 10 is kept.")
+    assert "after (the mean of the start and update 10 of 10)" in outcome.table()
+    model, outcome, _ = run({0: 20, 10: 50}, task, tmp_path / "b", averages=True)
+    assert (float(model.skill), outcome.step, outcome.averaged) == (50, 10, False)
+    assert outcome.chosen == score_run(retrieval_run(model, task), task)
+    model, outcome, _ = run({0: 50, 10: 10}, task, tmp_path / "c", averages=True)  # 30 is worse, too
+    assert (float(model.skill), outcome.step, outcome.averaged) == (50, 0, False)
+    assert outcome.chosen == score_run(retrieval_run(model, task), task)
+    model, outcome, _ = run({0: 50, 10: 10}, task, tmp_path / "d", averages=True, keep_worse=True)
+    assert (float(model.skill), outcome.step, outcome.averaged) == (30, 10, True)
+
+
+def test_one_standard_error_of_the_half_that_chooses(task: RetrievalTask, tmp_path: Path) -> None:
+    model = Model(40)
+    measured = measuring(model, task, tmp_path, averages=True)
+    evaluate(measured, 0)
+    own = measured._scores(0)
+    chosen = sorted(measured.choosing)
+
+    def better(by: list[float]) -> RetrievalScores:
+        values = dict(own.per_query["ndcg_at_10"])
+        for query, more in zip(chosen, by, strict=False):
+            values[query] += more
+        return replace(own, per_query={**own.per_query, "ndcg_at_10": values})
+
+    for by in ([0.3], [0.3] * 2, [0.3] * 4, [0.3, -0.3, 0.3], [-0.3] * 9):
+        lost = np.array(by + [0.0] * (len(chosen) - len(by)))
+        error = (((lost - lost.mean()) ** 2).sum() / (len(lost) - 1) / len(lost)) ** 0.5
+        assert measured._as_good(own, better(by)) == (lost.mean() <= error)
+    assert not measured._as_good(own, better([0.3] * 4)) and measured._as_good(own, better([0.3, -0.3]))
 
 
 def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: RetrievalTask, tmp_path: Path) -> None:
