@@ -2,8 +2,9 @@
 
 For each domain (benchmarks/domains.py) and method (methods.py): the retriever is adapted to the domain's text for `--seconds` of
 CPU time (training alone; the text is prepared before), then measured on the real task, whose labels nothing else has seen, alone
-and together with BM25; some methods' first seed once more with its weights averaged with the start's. Scores are averaged over the seeds for each query,
-and each row of the table is compared with the start by a paired bootstrap over the queries. Measured cells are kept in --work: a
+and together with BM25; pairs of the text once more with the weights that `revela-hub train` hands out: those of the end, their
+mean with the start's, or the start's, by a probe of the text. Scores are averaged over the seeds for each query, and each row
+of the table is compared with the start by a paired bootstrap over the queries. Measured cells are kept in --work: a
 run that was stopped goes on.
 
     python benchmarks/adaptation/adapt.py --data ../data --seconds 30 --seeds 0 1 2
@@ -35,14 +36,14 @@ from revela_hub.data.sources.beir import RetrievalTask  # noqa: E402
 from revela_hub.evaluation import compare_queries  # noqa: E402
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs  # noqa: E402
 from revela_hub.evaluation.probe import ProbeSettings, build_probe  # noqa: E402
-from revela_hub.evaluation.retrieval import Run, bm25_run, retrieval_run, score_run  # noqa: E402
+from revela_hub.evaluation.retrieval import RetrievalScores, Run, bm25_run, retrieval_run, score_run  # noqa: E402
+from revela_hub.trainers.common.measuring import Measured  # noqa: E402
 
 LM = REPOSITORY / "examples" / "quickstart" / "lm"
 QUERIES, PASSAGES = 200, 300
 METRIC = "ndcg_at_10"
 PROBE = ProbeSettings(queries=150, passages=400)
-PROBED = "pairs of the text"  # trained on queries of the probe's kinds: does the probe still say what the labels say?
-AVERAGED = ("pairs of the text", "hybrid as teacher")
+PROBED = "pairs of the text"  # trained on queries of the probe's kinds, but not on its own
 WITHOUT = ("start", "BM25", "hybrid, 0.3 of BM25", "hybrid, weight by the probe")
 Cell = dict[str, Any]
 
@@ -71,18 +72,6 @@ def scores(run: Run, task: RetrievalTask) -> dict[str, float]:
 def probe_of(text: str) -> RetrievalTask:
     """The probe of a domain's text (as JSON), made once in a process."""
     return build_probe(json.loads(text), PROBE).task
-
-
-def probe_of_start(domain: Domain, given: argparse.Namespace, prepared: Path) -> Cell:
-    """The probe's queries, and what the start scores on them; kept."""
-    file = prepared / f"probe-{Path(given.start).name}.json"
-    if not file.exists():
-        task = probe_of(json.dumps(domain.text))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        own = scores(run_of(load_start(given.start), task, given.bf16), task)
-        file.write_text(json.dumps({"scores": own, "asked": list(task.queries.values())}))
-    kept: Cell = json.loads(file.read_text())
-    return kept
 
 
 def without_training(domain: Domain, given: argparse.Namespace) -> dict[str, Cell]:
@@ -119,34 +108,43 @@ def settings_of(given: argparse.Namespace, folder: str, seed: int) -> dict[str, 
 
 def adapted(method: str, name: str, domain: Domain, given: argparse.Namespace, seed: int, weight: float) -> Cell:
     model, budget = load_start(given.start), Budget(given.seconds)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
     folder = Path(tempfile.mkdtemp(dir=given.work))
     common = settings_of(given, str(folder), seed)
-    prepared = given.work / "prepared" / name
-    before_probe = probe_of_start(domain, given, prepared) if method == PROBED else {"asked": []}
-    asked = frozenset(before_probe["asked"])
-    setting = Setting(domain.text, common, budget, prepared, Path(given.start).name, given.lm, asked)
+    setting = Setting(domain.text, common, budget, given.work / "prepared" / name, Path(given.start).name, given.lm)
+    handing_out = HandingOut(model, domain, given, folder) if method == PROBED else None
+    if handing_out is not None:
+        setting.asked = frozenset(handing_out.task.queries.values())
     METHODS[method](model, setting)
     run = run_of(model, domain.task, given.bf16)
     cell = {"scores": scores(run, domain.task), "updates": budget.updates}
     cell["hybrid"] = scores(fuse_runs(run, bm25_run(domain.task), domain.task, weight), domain.task)
-    if method == PROBED:
-        task = probe_of(json.dumps(domain.text))
-        cell |= {"probe": scores(run_of(model, task, given.bf16), task), "probe of the start": before_probe["scores"]}
-    if seed == given.seeds[0] and method in AVERAGED:
-        average(model, before)
-        cell["averaged"] = scores(run_of(model, domain.task, given.bf16), domain.task)
+    if handing_out is not None:
+        cell |= handing_out.finish(budget.updates)
+        cell["handed out"] = scores(run_of(model, domain.task, given.bf16), domain.task)
     shutil.rmtree(folder)
     return cell
 
 
-@torch.no_grad()
-def average(model: SentenceTransformer, before: dict[str, torch.Tensor]) -> None:
-    """Puts the mean of the weights before and after into the model."""
-    own = {name.replace(".base_layer", ""): value for name, value in model.state_dict().items()}
-    for name, value in before.items():
-        if value.is_floating_point():
-            own[name].lerp_(value, 0.5)
+class HandingOut:
+    """What `revela-hub train` does around a training: measures the start and the end on a probe, and keeps what is best."""
+
+    def __init__(self, model: SentenceTransformer, domain: Domain, given: argparse.Namespace, folder: Path) -> None:
+        self.task = probe_of(json.dumps(domain.text))
+
+        def latest() -> tuple[RetrievalScores, Run]:
+            run = run_of(model, self.task, given.bf16)
+            return score_run(run, self.task), run
+
+        self.measured = Measured(model, model, self.task, latest, folder, averages=True)
+        self.measured.note(0, *latest())
+
+    def finish(self, updates: int) -> Cell:
+        """The scores of start and end on the probe, and what is in the model now."""
+        self.measured.note(updates, *self.measured.latest())
+        outcome = self.measured.finish(updates)
+        of = {step: kept[METRIC] for step, kept in self.measured.memory.scores.items()}
+        chosen = "mean" if outcome.averaged else "end" if outcome.step else "start"
+        return {"probe": of[updates], "probe of the start": of[0], "chosen": chosen}
 
 
 def pooled(cells: list[Cell], key: str) -> dict[str, float]:
@@ -173,7 +171,7 @@ def report(kept: dict[str, dict[int, dict[str, Cell]]], seconds: float) -> None:
         print(f"| {name} | | {' | '.join(line if name != 'start' else [text.split()[0] for text in line])} |")
     for key, against, title in (
         ("scores", "start", "{}"),
-        ("averaged", "start", "{}, averaged with the start"),
+        ("handed out", "start", "{}, as `train` hands it out"),
         ("hybrid", WITHOUT[-1], "{}, in the hybrid (less the start's hybrid)"),
     ):
         for method in METHODS:
@@ -188,7 +186,8 @@ def report(kept: dict[str, dict[int, dict[str, Cell]]], seconds: float) -> None:
     for domain in domains:
         if probed := [cell for cell in cells[PROBED, domain] if "probe" in cell]:
             said = difference(probed[0]["probe of the start"], pooled(probed, "probe"))
-            print(f"\n{PROBED}, {domain}: on the probe (its queries were not trained on) {said}")
+            chosen = ", ".join(cell["chosen"] for cell in probed)
+            print(f"\n{PROBED}, {domain}: on the probe (its queries were not trained on) {said}; handed out: {chosen}")
     print("\nBM25's weight, as the probe chose it:", {d: base[d]["start"]["weight"] for d in domains})
     updates = {
         m: [round(sum(c["updates"] for c in f) / len(f)) for d in domains if (f := cells[m, d])] for m in METHODS
