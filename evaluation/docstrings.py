@@ -57,12 +57,15 @@ class DocstringTask:
     sources: dict[str, str]
 
 
-def docstring_task(root: str | Path, *, queries: int = 500, seed: int = 0, name: str = "docstrings") -> DocstringTask:
+def docstring_task(
+    root: str | Path, *, queries: int = 500, functions: int | None = None, seed: int = 0, name: str = "docstrings"
+) -> DocstringTask:
     """Builds a docstring -> function task from the Python files under a folder.
 
     Args:
         root: folder that is searched for `*.py`, without `site-packages`, tests and hidden folders.
         queries: how many documented functions to hold out; at most half of them are.
+        functions: how many there are to find, those of the queries among them in any case; None for all.
         seed: of the choice.
         name: of the task.
 
@@ -71,19 +74,19 @@ def docstring_task(root: str | Path, *, queries: int = 500, seed: int = 0, name:
     """
     root = Path(root)
     sources = _read_sources(root)
-    functions = [f for path, text in sources.items() for f in documented_functions(path, text)]
+    found = [f for path, text in sources.items() for f in documented_functions(path, text)]
     # A docstring or a body that occurs twice has no single answer.
-    count_query = Counter(f.query for f in functions)
-    count_code = Counter(f.code for f in functions)
-    functions = [f for f in functions if count_query[f.query] == count_code[f.code] == 1]
-    if len(functions) < 20:
-        raise UserError(
-            f"{root}: only {len(functions)} functions with a docstring of their own; at least 20 are needed"
-        )
-    held_out = random.Random(seed).sample(functions, min(queries, len(functions) // 2))
-    ids = {f: f"{f.path}:{f.first_line}" for f in functions}
+    count_query = Counter(f.query for f in found)
+    count_code = Counter(f.code for f in found)
+    found = [f for f in found if count_query[f.query] == count_code[f.code] == 1]
+    if len(found) < 20:
+        raise UserError(f"{root}: only {len(found)} functions with a docstring of their own; at least 20 are needed")
+    drawn = random.Random(seed).sample(found, len(found))
+    held_out = drawn[: min(queries, len(found) // 2)]
+    searched = set(drawn if functions is None else drawn[: max(functions, len(held_out))])
+    ids = {f: f"{f.path}:{f.first_line}" for f in found}
     task = RetrievalTask(
-        corpus={ids[f]: f.code for f in functions},
+        corpus={ids[f]: f.code for f in found if f in searched},
         queries={ids[f]: f.query for f in held_out},
         qrels={ids[f]: {ids[f]: 1} for f in held_out},
         name=name,

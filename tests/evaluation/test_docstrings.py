@@ -73,6 +73,14 @@ def test_the_choice_depends_on_the_seed_alone(sources: Path) -> None:
     assert first.queries != other.queries
 
 
+def test_fewer_functions_to_find_are_the_same_queries(sources: Path) -> None:
+    whole, few, least = (docstring_task(sources, queries=5, functions=n, seed=1) for n in (None, 9, 1))
+    assert few.task.queries == least.task.queries == whole.task.queries and few.sources == whole.sources
+    assert len(few.task.corpus) == 9 and len(least.task.corpus) == 5 < len(whole.task.corpus)
+    assert few.task.corpus.items() <= whole.task.corpus.items()
+    assert set(least.task.corpus) == set(least.task.queries)
+
+
 def test_what_has_no_single_answer_or_is_not_code_is_left_out(sources: Path) -> None:
     twice = FUNCTION.format(name="twin", number=1)
     (sources / "twins.py").write_text(twice + twice.replace("make_twin", "make_other"))

@@ -61,6 +61,9 @@ class Arguments:
         metadata={"help": "Folder with the small models to start from: retriever/, lm/, adapt.yaml and pairs.yaml."},
     )
     queries: PositiveInt = field(default=500, metadata={"help": "Docstrings to hold out."})
+    functions: PositiveInt = field(
+        default=1500, metadata={"help": "Functions to find, those of the docstrings among them: what measuring costs."}
+    )
     max_steps: PositiveInt | None = field(
         default=None, metadata={"help": "Updates of each training; by default those of adapt.yaml and pairs.yaml."}
     )
@@ -85,7 +88,7 @@ def run(arguments: Arguments) -> None:
         raise UserError(f"--data {root} is not a folder")
     try_folder(output, "--output_dir")
     print(f"1/5  reading {root.name}: docstrings become queries, and leave the text")
-    docstrings = docstring_task(root, queries=arguments.queries)
+    docstrings = docstring_task(root, queries=arguments.queries, functions=arguments.functions)
     write_beir(docstrings.task, output / "task")
     _write_sources(docstrings, output / "text")
     print(f"     {len(docstrings.task.queries)} queries, {len(docstrings.task.corpus):,} functions to find")
