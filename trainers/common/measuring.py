@@ -83,11 +83,15 @@ class Outcome:
         d, on = self.difference, f"on {self.queries[0]} queries of {self.task}"
         size = f"nDCG@10 (95% interval {d.low:+.3f} to {d.high:+.3f}, {on})"
         if d.verdict == "better":
-            return f"The training made the retriever better by {d.difference:.3f} {size}."
+            kept = f"; {self._weights()} is kept" if self.averaged else ""
+            return f"The training made the retriever better by {d.difference:.3f} {size}{kept}."
         if d.verdict == "no difference":
             kept = f"The training made no difference that can be told from chance: {d.difference:+.3f} {size}"
             return f"{kept}; {self._weights()} is kept."
-        what = "the start is what is exported" if self.step == 0 else "it is exported all the same, as asked for"
+        trained = self._weights() if self.averaged else "it"
+        what = (
+            "the start is what is exported" if self.step == 0 else f"{trained} is exported all the same, as asked for"
+        )
         return f"The training made the retriever worse by {-d.difference:.3f} {size}: {what}."
 
     def _weights(self) -> str:
@@ -345,10 +349,14 @@ class Measured(TrainerCallback):
 
     @torch.no_grad()
     def _load(self, *names: str) -> None:
-        """Puts the mean of what was kept under these names into the model."""
+        """Puts the mean of what was kept under these names into the model.
+
+        Of an adapter B A, which starts with B = 0, it is the mean of the whole weights: A is the last one's, B the mean.
+        """
         weights = [load_file(self.folder / f"{name}.safetensors") for name in names]
         for n, parameter in self._trained():
-            parameter.copy_(torch.stack([each[n] for each in weights]).mean(0))
+            of = weights[-1:] if ".lora_A." in n else weights
+            parameter.copy_(torch.stack([each[n] for each in of]).mean(0))
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]

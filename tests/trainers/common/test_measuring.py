@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig
 from torch import nn
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs, halves
 from revela_hub.evaluation.retrieval import RetrievalScores, Run, bm25_run, retrieval_run, score_run
+from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.measuring import CURVE, Measured
 
 WORDS = [f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(80)]
@@ -150,6 +152,29 @@ def test_the_mean_with_the_start_is_handed_out_unless_the_best_is_better(task: R
     assert outcome.chosen == score_run(retrieval_run(model, task), task)
     model, outcome, _ = run({0: 50, 10: 10}, task, tmp_path / "d", averages=True, keep_worse=True)
     assert (float(model.skill), outcome.step, outcome.averaged) == (30, 10, True)
+    assert outcome.sentence().endswith(
+        "the mean of the start and update 10 of 10 is exported all the same, as asked for."
+    )
+    model, outcome, _ = run({0: 20, 10: 50}, task, tmp_path / "e")
+    outcome = replace(outcome, averaged=True)
+    assert "better by 0." in outcome.sentence() and outcome.sentence().endswith("update 10 of 10 is kept.")
+
+
+def test_the_mean_of_adapters_is_that_of_the_whole_weights(task: RetrievalTask, tmp_path: Path) -> None:
+    layer: Any = nn.Sequential(nn.Linear(5, 4))
+    adapted = add_adapters(layer, LoraConfig(r=2, target_modules=["0"]))
+    measured = Measured(adapted, Model(1), task, lambda: None, tmp_path, averages=True)  # type: ignore[arg-type, return-value]
+    measured._save("start")
+    start = layer[0].weight.detach().clone()
+    assert not layer[0].get_delta_weight("default").any()
+    for parameter in filter(lambda p: p.requires_grad, adapted.parameters()):
+        nn.init.normal_(parameter)
+    measured._save("best")
+    end = start + layer[0].get_delta_weight("default").detach()
+    measured._load("start", "best")
+    torch.testing.assert_close(start + layer[0].get_delta_weight("default").detach(), (start + end) / 2)
+    measured._load("best")
+    torch.testing.assert_close(start + layer[0].get_delta_weight("default").detach(), end)
 
 
 def test_one_standard_error_of_the_half_that_chooses(task: RetrievalTask, tmp_path: Path) -> None:
