@@ -114,7 +114,7 @@ NUMBERS = {
         "lm_batch_size": COUNT,
     },
     "encode": {"max_words": COUNT, "batch_size": COUNT, "num_shards": COUNT, "shard": SIZE, "num_processes": COUNT},
-    "index": {"pq": COUNT, "keep": NUMBER, "max_seq_length": COUNT},
+    "index": {"max_seq_length": COUNT},
     "answer": {"k": COUNT, "max_new_tokens": COUNT, "batch_size": COUNT},
     "evaluate-qa": {"k": COUNT, "max_new_tokens": COUNT, "batch_size": COUNT},
     "analyze": {"max_texts": COUNT, "cells": COUNT, "seed": SIZE},
@@ -559,8 +559,6 @@ WRONG = {
         --milvus-uri http://127.0.0.1:9
         --states float16
         --states pq
-        --keep 0
-        --keep 2
         --device cuda
         """,
     "answer": """

@@ -451,24 +451,18 @@ def _retriever(experiment: Experiment, name: str, seed: int) -> Retriever:
     return Retriever(encoder, encoder.tokenizer, decoder=False)
 
 
-STORED = {"float16": ("float16", 1.0), "pq": ("pq", 1.0), "float16, half": ("float16", 0.5), "pq, half": ("pq", 0.5)}
-
-
 def run_stored(experiment: Experiment, seed: int) -> None:
     """What the model of the row `independent` answers from stored states, and how large they are."""
     model = ImpRAGForCausalLM.from_pretrained(experiment.output / f"model-independent-{seed}", dtype=torch.float32)
     tokens = tokenize_passages(experiment.tokenizer, experiment.dev.passages, L_MAX)
-    for name, (compression, kept) in STORED.items():
-        file = experiment.output / "results" / f"stored+{name}@{seed}.json"
-        if file.is_file():
-            continue
-        with TemporaryDirectory() as folder:
-            states = store_states(
-                model.eval(), tokens, Path(folder) / "s", fingerprint="x", compression=compression, kept=kept
-            )
-            answers, ranking, likelihoods = measure_imprag(experiment, model, states)
-            result = measured(experiment, answers, ranking, likelihoods, 0)
-            file.write_text(json.dumps(result | {"bytes": states.tokens.bytes}), encoding="utf-8")
+    file = experiment.output / "results" / f"stored@{seed}.json"
+    if file.is_file():
+        return
+    with TemporaryDirectory() as folder:
+        states = store_states(model.eval(), tokens, Path(folder) / "s", fingerprint="x")
+        answers, ranking, likelihoods = measure_imprag(experiment, model, states)
+        result = measured(experiment, answers, ranking, likelihoods, 0)
+        file.write_text(json.dumps(result | {"bytes": states.bytes}), encoding="utf-8")
 
 
 # --- the tables
@@ -587,12 +581,11 @@ def main() -> None:
                 file.write_text(json.dumps(result), encoding="utf-8")
                 used = resource.getrusage(resource.RUSAGE_SELF)
                 print(f"{name} seed {seed}: {used.ru_utime + used.ru_stime:.0f} CPU seconds so far", flush=True)
-    stored = ("imprag:warm-up:independent", *(f"stored:{name}" for name in STORED))
+    stored = ("imprag:warm-up:independent", "stored")
     for title, names in (("Main", MAIN), ("Boundaries", BOUNDARIES), ("Encodings", ENCODINGS), ("Stored", stored)):
         print(f"\n{title}\n\n{table(options.output, names)}")
-    for name in stored[1:]:
-        for run_ in load(options.output, name):
-            print(f"{name}: {run_['bytes'] / 1e6:.2f} MB")
+    for run_ in load(options.output, "stored"):
+        print(f"stored: {run_['bytes'] / 1e6:.2f} MB")
     print(f"\nPaired\n\n{comparisons(options.output)}")
     sys.stdout.flush()
 

@@ -58,12 +58,11 @@ class PassageStates:
 
 @dataclass
 class LayerStates:
-    """What a layer's attention was given: queries (R, H, L, D), keys and values (R, K, L, D), the factor of the scores."""
+    """What a layer's attention was given: queries (R, H, L, D), keys and values (R, K, L, D)."""
 
     query: Tensor
     key: Tensor
     value: Tensor
-    scaling: float
 
 
 @dataclass
@@ -126,7 +125,7 @@ def _attention(
     layer: int = module.layer_idx  # type: ignore[assignment]  # an int in every decoder that can cache
     # Kept once: gradient checkpointing comes here again in the backward pass.
     if layer in imprag.record and layer not in imprag.recorded:
-        imprag.recorded[layer] = LayerStates(query, key, value, kwargs.get("scaling") or query.shape[-1] ** -0.5)
+        imprag.recorded[layer] = LayerStates(query, key, value)
     states = imprag.states
     if states is not None and 0 <= layer - states.first_layer < len(states.keys):
         plain = own is sdpa_attention_forward and kwargs.get("position_bias") is None and not kwargs.get("dropout")

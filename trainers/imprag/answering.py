@@ -264,12 +264,12 @@ def open_answerer(name: str, index: str, *, k: int | None = None, device: str | 
     from revela_hub.retrieval.encoder import model_identity
     from revela_hub.retrieval.store import PassageStore
     from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
-    from revela_hub.trainers.imprag.stored_states import FOLDER, StoredStates, states_key
+    from revela_hub.trainers.imprag.stored_states import FOLDER, StoredStates
 
     loaded = load_imprag_checkpoint(name, dtype="auto")
     store = PassageStore(index, model_identity(name), name)
     states = None
     if (store.folder / FOLDER).is_dir():
-        key = states_key(loaded.model, store.facts.fingerprint + store.facts.texts)
-        states = StoredStates(store.folder / FOLDER, loaded.model.config.b, key)
+        fingerprint = store.facts.fingerprint + store.facts.texts
+        states = StoredStates(store.folder / FOLDER, loaded.model.config.b, fingerprint)
     return Answerer(_on_device(loaded.model, device), loaded.tokenizer, store, k, states)
