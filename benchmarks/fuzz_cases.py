@@ -32,7 +32,6 @@ BASE = {
     "answer": "answer done-imprag/model --index done-index 'what rusts?' --max_new_tokens 2 --device cpu",
     "evaluate-qa": "evaluate done-imprag/model --task qa --data prompts.jsonl --index done-index --max_new_tokens 2"
     " --device cpu",
-    "analyze": "analyze retriever --queries docs.jsonl --passages docs.jsonl --device cpu",
     "probe": "probe essays.jsonl --output probe --queries 20 --passages 60",
     "search-sparse": "search done-cot-mote/sparse 'sediment in rivers' --corpus text --mode sparse --cache_dir cache"
     " --device cpu",
@@ -117,7 +116,6 @@ NUMBERS = {
     "index": {"max_seq_length": COUNT},
     "answer": {"k": COUNT, "max_new_tokens": COUNT, "batch_size": COUNT},
     "evaluate-qa": {"k": COUNT, "max_new_tokens": COUNT, "batch_size": COUNT},
-    "analyze": {"max_texts": COUNT, "cells": COUNT, "seed": SIZE},
     "probe": {"queries": COUNT, "passages": COUNT, "seed": SIZE, "max_documents": COUNT},
     "search-hybrid": {"depth": COUNT, "max_terms": COUNT, "max_query_terms": COUNT, "bm25_k1": NUMBER, "bm25_b": NUMBER},
     "mine": {
@@ -592,17 +590,6 @@ WRONG = {
         --task qqa
         --device cuda
         """,
-    "analyze": """
-        --queries nowhere.jsonl
-        --queries empty.txt
-        --queries pairs.jsonl --query_column question
-        --passages nowhere.jsonl
-        --passages docs.jsonl --passage_column body
-        --passages onepassage.jsonl
-        --output text/rivers.txt/x
-        --output ''
-        --device cuda
-        """,
     "probe": """
         --output text
         --output text/rivers.txt
@@ -899,12 +886,6 @@ answer retriever --index done-index 'what?'
 answer ./nowhere --index done-index 'what?'
 answer done-imprag/model --index other-index 'what?' --device cpu
 answer done-imprag-nan --index done-index 'what?' --device cpu
-analyze
-analyze retriever
-analyze retriever retriever retriever --queries docs.jsonl --passages docs.jsonl
-analyze retriever-nan --queries docs.jsonl --passages docs.jsonl --device cpu
-analyze bm25 --queries docs.jsonl --passages docs.jsonl --device cpu
-analyze ./nowhere --queries docs.jsonl --passages docs.jsonl --device cpu
 probe
 probe nowhere
 probe empty
@@ -996,8 +977,6 @@ train revela --help
 {index} --index-type hnsw
 {answer}
 {answer} --task question_answering --json
-{analyze}
-analyze retriever done-cot-mote/dense --queries docs.jsonl --passages docs.jsonl --device cpu
 {probe}
 probe essays.jsonl text --output probe --queries 20
 {evaluate-qa}

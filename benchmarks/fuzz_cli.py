@@ -98,7 +98,7 @@ def cases() -> Iterator[Case]:
         "mine-model",
         "export",
     )
-    for name in (*limited, "publish", "encode", "index", "analyze", "probe"):
+    for name in (*limited, "publish", "encode", "index", "probe"):
         yield Case(BASE[name], good=False, file_limit=200)
 
 

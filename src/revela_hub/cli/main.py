@@ -48,7 +48,6 @@ COMMANDS = {
     "encode": Command("encode", "encode a corpus, whole or a shard of it, and go on where it stopped"),
     "index": Command("index", "make a passage index on disk for search, answer and ImpRAG"),
     "search": Command("search", "find passages in your files with a retriever"),
-    "analyze": Command("analyze", "show how models lay out queries and passages: a t-SNE picture and divergences"),
     "answer": Command("answer", "answer prompts with an ImpRAG model, from passages that it finds in an index"),
     "check": Command("check", "verify that a model loads and embeds as its readers will expect"),
     "publish": Command("publish", "assemble, verify and upload a model to the Hugging Face Hub"),
