@@ -83,26 +83,3 @@ def minimal_change(tmp_path: Path, retriever_folder: Path) -> Path:
     tensors[name] = tensors[name] + 0.1
     save_file(tensors, path, metadata={"format": "pt"})
     return folder
-
-
-def test_processes_get_the_words_of_the_command_and_a_part_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    from revela_hub.cli.commands import encode
-
-    started: list[list[str]] = []
-
-    class Started:
-        def __init__(self, command: list[str]) -> None:
-            started.append(command[3:])
-
-        def wait(self) -> int:
-            return 0
-
-    monkeypatch.setattr(encode.subprocess, "Popen", Started)
-    words = "encode m --passages a b --num-processes 2 --output o --num_shards=3 --shard 1".split()
-    monkeypatch.setattr("sys.argv", ["revela-hub", *words])
-    encode._in_processes(2, 3, 1)
-    common = "encode m --passages a b --output o --num-shards 6 --shard".split()
-    assert started == [[*common, "2"], [*common, "3"]]
-    monkeypatch.setattr(Started, "wait", lambda self: 1)
-    with pytest.raises(Exception, match="2 of 2 processes failed, .* run again to continue"):
-        encode._in_processes(2, 3, 1)

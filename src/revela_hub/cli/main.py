@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from revela_hub import __version__
@@ -61,8 +62,18 @@ def main(argv: list[str] | None = None) -> int:
         argv: the arguments after the program's name; those of the process when None.
     """
     words = sys.argv[1:] if argv is None else list(argv)
+    return exit_status(lambda: _dispatch(words), trace="--traceback" in words)
+
+
+def exit_status(action: Callable[[], None], *, trace: bool) -> int:
+    """Runs a command, reports on standard error how it failed, and returns the exit status.
+
+    Args:
+        action: the command.
+        trace: also print where in the program the error comes from.
+    """
     try:
-        _dispatch(words)
+        action()
         sys.stdout.flush()
     except KeyboardInterrupt as error:
         sys.stderr.write(f"{PROGRAM}: {str(error) or 'interrupted'}\n")
@@ -72,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        return _fail(error, trace="--traceback" in words)
+        return _fail(error, trace=trace)
     return 0
 
 

@@ -10,14 +10,16 @@ Examples:
   revela-hub index my-retriever --passages wiki.jsonl --output wiki-index
 """
 
-import subprocess
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Interval
 
 from revela_hub.cli.passage_options import PassageOptions, load_passage_encoder
+from revela_hub.cli.processes import run_in_processes
 from revela_hub.errors import UserError
-from revela_hub.ranges import NonNegativeInt, PositiveInt
+from revela_hub.ranges import NonNegativeInt, PositiveInt, check_ranges
 
 POSITIONALS = ("model",)
 
@@ -28,9 +30,21 @@ class Arguments(PassageOptions):
 
     num_shards: PositiveInt = field(default=1, metadata={"help": "Into how many shards the passages are divided."})
     shard: NonNegativeInt = field(default=0, metadata={"help": "Which of them to encode, counted from 0."})
-    num_processes: PositiveInt = field(
-        default=1, metadata={"help": "Processes of this machine, each with a model and a part of the shard."}
+    num_processes: Annotated[int, Interval(ge=1, le=256)] = field(
+        default=1,
+        metadata={
+            "help": "Processes on this machine, each with a model and a part of the shard; with several GPUs and without"
+            " --device, each process uses the next GPU."
+        },
     )
+
+    def __post_init__(self) -> None:
+        """Checks the numbers.
+
+        Raises:
+            ValueError: for a value out of range.
+        """
+        check_ranges(self)
 
 
 def run(arguments: Arguments) -> None:
@@ -43,7 +57,7 @@ def run(arguments: Arguments) -> None:
         raise UserError(f"--shard {arguments.shard}: the shards are 0 to {arguments.num_shards - 1}")
     folder = make_folder(Path(arguments.output).expanduser(), "--output")
     if arguments.num_processes > 1:
-        _in_processes(arguments.num_processes, arguments.num_shards, arguments.shard)
+        run_in_processes(__name__, parts_of(arguments))
         return
     loaded = load_passage_encoder(arguments)
     texts = loaded.write(folder).texts
@@ -53,29 +67,20 @@ def run(arguments: Arguments) -> None:
     print(f"{len(vectors):,} passages of {len(texts):,} have their vectors in {folder}")
 
 
-def _in_processes(processes: int, num_shards: int, shard: int) -> None:
-    """Runs this command once for each part of the shard."""
-    words = sys.argv[1:]
-    for name in ("num-shards", "shard", "num-processes"):
-        words = _without(words, (f"--{name}", f"--{name.replace('-', '_')}"))
-    command = [sys.executable, "-m", "revela_hub", *words, "--num-shards", str(num_shards * processes)]
-    running = [subprocess.Popen([*command, "--shard", str(shard * processes + part)]) for part in range(processes)]
-    failed = [process.wait() for process in running]
-    if any(failed):
-        raise UserError(
-            f"{sum(map(bool, failed))} of {processes} processes failed, their messages are above; run again to continue"
-        )
+def parts_of(arguments: Arguments) -> list[Arguments]:
+    """What each of the processes is to do: a part of the shard, on a GPU of its own where there are several."""
+    processes, shards = arguments.num_processes, arguments.num_shards * arguments.num_processes
+    first = arguments.shard * processes
+    devices = [arguments.device] if arguments.device else _devices()
+    return [
+        replace(arguments, num_processes=1, num_shards=shards, shard=first + part, device=devices[part % len(devices)])
+        for part in range(processes)
+    ]
 
 
-def _without(words: list[str], names: tuple[str, ...]) -> list[str]:
-    """The words without an option and its value."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip or word.startswith(tuple(f"{name}=" for name in names)):
-            skip = False
-        elif word in names:
-            skip = True
-        else:
-            kept.append(word)
-    return kept
+def _devices() -> list[str | None]:
+    """One for each GPU; the model's own choice where there are not several."""
+    import torch
+
+    count = torch.cuda.device_count()
+    return [f"cuda:{number}" for number in range(count)] if count > 1 else [None]
