@@ -11,6 +11,7 @@ import pytest
 
 import revela_hub
 from revela_hub.cli import main as cli
+from revela_hub.cli.output import is_quiet
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveFloat, check_ranges
 
@@ -269,6 +270,20 @@ def test_mistakes_in_the_config(
     file = tmp_path / "probe.yaml"
     file.write_text(text)
     assert mistake(capsys, "probe", "minilm", "why?", "--config", str(file)).startswith(f"{file}{message}")
+
+
+@pytest.mark.parametrize("words", [["--quiet"], ["--quiet", "true"], ["--quiet=yes"], ["--config", "quiet.yaml"]])
+def test_quiet_from_the_command_line_and_from_the_file(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("quiet.yaml").write_text("quiet: true\n")
+    seen: list[bool] = []
+    monkeypatch.setattr(probe, "run", lambda _: seen.append(is_quiet()))
+    assert cli.main(["probe", "minilm", "why?", *words]) == 0
+    assert cli.main(["probe", "minilm", "why?", "--quiet", "false"]) == 0
+    assert cli.main(["probe", "minilm", "why?", "--config", "quiet.yaml", "--quiet=false"]) == 0
+    assert seen == [True, False, False]
 
 
 def test_config_that_cannot_be_read(probe: Probe, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

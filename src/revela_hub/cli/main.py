@@ -124,7 +124,7 @@ def _dispatch(argv: list[str]) -> None:
     values = parser.read(rest)
     if values is None:
         return
-    with quiet("--quiet" in rest):
+    with quiet(parser.quiet):
         command = importlib.import_module(module)
         command.run(build_arguments(command.Arguments, values, program))
 

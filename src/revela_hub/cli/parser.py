@@ -136,8 +136,13 @@ class CommandParser(TrlParser):
         self.usage = " ".join([program, *names, "[options]"])
         group = self.add_argument_group("more")
         group.add_argument("--config", metavar="FILE", help="a YAML file of options; the command line goes before it")
-        if "quiet" not in self.hints:  # a training run has a field of that name
-            group.add_argument("--quiet", action="store_true", help="print results and errors only")
+        self.quiet = False  # of what was read last
+        self.has_quiet = "quiet" in self.hints  # a training run has a field of that name
+        if not self.has_quiet:
+            self.hints["quiet"] = bool
+            kind = "string_to_bool"
+            switch = group.add_argument("--quiet", nargs="?", const=True, metavar=METAVARS[kind], type=_truth_value)
+            switch.help, switch.type = "print results and errors only", self._converter(switch, kind, [], own=True)
         group.add_argument("--traceback", action="store_true", help="say where in the program an error comes from")
         group.add_argument("-h", "--help", action="store_true", help="print this text")
         if self.hidden:
@@ -250,6 +255,9 @@ class CommandParser(TrlParser):
         for name in [*self.positionals, *self.required]:
             if name in self.required and name not in values:
                 raise UserError(f"{self._missing(name)} (see {self.prog} --help)")
+        self.quiet = bool(values.get("quiet"))
+        if not self.has_quiet:
+            values.pop("quiet", None)
         return values
 
     def error(self, message: str) -> NoReturn:
@@ -372,6 +380,12 @@ def _title(owner: type, arguments: type) -> str:
     return str(vars(owner).get("_argument_group_name", default))  # as HfArgumentParser reads it
 
 
+def _truth_value(word: str) -> bool:
+    if word.lower() not in TRUTH_VALUES:
+        raise ValueError(word)
+    return word.lower() in {"yes", "true", "t", "y", "1"}
+
+
 def _takes_mapping(hint: Any) -> bool:
     return any((get_origin(kind) or kind) is dict for kind in get_args(hint))
 
@@ -388,12 +402,3 @@ def _is_option(word: str) -> bool:
     return (
         word.startswith("-") and len(word) > 1 and " " not in word and not re.match(r"-(\d|\.\d|inf|nan)", word, re.I)
     )
-
-
-def _expected(action: argparse.Action, value: Any) -> str:
-    kind = KINDS.get(getattr(action.type, "__name__", "str"), "a text")
-    if action.choices is not None:
-        kind = f"one of {', '.join(map(str, action.choices))}"
-    many = "a list, each item " if action.nargs == "+" and isinstance(value, list) else ""
-    hint = " (put the word in quotes)" if isinstance(value, bool) else ""
-    return f"expected {many}{kind}, not {value!r}{hint}"
