@@ -1,6 +1,7 @@
 """What a command says on the way, beside its results: on standard error, and not at all with `--quiet`."""
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,3 +47,12 @@ def note(text: object) -> None:
     if not is_quiet():
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
+
+
+def command_line(*words: object) -> str:
+    """A command of this program, quoted so that a shell reads these words.
+
+    >>> command_line("search", "my models/retriever", "a query", "--corpus", "src")
+    "revela-hub search 'my models/retriever' 'a query' --corpus src"
+    """
+    return shlex.join(["revela-hub", *map(str, words)])

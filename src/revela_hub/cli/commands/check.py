@@ -34,15 +34,14 @@ def run(arguments: Arguments) -> None:
     from pathlib import Path
 
     from revela_hub.checkpoints import is_checkpoint
+    from revela_hub.cli.output import command_line
     from revela_hub.errors import UserError
     from revela_hub.hub_cards import as_table, check
 
     model = arguments.model
     if Path(model).is_dir() and is_checkpoint(model):
-        raise UserError(
-            f"{model} is a training checkpoint, not a model for readers: `revela-hub publish {model} NAME/MODEL --dry-run`"
-            " makes the model of it and checks that"
-        )
+        publish = command_line("publish", model, "NAME/MODEL", "--dry-run")
+        raise UserError(f"{model} is a training checkpoint: `{publish}` makes a model of it and checks that")
     if arguments.revision and Path(arguments.model).expanduser().exists():
         raise UserError(f"--revision is for a model on the Hub; {arguments.model} is a folder here")
     checks = check(model, revision=arguments.revision, trust_remote_code=arguments.trust_remote_code)

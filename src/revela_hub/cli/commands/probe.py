@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.cli.output import note
+from revela_hub.cli.output import command_line, note
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt, Seed
 
@@ -98,7 +98,7 @@ def run(arguments: Arguments) -> None:
     print(probe)
     for query, passage in probe.examples():
         print(f"\n  query:   {_short(query)}\n  passage: {_short(passage)}")
-    print(f"\nmeasure with it:  revela-hub evaluate bm25 MODEL --corpus {arguments.output}")
+    print(f"\nmeasure with it:  {command_line('evaluate', 'bm25', 'MODEL', '--corpus', output)}")
 
 
 def _short(text: str, width: int = 108) -> str:

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub import __version__
+from revela_hub.cli.output import command_line
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt, Seed
 
@@ -240,13 +241,11 @@ def _conclude(scores: dict[str, dict[str, Any]], models: Path, output: Path) -> 
         print(f"{remark:<27}  {row['ndcg_at_10']:7.3f}  {row['recall_at_100']:10.3f}")
     print(f"\neverything is in {output}/: retriever/ with its card, report.json, two pictures\n")
     print("the same for your own text or code:")
-    print(
-        f"  revela-hub train revela --config {models / 'adapt.yaml'} --retriever {models / 'retriever'}"
-        f" --lm {models / 'lm'} --data path/to/code --output_dir outputs/my-code"
-    )
-    print(
-        f"  revela-hub train contriever --config {models / 'pairs.yaml'} --retriever outputs/my-code/retriever"
-        " --data path/to/code --output_dir outputs/my-pairs"
-    )
+    revela = ["--config", models / "adapt.yaml", "--retriever", models / "retriever", "--lm", models / "lm"]
+    pairs = ["--config", models / "pairs.yaml", "--retriever", "outputs/my-code/retriever"]
+    data = ["--data", "path/to/code", "--output_dir"]
+    print(f"  {command_line('train', 'revela', *revela, *data, 'outputs/my-code')}")
+    print(f"  {command_line('train', 'contriever', *pairs, *data, 'outputs/my-pairs')}")
     print("search with what you have now:")
-    print(f'  revela-hub search {output / "retriever"} --corpus path/to/code "parse a date from a string"')
+    query = "parse a date from a string"
+    print(f"  {command_line('search', output / 'retriever', query, '--corpus', 'path/to/code')}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from revela_hub.cli.output import command_line
 from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.retriever import load_retriever
@@ -48,7 +49,8 @@ def run(arguments: Arguments) -> None:
     folder = train(arguments)
     if arguments.should_save:
         print(f"\nretriever: {folder / 'retriever'}")
-        print(f'try it:  revela-hub search {folder / "retriever"} --corpus PATH "your query"')
+        trust = ["--trust_remote_code"] if arguments.trust_remote_code else []
+        print("try it: ", command_line("search", folder / "retriever", "your query", *trust, "--corpus", "PATH"))
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:

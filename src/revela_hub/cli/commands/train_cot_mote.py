@@ -27,6 +27,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from revela_hub.cli.output import command_line
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.common.run import open_run
@@ -99,7 +100,8 @@ def run(arguments: Arguments) -> None:
     if arguments.should_save:
         print(f'\nSentenceTransformer("{folder / "dense"}"), SparseEncoder("{folder / "sparse"}")')
         if arguments.stage == "pretrain":
-            print(f"next: revela-hub train cot-mote --stage finetune --encoder {folder} --pairs FILE")
+            words = ["train", "cot-mote", "--stage", "finetune", "--encoder", folder, "--pairs", "FILE"]
+            print("next: ", command_line(*words))
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from revela_hub.cli.output import command_line
 from revela_hub.trainers.common.arguments import check_apart
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
@@ -61,9 +62,9 @@ def run(arguments: Arguments) -> None:
     if arguments.should_save:
         model = folder / MODEL
         print(f"\nmodel: {model}")
-        passages = f"{' '.join(arguments.passages)} --max_words {arguments.max_words}"
-        print(f"next:  revela-hub index {model} --passages {passages} --output my-index")
-        print(f'then:  revela-hub answer {model} --index my-index "your prompt"')
+        words = ["index", model, "--max_words", arguments.max_words, "--output", "my-index"]
+        print("next: ", command_line(*words, "--passages", *arguments.passages))
+        print("then: ", command_line("answer", model, "your prompt", "--index", "my-index"))
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:

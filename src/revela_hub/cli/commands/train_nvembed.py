@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from revela_hub.cli.output import command_line
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError
 from revela_hub.trainers.common.arguments import HeldOutArguments
@@ -108,7 +109,8 @@ def run(arguments: Arguments) -> None:
     folder = train(arguments)
     if arguments.should_save:
         print(f"\nembedder: {folder / EMBEDDER}")
-        print(f'try it:  revela-hub search {folder / EMBEDDER} --trust_remote_code --corpus PATH "your query"')
+        words = ["search", folder / EMBEDDER, "your query", "--trust_remote_code", "--corpus", "PATH"]
+        print("try it: ", command_line(*words))
 
 
 def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_options: Any) -> Path:

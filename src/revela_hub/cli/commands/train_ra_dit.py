@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from revela_hub.cli.output import command_line
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
@@ -62,8 +63,8 @@ def run(arguments: Arguments) -> None:
     if arguments.should_save:
         retriever = folder / RETRIEVER
         print(f"\nretriever: {retriever}")
-        passages = f"{' '.join(arguments.passages)} --max_words {arguments.max_words}"
-        print(f"next:  revela-hub index {retriever} --passages {passages} --output my-index")
+        words = ["index", retriever, "--max_words", arguments.max_words, "--output", "my-index"]
+        print("next: ", command_line(*words, "--passages", *arguments.passages))
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:

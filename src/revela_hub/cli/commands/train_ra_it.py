@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from revela_hub.cli.output import command_line
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
@@ -45,9 +46,8 @@ def run(arguments: Arguments) -> None:
     folder = train(arguments)
     if arguments.should_save:
         print(f"\nmodel: {folder / MODEL}")
-        print(
-            f"next:  revela-hub train ra-dit --reader {folder / MODEL} --retriever RETRIEVER --data ... --passages ..."
-        )
+        words = ["train", "ra-dit", "--reader", folder / MODEL, "--retriever", "RETRIEVER", "--data", "FILE"]
+        print("next: ", command_line(*words, "--passages", "PATH"))
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:

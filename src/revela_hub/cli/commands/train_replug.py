@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from revela_hub.cli.output import command_line
 from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 from revela_hub.trainers.baselines.retriever import load_lm, load_retriever
@@ -44,7 +45,8 @@ def run(arguments: Arguments) -> None:
     folder = train(arguments)
     if arguments.should_save:
         print(f"\nretriever: {folder / 'retriever'}")
-        print(f'try it:  revela-hub search {folder / "retriever"} --corpus PATH "your query"')
+        trust = ["--trust_remote_code"] if arguments.trust_remote_code else []
+        print("try it: ", command_line("search", folder / "retriever", "your query", *trust, "--corpus", "PATH"))
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from revela_hub.cli.output import command_line
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeFloat, PositiveFloat, TextLength
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones
@@ -71,7 +72,7 @@ def run(arguments: Arguments) -> None:
     folder = train(arguments)
     if arguments.should_save:
         print(f"\nretriever: {folder / 'retriever'}\nlanguage model: {folder / 'lm'}")
-        print(f'try it:  revela-hub search {folder / "retriever"} --corpus PATH "your query"')
+        print("try it: ", command_line("search", folder / "retriever", "your query", "--corpus", "PATH"))
 
 
 def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_options: Any) -> Path:
