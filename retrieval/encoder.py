@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, reason
 from revela_hub.precision import in_fast_precision
 
 if TYPE_CHECKING:
@@ -232,13 +232,14 @@ def _load(kind: Any, name: str, device: str | None, trust_remote_code: bool, max
                 trust_remote_code=trust_remote_code,
                 model_kwargs={"use_safetensors": True},
             )
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError) as error:
-        reason = _one_line(error)
-        if "trust_remote_code" in reason and not trust_remote_code:
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # tokenizers raises plain Exceptions, remote code anything
+        if "trust_remote_code" in str(error) and not trust_remote_code:
             raise UserError(
                 f"{name} comes with code of its own: read it, then pass --trust-remote-code if you trust it"
             ) from error
-        raise UserError(f"cannot load the model {name}: {reason}") from error
+        raise UserError(f"cannot load the model {name}: {reason(error, name)}") from error
     if max_seq_length is not None:
         if max_seq_length > (positions := learnt_positions(model) or max_seq_length):
             raise UserError(

@@ -353,6 +353,13 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (FileNotFoundError(2, "No such file or directory", "x"), "x: there is no such file or folder"),
         (OSError("several\nlines of an explanation"), "several lines of an explanation"),
         (OSError(), "OSError"),
+        (SafetensorError("Error while serializing: I/O error: x (os error 28)"), "the disk is full: free some space"),
+        (Exception("No space left on device (os error 28)"), "the disk is full: free some space"),  # of tokenizers
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
+            "torch could not write the whole file: the disk may be full",
+        ),
+        (SafetensorError("I/O error: denied (os error 13)"), "permission denied (I/O error: denied (os error 13))"),
         (SafetensorError("header too small"), "a .safetensors file is damaged or not complete: header too small"),
         (HfHubHTTPError("500 Server Error"), "the Hub: 500 Server Error"),
         (

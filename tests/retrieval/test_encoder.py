@@ -85,3 +85,10 @@ def test_vectors_are_normalised_and_zero_stays_zero() -> None:
     given = np.array([[3.0, 4.0], [0.0, 0.0]])
     np.testing.assert_allclose(as_vectors(given, 2, normalize=True), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
     assert as_vectors(given, 2, normalize=False).dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_the_damaged_file_of_a_model_is_named(retriever_folder: Path, name: str) -> None:
+    (retriever_folder / name).write_bytes((retriever_folder / name).read_bytes()[:-40])
+    with pytest.raises(UserError, match=f"cannot load the model .*retriever/{name} is damaged or not complete: "):
+        load_encoder(str(retriever_folder))

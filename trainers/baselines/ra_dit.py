@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils import logging
 
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError, first_line, reason
 from revela_hub.hub_cards.assemble import forget_origins
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.modeling import ImpRAGForCausalLM
@@ -141,7 +141,7 @@ def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase,
         config: dict[str, Any] = {} if l_max is None else {"l_max": l_max}
         model = ImpRAGForCausalLM.from_backbone(cut, b=b, t=b, k=1, **config)
     except (OSError, ValueError, RuntimeError, AttributeError) as error:
-        raise UserError(f"cannot make a retriever of {backbone!r}: {first_line(error)}") from error
+        raise UserError(f"cannot make a retriever of {backbone!r}: {reason(error, backbone)}") from error
     return Retriever(model, tokenizer, decoder=True)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.distributed
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from revela_hub.errors import UserError, first_line, refuse_missing_folder
+from revela_hub.errors import UserError, first_line, reason, refuse_missing_folder
 from revela_hub.hub_cards import write_card
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.card import CARD_FACTS
@@ -57,17 +56,10 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
             model = SentenceTransformer(
                 modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")], device="cpu"
             )
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        ImportError,
-        SafetensorError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:
-        raise UserError(f"cannot load the retriever {name!r}: {_reason(error, trust_remote_code)}") from error
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # remote code raises anything
+        raise UserError(f"cannot load the retriever {name!r}: {_reason(error, name, trust_remote_code)}") from error
     if max_length is not None:
         if max_length > (positions := learnt_positions(model) or max_length):
             raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
@@ -75,10 +67,10 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
     return model.float()
 
 
-def _reason(error: Exception, trusted: bool) -> str:
+def _reason(error: Exception, name: str, trusted: bool) -> str:
     if not trusted and "trust_remote_code" in str(error):
         return "it comes with code of its own: read it, then pass --trust_remote_code true if you trust it"
-    return first_line(error)
+    return reason(error, name)
 
 
 @dataclass
@@ -105,8 +97,12 @@ def load_lm(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
         model = AutoModelForCausalLM.from_pretrained(
             name, trust_remote_code=trust_remote_code, use_safetensors=True, dtype=torch.float32
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load the language model {name!r}: {_reason(error, trust_remote_code)}") from error
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise UserError(
+            f"cannot load the language model {name!r}: {_reason(error, name, trust_remote_code)}"
+        ) from error
     return LanguageModel(model, tokenizer)
 
 

@@ -1,29 +1,8 @@
-"""Which of a run's models an error is about, and whether a model can play its part."""
+"""Whether a model can play its part in a run."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from safetensors import SafetensorError
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig
 
-from revela_hub.errors import UserError, first_line
-
-
-@contextmanager
-def loading(part: str, name: str) -> Iterator[None]:
-    """Says which model it was that cannot be loaded.
-
-    Args:
-        part: what the model is to the run, such as "retriever".
-        name: its Hub id or folder.
-
-    Raises:
-        UserError: in place of what the loading raises.
-    """
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(f"cannot load the {part} {name!r}: {first_line(error)}") from error
+from revela_hub.errors import UserError
 
 
 def refuse_fused(name: str) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -23,7 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError, is_file_error, reason
 from revela_hub.evaluation.retrieval import METRICS, RetrievalScores, Run, retrieval_run, score_run
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.arguments import RunArguments
@@ -330,13 +329,13 @@ class MethodTrainer(Publishing, Trainer):
                 publish_checkpoint(beside / name, output / name)
                 self._rotate(output)
             self.accelerator.wait_for_everyone()
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except Exception as error:
             shutil.rmtree(beside, ignore_errors=True)
-            if isinstance(error, RuntimeError) and type(error) is not RuntimeError:
-                raise  # not torch's writer
+            if not is_file_error(error):
+                raise
             good, _ = last_complete(output)
             kept = f"; the last good checkpoint is {good}" if good else ""
-            raise UserError(f"cannot write {output / name}: {first_line(error)}{kept}") from error
+            raise UserError(f"cannot write {output / name}: {reason(error)}{kept}") from error
 
     @contextmanager
     def _writing_to(self, folder: Path) -> Iterator[None]:

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from revela_hub.data.text.masking import Vocabulary
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.trainers.common.weights import load_whole
@@ -56,7 +55,7 @@ def load_cot_mote_start(
             other settings than `config` asks for.
     """
     config = {field: value for field, value in config.items() if value is not None}
-    try:
+    with loading(f"cannot load the encoder {name!r}", name):
         fields, _ = PreTrainedConfig.get_config_dict(name)
         settings: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         if fields.get("model_type") == CoTMoTEConfig.model_type:
@@ -80,8 +79,6 @@ def load_cot_mote_start(
                 raise UserError(
                     f"the vocabularies of {query_encoder} and {name} differ: their sparse vectors could not be compared"
                 )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load the encoder {name!r}: {first_line(error)}") from error
     Vocabulary.of(tokenizer)  # says what is missing before any text is read
     if len(tokenizer) > (vocabulary := model.config.get_text_config().vocab_size):
         raise UserError(f"the tokenizer of {name} has {len(tokenizer)} tokens, more than the model's {vocabulary}")
@@ -114,13 +111,11 @@ def load_cot_mote_checkpoint(folder: str | Path) -> CoTMoTECheckpoint:
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a checkpoint: it holds no config.json")
-    try:
+    with loading(f"cannot load {folder}", folder):
         fields, _ = PreTrainedConfig.get_config_dict(folder)
         if fields.get("model_type") != CoTMoTEConfig.model_type:
             raise UserError(f"{folder / 'config.json'} is not of a CoT-MoTE checkpoint")
         kind: Any = CoTMoTEForPreTraining if PRE_TRAINING in (fields.get("architectures") or []) else CoTMoTEModel
         model = load_whole(kind, folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
-    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load {folder}: {first_line(error)}") from error
     return CoTMoTECheckpoint(model.eval(), tokenizer)

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError, first_line, refuse_missing_folder
+from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
 from revela_hub.trainers.common.weights import load_adapters, load_whole
 
@@ -43,7 +42,7 @@ def load_imprag(name: str, *, trust_remote_code: bool = False, **config: Any) ->
     """
     given = {key: value for key, value in config.items() if value is not None}
     refuse_missing_folder(name, "the backbone")
-    try:
+    with loading(f"cannot make an ImpRAG model of {name!r}", name):
         if is_imprag(name):
             loaded = load_imprag_checkpoint(name)
             for key, value in given.items():
@@ -55,8 +54,6 @@ def load_imprag(name: str, *, trust_remote_code: bool = False, **config: Any) ->
             return loaded
         model: Any = ImpRAGForCausalLM.from_backbone(name, trust_remote_code=trust_remote_code, **given)
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot make an ImpRAG model of {name!r}: {first_line(error)}") from error
     return ImpRAGCheckpoint(model, _complete(tokenizer, name))
 
 
@@ -75,14 +72,12 @@ def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.
     refuse_missing_folder(str(folder), "the model")
     if not is_imprag(folder):
         raise UserError(f"{folder} is not an ImpRAG model (its config.json does not say model_type imprag)")
-    try:
+    with loading(f"cannot load {folder}", folder):
         if (Path(folder) / "adapter_model.safetensors").is_file():
             model = _with_adapters(Path(folder))
         else:
             model = load_whole(ImpRAGForCausalLM, folder, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
-    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load {folder}: {first_line(error)}") from error
     return ImpRAGCheckpoint(model.eval(), _complete(tokenizer, folder))
 
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.trainers.common.adapters import add_adapters
@@ -48,7 +47,7 @@ def load_nvembed(backbone: str, *, dtype: torch.dtype = torch.float32, **config:
     config = {name: value for name, value in config.items() if value is not None}
     if (Path(backbone) / EMBEDDER / "config.json").is_file():
         backbone = str(Path(backbone) / EMBEDDER)
-    try:
+    with loading(f"cannot load the backbone {backbone!r}", backbone):
         if (Path(backbone) / TRAINED_WEIGHTS).is_file():
             start = _load_adapted(Path(backbone), dtype)
             _check_settings(backbone, start.model.config, config)
@@ -64,8 +63,6 @@ def load_nvembed(backbone: str, *, dtype: torch.dtype = torch.float32, **config:
         model = load_whole(NVEmbedModel, backbone, dtype=dtype)
         _check_settings(backbone, model.config, config)
         return NVEmbedStart(model, model.tokenizer, _saved_prompts(backbone))
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load the backbone {backbone!r}: {first_line(error)}") from error
 
 
 def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from revela_hub.data.text.masking import Vocabulary
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.common.roles import refuse_fused
@@ -39,7 +38,7 @@ def load_retromae_encoder(
         UserError: if it cannot be loaded, is no encoder with a masked-LM head, has no mask token, or is a RetroMAE model
             with another decoder than `config` asks for.
     """
-    try:
+    with loading(f"cannot load the encoder {name!r}", name):
         fields, _ = PreTrainedConfig.get_config_dict(name)
         settings: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         if fields.get("model_type") == RetroMAEConfig.model_type:
@@ -54,8 +53,6 @@ def load_retromae_encoder(
                 name, trust_remote_code=trust_remote_code, attn_implementation=attn_implementation, **config
             )
         tokenizer = AutoTokenizer.from_pretrained(name, **settings)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load the encoder {name!r}: {first_line(error)}") from error
     refuse_remote_code(name, model)
     for field, value in config.items():
         if (kept := getattr(model.config, field)) != value:
@@ -75,12 +72,10 @@ def load_retromae_checkpoint(folder: str | Path) -> RetroMAECheckpoint:
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a checkpoint: it holds no config.json")
-    try:
+    with loading(f"cannot load {folder}", folder):
         fields, _ = PreTrainedConfig.get_config_dict(folder)
         if fields.get("model_type") != RetroMAEConfig.model_type:
             raise UserError(f"{folder / 'config.json'} is not of a RetroMAE checkpoint")
         model = load_whole(RetroMAEForPreTraining, folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
-    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load {folder}: {first_line(error)}") from error
     return RetroMAECheckpoint(model.eval(), tokenizer)

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError, loading
 from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.retrieval.encoder import no_pickles
-from revela_hub.trainers.common.roles import is_encoder, loading
+from revela_hub.trainers.common.roles import is_encoder
 from revela_hub.trainers.common.weights import load_adapters, load_whole, refuse_remote_code
 
 _POOLINGS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
@@ -50,7 +49,7 @@ def load_backbones(retriever: str, lm: str, *, trust_remote_code: bool = False, 
     Raises:
         UserError: if a model cannot be loaded, or does something between its tokens and its vector that Revela cannot.
     """
-    with loading("retriever", retriever):
+    with loading(f"cannot load the retriever {retriever!r}", retriever):
         loaded = _load_retriever(retriever, trust_remote_code)
         if (
             loaded.model == retriever
@@ -60,13 +59,13 @@ def load_backbones(retriever: str, lm: str, *, trust_remote_code: bool = False, 
             raise UserError(
                 f"the retriever {retriever!r} is an encoder that says no pooling: give one (--pooling mean or cls)"
             )
-    with loading("language model", lm):
+    with loading(f"cannot load the language model {lm!r}", lm):
         lm_tokenizer = AutoTokenizer.from_pretrained(lm, trust_remote_code=trust_remote_code)
         if is_encoder(lm, trust_remote_code=trust_remote_code):
             raise UserError(
                 f"the language model {lm!r} is an encoder: it has to be a decoder, which predicts the next token"
             )
-    with loading("retriever and language model", f"{retriever} and {lm}"):
+    with loading(f"cannot load the retriever and language model {retriever!r} and {lm!r}", retriever):
         model = RevelaForCausalLM.from_backbones(
             loaded.model, lm, trust_remote_code=trust_remote_code, **(loaded.settings | config)
         )
@@ -125,14 +124,12 @@ def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> R
         raise UserError(f"{folder} is not a checkpoint: it holds no config.json")
     if json.loads(config_file.read_text(encoding="utf-8")).get("model_type") != RevelaConfig.model_type:
         raise UserError(f"{config_file} is not of a Revela checkpoint")
-    try:
+    with loading(f"cannot load {folder}", folder):
         if (folder / "adapter_model.safetensors").is_file():
             model = _load_adapters(folder, trust_remote_code)
         else:
             model = load_whole(RevelaForCausalLM, folder, dtype=torch.float32)
         tokenizers = [AutoTokenizer.from_pretrained(folder / part) for part in ("retriever_tokenizer", "lm_tokenizer")]
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load {folder}: {first_line(error)}") from error
     return RevelaBackbones(model.eval(), *tokenizers)
 
 

@@ -4,12 +4,10 @@ Errors of torch, safetensors and the Hub are known by their class's name: import
 to say that a file is missing.
 """
 
-import errno
 import sys
 import traceback
-from collections.abc import Iterator
 
-from revela_hub.errors import first_line, install_hint
+from revela_hub.errors import OS_ERRORS, causes, first_line, install_hint, is_file_error, os_error, reason
 
 # Words in the messages of torch's RuntimeError, AssertionError and ValueError that a user can put right, and the remedy.
 REMEDIES = {
@@ -22,27 +20,12 @@ REMEDIES = {
     "Invalid device string": "--device takes cpu, cuda, cuda:1, mps",
     "Expected one of cpu, cuda": "--device takes cpu, cuda, cuda:1, mps",
     "PYTORCH_ENABLE_MPS_FALLBACK": "give --device cpu",
-    "No space left on device": "free some space, or write to another disk",
     "CUDA error": "the GPU failed or is in use; CUDA_LAUNCH_BLOCKING=1 shows where",
     "NCCL": "the processes cannot reach each other",
     "gloo/transport": "another process of the run has ended, or cannot be reached: its own message says why",
 }
-DISK = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EROFS: "the disk is read-only",
-    errno.EACCES: "permission denied",
-    errno.EPERM: "permission denied",
-    errno.ENOENT: "there is no such file or folder",
-    errno.EISDIR: "is a folder, a file was expected",
-    errno.ENOTDIR: "is a file, a folder was expected",
-    errno.EEXIST: "is there already",
-    errno.ENAMETOOLONG: "the name is too long",
-    errno.EMFILE: "too many open files (ulimit -n)",
-}
 # Errors of packages that are not imported here, by their class or one that it derives from, and what to say before them.
 NAMED = {
-    "SafetensorError": "a .safetensors file is damaged or not complete",
     "OfflineModeIsEnabled": "not on this machine, and the Hub is switched off",
     "LocalEntryNotFoundError": "not on this machine, and the Hub cannot be reached",
     "HfHubHTTPError": "the Hub",
@@ -56,17 +39,10 @@ NAMED = {
 
 def explain(error: BaseException) -> str | None:
     """The line for the user, or None where the error is a bug of ours."""
-    for cause in _causes(error):
+    for cause in causes(error):
         if line := _known(cause):
             return line
     return None
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised from in so many words."""
-    while error is not None:
-        yield error
-        error = error.__cause__
 
 
 def _known(error: BaseException) -> str | None:
@@ -77,8 +53,10 @@ def _known(error: BaseException) -> str | None:
             return f"{NAMED[kind.__name__]}: {_joined(error)}"
     if isinstance(error, MemoryError):
         return "out of memory: smaller batches, shorter texts or a smaller index need less"
-    if isinstance(error, OSError):
-        return _disk(error)
+    if isinstance(error, OSError) and os_error(error) not in OS_ERRORS:
+        return error.strerror or _joined(error)
+    if is_file_error(error):
+        return reason(error)
     for words, remedy in REMEDIES.items() if isinstance(error, (RuntimeError, AssertionError, ValueError)) else ():
         if words.lower() in str(error).lower():
             return f"{first_line(error)}: {remedy}"
@@ -100,11 +78,6 @@ def _missing_package(error: ImportError) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return install_hint(error.name)
     return _joined(error)  # transformers' own text says what to install
-
-
-def _disk(error: OSError) -> str:
-    what = DISK.get(error.errno or 0) or error.strerror
-    return f"{error.filename}: {what}" if error.filename and what else what or _joined(error)
 
 
 def _joined(error: BaseException, limit: int = 300) -> str:

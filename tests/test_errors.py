@@ -1,0 +1,84 @@
+"""What a failed read or write of a model means, in the words of whichever library noticed it."""
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
+
+from revela_hub.errors import UserError, damaged_file, is_file_error, loading, reason
+
+
+@contextmanager
+def no_room(size: int = 1000) -> Iterator[None]:
+    """Every file ends after `size` bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def save_tokenizer(path: Path) -> None:
+    Tokenizer(models.BPE(vocab={str(number): number for number in range(5000)}, merges=[])).save(str(path))
+
+
+@pytest.mark.parametrize(
+    ("save", "said"),
+    [
+        (lambda path: save_file({"a": torch.ones(5000)}, path), "the file is larger than the system allows"),
+        (save_tokenizer, "the file is larger than the system allows"),
+        (lambda path: torch.save({"a": torch.ones(5000)}, path), "torch could not write the whole file"),
+        (lambda path: path.write_text("a" * 5000), "the file is larger than the system allows"),
+    ],
+    ids=["safetensors", "tokenizers", "torch", "Python"],
+)
+def test_no_room_is_not_called_damage(save: Callable[[Path], object], said: str, tmp_path: Path) -> None:
+    with no_room(), pytest.raises(Exception) as caught:
+        save(tmp_path / "file")
+    assert is_file_error(caught.value)
+    assert said in reason(caught.value)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_as_the_rust_tokenizer_reports_it() -> None:
+    with pytest.raises(Exception) as caught:
+        save_tokenizer(Path("/dev/full"))
+    assert reason(caught.value) == "the disk is full: free some space, or write to another disk"
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "1_Dense/model.safetensors": lambda file: file.write_bytes(file.read_bytes()[:-7]),
+    "model.safetensors": lambda file: file.write_bytes(b"PK\3\4 a zip archive"),
+    "tokenizer.json": lambda file: file.write_text('{"model": '),
+    "config.json": lambda file: file.write_bytes(b"\xff\xfe\0"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_the_damaged_file_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "1_Dense").mkdir()
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3" / "model.safetensors").write_bytes(b"")  # of a run, not of the model
+    for part in ("model.safetensors", "1_Dense/model.safetensors"):
+        save_file({"a": torch.ones(5)}, tmp_path / part)
+    for part in ("config.json", "tokenizer.json"):
+        (tmp_path / part).write_text("{}")
+    assert damaged_file(tmp_path) is None
+    DAMAGE[name](tmp_path / name)
+    with pytest.raises(UserError) as caught, loading("cannot load the encoder", tmp_path):
+        raise ValueError("a library's words")
+    assert str(caught.value).startswith(f"cannot load the encoder: {tmp_path / name} is damaged or not complete: ")
+
+
+def test_what_is_no_file_is_as_it_was() -> None:
+    assert damaged_file("no-one/nothing") is None
+    assert reason(ValueError("a wrong value\nand more")) == "a wrong value"
+    assert not is_file_error(RuntimeError("CUDA error: an illegal memory access"))
+    with pytest.raises(MemoryError), loading("cannot load it", "no-one/nothing"):
+        raise MemoryError
