@@ -11,6 +11,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
+import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOpera
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
+    LocalEntryNotFoundError,
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
@@ -29,12 +32,17 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import validate_repo_id
 
 from revela_hub import __version__
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, causes, os_error
 from revela_hub.hub_cards.verify.contents import belongs_by_name
 
-# The bases of the Hub's own error are OSError and the root of the HTTP library's errors, httpx or httpx2 by version;
-# a failed upload of one file comes as a RuntimeError around either.
-BROKEN_OFF: tuple[type[BaseException], ...] = (*HfHubHTTPError.__bases__, RuntimeError)
+# The client's HTTP library is httpx or httpx2 by version: the root of its errors is a base of the Hub's own, beside OSError.
+CONNECTION = (
+    *(base for base in HfHubHTTPError.__bases__ if base is not OSError),
+    *(ConnectionError, TimeoutError, socket.gaierror, ssl.SSLError, LocalEntryNotFoundError),
+)
+UNREACHABLE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
+# The client for large files (hf_xet) is written in Rust; what it cannot sort into a class is a RuntimeError.
+_IN_RUST = re.compile(r"reqwest|\bCAS\b|\bconnect|\bnetwork\b|\btimed? ?out\b|\bdns\b|\btls\b", re.IGNORECASE)
 MESSAGE = "Publish with revela-hub"
 OTHER_FORMATS = re.compile(
     r"(onnx|openvino)/.*|(tf|flax)_model.*|.*\.(onnx|onnx_data|h5|msgpack|ot|bin|ckpt|pt|pth|pkl|pickle|joblib)"
@@ -306,14 +314,23 @@ def hub_errors(repo_id: str, state: str) -> Iterator[None]:
         raise UserError(NOT_LOGGED_IN) from error
     except OfflineModeIsEnabled as error:
         raise UserError("the Hub cannot be reached: HF_HUB_OFFLINE is set") from error
-    except BROKEN_OFF as error:
-        cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
-        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-            raise
-        if not isinstance(cause, HfHubHTTPError):
-            reason = f"the connection to the Hub broke off ({type(cause).__name__}: {cause})"
-            raise UserError(f"{reason}; {state}") from error
-        raise UserError(_refusal(cause, repo_id, state)) from error
+    except UserError:
+        raise
+    except Exception as error:  # a failed upload of one file comes as a RuntimeError from what it failed by
+        for cause in causes(error):
+            if isinstance(cause, HfHubHTTPError):
+                raise UserError(_refusal(cause, repo_id, state)) from error
+            if _is_connection(cause):
+                words = f"the connection to the Hub broke off ({type(cause).__name__}: {cause})"
+                raise UserError(f"{words}; {state}") from error
+        raise  # a disk, a device or a bug: nothing about the Hub
+
+
+def _is_connection(error: BaseException) -> bool:
+    """Whether an error says that the Hub could not be reached, or not to the end."""
+    if isinstance(error, CONNECTION) or (isinstance(error, OSError) and error.errno in UNREACHABLE):
+        return True
+    return type(error) is RuntimeError and os_error(error) is None and bool(_IN_RUST.search(str(error)))
 
 
 def may_not_write(repo_id: str) -> str:

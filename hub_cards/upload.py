@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from huggingface_hub import ModelInfo, snapshot_download
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from revela_hub.errors import UserError
+from revela_hub.errors import DISK_FULL, OS_ERRORS, UserError, causes, os_error, reason
 from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assembly, card_facts
 from revela_hub.hub_cards.card import OURS, check_card, write_card
 from revela_hub.hub_cards.repository import Destination, Plan, Repository, files_of, hub_errors, names, sha256
@@ -77,7 +76,11 @@ def publish(
     checkpoint, assembly = Path(checkpoint), assembly or Assembly()
     repository, before = Repository(destination), None
     repo_id = destination.repo_id
-    with tempfile.TemporaryDirectory(prefix="revela-hub-publish-") as scratch, _disk_errors("nothing was published"):
+    remedy = "choose another --keep" if keep else ""
+    with (
+        tempfile.TemporaryDirectory(prefix="revela-hub-publish-") as scratch,
+        _disk_errors("nothing was published", remedy),
+    ):
         work = Path(keep) if keep else Path(scratch)
         if (work / "model").exists():
             raise UserError(f"{work / 'model'} is there already: choose another folder, or delete it")
@@ -237,16 +240,22 @@ def _read_back(repository: Repository, assembled: Assembled, commit: str, visibl
 
 
 @contextmanager
-def _disk_errors(state: str) -> Iterator[None]:
-    """Says that the disk is full, whoever noticed it: Python, or a copier or a writer of weights in words of its own."""
+def _disk_errors(state: str, remedy: str = "") -> Iterator[None]:
+    """Turns what a disk refuses into one line with how things stand, whoever noticed it: Python, or a library in its own words.
+
+    Args:
+        state: how things stand if the disk fails here.
+        remedy: where else to write; by default another folder for temporary files.
+    """
     try:
         yield
     except (UserError, _NotAsUploaded):
         raise
     except Exception as error:
-        words = (f"os error {errno.ENOSPC}", f"Errno {errno.ENOSPC}]")
-        if getattr(error, "errno", None) == errno.ENOSPC or any(word in str(error) for word in words):
-            raise UserError(
-                f"no space left on the disk: {state}. Free some, or set TMPDIR (now {tempfile.gettempdir()}) to a larger disk"
-            ) from error
+        numbers = [os_error(cause) for cause in causes(error)]
+        if any(number in DISK_FULL for number in numbers):
+            remedy = remedy or f"set TMPDIR (now {tempfile.gettempdir()}) to a larger disk"
+            raise UserError(f"no space left on the disk: {state}. Free some, or {remedy}") from error
+        if any(number in OS_ERRORS for number in numbers):
+            raise UserError(f"{reason(error)}; {state}") from error
         raise

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 from clean_environment import make_environment
+from huggingface_hub import HfApi
 from loopback_hub import READER, WRITER, LoopbackHub, Repository
 from peft import LoraConfig, get_peft_model
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -22,6 +25,7 @@ from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardFacts, Result, with_eos
+from revela_hub.hub_cards.repository import hub_errors
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers.revela.export import assemble_revela
 
@@ -289,6 +293,8 @@ def test_a_download_that_differs_is_reported(hub: LoopbackHub, retriever_folder:
         OSError(errno.ENOSPC, "No space left on device"),
         RuntimeError("I/O error: (os error 28)"),
         OSError([("a", "b", "[Errno 28] No space left on device")]),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        Exception("No space left on device (os error 28)"),  # of tokenizers
     ],
 )
 def test_disk_full(
@@ -301,6 +307,57 @@ def test_disk_full(
     with pytest.raises(UserError, match="no space left on the disk"):
         publish(checkpoint, Destination("org/x"))
     assert "org/x" not in hub.repositories
+
+
+def test_a_full_disk_that_was_chosen(
+    hub: LoopbackHub, checkpoint: Path, unverified: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def save_pretrained(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_pretrained)
+    with pytest.raises(UserError, match="nothing was published. Free some, or choose another --keep"):
+        publish(checkpoint, Destination("org/x"), keep=tmp_path / "kept", dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "/cache"), "/cache: permission denied; nothing was published"),
+        (OSError(errno.EIO, "Input/output error", "/m"), "/m: the disk cannot be read or written; nothing was published"),
+        (RuntimeError("CUDA error: out of memory"), "CUDA error: out of memory"),
+        (RuntimeError("dictionary changed size during iteration"), "dictionary changed size during iteration"),
+        (AttributeError("'NoneType' object has no attribute 'sha'"), "'NoneType' object has no attribute 'sha'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_connection_is_not_called_one(
+    error: Exception, said: str, hub: LoopbackHub, retriever_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model_info(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(HfApi, "model_info", model_info)
+    with pytest.raises((UserError, type(error))) as caught:
+        publish(retriever_folder, Destination("org/x"))
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        TimeoutError("timed out"),
+        socket.gaierror(-3, "Temporary failure in name resolution"),
+        OSError(errno.ENETUNREACH, "Network is unreachable"),
+        RuntimeError("Data processing error: CAS service error : Reqwest Error: error sending request"),
+    ],
+)
+def test_what_is_a_connection_is_called_one(error: Exception) -> None:
+    for cause in (None, error):
+        raised = error if cause is None else RuntimeError("Error while uploading 'model.safetensors' to the Hub.")
+        with pytest.raises(UserError, match=r"the connection to the Hub broke off .*; the state"):
+            with hub_errors("org/x", "the state"):
+                raise raised from cause
 
 
 def test_names_the_hub_would_refuse() -> None:
