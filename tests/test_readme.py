@@ -1,16 +1,19 @@
 """What the READMEs show runs as it stands, on tiny models and a few files; every command is one that the parser reads."""
 
+import ast
+import importlib
 import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from revela_hub.cli import main as cli
 from revela_hub.cli.outline import outline
-from revela_hub.cli.parser import CommandParser
+from revela_hub.cli.parser import CommandParser, build_arguments
 
 pytest.importorskip("pytrec_eval", reason="the README measures, which needs the extra eval")
 
@@ -64,31 +67,64 @@ def test_python_of_the_readme(
 
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {
-    str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
-    for page in (ROOT / "README.md", *sorted(ROOT.glob("examples/*/README.md")))
-} | {name: outline(f"revela_hub.cli.commands.{command.module}").__doc__ or "" for name, command in cli.COMMANDS.items()}
+FILES = [
+    *("README.md", "CONTRIBUTING.md", "examples/*/README.md", "examples/**/*.yaml", "examples/**/*.py"),
+    *("benchmarks/**/*.md", "benchmarks/**/*.py"),
+]
+PAGES = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for name in FILES for file in ROOT.glob(name)}
+PAGES |= {name: outline(f"revela_hub.cli.commands.{row.module}").__doc__ or "" for name, row in cli.COMMANDS.items()}
+
+
+def lines(text: str, start: str) -> Iterator[str]:
+    """The lines that begin with `start`, of code blocks, docstrings and comments, without what precedes the command."""
+    for line in re.sub(r"\\\n[# ]*", " ", text).splitlines():
+        if shown := re.match(rf"(?:# +| *)(?:[A-Z_]+=\S+ )*({start}.*)", line):
+            yield shown[1]
 
 
 def commands(text: str) -> Iterator[list[str]]:
     """The words of each command that a page shows, after `revela-hub` or `-m revela_hub`."""
-    for line in text.replace("\\\n", " ").splitlines():
-        if re.match(r" *(revela-hub|accelerate launch .*-m revela_hub) \w", line) and "COMMAND" not in line:
+    for line in lines(text, r"(?:revela-hub|accelerate launch .*-m revela_hub) [a-z]"):
+        if "COMMAND" not in line and not re.search(r" [a-z]+ \.\.\.$", line):  # options that are left out
             shown = re.split(r"revela[-_]hub ", line.partition(" < ")[0], maxsplit=1)[1]
             shown += '"' * (shown.count('"') % 2)  # a text of several lines
             yield shlex.split(re.sub(r"\$\w+", "0", shown.replace("$'", "'")), comments=True)
+
+
+def bound(words: list[str]) -> dict[str, Any] | None:
+    """What the command's own parser makes of the words; a text with spaces is a query or a prompt, and never a path."""
+    name, rest = cli._command_name(words)
+    told = outline(f"revela_hub.cli.commands.{cli.COMMANDS[name].module}")
+    values = CommandParser(told.Arguments, name, "", getattr(told, "POSITIONALS", ())).read(rest)
+    for option, value in (values or {}).items():
+        swallowed = (
+            [word for word in value if " " in word]
+            if isinstance(value, list) and all(isinstance(word, str) for word in value)
+            else []
+        )
+        assert not swallowed, f"--{option} takes {swallowed}: {shlex.join(words)}"
+    if values is not None:  # and they go together
+        command = importlib.import_module(f"revela_hub.cli.commands.{cli.COMMANDS[name].module}")
+        build_arguments(command.Arguments, dict(values), name)
+    return values
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_that_are_shown_are_read(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     shown = list(commands(PAGES[page]))
-    assert shown or page == "examples/accelerate/README.md"
+    assert shown or not re.match(r"README|examples/.*README|[a-z -]+$", page)
     for words in shown:
-        name, rest = cli._command_name(words)
-        told = outline(f"revela_hub.cli.commands.{cli.COMMANDS[name].module}")
-        values = CommandParser(told.Arguments, name, "", getattr(told, "POSITIONALS", ())).read(rest)
-        assert values is not None or "--help" in rest or name == "quickstart"
+        assert bound(words) is not None or words[0] == "quickstart"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_scripts_that_are_shown_have_these_options(page: str) -> None:
+    for line in lines(PAGES[page], r"python (?:benchmarks|examples)/"):
+        script, *words = shlex.split(line.removeprefix("python "), comments=True)
+        calls = [node for node in ast.walk(ast.parse((ROOT / script).read_bytes())) if isinstance(node, ast.Call)]
+        known = {value.value for call in calls for value in call.args if isinstance(value, ast.Constant)}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line
 
 
 def test_pairs_corpus_and_mixture_of_the_readme(
