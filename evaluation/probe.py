@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from revela_hub.data.own_folder import check_free, claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.held_out import HELD_OUT
@@ -168,9 +169,26 @@ def build_probe(
 _NO_TASK = RetrievalTask({}, {}, {}, "probe")
 
 
-def write_probe(probe: Probe, folder: str | Path) -> Path:
-    """Writes the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`."""
-    folder = write_beir(probe.task, folder)
+def check_probe_folder(folder: Path, option: str = "--output") -> None:
+    """Looks, before the work, whether a probe may be written to a folder.
+
+    Raises:
+        UserError: It holds files that are not an earlier probe's.
+    """
+    check_free(folder, option, _is_probe)
+
+
+def _is_probe(folder: Path) -> bool:
+    return {SETTINGS, HELD_OUT} <= names_in(folder) <= {SETTINGS, HELD_OUT, "corpus.jsonl", "queries.jsonl", "qrels"}
+
+
+def write_probe(probe: Probe, folder: str | Path, option: str = "--output") -> Path:
+    """Writes the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`.
+
+    Raises:
+        UserError: The folder holds files that are not an earlier probe's.
+    """
+    folder = write_beir(probe.task, claim(Path(folder), option, _is_probe))
     rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")

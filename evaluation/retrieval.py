@@ -13,6 +13,7 @@ from typing import Any, Literal
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError, install_hint
 from revela_hub.retrieval.bm25 import BM25Settings
+from revela_hub.retrieval.disk import claim_folder
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker
@@ -177,7 +178,8 @@ def ranking_run(
             cache_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="revela-hub-evaluation-"))
             only = "the only one in this folder"
             settings = replace(settings, identity=only, sparse_identity=only)
-        ranker = build_ranker(texts, settings, Path(cache_dir).expanduser(), dense=dense, sparse=sparse)
+        folder = claim_folder(Path(cache_dir).expanduser())
+        ranker = build_ranker(texts, settings, folder, dense=dense, sparse=sparse)
         return run_of(ranker, task)
 
 

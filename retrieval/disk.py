@@ -5,15 +5,25 @@ import errno
 import hashlib
 import json
 import os
+import re
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from revela_hub.data.own_folder import check_free, claim, names_in
 from revela_hub.errors import UserError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _STALE_SECONDS = 24 * 3600  # a file that a killed process left half written
+
+
+_TEMPORARY = re.compile(r".+\.[0-9a-f]{32}\.tmp")
+# What earlier versions, which did not mark folders, wrote into those of indexes and caches.
+_OURS = re.compile(
+    r"(texts|vectors|hits|bm25|exact|flat|hnsw|ivfpq)-[0-9a-f]{16,}.*|states|milvus\.db|index\.json|.*\.tmp"
+)
 
 
 def key_of(*facts: object) -> str:
@@ -38,13 +48,44 @@ def make_folder(folder: Path, option: str = "--cache-dir") -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob("*.tmp"):
+        for path in folder.glob("*.tmp"):  # only those of `whole_file`: the user may have others
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                if _TEMPORARY.fullmatch(path.name) and time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     path.unlink()
     except OSError as error:
         raise cannot_write(folder, error, option) from error
     return folder
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Looks, before the work, whether a folder may be given to `claim_folder`; nothing is left on the disk.
+
+    Raises:
+        UserError: As `claim_folder`.
+    """
+    check_free(folder, option, _was_ours)
+    try_folder(folder, option)
+
+
+def claim_folder(folder: Path, option: str = "--cache-dir") -> Path:
+    """`make_folder` for an index or a cache: marked as ours, and never one that holds files of the user.
+
+    Raises:
+        UserError: It holds other files, or cannot be made.
+    """
+    check_free(folder, option, _was_ours)
+    make_folder(folder, option)
+    try:
+        return claim(folder, option, _was_ours)
+    except OSError as error:
+        raise cannot_write(folder, error, option) from error
+
+
+def _was_ours(folder: Path) -> bool:
+    if folder.is_relative_to(default_cache_folder("")):
+        return True
+    names = names_in(folder)
+    return all(map(_OURS.fullmatch, names)) and any(name.startswith(("texts-", "vectors-")) for name in names)
 
 
 def try_folder(folder: Path, option: str) -> None:
@@ -75,8 +116,9 @@ def whole_file(path: Path, option: str = "--cache-dir") -> Iterator[IO[bytes]]:
     Raises:
         UserError: The disk is full, or the folder cannot be written to. A file that was there before is untouched.
     """
-    # Not tempfile's: that makes files which only this user may read, in what may be a team's cache.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # Not tempfile's: that makes files which only this user may read, in what may be a team's cache. Not the number of the
+    # process: threads share it, and so may the machines that write to one disk.
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("wb") as stream:
             yield stream

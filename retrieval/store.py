@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.dense import open_index
-from revela_hub.retrieval.disk import make_folder, whole_file
+from revela_hub.retrieval.disk import claim_folder, whole_file
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import RankerSettings, document_vectors
@@ -140,7 +140,7 @@ def build_store(
     Raises:
         UserError: There is no passage; the folder has the index of another model; the disk is full.
     """
-    folder = make_folder(Path(output).expanduser(), "--output")
+    folder = claim_folder(Path(output).expanduser(), "--output")
     if (folder / FACTS).is_file() and read_facts(folder).fingerprint != settings.identity:
         raise UserError(f"{folder} has the index of {read_facts(folder).model}: choose another --output, or delete it")
     passages = write(folder)

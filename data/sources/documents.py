@@ -6,8 +6,8 @@ millions of documents never sit in memory.
 Files are read in the order of their names. Not read, and counted in the report under these words: `hidden` files and
 folders (`.git`), `generated` folders (`__pycache__`, `node_modules`), `excluded` ones, `binary` files (a NUL in the first
 8 KiB, as git decides it), files that are `too large`, `unreadable` files, links to a folder that was `already read` (which
-also ends loops), and documents that are `empty`. Bytes that are not UTF-8 are read as U+FFFD: one bad byte in a file of
-text is no reason to lose the file, and the report says how many files have them.
+also ends loops), folders that are `written by revela-hub`, and documents that are `empty`. Bytes that are not UTF-8 are read
+as U+FFFD: one bad byte in a file of text is no reason to lose the file, and the report says how many files have them.
 """
 
 import glob
@@ -18,6 +18,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from revela_hub.data.own_folder import is_ours
 from revela_hub.data.sources.held_out import read_held_out, without_held_out
 from revela_hub.data.sources.report import ReadReport, skips
 from revela_hub.data.sources.rows import JSON_LINES, dataset_rows, json_lines_rows, row_documents
@@ -147,14 +148,34 @@ def source_files(source: Source, report: ReadReport) -> Iterator[Path]:
     elif path.exists():
         yield path
     else:
-        found = (Path(match) for match in sorted(glob.glob(str(path), recursive=True)))
-        yield from (file for file in found if file.is_file() and not _passed_over(file, file, source, report))
+        yield from _matches(path, source, report)
+
+
+def _matches(pattern: Path, source: Source, report: ReadReport) -> Iterator[Path]:
+    # A folder of ours that the pattern names outright is read.
+    outright = next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
+    ours: dict[Path, bool] = {outright: False}
+
+    def in_ours(folder: Path) -> bool:
+        if folder not in ours:
+            ours[folder] = in_ours(folder.parent) or is_ours(folder)
+        return ours[folder]
+
+    for file in map(Path, sorted(glob.glob(str(pattern), recursive=True))):
+        if not file.is_file() or _passed_over(file, file, source, report):
+            continue
+        if in_ours(file.parent):
+            report.skipped["written by revela-hub"] += 1
+        else:
+            yield file
 
 
 def _passed_over(path: Path, relative: Path, source: Source, report: ReadReport) -> bool:
     if path.name.startswith("."):
         reason = "hidden"
-    elif path.name in GENERATED_FOLDERS and path.is_dir():
+    elif is_ours(path):
+        reason = "written by revela-hub"
+    elif path.name in GENERATED_FOLDERS and os.path.isdir(path):
         reason = "generated"
     elif any(fnmatch(path.name, pattern) or fnmatch(relative.as_posix(), pattern) for pattern in source.exclude):
         reason = "excluded"
@@ -179,9 +200,10 @@ def _walk(folder: Path, root: Path, source: Source, report: ReadReport, seen: se
         path = folder / name
         if _passed_over(path, path.relative_to(root), source, report):
             continue
-        if path.is_dir():
+        # os.path: Path.is_dir raises where the folder may be listed, but not entered.
+        if os.path.isdir(path):
             yield from _walk(path, root, source, report, seen)
-        elif path.is_file():
+        elif os.path.isfile(path):
             yield path
         else:  # a link to nowhere, a socket
             report.skipped["unreadable"] += 1

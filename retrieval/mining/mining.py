@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25
-from revela_hub.retrieval.disk import key_of, make_folder, whole_file
+from revela_hub.retrieval.disk import claim_folder, key_of, make_folder, whole_file
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.mining.negatives import MiningReport, MiningSettings, choose_negatives
 from revela_hub.retrieval.mining.pairs import NumberedPairs, number_pairs
@@ -143,7 +143,7 @@ def mine(
         UserError: As for `mine_negatives`; that no negatives are left is raised by the rows.
         ValueError: The ranker is an encoder and has no identity.
     """
-    folder = make_folder(Path(folder).expanduser())
+    folder = claim_folder(Path(folder).expanduser())
     report = MiningReport(dropped=settings.fewer == "drop")
     numbered = number_pairs(pairs, corpus, folder, report)
     if ranker == "bm25" or ranker is BM25:

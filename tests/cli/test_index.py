@@ -83,3 +83,36 @@ def minimal_change(tmp_path: Path, retriever_folder: Path) -> Path:
     tensors[name] = tensors[name] + 0.1
     save_file(tensors, path, metadata={"format": "pt"})
     return folder
+
+
+def test_the_output_stays_apart_from_files_of_the_user(
+    corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def message(*words: str) -> str:
+        assert main(list(words)) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    notes = Path("texts/notes.jsonl")
+    notes.parent.mkdir()
+    Path("notes.jsonl").rename(notes)
+    full = Path("full")
+    full.mkdir()
+    (full / "precious.txt").write_text("mine")
+    model = str(retriever_folder)
+    for command in ("index", "encode"):
+        common = [command, model, "--device", "cpu", "--passages"]
+        assert "full holds files that revela-hub did not write" in message(*common, str(notes), "--output", "full")
+        assert "texts/index lies in the data" in message(*common, "texts", "--output", "texts/index")
+    probe = ["probe", "texts", "--output"]
+    assert "full holds files that revela-hub did not write" in message(*probe, "full")
+    assert "texts/probe lies in the data" in message(*probe, "texts/probe")
+    search = ["search", model, "rivers", "--corpus", "texts", "--device", "cpu", "--cache-dir"]
+    assert "--cache-dir full holds files" in message(*search, "full")
+    mine = ["mine", model, "--pairs", "pairs.jsonl", "--output", "mined.jsonl", "--cache-dir"]
+    assert "--cache-dir full holds files" in message(*mine, "full")
+    assert sorted(map(str, Path().rglob("*"))) == ["full", "full/precious.txt", "texts", "texts/notes.jsonl"]
+    # A cache among the texts is not read by the next search.
+    assert main([*search, "texts/cache", "--json"]) == 0
+    first = capsys.readouterr().out
+    assert main([*search, "texts/cache", "--json"]) == 0
+    assert capsys.readouterr().out == first

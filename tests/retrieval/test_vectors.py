@@ -11,6 +11,7 @@ import pytest
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval import TextList, vectors
+from revela_hub.retrieval.disk import whole_file
 from revela_hub.retrieval.vectors import VectorStore
 
 DIMENSION = 8
@@ -177,13 +178,22 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_half_written_is_removed_when_old(tmp_path: Path) -> None:
     folder = VectorStore(tmp_path, "model@1").folder
-    fresh, old = folder / "a.1.tmp", folder / "b.2.tmp"
-    fresh.write_bytes(b"half")
-    old.write_bytes(b"half")
-    os.utime(old, (0, 0))
+    fresh, old, of_the_user = folder / f"a.{'0' * 32}.tmp", folder / f"b.{'1' * 32}.tmp", folder / "notes.tmp"
+    for path in (fresh, old, of_the_user):
+        path.write_bytes(b"half")
+    for path in (old, of_the_user):
+        os.utime(path, (0, 0))
     VectorStore(tmp_path, "model@1")
     assert fresh.exists()
     assert not old.exists()
+    assert of_the_user.exists()
+
+
+def test_two_writers_of_one_file_in_one_process_do_not_mix(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "index") as first, whole_file(tmp_path / "index") as second:
+        first.write(b"first")
+        second.write(b"second")
+    assert (tmp_path / "index").read_bytes() == b"first"  # which was left last
 
 
 def test_two_processes_may_fill_one_store(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -12,6 +10,7 @@ from peft import LoraConfig
 from torch import nn
 from transformers import IntervalStrategy, TrainingArguments
 
+from revela_hub.data.own_folder import check_apart
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
@@ -144,22 +143,6 @@ class TextArguments:
         if output := getattr(self, "output_dir", None):  # of a command, which has a run's arguments besides
             check_apart(sources, Path(output))
         return sources
-
-
-def check_apart(sources: Iterable[Source], output: Path) -> None:
-    """What a run writes must not be what the next one reads.
-
-    Raises:
-        UserError: the output folder lies in one of the sources.
-    """
-    for source in sources:
-        folder = Path(source.path).expanduser()
-        if source.is_dataset or not folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
-            continue
-        parts = output.resolve().relative_to(folder.resolve()).parts
-        if not any(fnmatch(part, pattern) for part in parts for pattern in source.exclude):
-            remedy = f", or leave it out: --exclude {parts[0]}" if parts else ""
-            raise UserError(f"--output_dir {output} lies in the data, {folder}: give another one{remedy}")
 
 
 @dataclass

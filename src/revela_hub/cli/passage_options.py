@@ -44,6 +44,21 @@ class Loaded(NamedTuple):
     write: "Callable[[Path], Passages]"
 
 
+def check_output(options: PassageOptions) -> None:
+    """Looks, before the work, whether the output stays apart from the user's files.
+
+    Raises:
+        UserError: It is one of the passages' folders, lies in one, or holds files that this program did not write.
+    """
+    from revela_hub.data.own_folder import check_apart
+    from revela_hub.data.sources.source import parse_sources
+    from revela_hub.retrieval.disk import check_folder
+
+    output = Path(options.output).expanduser()
+    check_apart(parse_sources(options.passages), output, "--output")
+    check_folder(output, "--output")
+
+
 def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvus_uri: str | None = None) -> Loaded:
     """Loads the model.
 

@@ -60,7 +60,12 @@ def test_a_query_stands_for_its_span_and_the_span_for_the_query(
     tmp_path: Path, documents: str, wordpiece_tokenizer: BertTokenizerFast
 ) -> None:
     rows = build_contexts(
-        [documents], wordpiece_tokenizer, contexts=["query"], queries=Echo(), max_length=26, cache_dir=tmp_path
+        [documents],
+        wordpiece_tokenizer,
+        contexts=["query"],
+        queries=Echo(),
+        max_length=26,
+        cache_dir=tmp_path / "cache",
     )
     passages, queries = rows.filter(lambda row: row["expert"] == 1), rows.filter(lambda row: row["expert"] == 0)
     assert passages["input_ids"] == queries["context_ids"] and passages["context_ids"] == queries["input_ids"]
@@ -68,12 +73,12 @@ def test_a_query_stands_for_its_span_and_the_span_for_the_query(
         passage = text(wordpiece_tokenizer, row["context_ids"])
         assert passage.startswith(text(wordpiece_tokenizer, row["input_ids"]))
     assert rows["row"] == list(range(len(rows)))
-    both = build_contexts([documents], wordpiece_tokenizer, queries=Echo(), max_length=26, cache_dir=tmp_path)
+    both = build_contexts([documents], wordpiece_tokenizer, queries=Echo(), max_length=26, cache_dir=tmp_path / "cache")
     assert len(both) > 2 * len(passages)
 
 
 def test_what_cannot_be_is_told(tmp_path: Path, documents: str, wordpiece_tokenizer: BertTokenizerFast) -> None:
-    build = {"tokenizer": wordpiece_tokenizer, "cache_dir": tmp_path, "max_length": 26}
+    build = {"tokenizer": wordpiece_tokenizer, "cache_dir": tmp_path / "cache", "max_length": 26}
     with pytest.raises(UserError, match="contexts must be one or more of neighbour, overlap, query, got next"):
         build_contexts([documents], contexts=["next"], **build)
     with pytest.raises(UserError, match="contexts with query need something that writes the queries"):

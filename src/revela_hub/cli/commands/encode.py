@@ -16,7 +16,7 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from revela_hub.cli.passage_options import PassageOptions, load_passage_encoder
+from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
 from revela_hub.cli.processes import run_in_processes
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveInt, check_ranges
@@ -49,17 +49,18 @@ class Arguments(PassageOptions):
 
 def run(arguments: Arguments) -> None:
     """Encodes the shard's passages that have no vector yet."""
-    from revela_hub.retrieval.disk import make_folder
+    from revela_hub.retrieval.disk import claim_folder
     from revela_hub.retrieval.ranking import document_vectors
     from revela_hub.retrieval.texts import Rows
 
     if arguments.shard >= arguments.num_shards:
         raise UserError(f"--shard {arguments.shard}: the shards are 0 to {arguments.num_shards - 1}")
-    folder = make_folder(Path(arguments.output).expanduser(), "--output")
+    check_output(arguments)
     if arguments.num_processes > 1:
         run_in_processes(__name__, parts_of(arguments))
         return
     loaded = load_passage_encoder(arguments)
+    folder = claim_folder(Path(arguments.output).expanduser(), "--output")
     texts = loaded.write(folder).texts
     # Whole blocks, not every n-th: what stands together in the corpus is read together later.
     start, stop = (len(texts) * (arguments.shard + end) // arguments.num_shards for end in (0, 1))

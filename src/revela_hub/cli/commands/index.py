@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from revela_hub.cli.output import note, shows_progress
-from revela_hub.cli.passage_options import PassageOptions, load_passage_encoder
+from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
 from revela_hub.errors import UserError
 
 POSITIONALS = ("model",)
@@ -49,6 +49,7 @@ def run(arguments: Arguments) -> None:
 
     if arguments.states != "none" and not is_imprag(arguments.model):
         raise UserError(f"--states is for ImpRAG models, and {arguments.model} is not one")
+    check_output(arguments)
     loaded = load_passage_encoder(arguments, index=arguments.index_type, milvus_uri=arguments.milvus_uri)
     if arguments.states != "none":
         from revela_hub.trainers.imprag.stored_states import check_states, store_index_states

@@ -98,17 +98,18 @@ class Arguments(RankerOptions):
 
 def run(arguments: Arguments) -> None:
     """Writes the output and prints what was mined."""
-    from revela_hub.retrieval.disk import default_cache_folder, make_folder
+    from revela_hub.retrieval.disk import check_folder, default_cache_folder, make_folder
     from revela_hub.retrieval.mining.mining import mine
 
     settings = _settings(arguments)
     output = Path(arguments.output).expanduser()
     _check_output(arguments, output)
     check_used(arguments, [arguments.mode])
+    folder = Path(arguments.cache_dir or default_cache_folder("mining")).expanduser()
+    check_folder(folder, "--cache-dir")
     make_folder(output.parent, "--output")
     pairs, corpus = _input(arguments)
     models = load_models(arguments, arguments.model, arguments.mode)
-    folder = Path(arguments.cache_dir or default_cache_folder("mining")).expanduser()
     mined = mine(pairs, corpus, models.dense, settings, models.settings, folder=folder, sparse=models.sparse)
     _write(mined.rows, output)
     print(mined.report)
@@ -120,9 +121,10 @@ def _check_output(arguments: Arguments, output: Path) -> None:
         raise UserError(f"{output} is there already; choose another --output, or replace it with --overwrite")
     for option, source in (("--pairs", arguments.pairs), ("--corpus", arguments.corpus), ("--beir", arguments.beir)):
         path = Path(source or "").expanduser().resolve()
-        if source and not source.startswith("hf:") and (output.resolve() == path or path in output.resolve().parents):
-            if output.exists() or output.resolve() == path:
-                raise UserError(f"--output {output} is what {option} reads: it would be replaced; choose another")
+        if source and not source.startswith("hf:") and output.resolve().is_relative_to(path):
+            task = (path / "queries.jsonl").exists() or (path / "queries.jsonl.gz").exists()
+            if output.exists() or not task:  # of a BEIR folder nothing else is read than its own three files
+                raise UserError(f"--output {output} is among the files that {option} reads: choose another")
 
 
 def _settings(arguments: Arguments) -> "MiningSettings":

@@ -72,15 +72,15 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Makes the probe, says what it is and shows five of its queries."""
+    from revela_hub.data.own_folder import check_apart
     from revela_hub.data.sources.report import ReadReport
-    from revela_hub.evaluation.probe import SETTINGS, ProbeSettings, build_probe, write_probe
+    from revela_hub.data.sources.source import parse_sources
+    from revela_hub.evaluation.probe import ProbeSettings, build_probe, check_probe_folder, write_probe
     from revela_hub.retrieval.disk import try_folder
 
     output = Path(arguments.output).expanduser()
-    if output.is_dir() and any(output.iterdir()) and not (output / SETTINGS).is_file():
-        raise UserError(
-            f"--output {output} holds other files than a probe's, which could be replaced: give a new folder"
-        )
+    check_apart(parse_sources(arguments.data), output, "--output")
+    check_probe_folder(output)
     try_folder(output, "--output")
     if arguments.kind not in ("auto", "text", "code"):
         raise UserError(f"--kind is {arguments.kind!r}; it must be auto, text or code")

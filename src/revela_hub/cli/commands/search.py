@@ -107,6 +107,7 @@ def _read(arguments: Arguments, folder: Path) -> "Passages":
 
 def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) -> "tuple[Ranker, Passages]":
     from revela_hub.retrieval import PassageStore, build_ranker, default_cache_folder
+    from revela_hub.retrieval.disk import claim_folder
     from revela_hub.retrieval.ranking import VectorRanker
     from revela_hub.retrieval.store import adopt
 
@@ -118,6 +119,8 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
         passages, folder, settings = store.passages, store.folder, adopt(settings, store.facts)
     elif "dense" not in settings.used and "sparse" not in settings.used:
         folder = temporary  # bm25 is counted anew from the files as they are
+    else:
+        claim_folder(folder)
     ranker = build_ranker(passages.texts, settings, folder, dense=models.dense, sparse=models.sparse)
     vectors = [part.vectors for part in getattr(ranker, "parts", [ranker]) if isinstance(part, VectorRanker)]
     reused = f", {vectors[0].reused:,} of them from the cache" if vectors else ""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.cli.output import command_line
-from revela_hub.trainers.common.arguments import check_apart
+from revela_hub.data.own_folder import check_apart
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
 from revela_hub.trainers.imprag.checkpoint import load_imprag

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.cli.output import command_line
+from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
 from revela_hub.trainers.baselines.retriever import LanguageModel, load_reader, load_retriever
-from revela_hub.trainers.common.arguments import check_apart
 from revela_hub.trainers.common.prompts import tokenize_prompts
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from revela_hub.cli.output import command_line
+from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.pasted import RAITTrainer
 from revela_hub.trainers.baselines.retriever import load_reader
-from revela_hub.trainers.common.arguments import check_apart
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
 
