@@ -332,6 +332,15 @@ class ModelFacts:
         """Whether it is loaded with sentence-transformers."""
         return self.pooling is not None
 
+    def loading_code(self, name: str) -> str:
+        """Return the Python expression that loads the model by its folder or Hub id; its class is the caller's to import."""
+        trust = ", trust_remote_code=True" if self.remote_code else ""
+        kind = f"{self.loader}({{}})"
+        if not self.is_encoder:
+            causal = self.architecture.endswith("ForCausalLM")
+            kind = "AutoModelForCausalLM.from_pretrained({})" if causal else "AutoModel.from_pretrained({})"
+        return kind.format(json.dumps(name, ensure_ascii=False) + trust)
+
     @property
     def servers(self) -> list[str]:
         """The servers that take the folder as it is."""

@@ -39,6 +39,7 @@ def run(arguments: Arguments) -> None:
     import torch
 
     from revela_hub.checkpoints import METHODS, export_checkpoint
+    from revela_hub.hub_cards.facts import describe
     from revela_hub.retrieval.disk import try_folder
 
     try_folder(Path(arguments.output), "--output")
@@ -46,9 +47,7 @@ def run(arguments: Arguments) -> None:
     output = export_checkpoint(
         arguments.checkpoint, arguments.output, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype
     )
-    loaders = {"sparse": "SparseEncoder({})", "model": "AutoModel.from_pretrained({}, trust_remote_code=True)"}
-    for name in dict.fromkeys(name for method in METHODS.values() for name in method.folders):
-        if (output / name).is_dir():
-            print(f"{name}: " + loaders.get(name, "SentenceTransformer({})").format(f'"{output / name}"'))
-    if arguments.lm:
-        print(f'language model: AutoModelForCausalLM.from_pretrained("{output / "lm"}")')
+    folders = dict.fromkeys(name for method in METHODS.values() for name in method.folders)
+    for name in [*folders, *(["lm"] if arguments.lm else [])]:
+        if (folder := output / name).is_dir():
+            print(f"{'language model' if name == 'lm' else name}: {describe(folder).loading_code(str(folder))}")

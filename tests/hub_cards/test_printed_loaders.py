@@ -1,0 +1,94 @@
+"""What `export` prints and what cards show loads the model, in a process that has never heard of this package."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from transformers import BertForMaskedLM
+
+from revela_hub.cli import main as cli
+from revela_hub.hub_cards import ModelCardFacts, with_eos, write_card
+from revela_hub.hub_cards.nvembed import export_nvembed
+from revela_hub.modeling import (
+    CoTMoTEForPreTraining,
+    ImpRAGForCausalLM,
+    NVEmbedModel,
+    RetroMAEForPreTraining,
+    RevelaForCausalLM,
+)
+
+READER = """
+import json, sys, traceback
+sys.modules["revela_hub"] = None
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from transformers import AutoModel, AutoModelForCausalLM
+failed = []
+for code in json.load(open(sys.argv[1])):
+    try:
+        exec(code, dict(globals()))
+    except Exception:
+        failed.append(code + "\\n" + traceback.format_exc())
+print(*failed, sep="\\n")
+sys.exit(len(failed))
+"""
+
+
+def revela(folder: Path, given: SimpleNamespace) -> None:
+    model = RevelaForCausalLM.from_backbones(type(given.llama.model)(given.llama.config), given.llama, group_size=2)
+    model.save_pretrained(folder)
+    with_eos(given.bpe).save_pretrained(folder / "retriever_tokenizer")
+    given.bpe.save_pretrained(folder / "lm_tokenizer")
+
+
+def retromae(folder: Path, given: SimpleNamespace) -> None:
+    RetroMAEForPreTraining.from_encoder(BertForMaskedLM(given.bert.config)).save_pretrained(folder)
+    given.wordpiece.save_pretrained(folder)
+
+
+def nvembed(folder: Path, given: SimpleNamespace) -> None:
+    model = NVEmbedModel.from_backbone(given.llama, num_latents=4, num_heads=2)
+    export_nvembed(model, given.bpe, folder / "embedder", max_length=32, prompts={})
+
+
+def cot_mote(folder: Path, given: SimpleNamespace) -> None:
+    CoTMoTEForPreTraining.from_backbone(BertForMaskedLM(given.bert.config), max_seq_length=32).save_pretrained(folder)
+    given.wordpiece.save_pretrained(folder)
+
+
+def imprag(folder: Path, given: SimpleNamespace) -> None:
+    ImpRAGForCausalLM.from_backbone(given.llama, b=0, t=1, k=2, l_max=32).save_pretrained(folder)
+    given.bpe.save_pretrained(folder)
+
+
+METHODS: tuple[Callable[[Path, SimpleNamespace], None], ...] = (revela, retromae, nvembed, cot_mote, imprag)
+
+
+def test_what_is_printed_loads_in_a_clean_process(
+    tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixtures = {"llama": "tiny_llama", "bert": "tiny_bert", "bpe": "bpe_tokenizer", "wordpiece": "wordpiece_tokenizer"}
+    given = SimpleNamespace(**{name: request.getfixturevalue(fixture) for name, fixture in fixtures.items()})
+    codes, loaders = [], []
+    for make in METHODS:
+        checkpoint, output = tmp_path / make.__name__, tmp_path / f"{make.__name__}'s models"
+        make(checkpoint, given)
+        capsys.readouterr()
+        more = ["--lm"] if make is revela else []
+        assert cli.main(["export", str(checkpoint), "--output", str(output), *more]) == 0
+        printed = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
+        loaders += printed
+        codes += printed
+        for folder in sorted(path for path in output.iterdir() if path.is_dir()):
+            card = write_card(folder, ModelCardFacts(method=make.__name__), repo_id=str(folder)).read_text()
+            codes += re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(loaders) == 8
+    assert len(codes) == 2 * len(loaders)
+    (tmp_path / "codes.json").write_text(json.dumps(codes))
+    command = [sys.executable, "-c", READER, str(tmp_path / "codes.json")]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
