@@ -58,7 +58,7 @@ def evaluate_retrieval(
     task: RetrievalTask,
     batch_size: int = 32,
     *,
-    similarity: Literal["cosine", "dot"] | str = "cosine",
+    similarity: Literal["cosine", "dot"] | str | None = None,
     show_progress_bar: bool = False,
 ) -> RetrievalScores:
     """Encodes the task's queries and documents, searches exactly, and scores the result.
@@ -67,11 +67,11 @@ def evaluate_retrieval(
         encoder: A SentenceTransformer, or anything like `Encoder`.
         task: What to search, and what should be found.
         batch_size: Texts per forward pass.
-        similarity: "cosine" (what sentence-transformers assumes of a model that does not say) or "dot".
+        similarity: "cosine" or "dot"; None: the encoder's own (`retrieval.encoder.similarity_of`).
         show_progress_bar: Whether to show progress bars on standard error.
 
     Raises:
-        UserError: pytrec_eval is not installed, or the vectors are not numbers.
+        UserError: The vectors are not numbers, or the encoder compares them by a distance.
     """
     run = retrieval_run(encoder, task, batch_size, similarity=similarity, show_progress_bar=show_progress_bar)
     return score_run(run, task)
@@ -82,7 +82,7 @@ def retrieval_run(
     task: RetrievalTask,
     batch_size: int = 32,
     *,
-    similarity: Literal["cosine", "dot"] | str = "cosine",
+    similarity: Literal["cosine", "dot"] | str | None = None,
     show_progress_bar: bool = False,
 ) -> Run:
     """The hits that `evaluate_retrieval` scores; see there."""
@@ -114,7 +114,7 @@ def evaluate_hybrid(
     *,
     fusion: str = "minmax",
     weights: tuple[float, float] | None = None,
-    similarity: Literal["cosine", "dot"] | str = "cosine",
+    similarity: Literal["cosine", "dot"] | str | None = None,
     show_progress_bar: bool = False,
 ) -> RetrievalScores:
     """The scores of an encoder together with BM25.

@@ -25,6 +25,7 @@ class Encoder(Protocol):
     """Anything with the two methods by which sentence-transformers encodes for retrieval; SentenceTransformer is one.
 
     Both take a list of N texts, and the keywords `batch_size` and `show_progress_bar`, and return an array (N, d).
+    How two vectors are compared is its attribute `similarity_fn_name` (`similarity_of`).
     """
 
     def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> Any:
@@ -200,16 +201,19 @@ def as_vectors(encoded: Any, count: int, *, normalize: bool) -> NDArray[np.float
     return vectors
 
 
-def similarity_of(model: "SentenceTransformer", name: str) -> str:
-    """The similarity a sentence-transformers model was made for: "cosine" or "dot".
+def similarity_of(encoder: Any, name: str = "the encoder") -> str:
+    """Return how an encoder's vectors are compared, "cosine" or "dot": its `similarity_fn_name`.
+
+    An encoder without one is compared by cosine, as sentence-transformers assumes of a model that does not say.
 
     Raises:
-        UserError: It is another one (a distance), which neither search nor evaluation here offers.
+        UserError: It is another one (a distance), which neither search nor evaluation nor training here offers.
     """
-    similarity = model.similarity_fn_name
+    found = getattr(encoder, "similarity_fn_name", None) or "cosine"
+    similarity = str(getattr(found, "value", found))  # an enumeration of sentence-transformers, or its word
     if similarity not in ("cosine", "dot"):
         raise UserError(f"{name} compares by {similarity} distance; only cosine and dot product are supported")
-    return str(similarity)
+    return similarity
 
 
 def _load(kind: Any, name: str, device: str | None, trust_remote_code: bool, max_seq_length: int | None) -> Any:

@@ -12,7 +12,7 @@ from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.dense import IndexKind, VectorIndex, open_index
 from revela_hub.retrieval.disk import key_of
-from revela_hub.retrieval.encoder import Encoder, as_vectors
+from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.hybrid import Fusion, Hybrid
 from revela_hub.retrieval.ranker import Ranker
@@ -40,7 +40,7 @@ class RankerSettings:
         depth: Of a hybrid: how many hits of each part are joined.
         identity: What identifies the model in a cache folder (`encoder.model_identity`).
         sparse_identity: The same for the sparse model.
-        similarity: Of vectors: "cosine" or "dot".
+        similarity: Of vectors: "cosine" or "dot"; None: the encoder's own (`encoder.similarity_of`).
         query_prompt: Goes before every query, instead of the model's own prompt for queries.
         document_prompt: Goes before every text, instead of the model's own prompt for documents.
         batch_size: Texts per forward pass.
@@ -61,7 +61,7 @@ class RankerSettings:
     depth: int = 100
     identity: str = ""
     sparse_identity: str = ""
-    similarity: Literal["cosine", "dot"] | str = "cosine"
+    similarity: Literal["cosine", "dot"] | str | None = None
     query_prompt: str | None = None
     document_prompt: str | None = None
     batch_size: int = 32
@@ -77,7 +77,7 @@ class RankerSettings:
     def __post_init__(self) -> None:
         """Raises ValueError or UserError for what there is not."""
         for name, choices in (("similarity", ("cosine", "dot")), ("dtype", ("float32", "float16"))):
-            if getattr(self, name) not in choices:
+            if getattr(self, name) not in (*choices, *((None,) if name == "similarity" else ())):
                 raise ValueError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
         if self.milvus_uri is not None and self.index != "milvus":
             raise UserError(f"a Milvus server is for the index milvus, not {self.index}: give that, or leave it out")
@@ -90,6 +90,14 @@ class RankerSettings:
             len(set(self.parts)) != len(self.parts) or len(self.parts) < 2 or not set(self.parts) <= set(get_args(Part))
         ):
             raise UserError(f"a hybrid has two or three of {', '.join(get_args(Part))}, not {' '.join(self.parts)}")
+
+    def compared_by(self, encoder: Any) -> str:
+        """Return the similarity of the vectors of this encoder: the one that is set, or the encoder's own.
+
+        Raises:
+            UserError: The encoder compares by a distance.
+        """
+        return self.similarity or similarity_of(encoder)
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -143,6 +151,7 @@ def document_vectors(
     Raises:
         UserError: Vectors that are no numbers; a full disk.
     """
+    normalize = settings.compared_by(encoder) == "cosine"  # before the long work, not after it
     store = VectorStore(
         folder, f"{settings.identity} document {settings.document_prompt!r}", dtype=settings.dtype, option=option
     )
@@ -158,7 +167,7 @@ def document_vectors(
         ),
         "Encoding passages" if settings.show_progress_bar else None,
     )
-    return store.vectors(texts, normalize=settings.similarity == "cosine")
+    return store.vectors(texts, normalize=normalize)
 
 
 class VectorRanker:
@@ -187,7 +196,7 @@ class VectorRanker:
         vectors_QD = encode_texts(
             self._encoder, list(queries), "query", batch_size=settings.batch_size, prompt=settings.query_prompt
         )
-        return as_vectors(vectors_QD, len(queries), normalize=settings.similarity == "cosine")
+        return as_vectors(vectors_QD, len(queries), normalize=settings.compared_by(self._encoder) == "cosine")
 
     def search(self, queries: NDArray[np.float32], k: int) -> Hits:
         """See `Ranker`."""

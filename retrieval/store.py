@@ -153,7 +153,7 @@ def build_store(
         texts=passages.texts.fingerprint,
         passages=len(passages),
         dimension=vectors.dimension,
-        similarity=settings.similarity,
+        similarity=settings.compared_by(encoder),
         dtype=settings.dtype,
         index=settings.index,
         document_prompt=settings.document_prompt,

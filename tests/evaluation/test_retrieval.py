@@ -19,6 +19,7 @@ class Table:
     def __init__(self, queries: dict[str, list[float]], documents: dict[str, list[float]]) -> None:
         self.queries, self.documents = queries, documents
         self.calls: list[tuple[int, int, bool]] = []
+        self.similarity_fn_name: str | None = None
 
     def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
         return np.array([self.queries[text] for text in inputs])
@@ -81,6 +82,21 @@ def test_search_is_exact(similarity: str) -> None:
     for metric, values in scores.per_query.items():
         assert values == pytest.approx(expected.per_query[metric])
         assert np.mean(list(values.values())) == pytest.approx(getattr(scores, metric))
+
+
+def test_an_encoder_says_how_its_vectors_are_compared() -> None:
+    """By cosine the shorter vector is the better one, by dot product the longer one."""
+    encoder = Table({"x": [1.0, 0.0]}, {"right": [5.0, 5.0], "wrong": [1.0, 0.0]})
+    task = RetrievalTask({"a": "right", "b": "wrong"}, {"q": "x"}, {"q": {"a": 1}}, "lengths")
+    assert evaluate_retrieval(encoder, task).mrr_at_10 == 0.5  # one that does not say: cosine
+    for name, expected in (("dot", 1.0), ("cosine", 0.5)):
+        encoder.similarity_fn_name = name
+        assert evaluate_retrieval(encoder, task).mrr_at_10 == expected
+        assert evaluate_hybrid(encoder, task, weights=(1.0, 0.0)).mrr_at_10 == expected
+    assert evaluate_retrieval(encoder, task, similarity="dot").mrr_at_10 == 1.0  # what is asked for goes first
+    encoder.similarity_fn_name = "euclidean"
+    with pytest.raises(UserError, match="compares by euclidean distance"):
+        evaluate_retrieval(encoder, task)
 
 
 def test_equal_scores_rank_by_descending_id() -> None:

@@ -8,8 +8,8 @@ is k_i and the last `queue_size` keys of earlier batches, made by an encoder who
 
 Views. Independent cropping: two runs of words, each of a random length and place; inverse cloze: a run of words, and the
 text without it. Of both, words are left out at random. Unlike the official code, which crops token ids, runs are of words,
-so that texts are tokenised as they will be; vectors are those of the model, normalised where it normalises. Instead of random views
-the two texts of a pair can be given (`trainers.baselines.text_pairs`).
+so that texts are tokenised as they will be; q . k is the similarity that the model is published with, so of unit vectors
+where that is the cosine. Instead of random views the two texts of a pair can be given (`trainers.baselines.text_pairs`).
 """
 
 import copy
@@ -28,6 +28,7 @@ from torch.nn import functional as F  # noqa: N812 (as everywhere)
 from revela_hub.data.text.chunks import UNSPACED_CHARACTER
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
+from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines.retriever import RetrieverTrainer, first_row_of_process
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.epochs import NewEpoch
@@ -161,6 +162,7 @@ class Contriever(nn.Module):
         super().__init__()
         self.retriever = retriever
         self.temperature, self.momentum, self.queue_size = temperature, momentum, queue_size
+        self.cosine = similarity_of(retriever, "the retriever") == "cosine"
         self.key_encoder: Any = None
         if queue_size:
             self.key_encoder = copy.deepcopy(retriever).requires_grad_(False)
@@ -222,11 +224,10 @@ class Contriever(nn.Module):
         self.place = (self.place + len(key_BD)) % self.queue_size
         self.filled = (self.filled + len(key_BD)).clamp(max=self.queue_size)
 
-    @staticmethod
-    def _embed(model: Any, batch: dict[str, Tensor], prefix: str) -> Tensor:
+    def _embed(self, model: Any, batch: dict[str, Tensor], prefix: str) -> Tensor:
         features = {name.removeprefix(prefix): value for name, value in batch.items() if name.startswith(prefix)}
         vectors: Tensor = model(features)["sentence_embedding"]
-        return vectors
+        return F.normalize(vectors, dim=-1) if self.cosine else vectors
 
 
 class ContrieverTrainer(RetrieverTrainer):

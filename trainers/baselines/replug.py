@@ -2,9 +2,10 @@ r"""REPLUG LSR: a frozen language model says which texts help (Shi et al. 2023, 
 
 For chunk i of a group and every other chunk j, with L_ij the mean log-likelihood of the tokens of D_i after D_j:
 
-    Q_i = softmax_{j != i}( L_ij / t_lm )        P_i = softmax_{j != i}( cos(e_i, e_j) / t_retriever )
+    Q_i = softmax_{j != i}( L_ij / t_lm )        P_i = softmax_{j != i}( sim(e_i, e_j) / t_retriever )
     loss = mean_i KL(Q_i || P_i)
 
+sim is the retriever's own: the cosine, or the dot product of a model that was made for it.
 As the baseline of Revela's paper, both temperatures 0.001, on its groups: candidates are the group's other chunks, and no
 index is searched. KL as there (Q's mass has to be covered); the mean over tokens, not their sum, so that long chunks are not
 sharper than short ones.
@@ -23,6 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveFloat, PositiveInt
+from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines.retriever import RetrieverTrainer
 from revela_hub.trainers.common.arguments import RunArguments
 
@@ -37,7 +39,7 @@ class ReplugTrainingArguments(RunArguments):
     warmup_steps: float = field(
         default=0.1, metadata={"help": "Linear warm-up: steps, or below 1 the share of all steps."}
     )
-    temperature: PositiveFloat = field(default=1e-3, metadata={"help": "Cosines are divided by it."})
+    temperature: PositiveFloat = field(default=1e-3, metadata={"help": "Similarities are divided by it."})
     lm_temperature: PositiveFloat = field(
         default=1e-3, metadata={"help": "The mean log-likelihoods of a token are divided by it."}
     )
@@ -107,6 +109,7 @@ class Replug(nn.Module):
         self.lm: Any = lm.requires_grad_(False).eval()
         self.temperature, self.lm_temperature, self.lm_batch_size = temperature, lm_temperature, lm_batch_size
         self.begin = begin or []
+        self.cosine = similarity_of(retriever, "the retriever") == "cosine"
 
     def train(self, mode: bool = True) -> "Replug":
         """Of the retriever alone: the language model's dropout stays off."""
@@ -126,17 +129,16 @@ class Replug(nn.Module):
         vector_ND = self.retriever(features)["sentence_embedding"]
         groups, size = present.shape
         with torch.autocast(vector_ND.device.type, enabled=False):
-            vector_GBD = F.normalize(vector_ND.to(torch.promote_types(vector_ND.dtype, torch.float32)), dim=-1).view(
-                groups, size, -1
-            )
-            cosine_GBB = vector_GBD @ vector_GBD.transpose(1, 2)
-            likelihood_GBB = self.likelihoods(lm_input_ids, lm_attention_mask, present).to(cosine_GBB.dtype)
+            wide_ND = vector_ND.to(torch.promote_types(vector_ND.dtype, torch.float32))
+            vector_GBD = (F.normalize(wide_ND, dim=-1) if self.cosine else wide_ND).view(groups, size, -1)
+            similarity_GBB = vector_GBD @ vector_GBD.transpose(1, 2)
+            likelihood_GBB = self.likelihoods(lm_input_ids, lm_attention_mask, present).to(similarity_GBB.dtype)
             other_GBB = (
                 ~torch.eye(size, dtype=torch.bool, device=present.device) & present[:, None] & present[:, :, None]
             )
             read_GB = other_GBB.any(-1)
-            masked = torch.finfo(cosine_GBB.dtype).min
-            log_p = (cosine_GBB / self.temperature).masked_fill(~other_GBB, masked).log_softmax(-1)
+            masked = torch.finfo(similarity_GBB.dtype).min
+            log_p = (similarity_GBB / self.temperature).masked_fill(~other_GBB, masked).log_softmax(-1)
             log_q = (likelihood_GBB / self.lm_temperature).masked_fill(~other_GBB, masked).log_softmax(-1)
             divergence_GBB = torch.where(other_GBB, log_q.exp() * (log_q - log_p), 0.0)
             loss = divergence_GBB.sum() / read_GB.sum().clamp(min=1)

@@ -19,7 +19,7 @@ from revela_hub.hub_cards import write_card
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.card import CARD_FACTS
 from revela_hub.modeling.imprag_model import check_backbone
-from revela_hub.retrieval.encoder import learnt_positions
+from revela_hub.retrieval.encoder import learnt_positions, similarity_of
 from revela_hub.trainers.common.roles import is_encoder, refuse_fused
 from revela_hub.trainers.common.run import Run
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -37,7 +37,7 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
         trust_remote_code: for models whose code lies in their repository.
 
     Raises:
-        UserError: it cannot be loaded, or has fewer positions than `max_length`.
+        UserError: it cannot be loaded, compares by a distance, or has fewer positions than `max_length`.
     """
     refuse_missing_folder(name, "the retriever")
     refuse_fused(name)
@@ -60,6 +60,7 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
         raise
     except Exception as error:  # remote code raises anything
         raise UserError(f"cannot load the retriever {name!r}: {_reason(error, name, trust_remote_code)}") from error
+    similarity_of(model, f"the retriever {name}")  # what is trained and measured is a cosine or a dot product
     if max_length is not None:
         if max_length > (positions := learnt_positions(model) or max_length):
             raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")

@@ -363,7 +363,7 @@ class Measured(TrainerCallback):
 
 
 class EncoderInTraining:
-    """A retriever in the middle of its training, as an `Encoder`.
+    """A retriever in the middle of its training, as an `Encoder`, whose vectors are trained to be compared by cosine.
 
     Args:
         model: its mode (training or not) is put back after encoding.
@@ -372,6 +372,8 @@ class EncoderInTraining:
         prompts: what goes before a `query` and a `document`.
         max_length: tokens of a text at most, as it is published.
     """
+
+    similarity_fn_name = "cosine"  # of what in-batch attention and RetroMAE's export compare
 
     def __init__(
         self,

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class ImpRAGEncoder:
     """An ImpRAG model as an encoder of texts: prompts are queries, passages documents; compared by dot product."""
 
+    similarity_fn_name = "dot"
+
     def __init__(self, model: ImpRAGModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.device = model.device

@@ -203,6 +203,7 @@ class _EncoderInTraining:
 
     def __init__(self, model: SentenceTransformer, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
         self.model, self.autocast = model, autocast
+        self.similarity_fn_name = model.similarity_fn_name
 
     def encode_query(self, texts: list[str], **kwargs: Any) -> Any:
         """(n, d) vectors of queries."""

@@ -1,21 +1,14 @@
 """Which encoder makes a model's vectors: sentence-transformers', or an ImpRAG decoder itself."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from revela_hub.errors import UserError
 
 
-class DenseEncoder(NamedTuple):
-    """An encoder, and how its vectors are compared: "cosine" or "dot"."""
-
-    encoder: Any
-    similarity: str
-
-
 def load_dense(
     model: str, *, device: str | None, trust_remote_code: bool, max_seq_length: int | None, prompt: str | None = None
-) -> DenseEncoder:
-    """Loads it.
+) -> Any:  # noqa: ANN401 (an `Encoder` with its device)
+    """Loads it; how its vectors are compared is its `similarity_fn_name`.
 
     Args:
         model: a sentence-transformers or ImpRAG model: folder or Hub id.
@@ -25,7 +18,7 @@ def load_dense(
         prompt: one that the user gave in place of the model's own.
 
     Raises:
-        UserError: it cannot be loaded, or an option is not for it.
+        UserError: it cannot be loaded or compares by a distance, or an option is not for it.
     """
     from revela_hub.retrieval.encoder import load_encoder, similarity_of
     from revela_hub.trainers.imprag.answering import load_imprag_encoder
@@ -36,6 +29,7 @@ def load_dense(
             raise UserError(
                 "an ImpRAG model reads texts as they are, passages up to its own l_max tokens: no such option"
             )
-        return DenseEncoder(load_imprag_encoder(model, device), "dot")
+        return load_imprag_encoder(model, device)
     encoder = load_encoder(model, device=device, trust_remote_code=trust_remote_code, max_seq_length=max_seq_length)
-    return DenseEncoder(encoder, similarity_of(encoder, model))
+    similarity_of(encoder, model)  # here, where the message can name the model
+    return encoder

@@ -73,7 +73,7 @@ def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvu
         raise UserError("bm25 has no vectors: it needs no index of them (revela-hub search bm25 --corpus ...)")
     report = ReadReport()
     documents = read_documents(options.passages, report=report)  # a wrong path should not cost the loading of a model
-    encoder, similarity = load_dense(
+    encoder = load_dense(
         options.model,
         device=options.device,
         trust_remote_code=options.trust_remote_code,
@@ -82,7 +82,6 @@ def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvu
     )
     settings = RankerSettings(
         identity=model_identity(options.model, options.max_seq_length),
-        similarity=similarity,
         document_prompt=options.document_prompt,
         batch_size=options.batch_size,
         dtype=options.dtype,

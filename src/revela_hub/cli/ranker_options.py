@@ -134,10 +134,9 @@ def load_models(options: RankerOptions, model: str, mode: str | None) -> Models:
     found: dict[str, Any] = {}
     if "dense" in settings.used:
         prompt = settings.query_prompt or settings.document_prompt
-        dense, similarity = load_dense(model, **loading, prompt=prompt)
+        dense = load_dense(model, **loading, prompt=prompt)
         found |= {
             "identity": model_identity(model, options.max_seq_length),
-            "similarity": similarity,
             "device": dense.device,
         }
     if "sparse" in settings.used:

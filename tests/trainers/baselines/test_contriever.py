@@ -13,6 +13,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.trainers.baselines.contriever import (
     Contriever,
@@ -168,6 +169,31 @@ def test_it_learns_and_what_it_exports_is_what_was_trained(retriever_folder: Pat
     run.retriever.eval()
     expected = run.retriever.encode_query(["a river"], convert_to_tensor=True)
     torch.testing.assert_close(loaded.encode_query(["a river"], convert_to_tensor=True), expected)
+
+
+def test_a_model_for_dot_products_is_trained_and_measured_by_them(retriever_folder: Path, tmp_path: Path) -> None:
+    made = SentenceTransformer(str(retriever_folder), device="cpu")
+    made = SentenceTransformer(modules=[made[0], made[1]], similarity_fn_name="dot", device="cpu")
+    made.save_pretrained(str(tmp_path / "dot"))
+    # Twice as long a vector, the same direction: only the dot product tells it from the query's own text.
+    run = trainer(tmp_path / "run", tmp_path / "dot")
+    run.retrieval_task = RetrievalTask({"a": "river", "b": "the sea"}, {"q": "river"}, {"q": {"a": 1}}, "lengths")
+    encode, long = run.retriever.encode_document, {"the sea": 9.0}
+    run.retriever.encode_document = lambda texts, **options: (
+        encode(texts, **options) * [[long.get(text, 1.0)] for text in texts]
+    )
+    assert run.evaluate()["eval_mrr_at_10"] == 0.5
+    run.retriever.similarity_fn_name = "cosine"
+    assert run.evaluate()["eval_mrr_at_10"] == 1.0
+    views = run.data_collator([passages()[0], passages()[1]])
+    dot = Contriever(load_retriever(str(tmp_path / "dot")).eval(), temperature=1.0)
+    query, key = (dot._embed(dot.retriever, views, prefix) for prefix in ("query_", "key_"))
+    expected = torch.nn.functional.cross_entropy(query @ key.T, torch.arange(2))
+    assert float(dot(**views)["loss"]) == pytest.approx(float(expected)) and float(query.detach().norm()) > 2
+    made.similarity_fn_name = "euclidean"
+    made.save_pretrained(str(tmp_path / "distance"))
+    with pytest.raises(UserError, match="compares by euclidean distance"):
+        load_retriever(str(tmp_path / "distance"))
 
 
 def test_options_that_do_not_work(tmp_path: Path, retriever_folder: Path) -> None:

@@ -179,13 +179,14 @@ def _draw(training: "train_revela.Arguments", models: Path, output: Path) -> Non
 
 
 def _similarities(folder: Path, texts: list[str], temperature: float) -> NDArray[np.float32]:
-    """(B, B) softmax over the cosines of a group's chunks, as the training sees them."""
+    """(B, B) softmax over the similarities of a group's chunks, as the training sees them."""
     import torch
 
     from revela_hub.retrieval.encoder import load_encoder
 
-    vectors = load_encoder(str(folder), device="cpu").encode_document(texts, convert_to_tensor=True).float()
-    scores = (vectors @ vectors.T / temperature).fill_diagonal_(-torch.inf)
+    model = load_encoder(str(folder), device="cpu")
+    vectors = model.encode_document(texts, convert_to_tensor=True).float()
+    scores = (model.similarity(vectors, vectors) / temperature).fill_diagonal_(-torch.inf)
     similarities: NDArray[np.float32] = scores.softmax(-1).numpy()
     return similarities
 
