@@ -26,11 +26,13 @@ class Record:
     """What `run.json` holds.
 
     Attributes:
-        settings: of the run, those that change what is learnt.
+        settings: of the run, those that affect its result.
         changes: a list of what was changed when the run was resumed: `{"step": 20, "learning_rate": [before, after]}`.
         written: when, in seconds since 1970.
         files: the size of every file of the checkpoint, in bytes.
         finished: whether this is the record of a run that has ended, and not of a checkpoint.
+        places: how the settings have folders and files of this machine: `content`, by their name and a digest, or `name`, as
+            records had them before.
     """
 
     settings: dict[str, Any]
@@ -38,6 +40,7 @@ class Record:
     written: float = 0.0
     files: dict[str, int] = field(default_factory=dict)
     finished: bool = False
+    places: str = "name"
 
     @classmethod
     def read(cls, folder: Path) -> "Record | None":
@@ -53,6 +56,7 @@ class Record:
         if not self.finished:
             self.files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
         self.written = time.time()
+        self.places = "content"
         beside = folder / f"{RECORD}.part"
         beside.write_text(json.dumps(self.__dict__, indent=1) + "\n", encoding="utf-8")
         os.replace(beside, folder / RECORD)

@@ -9,10 +9,10 @@ import yaml
 
 from revela_hub.hub_cards.facts import ModelCardFacts
 from revela_hub.trainers.common.checkpoints import Record
-from revela_hub.trainers.common.settings import LENGTH, plain, run_settings
+from revela_hub.trainers.common.settings import LENGTH, NO_EFFECT, plain, shown
 
-# Settings that a reader asks for although nothing is learnt from them.
-ALSO_TOLD = ("query_instruction", "export_max_length", "mini_batch_size", "mini_batch_num_tokens")
+# Settings that a reader asks for although they do not affect the result.
+ALSO_TOLD = ("mini_batch_size", "mini_batch_num_tokens")
 
 
 def facts_of_run(
@@ -38,8 +38,9 @@ def facts_of_run(
         entry.name: entry.default if entry.default_factory is MISSING else entry.default_factory()
         for entry in fields(arguments)
     }
-    told = run_settings(arguments) | {name: plain(getattr(arguments, name)) for name in ALSO_TOLD if name in defaults}
-    kept = {name: told[name] for name in told if name not in ("data", *models) and told[name] != plain(defaults[name])}
+    told = [name for name in defaults if name not in NO_EFFECT or name in ALSO_TOLD]
+    values = {name: plain(getattr(arguments, name)) for name in told if name not in ("data", *models)}
+    kept = {name: shown(name, value) for name, value in values.items() if value != plain(defaults[name])}
     started = {name: getattr(arguments, name) for name in models}
     names = {name: Path(value).name if Path(value).exists() else value for name, value in started.items()}
     datasets = {source.removeprefix("hf:").split(":")[0] for source in sources if source.startswith("hf:")}

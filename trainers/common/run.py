@@ -44,12 +44,14 @@ class Run:
 
     Attributes:
         arguments: of the run.
+        settings: those of them that affect the result, as they were given.
         checkpoint: what it goes on from; None from the beginning.
         nothing_to_do: whether it has ended already, or has no updates to make: the caller returns.
         outcome: what it was worth, where that was measured.
     """
 
     arguments: RunArguments
+    settings: dict[str, Any]
     checkpoint: str | None = None
     nothing_to_do: bool = False
     outcome: Outcome | None = None
@@ -101,7 +103,7 @@ class Run:
             training_curve(trainer.state.log_history, self.output / TRAINING_CURVE)
             if self.outcome is not None:
                 self.outcome.write(self.output / OUTCOME)
-            Record(run_settings(self.arguments), finished=True).write(self.output)
+            Record(self.settings, finished=True).write(self.output)
         if self.outcome is not None and self.arguments.should_log:
             said = [self.outcome.table(), self.outcome.sentence(), self.outcome.advice()]
             sys.stdout.write("\n" + "".join(f"{text}\n" for text in said if text))
@@ -136,23 +138,24 @@ def open_run(arguments: RunArguments) -> Iterator[Run]:
 
 
 def _opened(arguments: RunArguments, output: Path) -> Run:
+    run = Run(arguments, run_settings(arguments))
     if arguments.max_steps == 0 or (arguments.max_steps < 0 and arguments.num_train_epochs == 0):
         arguments.say("there is nothing to train: --max_steps or --num_train_epochs is 0")
-        return Run(arguments, nothing_to_do=True)
+        return replace(run, nothing_to_do=True)
     if not arguments.resume_from_checkpoint:
         _begin_anew(arguments, output)
-        return Run(arguments)
+        return run
     checkpoint, passed = checkpoint_to_resume(arguments.resume_from_checkpoint, output)
     for line in passed:
         arguments.say(f"passed over {line}")
     if checkpoint is None:
         arguments.say(f"there is no complete checkpoint in {output}: the run starts from the beginning")
-        return Run(arguments)
-    if reason := _has_ended(arguments, output, checkpoint):
+        return run
+    if reason := _has_ended(arguments, run.settings, output, checkpoint):
         arguments.say(f"nothing to do: {reason}")
-        return Run(arguments, nothing_to_do=True)
+        return replace(run, nothing_to_do=True)
     arguments.say(f"resuming from {checkpoint}")
-    return Run(arguments, str(checkpoint))
+    return replace(run, checkpoint=str(checkpoint))
 
 
 def _begin_anew(arguments: RunArguments, output: Path) -> None:
@@ -172,7 +175,7 @@ def _begin_anew(arguments: RunArguments, output: Path) -> None:
         shutil.rmtree(output / INCOMPLETE, ignore_errors=True)
 
 
-def _has_ended(arguments: RunArguments, output: Path, checkpoint: Path) -> str | None:
+def _has_ended(arguments: RunArguments, now: dict[str, Any], output: Path, checkpoint: Path) -> str | None:
     """Why a run that is to be resumed is at its end already, exports and all."""
     step = step_of(checkpoint)
     if 0 < arguments.max_steps < step:
@@ -180,8 +183,7 @@ def _has_ended(arguments: RunArguments, output: Path, checkpoint: Path) -> str |
     ended = Record.read(output)
     if ended is None or not ended.finished:
         return None
-    now = run_settings(arguments)
     same_length = all(ended.settings.get(name) == now[name] for name in LENGTH)
-    if same_length and not changes(ended.settings, now):
+    if same_length and not changes(ended.settings, now, by_name=ended.places == "name"):
         return f"the run in {output} has ended, at update {step}"
     return None

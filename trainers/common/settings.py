@@ -1,10 +1,10 @@
-"""The settings of a run: which of them change what is learnt, and how two runs differ in them."""
+"""The settings of a run: which of them affect its result, and how two runs differ in them."""
 
 import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -13,48 +13,113 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-# Fields that change what is printed, stored or measured, or how fast it goes, and not what is learnt; those of which a
-# name begins with one of these words, and the rest by their names.
-NOT_LEARNT_FROM = (
-    "log",
-    "save",
-    "eval",
-    "hub",
-    "dataloader",
-    "report",
-    "push",
-    "skip",
-    "include",
-    "torch_empty",
-    "ddp",
-    "probe",
-    "keep_worse",
-    "held_out",
-)
-NOT_LEARNT = {
+# Arguments that do not affect the result, by their exact names: what is printed, stored, sent or how fast it goes. Every other
+# one is compared when a run is resumed, those that a later transformers adds among them.
+NO_EFFECT = {
     *("output_dir", "overwrite", "allow_changes", "quiet", "resume_from_checkpoint", "cache_dir", "trust_remote_code"),
-    *("disable_tqdm", "run_name", "project", "trackio_space_id", "do_train", "do_eval", "do_predict", "debug"),
-    *("prediction_loss_only", "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "push_to_hub"),
-    *("bf16_full_eval", "fp16_full_eval", "batch_eval_metrics", "local_rank", "length_column_name", "always_save"),
-    *("gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing", "torch_compile"),
-    *("activation_checkpointing_kwargs", "torch_compile_backend", "torch_compile_mode", "use_cpu", "tf32"),
-    *("fsdp", "fsdp_config", "deepspeed", "accelerator_config", "parallelism_config", "distributed_state"),
-    *("enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "use_liger_kernel", "liger_kernel_config"),
-    *("mini_batch_size", "mini_batch_num_tokens", "attn_implementation", "export_max_length", "query_instruction"),
-    *("ignore_data_skip", "average_tokens_across_devices", "deepspeed_plugin", "milvus_uri", "router_mapping"),
+    # said and reported
+    *("logging_strategy", "logging_steps", "logging_first_step", "logging_dir", "logging_nan_inf_filter", "log_level"),
+    *("log_level_replica", "log_on_each_node", "disable_tqdm", "report_to", "run_name", "project", "trackio_space_id"),
+    *("trackio_bucket_id", "trackio_static_space_id", "include_num_input_tokens_seen", "include_tokens_per_second"),
+    *("include_for_metrics", "skip_memory_metrics", "debug", "prediction_loss_only", "batch_eval_metrics"),
+    # stored and sent
+    *("save_strategy", "save_steps", "save_total_limit", "save_only_model", "save_on_each_node", "always_save"),
+    *("enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "push_to_hub", "hub_model_id", "hub_token"),
+    *("hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
+    # how fast, in how much memory, on what
+    *("gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing", "activation_offloading"),
+    *("activation_checkpointing_kwargs", "torch_compile", "torch_compile_backend", "torch_compile_mode", "use_cpu"),
+    *("use_liger_kernel", "liger_kernel_config", "attn_implementation", "torch_empty_cache_steps", "local_rank"),
+    *("fsdp", "fsdp_config", "parallelism_config", "distributed_state", "deepspeed_plugin", "dataset_num_proc"),
+    *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"),
+    *("dataloader_multiprocessing_context", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_static_graph"),
+    *("ddp_backend", "ddp_timeout", "per_device_eval_batch_size", "eval_accumulation_steps", "eval_use_gather_object"),
+    *("eval_do_concat_batches", "eval_on_start", "do_train", "do_eval", "do_predict", "milvus_uri"),
+    *("mini_batch_size", "mini_batch_num_tokens", "lm_batch_size", "likelihood_batch_size", "likelihood_block_size"),
+    *("encode_batch_size",),
+    # follow from others: a probe's place from the probe, the experts' columns from the data
+    *("held_out", "router_mapping"),
 }
+# Arguments whose value may be a place on this machine, and the words that are none.
+PLACES = {
+    *("data", "passages", "text", "pairs", "mixture", "eval_corpus", "probe", "pseudo_labels", "query_generator"),
+    *("retriever", "lm", "encoder", "query_encoder", "backbone", "reader", "deepspeed"),
+}
+WORDS = {"auto", "none", "bm25", "extractive"}
+# Arguments that name data of which a checkpoint's record has the rows' digest.
+OF_THE_ROWS = {"data", "text", "pairs", "mixture"}
 NOT_THE_FORM = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache", "auto_map"}
 # How long the run goes on: a run may be made longer.
 LENGTH = {"max_steps", "num_train_epochs"}
 
+WHOLE = 256 * 2**20
+"""Bytes of a file up to which all of it is in a digest; of a larger one blocks at equal distances."""
+BLOCKS, BLOCK = 1024, 2**16
+_HASH = " (sha256 "
+
 
 def run_settings(arguments: Any) -> dict[str, Any]:
-    """The fields of a run's arguments that change what is learnt, as JSON holds them; folders by their last name alone."""
+    """Return the fields of a run's arguments that affect its result, as JSON holds them, and places by their content."""
     return {
-        entry.name: plain(getattr(arguments, entry.name))
+        entry.name: _identified(entry.name, getattr(arguments, entry.name))
         for entry in fields(arguments)
-        if entry.name not in NOT_LEARNT and not entry.name.startswith(NOT_LEARNT_FROM)
+        if entry.name not in NO_EFFECT
     }
+
+
+def shown(name: str, value: Any) -> Any:
+    """Return an argument's value as a card shows it: what is a place on this machine by its last name alone."""
+    return _map_places(name, plain(value), lambda path: path.expanduser().resolve().name)
+
+
+def _identified(name: str, value: Any) -> Any:
+    """Return an argument's value for comparison: what is a place on this machine by its last name and a digest."""
+    return _map_places(name, plain(value), _identity)
+
+
+def _map_places(name: str, value: Any, of: Any) -> Any:
+    if isinstance(value, list):
+        return [_map_places(name, item, of) for item in value]
+    if isinstance(value, dict):
+        return {key: _map_places(name if key == "path" else "", item, of) for key, item in value.items()}
+    if not isinstance(value, str) or not value or value in WORDS:
+        return value
+    kind = "lm:" if value.startswith("lm:") else ""  # of a pseudo-query generator
+    path = Path(value.removeprefix(kind))
+    named = name in PLACES or path.is_absolute()  # any other word is a word, whatever lies in the working folder
+    return kind + of(path) if named and os.path.exists(path.expanduser()) else value
+
+
+def _identity(path: Path) -> str:
+    """Return the last name of a place, with a digest of its content: the same after a move; of the place if it is empty."""
+    place = path.expanduser().resolve()
+    files = [place] if place.is_file() else sorted(file for file in place.rglob("*") if _counts(file, place))
+    digest = hashlib.sha256(b"" if files else str(place).encode())
+    for file in files:
+        digest.update(f"{file.relative_to(place).as_posix()} {file.stat().st_size}\n".encode())
+        _update(digest, file)
+    return f"{place.name}{_HASH}{digest.hexdigest()[:12]})"
+
+
+def _counts(file: Path, folder: Path) -> bool:
+    """Whether a file is content: not hidden, nor a folder's description."""
+    return (
+        file.is_file()
+        and file.name not in ("README.md", "LICENSE")
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
+
+
+def _update(digest: Any, file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        if size <= WHOLE:
+            while block := stream.read(2**20):
+                digest.update(block)
+            return
+        for number in range(BLOCKS):
+            stream.seek(number * (size - BLOCK) // (BLOCKS - 1))
+            digest.update(stream.read(BLOCK))
 
 
 def model_settings(config: PreTrainedConfig) -> dict[str, Any]:
@@ -70,9 +135,29 @@ def model_settings(config: PreTrainedConfig) -> dict[str, Any]:
     return dict(leaves(config.to_dict(), ""))
 
 
-def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What both say and say differently: the name, and both values."""
-    return {name: (before[name], now[name]) for name in before if name in now and before[name] != now[name]}
+def changes(before: dict[str, Any], now: dict[str, Any], *, by_name: bool = False) -> dict[str, tuple[Any, Any]]:
+    """Return what both say and say differently: the name, and both values.
+
+    Args:
+        before: settings of a record.
+        now: those of the run.
+        by_name: whether the record, an older version's, has places by their last name alone.
+    """
+    return {
+        name: (before[name], now[name])
+        for name in before
+        if name in now
+        and name not in NO_EFFECT
+        and before[name] != (_without_digests(now[name]) if by_name else now[name])
+    }
+
+
+def _without_digests(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_digests(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_digests(item) for key, item in value.items()}
+    return value.partition(_HASH)[0] if isinstance(value, str) else value
 
 
 def sample_rows(dataset: Any, number: int) -> list[dict[str, Any]]:
@@ -103,17 +188,15 @@ def frozen_digest(model: nn.Module) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON holds it; what exists on this machine by its name alone."""
+    """Return a value as JSON holds it; of a dataclass what differs from its defaults, None if nothing does."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, str):
-        kind = "lm:" if value.startswith("lm:") else ""
-        path = value.removeprefix(
-            kind
-        )  # of what is here the name alone: nothing of this machine, the same after a move
-        return kind + Path(path).resolve().name if path and os.path.exists(path) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {entry.name: getattr(value, entry.name) for entry in fields(value) if hasattr(value, entry.name)}
+        defaults = {entry.name: entry.default for entry in fields(value)}
+        return {name: plain(of) for name, of in own.items() if of != defaults[name]} or None
     return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__

@@ -41,6 +41,7 @@ from revela_hub.trainers.common.progress import Progress, count
 from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.common.settings import (
     LENGTH,
+    OF_THE_ROWS,
     changes,
     frozen_digest,
     model_settings,
@@ -217,11 +218,12 @@ class MethodTrainer(Publishing, Trainer):
             super()._run_epoch(*args, **kwargs)
 
     def settings(self) -> dict[str, Any]:
-        """What the run learns from: a checkpoint is not resumed with other ones."""
+        """What affects the run's result: a checkpoint is not resumed with other ones."""
         assert self.model is not None
         settings = run_settings(self.args) | {"processes": self.args.world_size}
         settings |= {"train_dataset": rows_digest(self.train_dataset), "frozen_weights": frozen_digest(self.model)}
-        settings.pop("data", None)  # its place may change; its rows are in the digest
+        for name in OF_THE_ROWS:
+            settings.pop(name, None)  # their place may change; their rows are in the digest
         return model_settings(self.trained_config()) | settings
 
     def trained_config(self) -> PreTrainedConfig:
@@ -236,7 +238,7 @@ class MethodTrainer(Publishing, Trainer):
         before = Record.read(checkpoint)
         assert before is not None  # or it would be missing
         self.record.changes = before.changes
-        changed = changes(before.settings, self.record.settings)
+        changed = changes(before.settings, self.record.settings, by_name=before.places == "name")
         if not changed:
             return
         listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))

@@ -1,0 +1,108 @@
+"""Which arguments are compared when a run is resumed, and how places on this machine are."""
+
+import json
+import shutil
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from revela_hub.cli.commands.train_contriever import Arguments
+from revela_hub.trainers.common.checkpoints import Record
+from revela_hub.trainers.common.facts import facts_of_run
+from revela_hub.trainers.common.settings import NO_EFFECT, changes, run_settings
+
+
+def arguments(folder: Path, **options: Any) -> Arguments:
+    given = {"retriever": "owner/name", "output_dir": str(folder / "out"), "report_to": [], "use_cpu": True}
+    return Arguments(**(given | options))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("dataloader_drop_last", True), ("ignore_data_skip", True), ("average_tokens_across_devices", False)),
+        *(("eval_corpus", "owner/corpus"), ("eval_split", "dev"), ("eval_steps", 0.5), ("keep_worse", True)),
+        *(("probe_queries", 30), ("probe", "none"), ("accelerator_config", {"split_batches": True})),
+        *(("ddp_broadcast_buffers", True), ("auto_find_batch_size", True), ("deepspeed", None)),
+    ],
+)
+def test_what_affects_the_result_is_compared(tmp_path: Path, name: str, value: object) -> None:
+    before, now = (run_settings(arguments(tmp_path, **options)) for options in ({}, {name: value}))
+    assert name in before
+    assert (name in changes(before, now)) == (value is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("dataloader_num_workers", 2), ("save_steps", 3), ("logging_steps", 7), ("report_to", "none")),
+        *(("cache_dir", "elsewhere"), ("hub_token", "secret"), ("save_total_limit", 2), ("run_name", "again")),
+    ],
+)
+def test_what_does_not_is_not_compared_nor_kept(tmp_path: Path, name: str, value: object) -> None:
+    settings = run_settings(arguments(tmp_path, **{name: value}))
+    assert not changes(run_settings(arguments(tmp_path)), settings)
+    assert name not in settings and "secret" not in json.dumps(settings)
+
+
+def test_no_name_stands_for_those_that_begin_with_it() -> None:
+    names = {entry.name for entry in fields(Arguments)}
+    assert {"eval_delay", "dataloader_in_order", "label_names"} <= names - NO_EFFECT
+
+
+def test_places_are_compared_by_what_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place, content in (("a/model", "one"), ("b/model", "two"), ("c/model", "one"), ("empty/model", "")):
+        Path(place).mkdir(parents=True)
+        if content:
+            Path(place, "model.safetensors").write_text(content)
+    found = {place: run_settings(arguments(tmp_path, retriever=f"{place}/model"))["retriever"] for place in "abc"}
+    assert found["a"] == found["c"] != found["b"]  # moved, but the same
+    Path("empty2/model").mkdir(parents=True)
+    empty = [run_settings(arguments(tmp_path, retriever=f"{place}/model")) for place in ("empty", "empty2")]
+    assert changes(*empty)
+    assert str(tmp_path) not in json.dumps([found, *empty])
+    # A word stays a word, whatever lies in the working folder.
+    Path("test").mkdir()
+    assert run_settings(arguments(tmp_path))["eval_split"] == "test"
+
+
+def test_a_card_names_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a/beir").mkdir(parents=True)
+    given = arguments(tmp_path, eval_corpus=str(tmp_path / "a" / "beir"), deepspeed=None, language="de")
+    config = facts_of_run(given, method="contriever", models=("retriever",), summary="", sources=()).config
+    assert str(tmp_path) not in config
+    assert yaml.safe_load(config) | {"eval_corpus": "beir", "language": "de"} == yaml.safe_load(config)
+    assert "accelerator_config" not in config and "output_dir" not in config
+
+
+def test_a_record_of_before_has_names_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a/model").mkdir(parents=True)
+    Path("a/model/config.json").write_text("{}")
+    now = run_settings(arguments(tmp_path, retriever="a/model"))
+    old = Record({"retriever": "model", "seed": 42, "dataloader": 1, "quiet": True, "logging_steps": 3})
+    (tmp_path / "run.json").write_text(json.dumps({k: v for k, v in old.__dict__.items() if k != "places"}))
+    read = Record.read(tmp_path)
+    assert read is not None and read.places == "name"
+    assert not changes(read.settings, now, by_name=True)
+    assert set(changes(read.settings | {"seed": 7, "retriever": "other"}, now, by_name=True)) == {"seed", "retriever"}
+    replace(old, settings=now).write(tmp_path)
+    again = Record.read(tmp_path)
+    assert again is not None and again.places == "content" and not changes(again.settings, now)
+
+
+def test_a_changed_file_is_another_place(tmp_path: Path) -> None:
+    folder = tmp_path / "beir"
+    folder.mkdir()
+    (folder / "corpus.jsonl").write_text("one")
+    before = run_settings(arguments(tmp_path, eval_corpus=str(folder)))
+    shutil.move(folder, tmp_path / "moved")
+    shutil.move(tmp_path / "moved", folder)
+    assert run_settings(arguments(tmp_path, eval_corpus=str(folder))) == before
+    (folder / "corpus.jsonl").write_text("two")
+    assert "eval_corpus" in changes(before, run_settings(arguments(tmp_path, eval_corpus=str(folder))))
