@@ -72,7 +72,9 @@ def cached_rows(
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise UserError(f"no room to write {folder}: make some, or give another cache_dir") from error
+                raise UserError(
+                    f"no room to write {folder}: make some", cache_dir="or give another --cache_dir"
+                ) from error
             raise
     return dataset, entry["counts"]
 
@@ -142,7 +144,7 @@ def cache_folder(cache_dir: str | Path | None) -> Path:
         claim(folder, "cache_dir", lambda folder: not cache_dir or all(map(_ENTRY.fullmatch, names_in(folder))))
     except OSError as error:
         raise UserError(
-            f"cannot write to the cache folder {folder}: {error.strerror}; give another cache_dir"
+            f"cannot write to the cache folder {folder}: {error.strerror}", cache_dir="give another --cache_dir"
         ) from error
     return folder
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from revela_hub.data.own_folder import check_free, claim, names_in
 from revela_hub.errors import UserError
@@ -120,23 +121,47 @@ def whole_file(path: Path, option: str = "--cache-dir") -> Iterator[IO[bytes]]:
     # process: threads share it, and so may the machines that write to one disk.
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("wb") as stream:
-            yield stream
+        with io.BufferedWriter(_Output(temporary, option)) as stream:
+            yield stream  # an OSError in here is of what is read meanwhile, not of this file
             stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise cannot_write(path.parent, error, option) from error
+            with _writing(path.parent, option):
+                os.fsync(stream.fileno())
+        with _writing(path.parent, option):
+            temporary.replace(path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
+class _Output(io.FileIO):
+    """A file whose errors say that it cannot be written."""
+
+    def __init__(self, path: Path, option: str) -> None:
+        self._place = path.parent, option
+        with _writing(*self._place):
+            super().__init__(path, "wb")
+
+    def write(self, block: Any) -> int:
+        with _writing(*self._place):
+            return super().write(block)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path, option: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(folder, error, option) from error
+
+
 def cannot_write(folder: Path, error: OSError, option: str) -> UserError:
     """The mistake that an error of the operating system means."""
+    name = option.strip("-").replace("-", "_")
     if error.errno in DISK_FULL:
         return UserError(
-            f"the disk is full at {folder}; what was computed before is kept: make room, or move it and name its new "
-            f"place with {option}, and run again to continue"
+            f"the disk is full at {folder}: make room and run the command again, what was computed before is kept",
+            **{name: f"or move the folder, and give its new place with {option}"},
         )
-    return UserError(f"cannot write to {folder}: {error.strerror or error}; choose another place with {option}")
+    return UserError(
+        f"cannot write to {folder}: {error.strerror or error}", **{name: f"choose another place with {option}"}
+    )

@@ -83,8 +83,9 @@ def load_sparse_encoder(
         if any(isinstance(module, (SpladePooling, SparseAutoEncoder)) for module in model.modules()):
             return model
     raise UserError(
-        f"{name} gives no weights of terms: mode sparse needs a SparseEncoder; give one with --sparse-model, or use "
-        f"--mode dense or hybrid"
+        f"{name} gives no weights of terms: mode sparse needs a SparseEncoder",
+        sparse_model="give one with --sparse-model",
+        mode="or use --mode dense or hybrid",
     )
 
 
@@ -241,7 +242,8 @@ def _load(kind: Any, name: str, device: str | None, trust_remote_code: bool, max
     except Exception as error:  # tokenizers raises plain Exceptions, remote code anything
         if "trust_remote_code" in str(error) and not trust_remote_code:
             raise UserError(
-                f"{name} comes with code of its own: read it, then pass --trust-remote-code if you trust it"
+                f"{name} comes with code of its own",
+                trust_remote_code="read it, then pass --trust-remote-code if you trust it",
             ) from error
         raise UserError(f"cannot load the model {name}: {reason(error, name)}") from error
     if max_seq_length is not None:

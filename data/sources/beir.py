@@ -122,7 +122,7 @@ def _find_qrels(folder: Path, split: str) -> Path:
             return path
     if splits := beir_splits(folder):
         raise UserError(
-            f"no split {split!r} in {folder / 'qrels'}; there is: {', '.join(splits)} (choose with --split)"
+            f"no split {split!r} in {folder / 'qrels'}; there is: {', '.join(splits)}", split="choose with --split"
         )
     raise UserError(f"no qrels/{split}.tsv in {folder}: a BEIR folder keeps its judgements there")
 

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 # What an error number of the operating system means to a user.
@@ -28,13 +28,42 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")
 
 
+# How libraries say that memory could not be had: too little of it, or sizes beyond all memory.
+_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|unable to allocate|bad_alloc"
+    r"|malloc of size|size calculation overflowed|array is too big|maximum allowed dimension exceeded|capacity overflow"
+    r"|too large to convert to C",
+    re.IGNORECASE,
+)
+_AMOUNT = re.compile(r"(?:allocate|malloc of size):? ([\d.]+) ?(bytes|[KMGTPE]?i?B)?", re.IGNORECASE)
+
+
 class UserError(Exception):
     """A mistake in what the user gave: a path, an option, a file's content, a model that does not fit.
 
     The message is one line for the person who typed the command. It names the file, the line number where there is
     one, and the remedy. The command line prints it without a traceback and exits with status 2; code that calls the
     package catches it like any exception.
+
+    What an option can do about it is given by the option's name, since the same code runs in several commands: only the
+    remedies whose options the command has are printed.
+
+    >>> error = UserError("no split 'x' in qrels; there is: test", split="choose with --split")
+    >>> str(error)
+    "no split 'x' in qrels; there is: test; choose with --split"
+    >>> error.line({"corpus", "top_k"})
+    "no split 'x' in qrels; there is: test"
     """
+
+    def __init__(self, message: str = "", /, **remedies: str) -> None:
+        super().__init__("; ".join([message, *remedies.values()]))
+        self.message = message
+        self.remedies = remedies
+
+    def line(self, options: Container[str]) -> str:
+        """Return the message for a command with these options (names of fields, as `batch_size`), in one line."""
+        shown = [self.message, *(words for name, words in self.remedies.items() if name in options)]
+        return " ".join("; ".join(shown).split())
 
 
 def first_line(error: BaseException) -> str:
@@ -49,6 +78,24 @@ def os_error(error: BaseException) -> int | None:
     if found := _OS_ERROR.search(str(error)):
         return int(found.group(1) or found.group(2))
     return None
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Return in one line that memory could not be had, and how much; None where an error means something else.
+
+    >>> out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 400000000000 bytes."))
+    'out of memory: 372.5 GiB could not be allocated'
+    """
+    kinds = (MemoryError, RuntimeError, ValueError, OverflowError, OSError)
+    if not isinstance(error, kinds) or not (isinstance(error, MemoryError) or _MEMORY.search(str(error))):
+        return None
+    shortage = "out of memory on the GPU" if "cuda" in str(error).lower() else "out of memory"
+    if not (found := _AMOUNT.search(str(error))):
+        return shortage
+    amount, unit = float(found[1].rstrip(".")), found[2]
+    if unit in (None, "bytes"):
+        amount, unit = (amount / 2**30, "GiB") if amount >= 2**30 else (amount / 2**20, "MiB")
+    return f"{shortage}: {amount:,.1f} {unit} could not be allocated"
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -79,6 +126,8 @@ def reason(error: BaseException, model: str | Path | None = None) -> str:
         model: the folder or Hub id that was being loaded.
     """
     for cause in causes(error):
+        if shortage := out_of_memory(cause):
+            return shortage
         number = os_error(cause)
         if number in OS_ERRORS:
             file = getattr(cause, "filename", None)

@@ -28,6 +28,8 @@ class ProbeArguments:
     json: bool = field(default=False, metadata={"help": "As JSON."})
     cache: bool = field(default=True, metadata={"help": "Keep."})
     span: Literal["full", "first_half"] = field(default="full", metadata={"help": "How much."})
+    device: str | None = field(default=None, metadata={"help": "Where."})
+    batch_size: int = field(default=32, metadata={"help": "At a time."})
     extra: dict[str, int] | str | None = field(default=None, metadata={"help": "More."})
     fail: str | None = field(default=None, metadata={"help": "How to fail."})
 
@@ -363,8 +365,8 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (SafetensorError("header too small"), "a .safetensors file is damaged or not complete: header too small"),
         (HfHubHTTPError("500 Server Error"), "the Hub: 500 Server Error"),
         (
-            RuntimeError("CUDA out of memory. Tried to allocate"),
-            "CUDA out of memory. Tried to allocate: smaller batches",
+            RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of"),
+            "out of memory on the GPU: 20.0 GiB could not be allocated; lower --batch-size",
         ),
         (
             RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:32930"),
@@ -372,10 +374,23 @@ def caused(error: Exception, cause: Exception) -> Exception:
         ),
         (
             AssertionError("Torch not compiled with CUDA enabled"),
-            "Torch not compiled with CUDA enabled: this torch runs",
+            "Torch not compiled with CUDA enabled; this torch runs",
         ),
-        (RuntimeError("Invalid device string: 'gpu'"), "Invalid device string: 'gpu': --device takes cpu"),
-        (MemoryError(), "out of memory: smaller"),
+        (RuntimeError("Invalid device string: 'gpu'"), "Invalid device string: 'gpu'; --device takes cpu"),
+        (MemoryError(), "out of memory; lower --batch-size"),
+        (
+            RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 128000 bytes."
+            ),
+            "out of memory: 0.1 MiB could not be allocated",
+        ),
+        (MemoryError("Unable to allocate 745. GiB for an array"), "out of memory: 745.0 GiB could not be allocated"),
+        (RuntimeError("std::bad_alloc"), "out of memory"),
+        (OverflowError("Python int too large to convert to C long"), "out of memory"),
+        (
+            UserError("no split 'x'", split="choose with --split", batch_size="lower --batch-size"),
+            "no split 'x'; lower --batch-size",
+        ),
         (caused(RuntimeError("writing failed"), OSError(28, "x", "out")), "out: the disk is full"),
     ],
 )

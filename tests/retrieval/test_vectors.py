@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from revela_hub.errors import UserError
 from revela_hub.retrieval import TextList, vectors
 from revela_hub.retrieval.disk import whole_file
+from revela_hub.retrieval.texts import write_texts
 from revela_hub.retrieval.vectors import VectorStore
 
 DIMENSION = 8
@@ -162,7 +163,7 @@ def test_a_full_disk_is_one_message_and_loses_nothing(tmp_path: Path, monkeypatc
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match="the disk is full at .*--cache-dir.*run again to continue"):
+    with pytest.raises(UserError, match="the disk is full at .*run the command again.*--cache-dir"):
         fill(tmp_path, Encode())
     assert list(tmp_path.rglob("*.tmp")) == []
     encode = Encode()
@@ -217,3 +218,17 @@ def test_mistakes_of_the_caller(tmp_path: Path) -> None:
         store.vectors(TextList([TEXTS[0], "unknown"]))
     with pytest.raises(ValueError, match="does not tell models apart"):
         fill(tmp_path, Encode(dimension=DIMENSION + 1), ["new"])
+
+
+def test_what_cannot_be_read_is_not_what_cannot_be_written(tmp_path: Path) -> None:
+    """A text that comes from a disk that fails, and a file for the vectors whose folder is gone."""
+
+    def texts() -> Iterator[str]:
+        yield "one"
+        raise OSError(errno.EIO, "Input/output error", "corpus.jsonl")
+
+    with pytest.raises(OSError, match="corpus.jsonl"):
+        write_texts(texts(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match="cannot write to .*gone: No such file or directory; choose .* --cache-dir"):
+        write_texts(["one"], tmp_path / "gone")

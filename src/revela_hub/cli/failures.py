@@ -7,19 +7,38 @@ to say that a file is missing.
 import sys
 import traceback
 
-from revela_hub.errors import OS_ERRORS, causes, first_line, install_hint, is_file_error, os_error, reason
+from revela_hub.errors import (
+    OS_ERRORS,
+    UserError,
+    causes,
+    first_line,
+    install_hint,
+    is_file_error,
+    os_error,
+    out_of_memory,
+    reason,
+)
 
-# Words in the messages of torch's RuntimeError, AssertionError and ValueError that a user can put right, and the remedy.
-REMEDIES = {
-    "out of memory": "smaller batches or shorter texts need less (--per_device_train_batch_size, --batch-size, --max_length)",
-    "can't allocate memory": "smaller batches or shorter texts need less memory",
-    "not compiled with CUDA": "this torch runs on the CPU only: leave --device out, or install torch for CUDA",
-    "no NVIDIA driver": "there is no GPU here that torch can use: leave --device out, or give --device cpu",
-    "No CUDA GPUs are available": "leave --device out, or give --device cpu",
+LESS_MEMORY = {
+    "per_device_train_batch_size": "lower --per_device_train_batch_size",
+    "batch_size": "lower --batch-size",
+    "max_length": "shorten texts with --max_length",
+    "max_seq_length": "shorten texts with --max-seq-length",
+}
+ON_THE_CPU = {"device": "leave --device out, or give --device cpu", "use_cpu": "give --use_cpu true"}
+DEVICES = {"device": "--device takes cpu, cuda, cuda:1, mps"}
+# Words in the messages of torch's RuntimeError, AssertionError and ValueError that a user can put right: what to do, in
+# words or by the option that helps.
+REMEDIES: dict[str, str | dict[str, str]] = {
+    "not compiled with CUDA": {
+        "device": "this torch runs on the CPU only: leave --device out, or install torch for CUDA"
+    },
+    "no NVIDIA driver": ON_THE_CPU,
+    "No CUDA GPUs are available": ON_THE_CPU,
     "invalid device ordinal": "there are fewer GPUs than the device's number says",
-    "Invalid device string": "--device takes cpu, cuda, cuda:1, mps",
-    "Expected one of cpu, cuda": "--device takes cpu, cuda, cuda:1, mps",
-    "PYTORCH_ENABLE_MPS_FALLBACK": "give --device cpu",
+    "Invalid device string": DEVICES,
+    "Expected one of cpu, cuda": DEVICES,
+    "PYTORCH_ENABLE_MPS_FALLBACK": ON_THE_CPU,
     "CUDA error": "the GPU failed or is in use; CUDA_LAUNCH_BLOCKING=1 shows where",
     "NCCL": "the processes cannot reach each other",
     "gloo/transport": "another process of the run has ended, or cannot be reached: its own message says why",
@@ -37,29 +56,32 @@ NAMED = {
 }
 
 
-def explain(error: BaseException) -> str | None:
-    """The line for the user, or None where the error is a bug of ours."""
+def explain(error: BaseException) -> UserError | None:
+    """Return what to tell the user, or None where the error is a bug of ours."""
     for cause in causes(error):
+        if isinstance(cause, UserError):
+            return cause
+        if shortage := out_of_memory(cause):
+            return UserError(shortage, **LESS_MEMORY)
         if line := _known(cause):
-            return line
+            return line if isinstance(line, UserError) else UserError(line)
     return None
 
 
-def _known(error: BaseException) -> str | None:
+def _known(error: BaseException) -> UserError | str | None:
     if isinstance(error, ImportError):
         return None if (error.name or "").startswith("revela_hub") else _missing_package(error)
     for kind in type(error).__mro__:
         if kind.__name__ in NAMED:
             return f"{NAMED[kind.__name__]}: {_joined(error)}"
-    if isinstance(error, MemoryError):
-        return "out of memory: smaller batches, shorter texts or a smaller index need less"
     if isinstance(error, OSError) and os_error(error) not in OS_ERRORS:
         return error.strerror or _joined(error)
     if is_file_error(error):
         return reason(error)
     for words, remedy in REMEDIES.items() if isinstance(error, (RuntimeError, AssertionError, ValueError)) else ():
         if words.lower() in str(error).lower():
-            return f"{first_line(error)}: {remedy}"
+            remedies = {} if isinstance(remedy, str) else remedy
+            return UserError(f"{first_line(error)}{'' if remedies else f': {remedy}'}", **remedies)
     # A library that refuses what it was given: a value of an option that was handed on to it.
     library = _raised_in(error) if isinstance(error, ValueError) else None
     return f"{library}: {_joined(error)}" if library else None

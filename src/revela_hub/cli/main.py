@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 from revela_hub import __version__
@@ -62,14 +62,16 @@ def main(argv: list[str] | None = None) -> int:
         argv: the arguments after the program's name; those of the process when None.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    return exit_status(lambda: _dispatch(words), trace="--traceback" in words)
+    options: set[str] = set()  # of the command, as soon as it is known
+    return exit_status(lambda: _dispatch(words, options), options, trace="--traceback" in words)
 
 
-def exit_status(action: Callable[[], None], *, trace: bool) -> int:
+def exit_status(action: Callable[[], None], options: Container[str], *, trace: bool) -> int:
     """Runs a command, reports on standard error how it failed, and returns the exit status.
 
     Args:
         action: the command.
+        options: the names of its options: no other is recommended.
         trace: also print where in the program the error comes from.
     """
     try:
@@ -83,28 +85,28 @@ def exit_status(action: Callable[[], None], *, trace: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        return _fail(error, trace=trace)
+        return _fail(error, options, trace=trace)
     return 0
 
 
-def _fail(error: Exception, *, trace: bool) -> int:
+def _fail(error: Exception, options: Container[str], *, trace: bool) -> int:
     """Says what went wrong, in one line where it is no bug, and returns the exit status."""
     from revela_hub.cli.failures import explain
 
-    message = str(error) if isinstance(error, UserError) else explain(error)
-    if trace or message is None:
+    mistake = explain(error)
+    if trace or mistake is None:
         sys.stderr.write("".join(traceback.format_exception(error)))
-    if message is None:
+    if mistake is None:
         sys.stderr.write(
             f"{PROGRAM}: this is a bug of {PROGRAM} {__version__}, not of yours; please report it with the lines above"
             " and the command, where you got the program from\n"
         )
         return 1
-    sys.stderr.write(f"{PROGRAM}: error: {' '.join(message.split())}\n")
+    sys.stderr.write(f"{PROGRAM}: error: {mistake.line(options)}\n")
     return 2
 
 
-def _dispatch(argv: list[str]) -> None:
+def _dispatch(argv: list[str], options: set[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(_overview())
         return
@@ -121,6 +123,7 @@ def _dispatch(argv: list[str]) -> None:
     program, module = f"{PROGRAM} {name}", f"revela_hub.cli.commands.{COMMANDS[name].module}"
     told = _told(module)
     parser = CommandParser(told.Arguments, program, told.__doc__ or "", getattr(told, "POSITIONALS", ()))
+    options.update(parser.hints)
     values = parser.read(rest)
     if values is None:
         return

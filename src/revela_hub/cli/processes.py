@@ -76,4 +76,4 @@ def child() -> int:
     name, values = json.loads(sys.stdin.readline())
     end_with(sys.stdin.fileno())
     module = importlib.import_module(name)
-    return exit_status(lambda: module.run(module.Arguments(**values)), trace=False)
+    return exit_status(lambda: module.run(module.Arguments(**values)), values, trace=False)

@@ -213,7 +213,7 @@ def test_a_full_disk_is_one_message_and_loses_nothing(
     first, second = Encoder(), Encoder()
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(UserError, match="the disk is full at .*--cache-dir.*run again to continue"):
+        with pytest.raises(UserError, match="the disk is full at .*run the command again.*--cache-dir"):
             mined_rows(first, tmp_path)
     assert list(tmp_path.rglob("*.tmp")) == []
     assert mined_rows(second, tmp_path) == mined_rows(Encoder(), None)
