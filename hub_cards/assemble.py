@@ -151,7 +151,8 @@ def write_reference(folder: Path, vectors: dict[str, torch.Tensor], max_length: 
     facts = {"max_length": str(max_length), "similarity": settings.get("similarity_fn_name")}
     file = folder / REFERENCE
     file.parent.mkdir(exist_ok=True)
-    save_file(vectors, file, metadata={name: fact for name, fact in facts.items() if fact})
+    # One entry: safetensors writes several in a random order.
+    save_file(vectors, file, metadata={"settings": json.dumps({name: fact for name, fact in facts.items() if fact})})
     return file
 
 

@@ -2,9 +2,9 @@
 
 The dense folder is a `SentenceTransformer`, Router(query, document) of Transformer and Pooling(cls), vectors as they are:
 scores are dot products. The sparse one is a `SparseEncoder`, Router(query, document) of Transformer(fill-mask),
-WordWeights and SpladePooling(max). The weights are 0 for the token that begins a text and 1 for all others: with its
-logits at 0 it has no part in the maximum, which the pooling itself cannot leave out. (A text in which that token is
-written out is read as a text in which it is not.)
+WordWeights and SpladePooling(max). The weights are 0 for the tokens that the tokenizer puts around a text, [CLS] and
+[SEP], and 1 for all others: a token whose logits are 0 has no part in the maximum, and the pooling itself cannot leave one
+out. (Where a text has "[SEP]" written in it, that token has no part either.)
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def export_routes(
                 max_seq_length=length,
                 model_kwargs={"dtype": "auto"},
             )
-            routes[task] = [transformer, *(_sparse_head(tokenizer, vocabulary) if sparse else _dense_head(model))]
+            routes[task] = [transformer, *(_sparse_head(model, tokenizer) if sparse else _dense_head(model))]
         # No default route: without a task it is not known whose expert is meant, and the Router says so.
         router = Router.for_query_document(
             routes["query"], routes["document"], default_route=None, allow_empty_key=False
@@ -79,7 +79,7 @@ def export_routes(
         prompts = {"query": "", "document": ""}
         encoder = kind(modules=[router], prompts=prompts, similarity_fn_name="dot", device="cpu")
         encoder.save_pretrained(str(folder), create_model_card=False)
-    for config in folder.rglob("config.json"):
+    for config in sorted(folder.rglob("config.json")):
         if "architectures" in json.loads(config.read_text(encoding="utf-8")):
             forget_origins(config.parent)
     return folder
@@ -89,11 +89,13 @@ def _dense_head(model: CoTMoTEModel) -> list[Any]:
     return [Pooling(model.config.get_text_config().hidden_size, pooling_mode="cls")]
 
 
-def _sparse_head(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> list[Any]:
-    first = tokenizer("")["input_ids"][0]
+def _sparse_head(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    vocabulary, own = model.config.get_text_config().vocab_size, model.config.special_token_ids
+    around = tokenizer("")["input_ids"]
+    special = around[:1] if own is None else dict.fromkeys([*around, *own])
     # By their numbers: names may be missing for some, and the module would take <S> for <s>.
     numbers = [str(token) for token in range(vocabulary)]
-    weights = WordWeights(numbers, {str(first): 0.0}, unknown_word_weight=1)
+    weights = WordWeights(numbers, {str(token): 0.0 for token in special}, unknown_word_weight=1)
     return [weights, SpladePooling("max", embedding_dimension=vocabulary)]
 
 

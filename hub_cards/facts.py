@@ -354,7 +354,7 @@ def describe(folder: str | Path) -> ModelFacts:
     """Reads off a model folder what it is."""
     folder = Path(folder)
     config = _read(folder / "config.json")
-    files = [file for file in folder.rglob("*.safetensors") if not file.parent.name.startswith(".")]
+    files = [file for file in sorted(folder.rglob("*.safetensors")) if not file.parent.name.startswith(".")]
     entries = [entry for file in files for entry in safetensors_header(file).values()]
     tensors = [
         entry for entry in entries if entry.get("dtype", "").lstrip("B").startswith("F")

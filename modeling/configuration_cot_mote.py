@@ -26,6 +26,10 @@ class CoTMoTEConfig(PreTrainedConfig):
             text's vector always; None for all before it.
         bottlenecks: the vectors that the span is written from, one pass of the decoder for each: `"dense"`, the state
             of [CLS]; `"sparse"`, the sparse vector times the matrix of word embeddings.
+        max_seq_length: tokens of a text that the published model reads.
+        special_token_ids: tokens that add nothing to the sparse vector wherever they stand, [CLS] and [SEP]; the first
+            and the last token of a text add nothing in any case. None: the first token alone adds nothing, which is the
+            rule of models trained before this field; a config.json without it means None.
 
     Raises:
         ValueError: for a name or number that is none of these.
@@ -43,6 +47,7 @@ class CoTMoTEConfig(PreTrainedConfig):
         attention_window: int | None = None,
         bottlenecks: Sequence[Bottleneck] | Bottleneck = ("dense", "sparse"),
         max_seq_length: int = 144,
+        special_token_ids: Sequence[int] | None = (),
         **kwargs: Any,
     ) -> None:
         bottlenecks = [bottlenecks] if isinstance(bottlenecks, str) else list(bottlenecks)
@@ -78,6 +83,12 @@ class CoTMoTEConfig(PreTrainedConfig):
         self.attention_window = attention_window
         self.bottlenecks = bottlenecks
         self.max_seq_length = max_seq_length
+        self.special_token_ids = None if special_token_ids is None else list(special_token_ids)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As the base class; what a checkpoint does not say is as it was before it could be said."""
+        return super().from_dict({"special_token_ids": None} | config_dict, **kwargs)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """The encoder's configuration: transformers would take the field `decoder` for one."""

@@ -5,7 +5,7 @@ from the backbone's. A text t of either kind goes through its own:
 
     a = LayerNorm(x + SelfAttention(x)),   x' = LayerNorm_kind(a + FeedForward_kind(a))
     dense(t)  = the last state of [CLS]
-    sparse(t) = max over the tokens 1..N of log(1 + relu(head(state)))          ([CLS] left out, padding never)
+    sparse(t) = max over the tokens 1..N of log(1 + relu(head(state)))   (equation 4; without [CLS], [SEP] and padding)
     score(q, p) = dense(q) . dense(p) + sparse(q) . sparse(p)
 
 Pre-training: masked language modelling of the text, and a decoder of one layer that writes a contextual span of it (a
@@ -40,7 +40,7 @@ from transformers.utils import ModelOutput
 from .configuration_cot_mote import CoTMoTEConfig
 from .linear_cross_entropy import IGNORED, watch_head
 from .masked_lm import additive, bert_layer_config, position_table, score, summed_cross_entropy
-from .textual_experts import CoTMoTEPreTrainedModel, keep_top_k, sparse_vectors
+from .textual_experts import CoTMoTEPreTrainedModel, keep_top_k
 
 
 @dataclass
@@ -140,7 +140,7 @@ class CoTMoTEModel(CoTMoTEPreTrainedModel):
             sparse_BV = None
             if return_sparse:
                 logits_BLV = score(lm, states_BLD.flatten(0, 1)).unflatten(0, states_BLD.shape[:2])
-                sparse_BV = sparse_vectors(logits_BLV, mask)
+                sparse_BV = self._sparse(logits_BLV, ids, mask)
                 sparse_BV = sparse_BV if top_k is None else keep_top_k(sparse_BV, top_k)
             parts.append(CoTMoTEOutput(states_BLD, states_BLD[:, 0], sparse_BV, encoded.hidden_states))
             indices.append(rows)
@@ -234,11 +234,11 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
             raise ValueError(
                 f"decoder_input_ids has {len(span[0])} rows, input_ids {len(input_ids)}: one span per text"
             )
-        sparse = span is not None and "sparse" in self.config.bottlenecks
         texts = (input_ids, attention_mask, labels)
         parts: list[CoTMoTEOutput] = []
         indices: list[Tensor | None] = []
-        losses = {name: _MeanLoss() for name in ("encoder", *(self.config.bottlenecks if span else ()))}
+        bottlenecks = tuple(self.config.bottlenecks) if span is not None else ()
+        losses = {name: _MeanLoss() for name in ("encoder", *bottlenecks)}
         for lm, rows in self._routes(expert, len(input_ids)):
             ids, mask, own_labels, *own_span = (t if rows is None else t[rows] for t in (*texts, *(span or ())))
             encoded = lm.base_model(input_ids=ids, attention_mask=mask, output_hidden_states=output_hidden_states)
@@ -246,14 +246,14 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
             labelled_BL = own_labels != IGNORED
             targets_P = own_labels[labelled_BL]
             vectors = {"dense": states_BLD[:, 0]}
-            if sparse:  # which needs the logits of all positions
+            if "sparse" in bottlenecks:  # which needs the logits of all positions
                 logits_BLV = score(lm, states_BLD.flatten(0, 1)).unflatten(0, ids.shape)
-                vectors["sparse"] = sparse_vectors(logits_BLV, mask)
+                vectors["sparse"] = self._sparse(logits_BLV, ids, mask)
                 total = _summed(logits_BLV[labelled_BL], targets_P)
             else:
                 total = summed_cross_entropy(lm, states_BLD[labelled_BL], targets_P)
             losses["encoder"].add(total, len(targets_P))
-            for bottleneck in losses.keys() - {"encoder"}:
+            for bottleneck in bottlenecks:  # in this order: each decoding draws its own dropout
                 vector_BD = vectors[bottleneck]
                 if bottleneck == "sparse":
                     vector_BD = vector_BD @ _embedding_matrix(lm)

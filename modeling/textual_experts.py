@@ -162,6 +162,17 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
                 if len(rows_of_it):
                     yield self.route(name), rows_of_it
 
+    def _sparse(self, logits_BLV: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, V), the sparse vectors; the tokens that are not the text's own have no part in them."""
+        numbers = self.config.special_token_ids
+        if numbers is None:
+            return sparse_vectors(logits_BLV, attention_mask)
+        places_L = torch.arange(input_ids.shape[1], device=input_ids.device)
+        special_BL = places_L == attention_mask.sum(1, keepdim=True) - 1  # the last token, as padding is on the right
+        for number in numbers:
+            special_BL = special_BL | (input_ids == number)
+        return sparse_vectors(logits_BLV, attention_mask, special_BL)
+
     def _check_inputs(self, prefix: str, input_ids: Tensor, **others: Tensor | None) -> None:
         """Says what is wrong with the shapes before an index error or a silent broadcast does."""
         shape = tuple(input_ids.shape)
@@ -178,15 +189,18 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
                 raise ValueError(f"{prefix}{name} must be {shape} as {prefix}input_ids, got {tuple(tensor.shape)}")
 
 
-def sparse_vectors(logits_BLV: Tensor, attention_mask_BL: Tensor) -> Tensor:
-    """(B, V): max over the tokens but the first and padding of log(1 + relu(logits)); 0 for a text without others.
+def sparse_vectors(logits_BLV: Tensor, attention_mask_BL: Tensor, special_BL: Tensor | None = None) -> Tensor:
+    """(B, V): max over the text's own tokens of log(1 + relu(logits)) (equation 4); 0 for a text without any.
 
     Args:
         logits_BLV: of the masked-LM head.
         attention_mask_BL: zero on padding.
+        special_BL: what is left out besides the first token and padding; None for nothing.
     """
     visible_BL = attention_mask_BL.bool().clone()
     visible_BL[:, 0] = False
+    if special_BL is not None:
+        visible_BL &= ~special_BL
     # The maximum first: both functions keep the order.
     return logits_BLV.masked_fill(~visible_BL[..., None], 0.0).amax(1).relu().log1p()
 

@@ -49,7 +49,7 @@ def make_folder(folder: Path, option: str = "--cache-dir") -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob("*.tmp"):  # only those of `whole_file`: the user may have others
+        for path in sorted(folder.glob("*.tmp")):  # only those of `whole_file`: the user may have others
             with contextlib.suppress(FileNotFoundError):
                 if _TEMPORARY.fullmatch(path.name) and time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     path.unlink()

@@ -196,11 +196,12 @@ def _parse_task(given: Any, root: str, place: str) -> Task:
 
 def _converted(values: dict[str, Any], root: str, place: str) -> dict[str, Any]:
     """The values as `Task` has them."""
-    for key in values.keys() & {"corpus", "queries"}:
-        if values["type"] not in RETRIEVAL_TYPES:
+    for key in ("corpus", "queries"):
+        if key in values and values["type"] not in RETRIEVAL_TYPES:
             raise UserError(f"{place}: {key} is for {', '.join(RETRIEVAL_TYPES)}, not for {values['type']}")
-    for key in values.keys() & {"source", "corpus", "queries"}:
-        values[key] = _source(values[key], root, f"{place}: {key}")
+    for key in ("source", "corpus", "queries"):
+        if key in values:
+            values[key] = _source(values[key], root, f"{place}: {key}")
     if "split" in values and values["source"].is_dataset:
         values["source"] = replace(values["source"], split=values.pop("split"))
     for key in ("columns", "where"):
@@ -212,8 +213,8 @@ def _converted(values: dict[str, Any], root: str, place: str) -> dict[str, Any]:
 
 
 def _check_columns(columns: Mapping[str, tuple[str, ...]], place: str) -> None:
-    for key in columns.keys() & {"label", "score"}:
-        if len(columns[key]) != 1:
+    for key in ("label", "score"):
+        if len(columns.get(key, (key,))) != 1:
             raise UserError(f"{place}: columns: {key} is {list(columns[key])}; it must be one column")
     for one, other in (("anchor", "positive"), ("positive", "negative"), ("sentence1", "sentence2"), ("text", "label")):
         both = [columns.get(role, (role,)) for role in (one, other)]

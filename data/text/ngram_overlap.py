@@ -169,8 +169,8 @@ def read_excluded(sources: Sequence[SourceLike], n: int = 13, *, corpus: bool = 
     for source in parsed:
         folder = Path(source.path).expanduser()
         parts = [source]
-        if queries := [*folder.glob("queries.jsonl"), *folder.glob("queries.jsonl.gz")][:1]:
-            found = [*folder.glob("corpus.jsonl"), *folder.glob("corpus.jsonl.gz")][:1] if corpus else []
+        if queries := sorted([*folder.glob("queries.jsonl"), *folder.glob("queries.jsonl.gz")])[:1]:
+            found = sorted([*folder.glob("corpus.jsonl"), *folder.glob("corpus.jsonl.gz")])[:1] if corpus else []
             parts = [replace(source, path=str(file)) for file in queries + found]
         name = folder.resolve().name
         name = name if names[name] == 1 else source.path  # a/queries.jsonl and b/queries.jsonl

@@ -58,7 +58,7 @@ class ExtractiveQueries:
     def __call__(self, passages: Sequence[str]) -> list[list[str]]:
         """The queries of each passage, weighed against all of them."""
         found = [_words(passage) for passage in passages]
-        documents = Counter(word for words, _ in found for word in set(words))
+        documents = Counter(word for words, _ in found for word in dict.fromkeys(words))
         weight = {word: math.log((1 + len(passages)) / number) for word, number in documents.items()}
         return [self._of(words, sentences, weight) for words, sentences in found]
 
@@ -68,9 +68,7 @@ class ExtractiveQueries:
             end = start + 1
             while end < min(start + self.words, len(words)) and sentences[end] == sentences[start]:
                 end += 1
-            told = round(
-                sum(weight[word] for word in set(words[start:end])), 6
-            )  # or the order of a sum would break ties
+            told = math.fsum(weight[word] for word in set(words[start:end]))  # exact: no order of the words breaks ties
             windows.append((-told, end - start, start))
         chosen: list[tuple[int, int]] = []
         for _, length, start in sorted(windows):
@@ -126,7 +124,7 @@ class Seq2SeqQueries:
 
             try:
                 tokenizer = AutoTokenizer.from_pretrained(self.name)
-                model: Any = AutoModelForSeq2SeqLM.from_pretrained(self.name)
+                model: Any = AutoModelForSeq2SeqLM.from_pretrained(self.name, use_safetensors=True)
             except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
                 raise UserError(f"cannot load the query generator {self.name!r}: {first_line(error)}") from error
             import torch

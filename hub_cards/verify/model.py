@@ -152,7 +152,7 @@ def _compared_with_files(folder: Path, model: Any) -> Iterator[tuple[str, bool]]
     from safetensors import safe_open
 
     loaded, prefix = model.state_dict(), f"{model.base_model_prefix}."
-    for file in (folder / model.loaded_from).glob("*.safetensors"):
+    for file in sorted((folder / model.loaded_from).glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (no mapping: it has no iterator)
                 there = loaded.get(name, loaded.get(name.removeprefix(prefix)))

@@ -6,6 +6,7 @@ Part of `verify.py`'s clean process: standard library and siblings only, until t
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,7 +176,8 @@ def _vectors_check(model: Loaded, vectors: dict[str, np.ndarray], texts: list[st
     for kind, text, vector in cases:
         if not np.isfinite(vector).all():
             return Check("vectors", False, f"{kind} {text[:30]!r} gives NaN or infinity")
-        if not zero and not vector.any():
+        empty = not text and model.kind == "SparseEncoder"  # no token, no term
+        if not (zero or empty or vector.any()):
             return Check("vectors", False, f"{kind} {text[:30]!r} gives a vector of zeros")
     return Check("vectors", True, f"{found} dimensions, finite, also of the empty and of the cut text")
 
@@ -208,6 +210,7 @@ def _reference_check(
     with safe_open(file, framework="np") as stored:
         expected = {kind: stored.get_tensor(kind) for kind in stored.keys()}  # noqa: SIM118 (no mapping)
         facts = stored.metadata() or {}
+    facts = json.loads(facts["settings"]) if "settings" in facts else facts  # older files have an entry for each
     if int(facts.get("max_length", max_length)) != max_length:
         found = f"the folder keeps {max_length} tokens of a text, the checkpoint {facts['max_length']}: export it again"
         return Check("same as checkpoint", False, found)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer, SparseEncoder
-from transformers import AutoModelForMaskedLM, BertTokenizerFast, PreTrainedTokenizerFast, RobertaTokenizer
+from transformers import AutoModel, AutoModelForMaskedLM, BertTokenizerFast, PreTrainedTokenizerFast, RobertaTokenizer
 
 from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
@@ -24,6 +24,7 @@ TEXTS = [
     "",
     "A retriever learns from raw text which chunks of a document help.",
     "東京 rivers",
+    "what [SEP] and [CLS] are",
     "sediment " * 60,
 ]
 MAX_LENGTH = 32
@@ -59,12 +60,16 @@ np.savez(out, **arrays)
 
 def trained(folder: Path, family: str, tokenizer: PreTrainedTokenizerFast, variant: str = "experts") -> CoTMoTEModel:
     """A checkpoint as pre-training leaves it, of weights that differ between the routes."""
+    special_ids = tokenizer("")["input_ids"]  # as a run takes them from the tokenizer
     special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": None}
     config = getattr(transformers, f"{family}Config")(
         vocab_size=len(tokenizer) + 3, max_position_embeddings=40, **SIZES[family], **special
     )
     model = CoTMoTEForPreTraining.from_backbone(
-        AutoModelForMaskedLM.from_config(config), variant=variant, max_seq_length=MAX_LENGTH
+        AutoModelForMaskedLM.from_config(config),
+        variant=variant,
+        max_seq_length=MAX_LENGTH,
+        special_token_ids=special_ids,
     )
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
@@ -169,6 +174,27 @@ def test_the_cards_say_how_each_form_is_loaded(
             assert "| Maximum length | 32 tokens |" in card and "routes of their own (query, document)" in card
         (block,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
         exec(compile(block, name, "exec"), {})
+
+
+def test_a_checkpoint_of_before_gives_the_vectors_of_before(
+    tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast
+) -> None:
+    """Its config.json does not say what is special: then [SEP] has its part, in the model and in what is exported."""
+    new = trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
+    file = tmp_path / "checkpoint" / "config.json"
+    config = json.loads(file.read_text())
+    assert config.pop("special_token_ids") == wordpiece_tokenizer("")["input_ids"]
+    file.write_text(json.dumps(config))
+    old = CoTMoTEForPreTraining.from_pretrained(tmp_path / "checkpoint").encoder.eval()
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
+    saved = AutoModel.from_pretrained(tmp_path / "out" / "model", trust_remote_code=True).eval()
+    got = SparseEncoder(str(tmp_path / "out/sparse")).encode_query(TEXTS, convert_to_sparse_tensor=False)
+    before = expected(old, wordpiece_tokenizer, "query").sparse
+    plain = [row for row, text in enumerate(TEXTS) if "[CLS]" not in text]  # which the model of before read, if written
+    torch.testing.assert_close(got[plain], before[plain], rtol=0, atol=1e-5)
+    torch.testing.assert_close(expected(saved, wordpiece_tokenizer, "query").sparse, before, rtol=0, atol=1e-5)
+    empty = TEXTS.index("")
+    assert before[empty].any() and not expected(new, wordpiece_tokenizer, "query").sparse[empty].any()
 
 
 def test_a_sparse_folder_that_reads_the_first_token_is_found_out(

@@ -49,7 +49,7 @@ class ReferenceCoTMoTE:
             states.append(torch.stack(x))
             scores = [bert._head(state) for state in x]
             logits.append(torch.stack(scores))
-            sparse.append(sparse_by_loop(scores, mask))
+            sparse.append(sparse_by_loop(scores, [flag and j != keys[-1] for j, flag in enumerate(mask)]))
             words = bert.weights["lm.bert.embeddings.word_embeddings.weight"]
             projected = sum(sparse[-1][token] * words[token] for token in range(len(words)))
             ids = batch["decoder_input_ids"][row].tolist()

@@ -17,5 +17,8 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
+    for own in adapted.peft_config.values():  # peft keeps a set, and writes it in an order that changes from run to run
+        if isinstance(own.target_modules, set):
+            own.target_modules = sorted(own.target_modules)
     wrapped: PeftModel = adapted
     return wrapped

@@ -64,7 +64,7 @@ class Record:
 
 def publish_checkpoint(beside: Path, folder: Path) -> None:
     """Moves a checkpoint that has been written to its name; what has that name already is deleted."""
-    for path in [*beside.rglob("*"), beside]:
+    for path in [*sorted(beside.rglob("*")), beside]:
         _flush(path)
     remove_checkpoint(folder)
     os.replace(beside, folder)
@@ -92,7 +92,7 @@ def _flush(path: Path) -> None:
 
 def checkpoints_in(output: Path) -> list[Path]:
     """The checkpoints of an output folder, complete or not, the newest first."""
-    found = [path for path in output.glob("checkpoint-*") if path.is_dir() and step_of(path) >= 0]
+    found = [path for path in sorted(output.glob("checkpoint-*")) if path.is_dir() and step_of(path) >= 0]
     records = {path: Record.read(path) for path in found}
     return sorted(
         found, key=lambda p: (r.written if (r := records[p]) else p.stat().st_mtime, step_of(p)), reverse=True

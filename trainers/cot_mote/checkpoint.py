@@ -73,6 +73,8 @@ def load_cot_mote_start(
                 **config,
             )
         tokenizer = AutoTokenizer.from_pretrained(name, **settings)
+        if fields.get("model_type") != CoTMoTEConfig.model_type:
+            model.config.special_token_ids = list(dict.fromkeys(tokenizer("")["input_ids"]))
         if query_encoder is not None:
             other = AutoTokenizer.from_pretrained(query_encoder, trust_remote_code=trust_remote_code)
             if other.get_vocab() != tokenizer.get_vocab():

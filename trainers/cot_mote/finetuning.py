@@ -109,7 +109,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     def _load_from_checkpoint(self, checkpoint_path: str, model: nn.Module | None = None) -> None:
         """Reads the weights back in place; sentence-transformers would load the model a second time."""
         expected = set(self.cot_mote.state_dict()) - set(self.cot_mote.all_tied_weights_keys)
-        for file in Path(checkpoint_path).glob("model*.safetensors"):
+        for file in sorted(Path(checkpoint_path).glob("model*.safetensors")):
             weights = load_file(file)
             if self.cot_mote.load_state_dict(weights, strict=False).unexpected_keys:
                 break
@@ -120,7 +120,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
 
 def _freeze_heads(model: CoTMoTEModel) -> None:
     """Without sparse vectors the masked-LM heads score nothing, and what gets no gradient breaks DDP."""
-    for route in {model.route("query"), model.route("passage")}:
+    for route in (model.route("query"), model.route("passage")):
         for name, parameter in route.named_parameters():
             if not name.startswith(f"{route.base_model_prefix}."):
                 parameter.requires_grad_(False)

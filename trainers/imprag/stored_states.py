@@ -62,7 +62,7 @@ class StoredStates:
     @property
     def bytes(self) -> int:
         """Size on disk."""
-        return sum(file.stat().st_size for file in self.folder.iterdir() if file.is_file())
+        return sum(file.stat().st_size for file in sorted(self.folder.iterdir()) if file.is_file())
 
     def read(self, rows_Bk: NDArray[np.integer]) -> PassageStates:
         """The states of k passages for each of B prompts, side by side."""

@@ -169,7 +169,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         """Reads the weights back in place; sentence-transformers would load the model a second time."""
         folder = Path(resume_from_checkpoint)
         expected = {name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad}
-        for file in folder.glob("model*.safetensors" if self._adapters is None else TRAINED_WEIGHTS):
+        for file in sorted(folder.glob("model*.safetensors" if self._adapters is None else TRAINED_WEIGHTS)):
             weights = load_file(file)
             if self.nvembed.load_state_dict(weights, strict=False).unexpected_keys:
                 break
