@@ -5,9 +5,10 @@ from .card import write_card as write_card
 from .export import export_retriever as export_retriever
 from .facts import Figure as Figure
 from .facts import ModelCardFacts as ModelCardFacts
-from .facts import Paper as Paper
 from .facts import Result as Result
 from .facts import describe as describe
+from .method import Method as Method
+from .method import Paper as Paper
 from .repository import Destination as Destination
 from .tokenizers import with_eos as with_eos
 from .upload import Published as Published

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,13 +17,12 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.card import CARD_FACTS, OURS
 from revela_hub.hub_cards.facts import Figure, ModelCardFacts
 from revela_hub.hub_cards.figures import training_curve
+from revela_hub.hub_cards.method import Method, Part
 from revela_hub.hub_cards.verify.contents import contents, read_json
 from revela_hub.hub_cards.verify.vectors import probe_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Part = Literal["retriever", "sparse", "lm", "model"]
 
 # In a folder that was made of a checkpoint: the vectors that it has to give. Hidden, so that no reader takes it for weights.
 REFERENCE = f"{OURS}/reference.safetensors"
@@ -57,7 +57,7 @@ class Assembled:
 
     Attributes:
         folder: where it is.
-        method: that trained it, a key of `PAPERS`; None for a finished folder, whose own card says it.
+        method: that trained it; None for a finished folder, whose own card says it.
         base: the model it was trained from, a Hub id or a folder.
         reference: safetensors file of the vectors it has to give.
         remote_code: whether the verification runs the folder's code.
@@ -67,7 +67,7 @@ class Assembled:
     """
 
     folder: Path
-    method: str | None = None
+    method: Method | None = None
     base: str | None = None
     reference: Path | None = None
     remote_code: bool = False
@@ -78,6 +78,25 @@ class Assembled:
 
 # A method's own: (checkpoint, folder, assembly) -> what it wrote into that folder, which is not there yet.
 Assemble = Callable[[Path, Path, Assembly], Assembled]
+
+
+def assemble_part(method: Method, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+    """Writes a part of a checkpoint, by the method's own function. A method without a retriever writes its first part.
+
+    Raises:
+        UserError: the method has no such part, or its adapter cannot be published alone.
+    """
+    part = assembly.part
+    if part == "retriever" and part not in method.parts:
+        part = method.parts[0]
+    if part not in method.parts:
+        raise UserError(
+            f"{checkpoint} was trained with {method.title}: its parts are {', '.join(method.parts)}, not {part}"
+        )
+    if assembly.adapter_only and not method.adapter_only:
+        raise UserError(f"{checkpoint} was trained with {method.title}: its adapter cannot be published alone")
+    write: Assemble = resolve_name(method.assembler)
+    return write(checkpoint, folder, replace(assembly, part=part))
 
 
 def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
@@ -201,7 +220,13 @@ def forget_origins(folder: Path, *parts: str) -> None:
     file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def card_facts(checkpoint: Path, assembled: Assembled, given: ModelCardFacts | None, work: Path) -> ModelCardFacts:
+def card_facts(
+    checkpoint: Path,
+    assembled: Assembled,
+    given: ModelCardFacts | None,
+    work: Path,
+    methods: Mapping[str, Method],
+) -> ModelCardFacts:
     """The card's facts: those given, or those in the checkpoint, and what the checkpoint itself tells.
 
     Args:
@@ -209,13 +234,14 @@ def card_facts(checkpoint: Path, assembled: Assembled, given: ModelCardFacts | N
         assembled: what came out.
         given: facts that go before the checkpoint's card.yaml.
         work: a folder for the picture of the run.
+        methods: the known methods, by name.
     """
     facts, files = given, [checkpoint / CARD_FACTS]
     if assembled.own_card is None:
         files.append(checkpoint / OURS / CARD_FACTS)
     if facts is None:
         file = next((file for file in files if file.is_file()), None)
-        facts = ModelCardFacts.from_file(file) if file else ModelCardFacts()
+        facts = ModelCardFacts.from_file(file, methods) if file else ModelCardFacts()
     facts = replace(facts, method=facts.method or assembled.method)
     base = assembled.base
     if base and facts.base_model is None and HUB_ID.fullmatch(base) and not Path(base).exists():

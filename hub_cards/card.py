@@ -18,7 +18,6 @@ from revela_hub.errors import UserError, first_line
 from revela_hub.hub_cards.facts import (
     LICENSES,
     METRIC_NAMES,
-    PAPERS,
     Figure,
     ModelCardFacts,
     ModelFacts,
@@ -58,7 +57,8 @@ def write_card(folder: str | Path, facts: ModelCardFacts, *, repo_id: str | None
         title=name.rpartition("/")[2],
         facts=facts,
         model=model,
-        paper=PAPERS[facts.method] if facts.method else None,
+        paper=facts.method.paper if facts.method else None,
+        usage=_usage(facts, model, name),
         figures=figures,
         results=_results_table(facts.results, name.rpartition("/")[2]),
         version=__version__,
@@ -122,14 +122,26 @@ def _metadata_faults(values: dict[str, Any]) -> Iterator[str]:
 
 
 def _template(name: str) -> Any:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+    return _environment(TEMPLATES).get_template(name)
+
+
+def _environment(folder: Path) -> Environment:
+    return Environment(
+        loader=FileSystemLoader(folder),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template(name)
+
+
+def _usage(facts: ModelCardFacts, model: ModelFacts, name: str) -> str:
+    """The method's own section on usage."""
+    if facts.method is None or facts.method.usage is None:
+        return ""
+    return str(
+        _environment(facts.method.usage.parent).get_template(facts.method.usage.name).render(name=name, model=model)
+    )
 
 
 def _metadata(name: str, facts: ModelCardFacts, model: ModelFacts) -> ModelCardData:
@@ -145,7 +157,7 @@ def _metadata(name: str, facts: ModelCardFacts, model: ModelFacts) -> ModelCardD
         tags=[
             *(["sentence-transformers"] if model.is_encoder else []),
             *tags,
-            *([facts.method] if facts.method else []),
+            *([facts.method.name] if facts.method else []),
             "revela-hub",
         ],
         base_model=facts.base_model or model.adapter_of,

@@ -1,7 +1,7 @@
 """What a model card is filled from.
 
 What the model is, is read off its folder (`describe`); what only people and runs know comes in `ModelCardFacts`, in code
-or from a YAML file with the same keys; what a paper is, stands in `PAPERS`.
+or from a YAML file with the same keys; the paper comes from the record of the method.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from revela_hub.errors import UserError
+from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.verify.files import safetensors_header
 
 METRIC_NAMES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
@@ -35,147 +36,6 @@ LICENSES = frozenset(
     fair-noncommercial-research-license llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 grok2-community gemma unknown
     other""".split()
 )
-
-
-@dataclass(frozen=True)
-class Paper:
-    """The facts of a paper that a card states."""
-
-    title: str
-    authors: tuple[str, ...]
-    arxiv: str
-    year: int
-    does: str  # completes "a retriever that was ..."
-
-    @property
-    def bibtex(self) -> str:
-        """The entry to cite."""
-        word = self.title.split()[0].lower().strip(":").replace("-", "")
-        key = f"{self.authors[0].split()[-1].lower()}{self.year}{word}"
-        names = " and ".join(self.authors)
-        return (
-            f"@article{{{key},\n  title = {{{self.title}}},\n  author = {{{names}}},\n"
-            f"  journal = {{arXiv preprint arXiv:{self.arxiv}}},\n  year = {{{self.year}}}\n}}"
-        )
-
-
-RA_DIT = Paper(
-    title="RA-DIT: Retrieval-Augmented Dual Instruction Tuning",
-    authors=(
-        "Xi Victoria Lin",
-        "Xilun Chen",
-        "Mingda Chen",
-        "Weijia Shi",
-        "Maria Lomeli",
-        "Rich James",
-        "Pedro Rodriguez",
-        "Jacob Kahn",
-        "Gergely Szilvasy",
-        "Mike Lewis",
-        "Luke Zettlemoyer",
-        "Scott Yih",
-    ),
-    arxiv="2310.01352",
-    year=2023,
-    does="tuned to find the passages under which a language model, tuned to read them, makes the answer likelier",
-)
-PAPERS = {
-    "revela": Paper(
-        title="Revela: Dense Retriever Learning via Language Modeling",
-        authors=(
-            "Fengyu Cai",
-            "Tong Chen",
-            "Xinran Zhao",
-            "Sihao Chen",
-            "Hongming Zhang",
-            "Sherry Tongshuang Wu",
-            "Iryna Gurevych",
-            "Heinz Koeppl",
-        ),
-        arxiv="2506.16552",
-        year=2025,
-        does="learnt from raw text alone: a language model predicts each chunk's next tokens while it reads the other"
-        " chunks of the batch, as much of each as the retriever's similarity says",
-    ),
-    "retromae": Paper(
-        title="RetroMAE: Pre-Training Retrieval-oriented Language Models Via Masked Auto-Encoder",
-        authors=("Shitao Xiao", "Zheng Liu", "Yingxia Shao", "Zhao Cao"),
-        arxiv="2205.12035",
-        year=2022,
-        does="pre-trained on raw text as a masked auto-encoder: one vector has to hold enough of a passage for a"
-        " one-layer decoder to write it out again",
-    ),
-    "cot_mote": Paper(
-        title="CoT-MoTE: Exploring ConTextual Masked Auto-Encoder Pre-training with Mixture-of-Textual-Experts for Passage"
-        " Retrieval",
-        authors=("Guangyuan Ma", "Xing Wu", "Peng Wang", "Songlin Hu"),
-        arxiv="2304.10195",
-        year=2023,
-        does="trained with an expert for queries and one for passages around a shared self-attention, after a pre-training"
-        " in which the dense and the sparse vector of a text have to hold enough of it to write a text beside it",
-    ),
-    "contriever": Paper(
-        title="Unsupervised Dense Information Retrieval with Contrastive Learning",
-        authors=(
-            "Gautier Izacard",
-            "Mathilde Caron",
-            "Lucas Hosseini",
-            "Sebastian Riedel",
-            "Piotr Bojanowski",
-            "Armand Joulin",
-            "Edouard Grave",
-        ),
-        arxiv="2112.09118",
-        year=2021,
-        does="trained on raw text by contrast: two parts of a passage are alike (random ones; with `views: pairs` a docstring,"
-        " title or sentence and what it was taken out of), and unlike those of the others",
-    ),
-    "replug": Paper(
-        title="REPLUG: Retrieval-Augmented Black-Box Language Models",
-        authors=(
-            "Weijia Shi",
-            "Sewon Min",
-            "Michihiro Yasunaga",
-            "Minjoon Seo",
-            "Rich James",
-            "Mike Lewis",
-            "Luke Zettlemoyer",
-            "Wen-tau Yih",
-        ),
-        arxiv="2301.12652",
-        year=2023,
-        does="trained on raw text by a frozen language model: passages are alike as far as one makes the other likelier",
-    ),
-    "ra_dit": RA_DIT,
-    "ra_it": replace(
-        RA_DIT,
-        does="tuned to answer from passages that stand before its prompt, each on a line of its own: `Passage: ...`",
-    ),
-    "nvembed": Paper(
-        title="NV-Embed: Improved Techniques for Training LLMs as Generalist Embedding Models",
-        authors=(
-            "Chankyu Lee",
-            "Rajarshi Roy",
-            "Mengyao Xu",
-            "Jonathan Raiman",
-            "Mohammad Shoeybi",
-            "Bryan Catanzaro",
-            "Wei Ping",
-        ),
-        arxiv="2405.17428",
-        year=2024,
-        does="trained as a generalist embedder: a decoder without its causal mask, pooled by latent attention, tuned on"
-        " retrieval first and then on all kinds of tasks with instructions",
-    ),
-    "imprag": Paper(
-        title="ImpRAG: Retrieval-Augmented Generation with Implicit Queries",
-        authors=("Wenzheng Zhang", "Xi Victoria Lin", "Karl Stratos", "Wen-tau Yih", "Mingda Chen"),
-        arxiv="2506.02279",
-        year=2025,
-        does="trained to retrieve with its bottom layers, to read what it found with its middle layers, and to answer:"
-        " retrieval-augmented generation without a written query",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -229,7 +89,7 @@ class ModelCardFacts:
     """What the folder of a model does not tell. Everything may be left out.
 
     Attributes:
-        method: key of `PAPERS`.
+        method: the method that trained it.
         description: a paragraph on what the model is for.
         base_model: Hub id of the model it was trained from.
         license: identifier as the Hub knows it (`apache-2.0`).
@@ -244,7 +104,7 @@ class ModelCardFacts:
         limitations: what it is bad at.
     """
 
-    method: str | None = None
+    method: Method | None = None
     description: str = ""
     base_model: str | None = None
     license: str | None = None
@@ -259,16 +119,18 @@ class ModelCardFacts:
     limitations: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Refuses a method without a paper, and a number that was not measured."""
-        if self.method is not None and self.method not in PAPERS:
-            raise ValueError(f"method {self.method!r} is not known: {', '.join(PAPERS)}")
+        """Rejects a number that was not measured."""
         for result in self.results:
             if bad := [name for name, value in result.metrics.items() if not math.isfinite(value)]:
                 raise ValueError(f"{bad[0]} of {result.task} is not a number")
 
     @classmethod
-    def from_file(cls, path: str | Path) -> ModelCardFacts:
+    def from_file(cls, path: str | Path, methods: Mapping[str, Method]) -> ModelCardFacts:
         """Reads the facts from a YAML or JSON file; figures are relative to it.
+
+        Args:
+            path: of the file.
+            methods: the known methods, by the name that the file gives.
 
         Raises:
             UserError: the file cannot be read, or has a key that is not known.
@@ -277,6 +139,10 @@ class ModelCardFacts:
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
             values = _known(cls, values)
+            if (name := values.pop("method", None)) is not None:
+                if name not in methods:
+                    raise ValueError(f"unknown method {name!r}: choose one of {', '.join(methods)}")
+                values["method"] = methods[name]
             values["results"] = tuple(map(Result.from_dict, values.get("results", ())))
             values["figures"] = tuple(
                 Figure(str(path.parent / figure["path"]), figure["caption"]) for figure in values.get("figures", ())
@@ -292,7 +158,9 @@ class ModelCardFacts:
     def to_file(self, path: str | Path) -> None:
         """Writes the facts that are there as YAML, for `from_file`; figures as paths relative to the file."""
         path = Path(path)
-        values = {name: value for name, value in asdict(self).items() if value}
+        values = {name: value for name, value in asdict(replace(self, method=None)).items() if value}
+        if self.method is not None:
+            values = {"method": self.method.name, **values}
         for figure in values.get("figures", ()):
             figure["path"] = os.path.relpath(figure["path"], path.parent)
         values = json.loads(json.dumps(values))  # tuples become lists, which is all that YAML knows

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from huggingface_hub import ModelInfo, snapshot_download
 from huggingface_hub.errors import HFValidationError
@@ -16,6 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 from revela_hub.errors import DISK_FULL, OS_ERRORS, UserError, causes, os_error, reason
 from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assembly, card_facts
 from revela_hub.hub_cards.card import OURS, check_card, write_card
+from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.repository import Destination, Plan, Repository, files_of, hub_errors, names, sha256
 from revela_hub.hub_cards.verify.contents import Contents, belongs_by_name, contents
 from revela_hub.hub_cards.verify.files import Check, folder_fault
@@ -57,6 +59,7 @@ def publish(
     *,
     dry_run: bool = False,
     keep: str | Path | None = None,
+    methods: Mapping[str, Method] = MappingProxyType({}),
     say: Callable[[str], None] = lambda line: None,
 ) -> Published:
     """Publishes what is made of a checkpoint, or refuses to and says why. `revela_hub.checkpoints.publish` is for people.
@@ -68,6 +71,7 @@ def publish(
         assembly: what of it, and how.
         dry_run: stop before the upload; the Hub is asked nothing but, with `update`, what is there now.
         keep: folder to leave the assembled files in; they are deleted otherwise.
+        methods: those that a card may name, by name.
         say: told, before the upload, what it will delete.
 
     Raises:
@@ -88,7 +92,7 @@ def publish(
         if not dry_run or destination.update:
             with hub_errors(repo_id, NOTHING_VISIBLE.format(repo_id)):
                 before = repository.look()  # before the work, not after it
-        assembled = _assembled(assemble, checkpoint, work, repo_id, assembly)
+        assembled = _assembled(assemble, checkpoint, work, repo_id, assembly, methods)
         if assembled.adapter_of:
             with hub_errors(assembled.adapter_of, "nothing was published: run the same command again"):
                 snapshot_download(assembled.adapter_of, token=destination.token)
@@ -108,12 +112,19 @@ def publish(
     return replace(published, url=url, commit=commit)
 
 
-def _assembled(assemble: Assemble, checkpoint: Path, work: Path, repo_id: str, assembly: Assembly) -> Assembled:
+def _assembled(
+    assemble: Assemble,
+    checkpoint: Path,
+    work: Path,
+    repo_id: str,
+    assembly: Assembly,
+    methods: Mapping[str, Method],
+) -> Assembled:
     """The folder with its card, both looked at as far as that needs no model."""
     assembled = assemble(checkpoint, work / "model", assembly)
     if fault := folder_fault(assembled.folder):
         raise UserError(f"not published: {checkpoint}: {fault}")
-    facts = card_facts(checkpoint, assembled, assembly.facts, work)
+    facts = card_facts(checkpoint, assembled, assembly.facts, work, methods)
     if assembled.own_card is None or facts != assembled.own_card:
         write_card(assembled.folder, facts, repo_id=repo_id)
     check_card(assembled.folder / "README.md")

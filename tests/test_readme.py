@@ -72,7 +72,7 @@ FILES = [
     *("benchmarks/**/*.md", "benchmarks/**/*.py"),
 ]
 PAGES = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for name in FILES for file in ROOT.glob(name)}
-PAGES |= {name: outline(f"revela_hub.cli.commands.{row.module}").__doc__ or "" for name, row in cli.COMMANDS.items()}
+PAGES |= {name: outline(row.module).__doc__ or "" for name, row in cli.COMMANDS.items()}
 
 
 def lines(text: str, start: str) -> Iterator[str]:
@@ -94,7 +94,7 @@ def commands(text: str) -> Iterator[list[str]]:
 def bound(words: list[str]) -> dict[str, Any] | None:
     """What the command's own parser makes of the words; a text with spaces is a query or a prompt, and never a path."""
     name, rest = cli._command_name(words)
-    told = outline(f"revela_hub.cli.commands.{cli.COMMANDS[name].module}")
+    told = outline(cli.COMMANDS[name].module)
     values = CommandParser(told.Arguments, name, "", getattr(told, "POSITIONALS", ())).read(rest)
     for option, value in (values or {}).items():
         swallowed = (
@@ -104,7 +104,7 @@ def bound(words: list[str]) -> dict[str, Any] | None:
         )
         assert not swallowed, f"--{option} takes {swallowed}: {shlex.join(words)}"
     if values is not None:  # and they go together
-        command = importlib.import_module(f"revela_hub.cli.commands.{cli.COMMANDS[name].module}")
+        command = importlib.import_module(cli.COMMANDS[name].module)
         build_arguments(command.Arguments, dict(values), name)
     return values
 

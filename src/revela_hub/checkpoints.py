@@ -1,46 +1,22 @@
-"""The one place that knows both sides: which method saved a checkpoint, and what is made of it for readers.
-
-To add a method: write `assemble_<method>` in `trainers/<method>/export.py` (it loads the checkpoint by the method's own
-loader and hands the models to `hub_cards`), and add its line to `METHODS`.
-"""
+"""Exports and publishes checkpoints: finds the method that saved one, by its record in `trainers/methods.py`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import Assemble, Assembly, Part, copy_finished
+from revela_hub.hub_cards.assemble import Assemble, Assembly, assemble_part, copy_finished
+from revela_hub.hub_cards.method import Method, Part
 from revela_hub.hub_cards.repository import Destination
 from revela_hub.hub_cards.upload import Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
-from revela_hub.trainers.cot_mote.export import assemble_cot_mote
-from revela_hub.trainers.imprag.export import assemble_imprag
-from revela_hub.trainers.nvembed.checkpoint import EMBEDDER
-from revela_hub.trainers.nvembed.export import assemble_nvembed
-from revela_hub.trainers.retromae.export import assemble_retromae
-from revela_hub.trainers.revela.export import assemble_revela
-
-
-class Method(NamedTuple):
-    """What becomes of a method's checkpoints, and the folders that `export` writes, each with the part that is in it."""
-
-    assemble: Assemble
-    folders: dict[str, Part]
-
-
-METHODS = {  # by the model_type in the checkpoint's config.json
-    "revela": Method(assemble_revela, {"retriever": "retriever"}),
-    "retromae": Method(assemble_retromae, {"encoder": "retriever"}),
-    "nvembed": Method(assemble_nvembed, {EMBEDDER: "retriever"}),
-    "cot_mote": Method(assemble_cot_mote, {"dense": "retriever", "sparse": "sparse", "model": "model"}),
-    "imprag": Method(assemble_imprag, {"model": "model"}),
-}
+from revela_hub.hub_cards.verify.contents import read_json
+from revela_hub.trainers.methods import METHODS
 
 
 def export_checkpoint(
@@ -51,17 +27,12 @@ def export_checkpoint(
     max_length: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Exports a checkpoint for sentence-transformers.
-
-    Of Revela: `output/retriever`, and `output/lm` if asked for. Of RetroMAE: `output/encoder`, whose vector is the first
-    token's state. Of NV-Embed: `output/embedder`. Of CoT-MoTE: `output/dense` for SentenceTransformer, `output/sparse` for
-    SparseEncoder, and `output/model`, both vectors by the model's own code. Of ImpRAG: `output/model`, for
-    `AutoModelForCausalLM`.
+    """Writes the folders of a checkpoint's method, ready to be loaded: `METHODS[...].folders` names them, `parts` says how.
 
     Args:
         checkpoint: folder the trainer saved, with full weights or with LoRA adapters (they are merged).
         output: folder to write into.
-        lm: also write the co-trained language model, an ordinary `AutoModelForCausalLM` folder.
+        lm: also write the co-trained language model to `output/lm`, an ordinary `AutoModelForCausalLM` folder.
         max_length: tokens kept of a text, EOS included; by default those of the checkpoint.
         dtype: type of the stored weights; by default the one they have.
 
@@ -69,11 +40,10 @@ def export_checkpoint(
         UserError: the folder is not a checkpoint, or has no language model.
     """
     checkpoint, output = Path(checkpoint), Path(output)
-    method, assembly = _method(checkpoint), Assembly(max_length=max_length, dtype=dtype)
-    if lm:
-        method.assemble(checkpoint, output / "lm", replace(assembly, part="lm"))
-    for folder, part in method.folders.items():
-        method.assemble(checkpoint, output / folder, replace(assembly, part=part))
+    method, assembly = method_of(checkpoint), Assembly(max_length=max_length, dtype=dtype)
+    lms: dict[str, Part] = {"lm": "lm"} if lm else {}
+    for folder, part in (lms | dict(method.folders)).items():
+        assemble_part(method, checkpoint, output / folder, replace(assembly, part=part))
     return output
 
 
@@ -101,8 +71,10 @@ def publish(
     """
     checkpoint = Path(checkpoint)
     finished = (checkpoint / "modules.json").is_file()
-    assemble = copy_finished if finished else _method(checkpoint).assemble
-    return publish_assembled(assemble, checkpoint, destination, assembly, dry_run=dry_run, keep=keep, say=say)
+    assemble: Assemble = copy_finished if finished else partial(assemble_part, method_of(checkpoint))
+    return publish_assembled(
+        assemble, checkpoint, destination, assembly, dry_run=dry_run, keep=keep, methods=METHODS, say=say
+    )
 
 
 def is_checkpoint(folder: str | Path) -> bool:
@@ -112,27 +84,26 @@ def is_checkpoint(folder: str | Path) -> bool:
     if (folder / "modules.json").exists() or not any((folder / name).exists() for name in left):
         return False
     try:
-        _method(folder)
+        method_of(folder)
     except UserError:
         return False
     return True
 
 
-def _method(checkpoint: Path) -> Method:
-    """The method that saved the folder, as its config.json says, or that of the embedder in it.
+def method_of(checkpoint: Path) -> Method:
+    """The method that saved a checkpoint, by the `model_type` in its config.json.
 
     Raises:
-        UserError: none of ours.
+        UserError: the folder is not a checkpoint of any method.
     """
-    for file in (checkpoint / "config.json", checkpoint / EMBEDDER / "config.json"):
-        try:
-            config = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(config, dict) and config.get("model_type") in METHODS:
-            return METHODS[config["model_type"]]
+    for method in METHODS.values():
+        for folder in dict.fromkeys((checkpoint, checkpoint / method.config_folder)):
+            config = read_json(folder / "config.json")
+            if method.model_type and isinstance(config, dict) and config.get("model_type") == method.model_type:
+                return method
     finished = next((name for name in ("retriever", "model") if (checkpoint / name / "config.json").is_file()), None)
     remedy = f"; the model that its run exported is {checkpoint / finished}" if finished else ""
+    types = ", ".join(method.model_type for method in METHODS.values() if method.model_type)
     raise UserError(
-        f"{checkpoint} is not a checkpoint: it holds no config.json of {', '.join(METHODS)}, and no modules.json either{remedy}"
+        f"{checkpoint} is not a checkpoint: it has no config.json of {types}, and no modules.json either{remedy}"
     )

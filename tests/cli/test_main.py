@@ -61,7 +61,7 @@ class Probe(types.ModuleType):
 def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
     module = Probe()
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(cli.COMMANDS, "probe", cli.Command("probe", "ask a model"))
+    monkeypatch.setitem(cli.COMMANDS, "probe", cli.Command(module.__name__, "ask a model"))
     return module
 
 

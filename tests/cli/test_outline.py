@@ -14,7 +14,7 @@ from revela_hub.cli.parser import CommandParser
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_outline_has_the_options_of_the_command(name: str) -> None:
-    module = f"revela_hub.cli.commands.{COMMANDS[name].module}"
+    module = COMMANDS[name].module
     light, real = outline(module), importlib.import_module(module)
     assert light.__doc__ == real.__doc__
     assert getattr(light, "POSITIONALS", ()) == getattr(real, "POSITIONALS", ())

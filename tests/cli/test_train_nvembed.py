@@ -229,4 +229,4 @@ def test_a_trained_model_keeps_its_pooling(
 
 
 def test_the_command_is_listed() -> None:
-    assert COMMANDS["train nvembed"].module == "train_nvembed"
+    assert COMMANDS["train nvembed"].module == "revela_hub.cli.commands.train_nvembed"

@@ -11,6 +11,8 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Figure, ModelCardFacts, Result, collection_card, describe, write_card
 from revela_hub.hub_cards.figures import training_curve
+from revela_hub.trainers.methods import METHODS
+from revela_hub.trainers.revela import REVELA
 
 RESULTS = (
     Result("SciFact", {"ndcg_at_10": 0.64508, "recall_at_100": 0.9}, dataset="mteb/scifact", revision="abc"),
@@ -28,7 +30,7 @@ def folder(retriever_folder: Path, tmp_path: Path) -> Path:
 def test_a_full_card(folder: Path, tmp_path: Path) -> None:
     assert training_curve([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}], tmp_path / "curve.png")
     facts = ModelCardFacts(
-        method="revela",
+        method=REVELA,
         description="For the sources of one project.",
         base_model="org/base",
         license="apache-2.0",
@@ -94,9 +96,9 @@ def test_facts_from_a_file(tmp_path: Path) -> None:
     )
     facts.to_file(file)
     assert "path: a.png" in file.read_text()
-    assert ModelCardFacts.from_file(file) == facts
+    assert ModelCardFacts.from_file(file, METHODS) == facts
     file.write_text("config: {a: 1}\nresults: [{name: SciFact, ndcg_at_10: 0.5, queries: 300}]\n")
-    facts = ModelCardFacts.from_file(file)
+    facts = ModelCardFacts.from_file(file, METHODS)
     assert facts.config == "a: 1\n"
     assert facts.results == (Result("SciFact", {"ndcg_at_10": 0.5}),)
 
@@ -107,7 +109,7 @@ def test_facts_from_a_file(tmp_path: Path) -> None:
         ("licence: mit", "unknown key 'licence'"),
         ("- a", "expected a mapping"),
         ("a: [", "card.yaml: "),
-        ("method: magic", "method 'magic' is not known"),
+        ("method: magic", "unknown method 'magic': choose one of revela, retromae"),
         ("results: [{task: T, metrics: {ndcg_at_10: .nan}}]", "ndcg_at_10 of T is not a number"),
         ("results: [{name: T}]", "a result needs"),
         ("results: [{task: T, metrics: {a: 1}, score: 2}]", "unknown key 'score'"),
@@ -116,9 +118,9 @@ def test_facts_from_a_file(tmp_path: Path) -> None:
 def test_mistakes_in_the_file(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "card.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
-        ModelCardFacts.from_file(tmp_path / "card.yaml")
+        ModelCardFacts.from_file(tmp_path / "card.yaml", METHODS)
     with pytest.raises(UserError, match="cannot read the facts"):
-        ModelCardFacts.from_file(tmp_path / "absent.yaml")
+        ModelCardFacts.from_file(tmp_path / "absent.yaml", METHODS)
 
 
 def test_describe(folder: Path, minilm_folder: Path) -> None:

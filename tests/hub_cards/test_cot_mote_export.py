@@ -18,6 +18,7 @@ from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, check, write_card
 from revela_hub.modeling import CoTMoTEForPreTraining, CoTMoTEModel
+from revela_hub.trainers.cot_mote import COT_MOTE
 
 TEXTS = [
     "fox",
@@ -155,7 +156,7 @@ def test_check_and_publish_know_the_three_forms(tmp_path: Path, wordpiece_tokeni
         published = publish(tmp_path / "checkpoint", destination, Assembly(part=part), dry_run=True)
         same = next(row for row in published.checks if row.name == "same as checkpoint")
         assert same.ok and same.detail == "to 1e-05 on 6 texts"
-    with pytest.raises(UserError, match="is of CoT-MoTE, which has not a language model"):
+    with pytest.raises(UserError, match="was trained with CoT-MoTE: its parts are retriever, sparse, model, not lm"):
         publish(tmp_path / "checkpoint", destination, Assembly(part="lm"), dry_run=True)
 
 
@@ -168,7 +169,7 @@ def test_the_cards_say_how_each_form_is_loaded(
     monkeypatch.chdir(tmp_path / "out")
     loaders = {"dense": "SentenceTransformer", "sparse": "SparseEncoder", "model": "AutoModel"}
     for name, loader in loaders.items():
-        card = write_card(tmp_path / "out" / name, ModelCardFacts(method="cot_mote")).read_text()
+        card = write_card(tmp_path / "out" / name, ModelCardFacts(method=COT_MOTE)).read_text()
         assert f"{loader}" in card and ("sparse-encoder" in card) == (name == "sparse")
         if name != "model":
             assert "| Maximum length | 32 tokens |" in card and "routes of their own (query, document)" in card

@@ -17,6 +17,7 @@ from revela_hub.hub_cards.nvembed import export_nvembed
 from revela_hub.hub_cards.verify.verify import as_table, verify_all
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RetroMAEForPreTraining
 from revela_hub.trainers.imprag.export import assemble_imprag
+from revela_hub.trainers.nvembed import NVEMBED
 
 
 @pytest.fixture
@@ -52,9 +53,9 @@ def test_retromae_with_its_decoder(retromae_checkpoint: Path, hub: LoopbackHub) 
 def test_retromae_has_no_language_model_and_no_adapter(
     retromae_checkpoint: Path, tmp_path: Path, assembly: Assembly
 ) -> None:
-    with pytest.raises(UserError, match="RetroMAE, which has not"):
+    with pytest.raises(UserError, match="trained with RetroMAE: its (parts are retriever, model, not lm|adapter)"):
         publish(retromae_checkpoint, Destination("org/x"), assembly, dry_run=True)
-    with pytest.raises(UserError, match="not a language model"):
+    with pytest.raises(UserError, match="its parts are retriever, model, not lm"):
         export_checkpoint(retromae_checkpoint, tmp_path / "out", lm=True)
 
 
@@ -64,7 +65,7 @@ def test_who_publishes_code_has_to_say_that_it_may_run(
     model = NVEmbedModel.from_backbone(tiny_llama, num_latents=4)
     folder = export_nvembed(model, bpe_tokenizer, tmp_path / "embedder", max_length=32, prompts={})
     with pytest.raises(UserError, match="remote code|trust"):
-        publish(folder, Destination("org/other"), Assembly(facts=ModelCardFacts(method="nvembed")), dry_run=True)
+        publish(folder, Destination("org/other"), Assembly(facts=ModelCardFacts(method=NVEMBED)), dry_run=True)
 
 
 def test_imprag_says_what_index_it_wants_and_loads_without_this_package(
@@ -81,7 +82,7 @@ def test_imprag_says_what_index_it_wants_and_loads_without_this_package(
     assert "revela-hub index org/reader --passages" in card and "2506.02279" in card
     compared = {check.name: check.detail for check in published.checks}["same as checkpoint"]
     assert "on 6 texts" in compared
-    with pytest.raises(UserError, match="retriever and language model are one"):
+    with pytest.raises(UserError, match="was trained with ImpRAG: its parts are model, not lm"):
         publish(folder, Destination("org/x"), Assembly(part="lm"), dry_run=True)
 
 

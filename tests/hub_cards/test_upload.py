@@ -13,6 +13,7 @@ from loopback_hub import LoopbackHub, Repository
 from revela_hub.checkpoints import publish
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardFacts, Result, upload, write_card
+from revela_hub.trainers.nvembed import NVEMBED
 
 DESTINATION = Destination("org/x", revision="next", tag="v1", collection="Tiny ones")
 # The requests of a publication, in their order; each is where it is killed, before and after the Hub has acted on it.
@@ -194,7 +195,7 @@ def test_the_card_names_the_published_model(retriever_folder: Path, tmp_path: Pa
     folder = tmp_path / "embedder"
     shutil.copytree(retriever_folder, folder)
     result = Result("scifact/test", {"ndcg_at_10": 0.5}, dataset="mteb/scifact")
-    write_card(folder, ModelCardFacts(method="nvembed", results=(result,)))
+    write_card(folder, ModelCardFacts(method=NVEMBED, results=(result,)))
     assert 'SentenceTransformer("embedder"' in (folder / "README.md").read_text()
     published = publish(folder, Destination("org/x"), dry_run=True, keep=tmp_path / "kept")
     card = (tmp_path / "kept" / "model" / "README.md").read_text()

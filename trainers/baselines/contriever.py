@@ -29,6 +29,7 @@ from revela_hub.data.text.chunks import UNSPACED_CHARACTER
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
 from revela_hub.retrieval.encoder import similarity_of
+from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.retriever import RetrieverTrainer, first_row_of_process
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.epochs import NewEpoch
@@ -238,6 +239,8 @@ class ContrieverTrainer(RetrieverTrainer):
         args: the run.
         **kwargs: of `Trainer`: `train_dataset` (columns row, text), `callbacks`, ...
     """
+
+    method = CONTRIEVER
 
     _tag_names = ("contriever",)
     args: ContrieverTrainingArguments

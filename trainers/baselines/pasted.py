@@ -16,6 +16,7 @@ from trl import SFTTrainer
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
+from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
@@ -87,6 +88,8 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         UserError: k is more than there are passages, an answer has no token, no row is short enough, or one is too long
             for the decoder with its passages.
     """
+
+    method = RA_IT
 
     args: RAITTrainingArguments
     _tag_names = ["ra-it"]  # noqa: RUF012 (as in trl)

@@ -26,6 +26,7 @@ from revela_hub.hub_cards.assemble import forget_origins
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.encoder import similarity_of
+from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods
 from revela_hub.trainers.baselines.retriever import load_retriever
@@ -197,6 +198,8 @@ class RADITTrainer(MethodTrainer):
     Raises:
         UserError: no prompt retrieves, or none has two candidates.
     """
+
+    method = RA_DIT
 
     args: RADITTrainingArguments
 

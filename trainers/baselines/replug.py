@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
+from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.retriever import RetrieverTrainer
 from revela_hub.trainers.common.arguments import RunArguments
 
@@ -196,6 +197,8 @@ class ReplugTrainer(RetrieverTrainer):
     Raises:
         UserError: the language model has fewer positions than two chunks.
     """
+
+    method = REPLUG
 
     _tag_names = ("replug",)
     args: ReplugTrainingArguments

@@ -160,13 +160,11 @@ class RetrieverTrainer(MethodTrainer):
         self.retriever.save_pretrained(str(folder), create_model_card=False)
         return folder
 
-    def finish(self, run: Run, *, method: str, summary: str) -> None:
+    def finish(self, run: Run, *, summary: str) -> None:
         """Writes `retriever/` with its card, and publishes it if that was asked for."""
         if self.args.should_save:
             arguments: Any = self.args
-            facts = run.facts(
-                self, method=method, models=("retriever",), summary=summary, sources=map(str, arguments.data)
-            )
+            facts = run.facts(self, models=("retriever",), summary=summary, sources=map(str, arguments.data))
             folder = self.export()
             facts.to_file(folder / CARD_FACTS)  # what `revela-hub publish` reads
             write_card(folder, facts, repo_id=self.args.hub_model_id)

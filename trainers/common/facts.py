@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from revela_hub.hub_cards.facts import ModelCardFacts
+from revela_hub.hub_cards.method import Method
 from revela_hub.trainers.common.checkpoints import Record
 from revela_hub.trainers.common.settings import LENGTH, NO_EFFECT, plain, shown
 
@@ -18,7 +19,7 @@ ALSO_TOLD = ("mini_batch_size", "mini_batch_num_tokens")
 def facts_of_run(
     arguments: Any,
     *,
-    method: str,
+    method: Method,
     models: Sequence[str],
     summary: str,
     sources: Iterable[str],
@@ -28,7 +29,7 @@ def facts_of_run(
 
     Args:
         arguments: the dataclass that the command was started with.
-        method: key of `PAPERS`, and the command's name.
+        method: the method.
         models: the fields that name what it started from; the first is the model that the card is about.
         summary: of the training data, in words.
         sources: where the data comes from; those that begin with `hf:` are data sets of the Hub.
@@ -55,6 +56,6 @@ def facts_of_run(
         base_model=None if Path(base).exists() else base,
         datasets=sorted(name for name in datasets if "/" in name and not Path(name).exists()),
         training_data=summary,
-        command=f"revela-hub train {method.replace('_', '-')} --config config.yaml",
+        command=f"revela-hub {next(iter(method.commands))} --config config.yaml",
         config=yaml.safe_dump(names | kept, sort_keys=False, allow_unicode=True) + "".join(changed),
     )

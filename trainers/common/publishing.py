@@ -1,7 +1,7 @@
 """What `push_to_hub` means for our trainers: a verified model that a reader can load, and not a raw checkpoint."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from revela_hub.errors import UserError
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
     from revela_hub.hub_cards.assemble import Assembled, Assembly
+    from revela_hub.hub_cards.method import Method
     from revela_hub.hub_cards.upload import Published
 
     Base = Trainer
@@ -22,9 +23,13 @@ class Publishing(Base):
     The Hub is asked nothing before `push_to_hub`, and nothing is uploaded by `save_model` or during a run.
     """
 
+    method: ClassVar["Method"]
+
     def assemble(self, checkpoint: Path, folder: Path, assembly: "Assembly") -> "Assembled":
-        """Writes what readers get of the checkpoint that was just saved, by the method's own loader and `hub_cards`."""
-        raise NotImplementedError
+        """Writes the model that readers load, from the checkpoint that was just saved."""
+        from revela_hub.hub_cards.assemble import assemble_part
+
+        return assemble_part(self.method, checkpoint, folder, assembly)
 
     def push_to_hub(  # type: ignore[override] # what it returns says more
         self,
@@ -68,7 +73,8 @@ class Publishing(Base):
         self.save_model(args.output_dir)
         if not self.is_world_process_zero():
             return None
-        return publish(self.assemble, args.output_dir, destination, Assembly())
+        methods = {self.method.name: self.method}
+        return publish(self.assemble, args.output_dir, destination, Assembly(), methods=methods)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Looks at the options only: before there is a model, nothing is asked of the Hub and nothing is made there.

@@ -88,7 +88,7 @@ class Run:
 
     def facts(self, trainer: MethodTrainer, **of_the_method: Any) -> "ModelCardFacts":
         """What the card says of the run; for the arguments see `facts_of_run`."""
-        facts = facts_of_run(self.arguments, record=trainer.record, **of_the_method)
+        facts = facts_of_run(self.arguments, method=trainer.method, record=trainer.record, **of_the_method)
         if self.outcome is None:
             return facts
         figures = (self.outcome.figure(self.output),)

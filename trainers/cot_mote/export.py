@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly, write_reference
 from revela_hub.hub_cards.cot_mote import EXPERTS, export_model, export_routes
 from revela_hub.hub_cards.tokenizers import padding_right
 from revela_hub.hub_cards.verify.vectors import probe_texts
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
+from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_checkpoint
 
 
@@ -18,11 +18,8 @@ def assemble_cot_mote(checkpoint: Path, folder: Path, assembly: Assembly) -> Ass
     """Writes one of the three forms of a checkpoint's encoder.
 
     Raises:
-        UserError: the checkpoint is damaged, or does not have what was asked for.
+        UserError: the checkpoint is damaged.
     """
-    if assembly.part == "lm" or assembly.adapter_only:
-        wrong = "an adapter" if assembly.adapter_only else "a language model"
-        raise UserError(f"{checkpoint} is of CoT-MoTE, which has not {wrong}: take the retriever, sparse or the model")
     loaded = load_cot_mote_checkpoint(checkpoint)
     model, tokenizer = loaded.encoder, loaded.tokenizer
     base = model.config.encoder._name_or_path
@@ -40,7 +37,7 @@ def assemble_cot_mote(checkpoint: Path, folder: Path, assembly: Assembly) -> Ass
             dtype=assembly.dtype,
         )
     reference = _save_reference(model, tokenizer, folder, assembly.part, min(length, model.max_length))
-    return Assembled(folder, "cot_mote", base, reference, remote_code=assembly.part == "model")
+    return Assembled(folder, COT_MOTE, base, reference, remote_code=assembly.part == "model")
 
 
 def _save_reference(

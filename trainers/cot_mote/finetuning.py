@@ -20,12 +20,11 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
-from revela_hub.trainers.cot_mote.export import assemble_cot_mote
 from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
 
 
@@ -44,6 +43,8 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     Raises:
         UserError: if a column is missing.
     """
+
+    method = COT_MOTE
 
     def __init__(
         self,
@@ -93,10 +94,6 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """None: our card is written by `hub_cards` after the run, without another pass over the data."""
-
-    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-        """What `push_to_hub` publishes."""
-        return assemble_cot_mote(checkpoint, folder, assembly)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """A checkpoint is the model, as `CoTMoTEModel.from_pretrained` reads it, and the tokenizer."""

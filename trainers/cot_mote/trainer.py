@@ -1,18 +1,16 @@
 """Pre-trains an encoder with a query and a passage expert (CoT-MoTE, arXiv 2304.10195)."""
 
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.collator import CoTMoTECollator
-from revela_hub.trainers.cot_mote.export import assemble_cot_mote
 
 LOSSES = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
 
@@ -32,6 +30,8 @@ class CoTMoTETrainer(MethodTrainer):
     Raises:
         UserError: if the tokenizer or the ratios do not suit the collator.
     """
+
+    method = COT_MOTE
 
     _tag_names = ("cot-mote",)
 
@@ -60,10 +60,6 @@ class CoTMoTETrainer(MethodTrainer):
             args.ddp_find_unused_parameters = True  # a batch may have texts of one expert alone
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
         self.add_callback(NewEpoch(self.collator))
-
-    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-        """What `push_to_hub` publishes."""
-        return assemble_cot_mote(checkpoint, folder, assembly)
 
     def model_names(self) -> str:
         """The encoder's."""

@@ -9,6 +9,7 @@ from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, w
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.hub_cards.verify.loading import imprag_vectors, text_limit
 from revela_hub.hub_cards.verify.vectors import probe_texts
+from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint, load_imprag_checkpoint
 
 
@@ -16,17 +17,15 @@ def assemble_imprag(checkpoint: Path, folder: Path, assembly: Assembly) -> Assem
     """Writes the whole model, adapters merged: retriever, reader and generator are one.
 
     Raises:
-        UserError: a part is asked for, or the checkpoint is damaged.
+        UserError: the checkpoint is damaged.
     """
-    if assembly.part == "lm" or assembly.adapter_only:
-        raise UserError(f"{checkpoint} is of ImpRAG, whose retriever and language model are one: publish it whole")
     loaded = load_imprag_checkpoint(checkpoint)
     backbone = loaded.model.config.backbone
     base = None if backbone is None else backbone._name_or_path
     save_backbone(loaded.model, folder, dtype=assembly.dtype)
     forget_origins(folder, "backbone")
     save_tokenizer(loaded.tokenizer, folder)
-    return Assembled(folder, "imprag", base, _save_reference(loaded, checkpoint, folder), remote_code=True)
+    return Assembled(folder, IMPRAG, base, _save_reference(loaded, checkpoint, folder), remote_code=True)
 
 
 def _save_reference(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path) -> Path:

@@ -14,6 +14,7 @@ Shapes: M passages, N passages of a batch, P tokens, K key/value heads, D head d
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,7 +107,7 @@ def store_states(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / METADATA).unlink(missing_ok=True)  # incomplete until it is written, last
     starts = passages.starts - passages.starts[0]
-    written: NDArray[np.float16] | None = None
+    written: np.memmap[Any, np.dtype[np.float16]] | None = None
     batches = range(0, len(passages), batch_size)
     for first in tqdm(batches, desc="Storing states", unit=" batches", disable=not show_progress_bar):
         rows = np.arange(first, min(first + batch_size, len(passages)))

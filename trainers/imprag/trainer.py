@@ -27,7 +27,6 @@ from transformers import TrainingArguments as HFTrainingArguments
 
 from revela_hub.errors import UserError
 from revela_hub.evaluation.question_answering import holds_answer
-from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.milvus import MilvusIndex
@@ -38,9 +37,9 @@ from revela_hub.trainers.common.prompts import tokenize_prompts
 from revela_hub.trainers.common.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
 from revela_hub.trainers.common.settings import rows_digest
 from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
 from revela_hub.trainers.imprag.collator import ImpRAGCollator
-from revela_hub.trainers.imprag.export import assemble_imprag
 
 CANDIDATES = "candidates.safetensors"
 
@@ -72,6 +71,8 @@ class ImpRAGTrainer(MethodTrainer):
     Raises:
         UserError: fewer passages than are to be read or compared, a prompt or a setting that does not fit the model.
     """
+
+    method = IMPRAG
 
     _tag_names = ("imprag",)
 
@@ -287,10 +288,6 @@ class ImpRAGTrainer(MethodTrainer):
         """The backbone's."""
         config = self.imprag.config
         return f"ImpRAG on {getattr(config.backbone, '_name_or_path', '') or 'a decoder'}, b={config.b}, t={config.t}, k={config.k}"
-
-    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-        """What `push_to_hub` publishes."""
-        return assemble_imprag(checkpoint, folder, assembly)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """A checkpoint holds, beside the weights or adapters, the configuration and the index's rankings."""

@@ -1,1 +1,33 @@
-"""NV-Embed: arguments, collator, loss, trainer, checkpoint."""
+"""NV-Embed: arguments, collator, loss, trainer, checkpoint, export."""
+
+from revela_hub.hub_cards.method import Command, Method, Paper
+
+EMBEDDER = "embedder"  # folder of a run that holds the model
+PAPER = Paper(
+    title="NV-Embed: Improved Techniques for Training LLMs as Generalist Embedding Models",
+    authors=(
+        "Chankyu Lee and Rajarshi Roy and Mengyao Xu and Jonathan Raiman and Mohammad Shoeybi and "
+        "Bryan Catanzaro and Wei Ping"
+    ),
+    arxiv="2405.17428",
+    year=2024,
+    does=(
+        "trained as a generalist embedder: a bidirectional decoder with latent-attention pooling, "
+        "instruction-tuned first on retrieval and then on all tasks"
+    ),
+)
+NVEMBED = Method(
+    name="nvembed",
+    title="NV-Embed",
+    paper=PAPER,
+    commands={
+        "train nvembed": Command(
+            "revela_hub.cli.commands.train_nvembed", "train a generalist embedder from a decoder with NV-Embed"
+        )
+    },
+    model_type="nvembed",
+    config_folder=EMBEDDER,
+    parts=("retriever",),
+    folders={EMBEDDER: "retriever"},
+    assembler="revela_hub.trainers.nvembed.export.assemble_nvembed",
+)

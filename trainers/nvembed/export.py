@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly, save_reference
 from revela_hub.hub_cards.nvembed import export_nvembed, nvembed_tokenizer
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
+from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.checkpoint import load_nvembed
 
 
@@ -16,7 +16,7 @@ def assemble_nvembed(checkpoint: Path, folder: Path, assembly: Assembly) -> Asse
     """Writes the embedder of a run's output folder anew, with the code of this package.
 
     Raises:
-        UserError: there is no embedder, or a part is asked for that NV-Embed does not have.
+        UserError: there is no embedder.
     """
     start = load_nvembed(str(checkpoint))
     return assemble_model(start.model, start.tokenizer, start.prompts, folder, assembly)
@@ -29,13 +29,7 @@ def assemble_model(
     folder: Path,
     assembly: Assembly,
 ) -> Assembled:
-    """Writes a model that is in memory, adapters merged.
-
-    Raises:
-        UserError: a part is asked for that NV-Embed does not have.
-    """
-    if assembly.part != "retriever" or assembly.adapter_only:
-        raise UserError("NV-Embed is one embedder, without parts: leave --part and --adapter-only out")
+    """Writes a model that is in memory, adapters merged."""
     length = assembly.max_length or model.config.max_seq_length or 512
     export_nvembed(model, tokenizer, folder, max_length=length, prompts=prompts, dtype=assembly.dtype)
     tokenizer = nvembed_tokenizer(tokenizer)
@@ -49,4 +43,4 @@ def assemble_model(
     model.eval()
     reference = save_reference(embed, tokenizer, {"query": "", "document": ""} | prompts, folder)
     base = model.config.text_config._name_or_path
-    return Assembled(folder, "nvembed", base, reference, remote_code=True)
+    return Assembled(folder, NVEMBED, base, reference, remote_code=True)

@@ -30,7 +30,7 @@ from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
 
-from revela_hub.hub_cards.facts import PAPERS
+from revela_hub.trainers.nvembed import PAPER
 
 SIMILAR_LENGTH = 0.75
 """Texts as long as this share of the longest go through the model with it."""
@@ -96,7 +96,7 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
     @property
     def citation(self) -> str:
         """The paper's."""
-        return PAPERS["nvembed"].bibtex
+        return PAPER.bibtex
 
     def _fits(self, features: dict[str, Tensor]) -> bool:
         mask_TL = features["attention_mask"]

@@ -35,6 +35,7 @@ from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, PROMPTS, TRAINED_WEIGHTS
 from revela_hub.trainers.nvembed.collator import TASK, NVEmbedCollator, text_columns
@@ -57,6 +58,8 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
     Raises:
         UserError: if a column is missing, or an instruction leaves no room for a text.
     """
+
+    method = NVEMBED
 
     def __init__(
         self,

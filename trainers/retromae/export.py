@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer, with_pooler
+from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.checkpoint import load_retromae_checkpoint
 
 
@@ -14,18 +14,15 @@ def assemble_retromae(checkpoint: Path, folder: Path, assembly: Assembly) -> Ass
     """Writes the encoder with its first token as the vector, or all of it with the decoder, to pre-train further.
 
     Raises:
-        UserError: the checkpoint is damaged, or does not have what was asked for.
+        UserError: the checkpoint is damaged.
     """
-    if assembly.part == "lm" or assembly.adapter_only:
-        wrong = "an adapter" if assembly.adapter_only else "a language model"
-        raise UserError(f"{checkpoint} is of RetroMAE, which has not {wrong}: take the retriever or the model")
     loaded = load_retromae_checkpoint(checkpoint)
     base = loaded.model.config.encoder._name_or_path
     if assembly.part == "model":
         save_backbone(loaded.model, folder, dtype=assembly.dtype)
         forget_origins(folder, "encoder")
         save_tokenizer(loaded.tokenizer, folder)
-        return Assembled(folder, "retromae", base, remote_code=True)
+        return Assembled(folder, RETROMAE, base, remote_code=True)
     encoder = with_pooler(loaded.model.encoder)
     settings = RetrieverSettings(
         "cls", {"query": "", "document": ""}, assembly.max_length or loaded.model.config.max_seq_length
@@ -39,4 +36,4 @@ def assemble_retromae(checkpoint: Path, folder: Path, assembly: Assembly) -> Ass
         return torch.nn.functional.normalize(hidden[:, 0], dim=-1)
 
     reference = save_reference(embed, tokenizer, settings.prompts, folder)
-    return Assembled(folder, "retromae", base, reference)
+    return Assembled(folder, RETROMAE, base, reference)

@@ -1,19 +1,17 @@
 """Pre-trains an encoder as a masked auto-encoder (RetroMAE, arXiv 2205.12035)."""
 
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.measuring import EncoderInTraining
 from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.collator import RetroMAECollator
-from revela_hub.trainers.retromae.export import assemble_retromae
 
 LOSSES = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
 
@@ -32,6 +30,8 @@ class RetroMAETrainer(MethodTrainer):
     Raises:
         UserError: if the tokenizer or the ratios do not suit the collator.
     """
+
+    method = RETROMAE
 
     _tag_names = ("retromae",)
 
@@ -68,10 +68,6 @@ class RetroMAETrainer(MethodTrainer):
         tokenizer: Any = self.processing_class
         longest = model.config.max_seq_length or model.max_length
         return EncoderInTraining(model, embed, tokenizer, {}, longest)
-
-    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-        """What `push_to_hub` publishes."""
-        return assemble_retromae(checkpoint, folder, assembly)
 
     def model_names(self) -> str:
         """The encoder's."""

@@ -1,1 +1,32 @@
-"""Revela: arguments, collator, trainer, checkpoint."""
+"""Revela: arguments, collator, trainer, checkpoint, export."""
+
+from revela_hub.hub_cards.method import Command, Method, Paper
+
+PAPER = Paper(
+    title="Revela: Dense Retriever Learning via Language Modeling",
+    authors=(
+        "Fengyu Cai and Tong Chen and Xinran Zhao and Sihao Chen and Hongming Zhang and Sherry "
+        "Tongshuang Wu and Iryna Gurevych and Heinz Koeppl"
+    ),
+    arxiv="2506.16552",
+    year=2025,
+    does=(
+        "trained on raw text alone: a language model predicts each chunk while attending to the other"
+        " chunks of the batch, each weighted by the retriever's similarity"
+    ),
+)
+REVELA = Method(
+    name="revela",
+    title="Revela",
+    paper=PAPER,
+    commands={
+        "train revela": Command(
+            "revela_hub.cli.commands.train_revela", "learn a retriever from raw text or code with Revela"
+        )
+    },
+    model_type="revela",
+    parts=("retriever", "lm", "model"),
+    folders={"retriever": "retriever"},
+    assembler="revela_hub.trainers.revela.export.assemble_revela",
+    adapter_only=True,
+)

@@ -9,6 +9,7 @@ from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, s
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
 from revela_hub.hub_cards.tokenizers import padding_right, text_length
 from revela_hub.hub_cards.verify.loading import LONGEST_PROBE
+from revela_hub.trainers.revela import REVELA
 from revela_hub.trainers.revela.checkpoint import RevelaBackbones, load_checkpoint
 
 
@@ -26,12 +27,12 @@ def assemble_revela(checkpoint: Path, folder: Path, assembly: Assembly) -> Assem
     if assembly.part == "lm":
         save_backbone(loaded.model.lm, folder, dtype=assembly.dtype)
         save_tokenizer(loaded.lm_tokenizer, folder)
-        return Assembled(folder, "revela", base, _reference_of_lm(loaded, folder))
+        return Assembled(folder, REVELA, base, _reference_of_lm(loaded, folder))
     save_backbone(loaded.model, folder, dtype=assembly.dtype)
     forget_origins(folder, "retriever", "lm")
     save_tokenizer(loaded.retriever_tokenizer, folder / "retriever_tokenizer")
     save_tokenizer(loaded.lm_tokenizer, folder / "lm_tokenizer")
-    return Assembled(folder, "revela", base, remote_code=True)
+    return Assembled(folder, REVELA, base, remote_code=True)
 
 
 def _reference_of_lm(loaded: RevelaBackbones, folder: Path) -> Path:
@@ -59,4 +60,4 @@ def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, folder: Pat
     needed = {"peft": ">=0.18"} if assembly.adapter_only else {}
     save_settings(settings, tokenizer, model.retriever.config, folder, needed)
     reference = save_reference(lambda ids, mask, _: model.embed(ids, mask), tokenizer, settings.prompts, folder)
-    return Assembled(folder, "revela", base, reference, adapter_of=adapter_of)
+    return Assembled(folder, REVELA, base, reference, adapter_of=adapter_of)

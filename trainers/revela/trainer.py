@@ -19,16 +19,15 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerContro
 from transformers import TrainingArguments as HFTrainingArguments
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.measuring import EncoderInTraining
 from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.revela import REVELA
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
 from revela_hub.trainers.revela.collator import RevelaCollator, tokenize_groups
-from revela_hub.trainers.revela.export import assemble_revela
 
 RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
 
@@ -48,6 +47,8 @@ class RevelaTrainer(MethodTrainer):
     Raises:
         UserError: if a model has fewer positions than `max_length`, or the tokenizers do not suit the collator.
     """
+
+    method = REVELA
 
     _tag_names = ("revela",)
     adapts_retriever = True
@@ -99,10 +100,6 @@ class RevelaTrainer(MethodTrainer):
             return groups
         with args.main_process_first(desc="tokenising"):
             return tokenize_groups(groups, self.collator)
-
-    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-        """What `push_to_hub` publishes."""
-        return assemble_revela(checkpoint, folder, assembly)
 
     def model_names(self) -> str:
         """Both models'."""

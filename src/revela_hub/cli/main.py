@@ -1,6 +1,6 @@
 """The command line `revela-hub COMMAND ...`: finds the command's module, parses its arguments, reports mistakes.
 
-A command is a module of `revela_hub.cli.commands` with a docstring (its help text), a dataclass `Arguments`, a function
+The commands of a method are in its record, the others are modules of `revela_hub.cli.commands`: each has a docstring (its help text), a dataclass `Arguments`, a function
 `run(arguments)` and, where it takes arguments without a name, a tuple `POSITIONALS` of fields of that dataclass. Only
 the module that is asked for is imported, so that help and mistakes answer at once.
 
@@ -13,45 +13,34 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Container
-from typing import Any, NamedTuple
+from typing import Any
 
 from revela_hub import __version__
 from revela_hub.errors import UserError
+from revela_hub.hub_cards.method import Command
+from revela_hub.trainers.methods import METHODS
 
 PROGRAM = "revela-hub"
+OWN = "revela_hub.cli.commands"
 
 
-class Command(NamedTuple):
-    """A row of the table of commands."""
-
-    module: str  # in revela_hub.cli.commands
-    summary: str  # one line for the list of commands
-
-
+OF_METHODS = {name: command for method in METHODS.values() for name, command in method.commands.items()}
 COMMANDS = {
     "quickstart": Command(
-        "quickstart", "raw text on this machine to a trained, measured retriever, in minutes on a CPU"
+        f"{OWN}.quickstart", "raw text on this machine to a trained, measured retriever, in minutes on a CPU"
     ),
-    "train revela": Command("train_revela", "learn a retriever from raw text or code with Revela"),
-    "train retromae": Command("train_retromae", "pre-train an encoder for retrieval on raw text with RetroMAE"),
-    "train nvembed": Command("train_nvembed", "train a generalist embedder from a decoder with NV-Embed"),
-    "train cot-mote": Command("train_cot_mote", "pre-train and fine-tune a query and a passage expert with CoT-MoTE"),
-    "train imprag": Command("train_imprag", "teach a decoder to retrieve, read and answer at once with ImpRAG"),
-    "train contriever": Command("train_contriever", "train a retriever on raw text by contrast (a baseline)"),
-    "train replug": Command("train_replug", "train a retriever by a frozen language model's likelihoods (a baseline)"),
-    "train ra-it": Command("train_ra_it", "tune a decoder to answer from pasted passages, by trl (a baseline)"),
-    "train ra-dit": Command("train_ra_dit", "tune a retriever by what helps that decoder answer (a baseline)"),
-    "mine": Command("mine", "find hard negatives for pairs with a retriever or BM25"),
-    "synthesize": Command("synthesize", "have a language model write training pairs for tasks"),
-    "probe": Command("probe", "make a retrieval task out of raw text, to measure retrievers without labels"),
-    "export": Command("export", "turn a training checkpoint into a sentence-transformers folder"),
-    "evaluate": Command("evaluate", "measure a retriever, or BM25, on a retrieval task"),
-    "encode": Command("encode", "encode a corpus, whole or a shard of it, and go on where it stopped"),
-    "index": Command("index", "make a passage index on disk for search, answer and ImpRAG"),
-    "search": Command("search", "find passages in your files with a retriever"),
-    "answer": Command("answer", "answer prompts with an ImpRAG model, from passages that it finds in an index"),
-    "check": Command("check", "verify that a model loads and embeds as its readers will expect"),
-    "publish": Command("publish", "assemble, verify and upload a model to the Hugging Face Hub"),
+    **{name: command for name, command in OF_METHODS.items() if name.startswith("train ")},
+    "mine": Command(f"{OWN}.mine", "find hard negatives for pairs with a retriever or BM25"),
+    "synthesize": Command(f"{OWN}.synthesize", "have a language model write training pairs for tasks"),
+    "probe": Command(f"{OWN}.probe", "make a retrieval task out of raw text, to measure retrievers without labels"),
+    "export": Command(f"{OWN}.export", "turn a training checkpoint into a sentence-transformers folder"),
+    "evaluate": Command(f"{OWN}.evaluate", "measure a retriever, or BM25, on a retrieval task"),
+    "encode": Command(f"{OWN}.encode", "encode a corpus, whole or a shard of it, and go on where it stopped"),
+    "index": Command(f"{OWN}.index", "make a passage index on disk for search, answer and ImpRAG"),
+    "search": Command(f"{OWN}.search", "find passages in your files with a retriever"),
+    "check": Command(f"{OWN}.check", "verify that a model loads and embeds as its readers will expect"),
+    "publish": Command(f"{OWN}.publish", "assemble, verify and upload a model to the Hugging Face Hub"),
+    **{name: command for name, command in OF_METHODS.items() if not name.startswith("train ")},
 }
 
 
@@ -120,7 +109,7 @@ def _dispatch(argv: list[str], options: set[str]) -> None:
     from revela_hub.cli.output import quiet
     from revela_hub.cli.parser import CommandParser, build_arguments
 
-    program, module = f"{PROGRAM} {name}", f"revela_hub.cli.commands.{COMMANDS[name].module}"
+    program, module = f"{PROGRAM} {name}", COMMANDS[name].module
     told = _told(module)
     parser = CommandParser(told.Arguments, program, told.__doc__ or "", getattr(told, "POSITIONALS", ()))
     options.update(parser.hints)

@@ -38,7 +38,7 @@ def run(arguments: Arguments) -> None:
     """Writes the folders and prints how to load them."""
     import torch
 
-    from revela_hub.checkpoints import METHODS, export_checkpoint
+    from revela_hub.checkpoints import export_checkpoint, method_of
     from revela_hub.hub_cards.facts import describe
     from revela_hub.retrieval.disk import try_folder
 
@@ -47,7 +47,6 @@ def run(arguments: Arguments) -> None:
     output = export_checkpoint(
         arguments.checkpoint, arguments.output, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype
     )
-    folders = dict.fromkeys(name for method in METHODS.values() for name in method.folders)
-    for name in [*folders, *(["lm"] if arguments.lm else [])]:
-        if (folder := output / name).is_dir():
-            print(f"{'language model' if name == 'lm' else name}: {describe(folder).loading_code(str(folder))}")
+    for name in [*method_of(Path(arguments.checkpoint)).folders, *(["lm"] if arguments.lm else [])]:
+        folder = output / name
+        print(f"{'language model' if name == 'lm' else name}: {describe(folder).loading_code(str(folder))}")

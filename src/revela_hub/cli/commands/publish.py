@@ -46,11 +46,11 @@ class Arguments:
     )
     dry_run: bool = field(default=False, metadata={"help": "Assemble and verify, but upload nothing."})
     keep: str | None = field(default=None, metadata={"help": "Folder to leave the assembled files in."})
-    part: Literal["retriever", "sparse", "lm", "model"] = field(
+    part: str = field(
         default="retriever",
         metadata={
-            "help": "The retriever; of CoT-MoTE also its sparse form; of Revela also the language model; or all of it with"
-            " its code."
+            "help": "What to publish: the retriever, its sparse form (sparse), the language model (lm), or all of it with its"
+            " code (model), as far as the method has that part."
         },
     )
     adapter_only: bool = field(
@@ -75,6 +75,7 @@ def run(arguments: Arguments) -> None:
     from revela_hub.checkpoints import publish
     from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, as_table
     from revela_hub.retrieval.disk import try_folder
+    from revela_hub.trainers.methods import METHODS
 
     if arguments.keep:
         try_folder(Path(arguments.keep), "--keep")
@@ -95,7 +96,7 @@ def run(arguments: Arguments) -> None:
         adapter_only=arguments.adapter_only,
         max_length=arguments.max_length,
         dtype=getattr(torch, arguments.dtype) if arguments.dtype else None,
-        facts=ModelCardFacts.from_file(arguments.card) if arguments.card else None,
+        facts=ModelCardFacts.from_file(arguments.card, METHODS) if arguments.card else None,
         trust_remote_code=arguments.trust_remote_code,
     )
     published = publish(

@@ -210,6 +210,7 @@ def _report(
 
 def _write_card(report: dict[str, Any], models: Path, output: Path) -> None:
     from revela_hub.hub_cards import Figure, ModelCardFacts, Result, write_card
+    from revela_hub.trainers.revela import REVELA
 
     metrics = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
     names = {"retriever": None} | {key: remark for key, remark in REMARK.items() if key != "retriever"}
@@ -218,7 +219,7 @@ def _write_card(report: dict[str, Any], models: Path, output: Path) -> None:
         for key, name in names.items()
     ]
     facts = ModelCardFacts(
-        method="revela",
+        method=REVELA,
         description="A small retriever adapted by `revela-hub quickstart` to the Python code of one machine: with Revela, then"
         " by contrast on the docstrings of that code and their functions.",
         languages=("en",),

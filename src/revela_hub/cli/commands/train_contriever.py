@@ -84,5 +84,5 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         )
         trainer = ContrieverTrainer(model, arguments, train_dataset=rows, retrieval_task=task, **trainer_options)
         run.train(trainer)
-        trainer.finish(run, method="contriever", summary=str(report))
+        trainer.finish(run, summary=str(report))
     return run.output

@@ -114,7 +114,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     Raises:
         UserError: for data, models or options that do not work.
     """
-    from revela_hub.checkpoints import METHODS, export_checkpoint
+    from revela_hub.checkpoints import export_checkpoint
     from revela_hub.hub_cards import write_card
 
     with open_run(arguments) as run:
@@ -129,10 +129,10 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         trainer.save_model(str(run.output))
         if arguments.should_save:
             sources = map(str, [*arguments.data, arguments.pairs or ""])
-            facts = run.facts(trainer, method="cot_mote", models=("encoder",), summary=summary, sources=sources)
+            facts = run.facts(trainer, models=("encoder",), summary=summary, sources=sources)
             facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
             export_checkpoint(run.output, run.output)
-            for name in METHODS["cot_mote"].folders:
+            for name in trainer.method.folders:
                 write_card(run.output / name, facts, repo_id=arguments.hub_model_id)
         if arguments.push_to_hub:
             trainer.push_to_hub()

@@ -111,7 +111,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         trainer.save_model(str(run.output))
         if arguments.should_save:
             sources = map(str, [*arguments.data, *arguments.passages])
-            facts = run.facts(trainer, method="imprag", models=("backbone",), summary=data.report, sources=sources)
+            facts = run.facts(trainer, models=("backbone",), summary=data.report, sources=sources)
             facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
             export_checkpoint(run.output, run.output)
             write_card(run.output / MODEL, facts, repo_id=arguments.hub_model_id)

@@ -154,7 +154,6 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
         if arguments.should_save:
             facts = run.facts(
                 trainer,
-                method="nvembed",
                 models=("backbone", "mixture"),
                 summary=str(mixture.report),
                 sources=[task.source.path for task in mixture.tasks],

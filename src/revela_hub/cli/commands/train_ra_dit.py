@@ -117,7 +117,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         if arguments.should_save:
             sources = map(str, [*arguments.data, *arguments.passages])
             models = ("backbone" if arguments.retriever is None else "retriever", "reader")
-            facts = run.facts(trainer, method="ra_dit", models=models, summary=data.report, sources=sources)
+            facts = run.facts(trainer, models=models, summary=data.report, sources=sources)
             write_card(trainer.export(run.output / RETRIEVER), facts, repo_id=arguments.hub_model_id)
         run.finish(trainer)
     return run.output

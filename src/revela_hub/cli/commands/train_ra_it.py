@@ -87,7 +87,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         run.train(trainer)
         if arguments.should_save:
             sources = map(str, [*arguments.data, *arguments.passages])
-            facts = run.facts(trainer, method="ra_it", models=("backbone",), summary=data.report, sources=sources)
+            facts = run.facts(trainer, models=("backbone",), summary=data.report, sources=sources)
             write_card(trainer.export(run.output / MODEL), facts, repo_id=arguments.hub_model_id)
         run.finish(trainer)
     return run.output

@@ -90,5 +90,5 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             **trainer_options,
         )
         run.train(trainer)
-        trainer.finish(run, method="replug", summary=str(report))
+        trainer.finish(run, summary=str(report))
     return run.output

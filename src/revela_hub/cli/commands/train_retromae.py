@@ -111,9 +111,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         run.train(trainer)
         trainer.save_model(str(run.output))
         if arguments.should_save:
-            facts = run.facts(
-                trainer, method="retromae", models=("encoder",), summary=str(report), sources=map(str, arguments.data)
-            )
+            facts = run.facts(trainer, models=("encoder",), summary=str(report), sources=map(str, arguments.data))
             facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
             export_checkpoint(run.output, run.output)
             write_card(run.output / "encoder", facts, repo_id=arguments.hub_model_id)

@@ -118,7 +118,6 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
         if arguments.should_save:
             facts = run.facts(
                 trainer,
-                method="revela",
                 models=("retriever", "lm"),
                 summary=str(report),
                 sources=map(str, arguments.data),
