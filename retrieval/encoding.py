@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.retrieval.encoder import Encoder, as_vectors
 
 TOKENS = {"cpu": 1024}
@@ -51,8 +52,11 @@ def encode_texts(
         UserError: A number is NaN or infinite.
         ValueError: The encoder returned something else than a vector for each text.
     """
+    texts = [without_surrogates(text) for text in texts]
     method = encoder.encode_query if kind == "query" else encoder.encode_document
-    options = {"show_progress_bar": False} | options | ({} if prompt is None else {"prompt": prompt})
+    options = (
+        {"show_progress_bar": False} | options | ({} if prompt is None else {"prompt": without_surrogates(prompt)})
+    )
     convert = convert or (lambda encoded, count: as_vectors(encoded, count, normalize=False))
     if not _pads_tokens(encoder):
         vectors = convert(method(texts, batch_size=batch_size, **options), len(texts))

@@ -27,6 +27,8 @@ from revela_hub.retrieval.top_k import Hits
 Fusion = Literal["sum", "minmax", "rrf"]
 
 RRF_CONSTANT = 60
+WEIGHTS = (1e-6, 1e6)
+"""Between these a weight counts: scores are float32."""
 
 
 def fuse(
@@ -43,7 +45,7 @@ def fuse(
     Raises:
         UserError: Another fusion, or weights that are not one for each part.
     """
-    return _best(*_union(parts), k, fusion, _weights(weights, len(parts), fusion))
+    return _best(*_union(parts), k, fusion, part_weights(weights, len(parts), fusion))
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Hybrid:
         """Searches nothing yet."""
         self.parts = list(parts)
         self.fusion = fusion
-        self.weights = _weights(weights, len(parts), fusion)
+        self.weights = part_weights(weights, len(parts), fusion)
         self.depth = depth
         self.key = key_of("hybrid", [part.key for part in parts], fusion, self.weights, depth)
 
@@ -129,13 +131,23 @@ class Hybrid:
         return queries.found[depth]
 
 
-def _weights(weights: Sequence[float] | None, parts: int, fusion: str) -> list[float]:
+def part_weights(weights: Sequence[float] | None, parts: int, fusion: str) -> list[float]:
+    """Return the weights of a hybrid's parts.
+
+    Raises:
+        UserError: Another fusion; weights that are not one for each part, or so large or small that scores overflow or
+            vanish.
+    """
     if fusion not in get_args(Fusion):
         raise UserError(f"the fusion must be one of {', '.join(get_args(Fusion))}, not {fusion!r}")
     if weights is None:
         return [1.0 if fusion == "sum" else 1.0 / parts] * parts
-    if len(weights) != parts or not all(np.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
-        raise UserError(f"{parts} weights are needed, none below 0 and one above it, not {list(weights)}")
+    least, most = WEIGHTS
+    if len(weights) != parts or not any(weights) or not all(w == 0 or least <= w <= most for w in weights):
+        raise UserError(
+            f"a hybrid of {parts} parts needs {parts} weights, each 0 or between {least:g} and {most:g} and not all 0, not"
+            f" {' '.join(map(str, weights))}"
+        )
     return [float(weight) for weight in weights]
 
 

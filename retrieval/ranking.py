@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.dense import IndexKind, VectorIndex, open_index
 from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
-from revela_hub.retrieval.hybrid import Fusion, Hybrid
+from revela_hub.retrieval.hybrid import Fusion, Hybrid, part_weights
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.sparse import SparseIndex, as_terms, pack_terms
 from revela_hub.retrieval.texts import TextSource
@@ -90,6 +91,8 @@ class RankerSettings:
             len(set(self.parts)) != len(self.parts) or len(self.parts) < 2 or not set(self.parts) <= set(get_args(Part))
         ):
             raise UserError(f"a hybrid has two or three of {', '.join(get_args(Part))}, not {' '.join(self.parts)}")
+        if self.mode == "hybrid":
+            part_weights(self.weights, len(self.parts), self.fusion)  # now, and not when the vectors are there
 
     def compared_by(self, encoder: Any) -> str:
         """Return the similarity of the vectors of this encoder: the one that is set, or the encoder's own.
@@ -255,9 +258,10 @@ class SparseRanker:
 
     def encode(self, queries: Sequence[str]) -> Any:
         """See `Ranker`: a sparse matrix (Q, V)."""
-        options: dict[str, Any] = {} if self._settings.query_prompt is None else {"prompt": self._settings.query_prompt}
+        prompt = self._settings.query_prompt
+        options: dict[str, Any] = {} if prompt is None else {"prompt": without_surrogates(prompt)}
         weights = self._encoder.encode_query(
-            list(queries),
+            [without_surrogates(query) for query in queries],
             batch_size=self._settings.batch_size,
             max_active_dims=self._settings.max_query_terms,
             show_progress_bar=False,

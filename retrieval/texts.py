@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.retrieval.disk import whole_file
 
@@ -167,12 +168,7 @@ def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: 
 def _records(texts: Iterable[str | Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     for text in texts:
         record = {"text": text} if isinstance(text, str) else text
-        # Lone surrogates, which JSON can have, and which neither Arrow nor a tokenizer takes.
-        yield (
-            record
-            if record["text"].isascii()
-            else {**record, "text": record["text"].encode("utf-8", "replace").decode()}
-        )
+        yield record if record["text"].isascii() else {**record, "text": without_surrogates(record["text"])}
 
 
 def _key(text: str) -> int:

@@ -23,6 +23,7 @@ from revela_hub.data.sources.held_out import read_held_out, without_held_out
 from revela_hub.data.sources.report import ReadReport, skips
 from revela_hub.data.sources.rows import JSON_LINES, dataset_rows, json_lines_rows, row_documents
 from revela_hub.data.sources.source import HUB_PREFIX, Document, Kind, Source, SourceLike, parse_sources
+from revela_hub.data.sources.unicode import printable_name
 from revela_hub.errors import UserError
 
 # Text whose lines mean something: programs, and the data and markup that live beside them.
@@ -133,7 +134,8 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
     except UnicodeDecodeError:
         text = content.decode(errors="replace")
         report.replaced += 1
-    return Document(path.as_posix(), text.removeprefix("\ufeff"), path.as_posix(), source.kind or file_kind(path))
+    name = printable_name(path.as_posix())
+    return Document(name, text.removeprefix("\ufeff"), name, source.kind or file_kind(path))
 
 
 def source_files(source: Source, report: ReadReport) -> Iterator[Path]:

@@ -14,6 +14,7 @@ from typing import IO, Any, cast
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import HUB_PREFIX, Document, Source
+from revela_hub.data.sources.unicode import printable_name, without_surrogates
 from revela_hub.errors import UserError, first_line
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
@@ -93,6 +94,8 @@ def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     for where, text in text_lines(path, report):
         try:
             row = json.loads(text)
+            if "\\u" in text:
+                row = without_surrogates(row)
         except (json.JSONDecodeError, RecursionError) as error:
             problem = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
             raise UserError(f"{where}: not valid JSON ({problem}); {_REMEDY}") from error
@@ -107,7 +110,7 @@ def text_lines(path: Path, report: ReadReport | None = None) -> Iterator[tuple[s
     Raises:
         UserError: The gzip'd data are damaged.
     """
-    replaced = False
+    replaced, name = False, printable_name(path.as_posix())
     opened = gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
     with cast("IO[bytes]", opened) as file:
         try:
@@ -118,7 +121,7 @@ def text_lines(path: Path, report: ReadReport | None = None) -> Iterator[tuple[s
                     text = line.decode()
                 except UnicodeDecodeError:
                     text, replaced = line.decode(errors="replace"), True
-                yield f"{path.as_posix()}:{number}", text.removeprefix("\ufeff")
+                yield f"{name}:{number}", text.removeprefix("\ufeff")
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise UserError(f"{path}: damaged or not gzip'd ({error}); fetch or write it again") from error
     if report is not None:

@@ -170,3 +170,52 @@ def test_a_query_without_a_hit_says_why(
     assert main(["search", "bm25", "zebra", "--corpus", "docs", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["hits"] == [] and record["nothing_found"].startswith("no word of the query")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no names of files that are not UTF-8")
+@pytest.mark.parametrize("kind", ["bm25", "dense", "sparse"])
+def test_lone_surrogates_in_queries_and_names_of_files(
+    corpus: Path,
+    kind: str,
+    retriever_folder: Path,
+    tiny_sparse_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a terminal of another encoding gives, or half of an emoji, is no reason for a traceback."""
+    model = {"bm25": "bm25", "dense": str(retriever_folder), "sparse": str(tiny_sparse_folder)}[kind]
+    Path(os.fsdecode(b"docs/caf\xe9.txt")).write_text("the rivers of the north")
+    words = ["search", model, "--corpus", "docs", "--mode", kind, "--json", "--query_prompt", "\ud83d "]
+    words += [] if kind == "bm25" else ["--device", "cpu"]
+    assert main([*words, "--query", "rivers \ud83d caf\udce9"]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["query"] == "rivers \ufffd caf\ufffd"
+    assert "docs/caf\\udce9.txt" in [hit["path"] for hit in json.loads(line)["hits"]]
+    monkeypatch.setattr("sys.stdin", io.StringIO("rivers \udcff\n\ud800\n"))
+    assert main(words) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_lone_surrogates_in_a_task(
+    corpus: Path, retriever_folder: Path, tiny_sparse_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = corpus / "task"
+    (task / "qrels").mkdir(parents=True)
+    (task / "corpus.jsonl").write_text(
+        '{"_id": "d\\ud800", "text": "rivers \\udfff carry"}\n{"_id": "e", "text": "stones"}'
+    )
+    (task / "queries.jsonl").write_text('{"_id": "q", "text": "rivers \\ud83d"}\n')
+    (task / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\te\t1\n")
+    words = ["--corpus", "task", "--device", "cpu", "--json"]
+    assert main(["evaluate", "bm25", str(retriever_folder), *words]) == 0
+    assert main(["evaluate", str(tiny_sparse_folder), *words, "--mode", "sparse"]) == 0
+    capsys.readouterr()
+
+
+def test_a_text_that_the_output_has_not_is_escaped(tmp_path: Path) -> None:
+    """A stream of bytes in ASCII, as under LC_ALL=C: the result is there all the same."""
+    (tmp_path / "docs.jsonl").write_text('{"_id": "d", "text": "rivers \\u5ddd"}\n{"_id": "e", "text": "stones"}')
+    words = [sys.executable, "-m", "revela_hub", "search", "bm25", "rivers", "--corpus", "docs.jsonl", "--json"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["hits"][0]["text"] == "rivers \u5ddd"

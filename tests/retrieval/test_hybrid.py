@@ -108,7 +108,16 @@ def test_fuse_pads_and_keeps_the_lower_row_first() -> None:
 
 @pytest.mark.parametrize(
     ("fusion", "weights", "message"),
-    [("mean", None, "must be one of sum, minmax, rrf"), ("rrf", [1.0], "2 weights"), ("sum", [0.0, 0.0], "2 weights")],
+    [
+        ("mean", None, "must be one of sum, minmax, rrf"),
+        ("rrf", [1.0], "2 weights"),
+        ("sum", [0.0, 0.0], "2 weights"),
+        ("minmax", [1e308, 1e308], "between 1e-06 and 1e\\+06"),
+        ("minmax", [1e-320, 1e-320], "between 1e-06"),
+        ("minmax", [1.0, -0.5], "between 1e-06"),
+        ("rrf", [1.0, float("nan")], "not 1.0 nan"),
+        ("sum", [float("inf"), 1.0], "not inf 1.0"),
+    ],
 )
 def test_mistakes(fusion: str, weights: list[float] | None, message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM, ImpRAGModel
 from revela_hub.precision import in_fast_precision
@@ -161,7 +162,7 @@ class Answerer:
         Raises:
             UserError: a prompt is empty, or too long for the model.
         """
-        rows = self.tokenizer(list(prompts))["input_ids"]
+        rows = self.tokenizer([without_surrogates(prompt) for prompt in prompts])["input_ids"]
         self._check(rows, max_new_tokens, places or [f"prompt {n}" for n in range(1, len(rows) + 1)])
         for start in range(0, len(rows), batch_size):
             ids, mask = left_padded(rows[start : start + batch_size])

@@ -106,7 +106,7 @@ def _dispatch(argv: list[str], options: set[str]) -> None:
     if not name:
         return
     # Here and not above: the parser imports what the list of commands can do without.
-    from revela_hub.cli.output import quiet
+    from revela_hub.cli.output import any_text, quiet
     from revela_hub.cli.parser import CommandParser, build_arguments
 
     program, module = f"{PROGRAM} {name}", COMMANDS[name].module
@@ -116,7 +116,7 @@ def _dispatch(argv: list[str], options: set[str]) -> None:
     values = parser.read(rest)
     if values is None:
         return
-    with quiet(parser.quiet):
+    with quiet(parser.quiet), any_text():
         command = importlib.import_module(module)
         command.run(build_arguments(command.Arguments, values, program))
 

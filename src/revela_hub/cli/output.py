@@ -1,5 +1,6 @@
 """What a command says on the way, beside its results: on standard error, and not at all with `--quiet`."""
 
+import io
 import os
 import shlex
 import sys
@@ -30,6 +31,20 @@ def quiet(wanted: bool) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+@contextmanager
+def any_text() -> Iterator[None]:
+    r"""Lets the output take what its encoding has not, as `\udcff`: the name of a file, a text on a terminal in ASCII."""
+    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
+    before = [stream.errors for stream in streams]
+    for stream in streams:
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream, errors in zip(streams, before, strict=True):
+            stream.reconfigure(errors=errors)
 
 
 def is_quiet() -> bool:

@@ -113,7 +113,7 @@ def test_broken_compressed_file_is_named(folder: Path) -> None:
 def test_missing_files_are_named_with_what_is_there(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder .*elsewhere"):
         read_beir(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"no split 'dev' in .*qrels; there is: test, train \(choose with --split\)"):
+    with pytest.raises(UserError, match=r"no split 'dev' in .*qrels; there is: test, train; choose with --split"):
         read_beir(folder, "dev")
     (folder / "corpus.jsonl").unlink()
     with pytest.raises(UserError, match=r"no corpus\.jsonl \(or corpus\.jsonl\.gz\) in .* has: qrels, queries\.jsonl"):

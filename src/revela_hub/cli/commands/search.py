@@ -62,6 +62,8 @@ class Arguments(RankerOptions):
 
 def run(arguments: Arguments) -> None:
     """Builds or reads the index, then answers the query, or those of standard input."""
+    from revela_hub.data.sources.unicode import without_surrogates
+
     if bool(arguments.corpus) == bool(arguments.index):
         raise UserError("give either --corpus PATH ... or --index FOLDER (see revela-hub search --help)")
     _check_corpus(arguments)
@@ -72,7 +74,8 @@ def run(arguments: Arguments) -> None:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="revela-hub-search-")))
         passages = None if arguments.index else _read(arguments, temporary)
         ranker, passages = _ranker(arguments, passages, temporary)
-        for text in [arguments.query] if arguments.query is not None else _typed_queries():
+        queries = [arguments.query] if arguments.query is not None else _typed_queries()
+        for text in map(without_surrogates, queries):
             encoded = ranker.encode([text])
             [hits] = passages.found(ranker.search(encoded, arguments.top_k))
             nothing = "" if hits else ranker.why_nothing(encoded)[0] or "no passage has a term of the query"
