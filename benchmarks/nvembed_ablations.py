@@ -25,11 +25,11 @@ from transformers.utils import logging as transformers_logging
 
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.data.mixture.mixture import load_mixture
-from revela_hub.hub_cards.nvembed import export_nvembed, nvembed_encoder
 from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import NVEmbedModel
 from revela_hub.retrieval.mining.mining import MiningSettings, mine_negatives
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
+from revela_hub.trainers.nvembed.export import export_nvembed, nvembed_encoder
 from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedConfig
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assemble, Assembly, assemble_part, copy_finished
@@ -75,6 +76,15 @@ def publish(
     return publish_assembled(
         assemble, checkpoint, destination, assembly, dry_run=dry_run, keep=keep, methods=METHODS, say=say
     )
+
+
+def method_of_model(name: str | Path) -> Method | None:
+    """The method of a model, a folder or Hub id, by its config.json; None for a model of any other kind."""
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(name)
+    except (OSError, ValueError):  # no such model
+        return None
+    return next((method for method in METHODS.values() if method.model_type == fields.get("model_type")), None)
 
 
 def is_checkpoint(folder: str | Path) -> bool:

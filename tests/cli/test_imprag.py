@@ -58,7 +58,7 @@ def test_from_questions_to_answers(
     assert train(work, "out", "--passage_encoding", "independent", "--denoising_share", "0.5") == 0
     model, index = str(work / "out" / "model"), str(work / "index")
     assert "revela-hub answer" in capsys.readouterr().out
-    assert "retrieve with its bottom layers" in (work / "out" / "model" / "README.md").read_text()
+    assert "retrieve with its lower layers" in (work / "out" / "model" / "README.md").read_text()
     build = ["index", model, "--passages", str(work / "docs"), "--output", index]
     assert main([*build, "--states", "float16"]) == 0
     assert "12 passages" in capsys.readouterr().out
@@ -206,7 +206,7 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
     assert main(["search", retriever, "--index", str(work / "index"), "Which town has the river Dart?"]) == 0
     assert "1. " in capsys.readouterr().out
     assert main(["search", retriever, "--corpus", str(work / "docs"), "--query", "Dart", "--max-seq-length", "9"]) == 2
-    assert "an ImpRAG model reads texts as they are" in capsys.readouterr().err
+    assert "was trained with ImpRAG, which reads texts as they are" in capsys.readouterr().err
     for wrong, message in (
         ([], "either --retriever, or --backbone and --b"),
         (["--backbone", lm], "--backbone and --b go together"),

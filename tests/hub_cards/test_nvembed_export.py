@@ -14,8 +14,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoTokenizer, LlamaForCausalLM, LlamaTokenizer, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.nvembed import export_nvembed, nvembed_encoder, nvembed_tokenizer
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
+from revela_hub.trainers.nvembed.export import export_nvembed, nvembed_encoder, nvembed_tokenizer
 
 PROMPTS = {
     "query": "Instruct: answer\nQuery: ",

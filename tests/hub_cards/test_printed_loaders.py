@@ -13,7 +13,6 @@ from transformers import BertForMaskedLM
 
 from revela_hub.cli import main as cli
 from revela_hub.hub_cards import ModelCardFacts, with_eos, write_card
-from revela_hub.hub_cards.nvembed import export_nvembed
 from revela_hub.modeling import (
     CoTMoTEForPreTraining,
     ImpRAGForCausalLM,
@@ -21,6 +20,7 @@ from revela_hub.modeling import (
     RetroMAEForPreTraining,
     RevelaForCausalLM,
 )
+from revela_hub.trainers.nvembed.export import export_nvembed
 
 READER = """
 import json, sys, traceback

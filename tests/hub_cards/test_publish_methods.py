@@ -13,11 +13,11 @@ from transformers import BertForMaskedLM, BertModel, BertTokenizerFast, LlamaFor
 from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts
-from revela_hub.hub_cards.nvembed import export_nvembed
 from revela_hub.hub_cards.verify.verify import as_table, verify_all
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RetroMAEForPreTraining
 from revela_hub.trainers.imprag.export import assemble_imprag
 from revela_hub.trainers.nvembed import NVEMBED
+from revela_hub.trainers.nvembed.export import export_nvembed
 
 
 @pytest.fixture

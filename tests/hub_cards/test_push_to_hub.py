@@ -8,7 +8,6 @@ from loopback_hub import WRITER, LoopbackHub
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.nvembed import nvembed_encoder
 from revela_hub.modeling import NVEmbedModel
 from revela_hub.trainers import (
     NVEmbedTrainer,
@@ -17,6 +16,7 @@ from revela_hub.trainers import (
     RevelaTrainingArguments,
     load_backbones,
 )
+from revela_hub.trainers.nvembed.export import nvembed_encoder
 
 
 def trainer(folder: Path, llama: Path, texts: list[str], **options: object) -> RevelaTrainer:

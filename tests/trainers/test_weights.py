@@ -14,11 +14,11 @@ from transformers import BertForMaskedLM, BertModel, LlamaForCausalLM, PreTraine
 
 from revela_hub.checkpoints import export_checkpoint
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.nvembed import export_nvembed
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining, RevelaForCausalLM
 from revela_hub.retrieval.encoder import load_encoder
 from revela_hub.trainers import load_backbones
+from revela_hub.trainers.nvembed.export import export_nvembed
 
 
 @pytest.fixture

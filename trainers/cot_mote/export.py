@@ -1,12 +1,29 @@
-"""What a CoT-MoTE checkpoint becomes for its readers: dense routes, sparse routes, or the whole by its own code."""
+"""CoT-MoTE for its readers: a query and a document route of stock modules, dense or sparse, or the whole by its own code.
 
+The dense folder is a `SentenceTransformer`, Router(query, document) of Transformer and Pooling(cls), vectors as they are:
+scores are dot products. The sparse one is a `SparseEncoder`, Router(query, document) of Transformer(fill-mask),
+WordWeights and SpladePooling(max). The weights are 0 for the tokens that the tokenizer puts around a text, [CLS] and
+[SEP], and 1 for all others: a token whose logits are 0 has no part in the maximum, and the pooling itself cannot leave one
+out. (Where a text has "[SEP]" written in it, that token has no part either.)
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
+from sentence_transformers.sparse_encoder.modules import SpladePooling
 from transformers import PreTrainedTokenizerBase
 
-from revela_hub.hub_cards.assemble import Assembled, Assembly, write_reference
-from revela_hub.hub_cards.cot_mote import EXPERTS, export_model, export_routes
+from revela_hub.errors import UserError
+from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
+from revela_hub.hub_cards.export import save_backbone, save_tokenizer, with_pooler
 from revela_hub.hub_cards.tokenizers import padding_right
 from revela_hub.hub_cards.verify.vectors import probe_texts
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
@@ -55,3 +72,98 @@ def _save_reference(
             parts.append(torch.cat(both.get(part, (output.pooler_output, output.sparse)), dim=-1).float())
         vectors[task] = torch.cat(parts)
     return write_reference(folder, vectors, length)
+
+
+EXPERTS = {"query": "query", "document": "passage"}  # of sentence-transformers' routes
+
+
+def export_routes(
+    model: CoTMoTEModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    sparse: bool,
+    max_lengths: dict[str, int],
+    dtype: torch.dtype | None = None,
+) -> Path:
+    """Writes a folder that needs no code: `SentenceTransformer(folder)`, or with `sparse` `SparseEncoder(folder)`.
+
+    Args:
+        model: the model, without a decoder.
+        tokenizer: of it; copied, and made to pad on the right.
+        folder: where to write.
+        sparse: sparse vectors over the vocabulary, or dense ones.
+        max_lengths: tokens kept of a text by the routes `query` and `document`.
+        dtype: type of the stored weights; by default the one they have.
+
+    Raises:
+        UserError: a tokenizer that knows more tokens than the model.
+    """
+    tokenizer = padding_right(tokenizer)
+    vocabulary = model.config.get_text_config().vocab_size
+    if len(tokenizer) > vocabulary:
+        raise UserError(f"the tokenizer has {len(tokenizer)} tokens, more than the model's {vocabulary}")
+    with tempfile.TemporaryDirectory() as scratch:
+        routes: dict[str, list[Any]] = {}
+        for task, expert in EXPERTS.items():
+            own = Path(scratch, task)
+            route: Any = model.route(expert)
+            save_backbone(route if sparse else with_pooler(route.base_model), own, dtype=dtype)
+            length = min(max_lengths[task], model.max_length)
+            save_tokenizer(tokenizer, own, max_length=length)
+            transformer = Transformer(
+                str(own),
+                transformer_task="fill-mask" if sparse else "feature-extraction",
+                max_seq_length=length,
+                model_kwargs={"dtype": "auto"},
+            )
+            routes[task] = [transformer, *(_sparse_head(model, tokenizer) if sparse else _dense_head(model))]
+        # No default route: without a task it is not known whose expert is meant, and the Router says so.
+        router = Router.for_query_document(
+            routes["query"], routes["document"], default_route=None, allow_empty_key=False
+        )
+        kind: Any = SparseEncoder if sparse else SentenceTransformer
+        prompts = {"query": "", "document": ""}
+        encoder = kind(modules=[router], prompts=prompts, similarity_fn_name="dot", device="cpu")
+        encoder.save_pretrained(str(folder), create_model_card=False)
+    for config in sorted(folder.rglob("config.json")):
+        if "architectures" in json.loads(config.read_text(encoding="utf-8")):
+            forget_origins(config.parent)
+    return folder
+
+
+def _dense_head(model: CoTMoTEModel) -> list[Any]:
+    return [Pooling(model.config.get_text_config().hidden_size, pooling_mode="cls")]
+
+
+def _sparse_head(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    vocabulary, own = model.config.get_text_config().vocab_size, model.config.special_token_ids
+    around = tokenizer("")["input_ids"]
+    special = around[:1] if own is None else dict.fromkeys([*around, *own])
+    # By their numbers: names may be missing for some, and the module would take <S> for <s>.
+    numbers = [str(token) for token in range(vocabulary)]
+    weights = WordWeights(numbers, {str(token): 0.0 for token in special}, unknown_word_weight=1)
+    return [weights, SpladePooling("max", embedding_dimension=vocabulary)]
+
+
+def export_model(
+    model: CoTMoTEModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    max_length: int,
+    dtype: torch.dtype | None = None,
+) -> Path:
+    """Writes `AutoModel.from_pretrained(folder, trust_remote_code=True)`: both vectors, what is shared stored once.
+
+    Args:
+        model: the model, without a decoder.
+        tokenizer: of it.
+        folder: where to write.
+        max_length: tokens that the tokenizer keeps of a text.
+        dtype: type of the stored weights; by default the one they have.
+    """
+    save_backbone(model, folder, dtype=dtype)
+    forget_origins(folder, "encoder")
+    save_tokenizer(padding_right(tokenizer), folder, max_length=min(max_length, model.max_length))
+    return folder

@@ -20,11 +20,11 @@ from revela_hub.checkpoints import export_checkpoint
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.nvembed import nvembed_encoder
 from revela_hub.trainers.nvembed import trainer as nvembed_trainer
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import load_nvembed
 from revela_hub.trainers.nvembed.collator import NVEmbedCollator, text_columns
+from revela_hub.trainers.nvembed.export import nvembed_encoder
 from revela_hub.trainers.nvembed.trainer import TRAINED_WEIGHTS, NVEmbedTrainer
 
 WORDS = "river sea mountain fox dog text layer chunk paris tokyo area width height retriever".split()

@@ -126,7 +126,7 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
     """
     from revela_hub.data.mixture.mixture import load_mixture
     from revela_hub.hub_cards import write_card
-    from revela_hub.hub_cards.nvembed import nvembed_encoder
+    from revela_hub.trainers.nvembed.export import nvembed_encoder
 
     with open_run(arguments) as run:
         if run.nothing_to_do:
