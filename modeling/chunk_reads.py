@@ -10,7 +10,7 @@ with S = Q_i K_j^T, P = softmax(S), n = ||V_j||_2 + eps by row (without V-normal
     dV_j += w (A^T G - (A^T y) * V_j / ||V_j||_2)     (the second part with V-normalisation only)
 
 Shapes: N chunks, K key/value heads, R query heads of each, L tokens, T = L * R queries (the R of a token in succession),
-D head dimension, P pairs, J chunks that one chunk reads at a time, t and l the queries and keys of them that are no padding.
+D head dimension, E that of the values (the same in most families), P pairs, J chunks that one chunk reads at a time, t and l the queries and keys of them that are no padding.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,28 +40,29 @@ class Options:
 def read_pairs(
     query_NKTD: Tensor,
     key_NKLD: Tensor,
-    value_NKLD: Tensor,
+    value_NKLE: Tensor,
     weight_P: Tensor,
     pairs_2P: Tensor,
     lengths_N: Tensor | None,
     options: Options,
 ) -> Tensor:
-    """Returns (N, K, T, D) in the type of the weights; N pairs at a time, recomputed in the backward pass.
+    """Returns (N, K, T, E) in the type of the weights; N pairs at a time, recomputed in the backward pass.
 
     Args:
         query_NKTD: scaled queries.
         key_NKLD: keys.
-        value_NKLD: values.
+        value_NKLE: values.
         weight_P: of each pair, at least float32.
         pairs_2P: the reader and the chunk that is read.
         lengths_N: tokens of each chunk, at least 1; the rest of its row is padding. None if there is no padding.
         options: see there.
     """
     n = len(query_NKTD)
-    output = torch.zeros(query_NKTD.shape, dtype=weight_P.dtype, device=weight_P.device)
+    shape = (*query_NKTD.shape[:-1], value_NKLE.shape[-1])
+    output = torch.zeros(shape, dtype=weight_P.dtype, device=weight_P.device)
     for i, j, weight in zip(*(x.split(n) for x in (*pairs_2P, weight_P)), strict=True):
         mask = None if lengths_N is None else key_mask(lengths_N[j], key_NKLD.shape[2])
-        part = checkpointed(_read_rows, query_NKTD, key_NKLD, value_NKLD, i, j, mask, weight, options)
+        part = checkpointed(_read_rows, query_NKTD, key_NKLD, value_NKLE, i, j, mask, weight, options)
         output = output.index_add(0, i, part.to(output.dtype))  # autocast computes the products in bf16
     return output
 
@@ -69,7 +70,7 @@ def read_pairs(
 def read_pairs_on_cpu(
     query_NKTD: Tensor,
     key_NKLD: Tensor,
-    value_NKLD: Tensor,
+    value_NKLE: Tensor,
     weight_P: Tensor,
     pairs_2P: Tensor,
     lengths_N: Tensor | None,
@@ -78,8 +79,8 @@ def read_pairs_on_cpu(
     """The same by `PairReads`; what a padded query reads is 0."""
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
-        query_NKTD, key_NKLD, value_NKLD = (x.to(dtype) for x in (query_NKTD, key_NKLD, value_NKLD))
-    output: Tensor = _apply(query_NKTD, key_NKLD, value_NKLD, weight_P, pairs_2P, lengths_N, options)
+        query_NKTD, key_NKLD, value_NKLE = (x.to(dtype) for x in (query_NKTD, key_NKLD, value_NKLE))
+    output: Tensor = _apply(query_NKTD, key_NKLD, value_NKLE, weight_P, pairs_2P, lengths_N, options)
     return output
 
 
@@ -98,22 +99,22 @@ class PairReads(torch.autograd.Function):
         ctx: Any,
         query_NKTD: Tensor,
         key_NKLD: Tensor,
-        value_NKLD: Tensor,
+        value_NKLE: Tensor,
         weight_P: Tensor,
         pairs_2P: Tensor,
         lengths_N: Tensor | None,
         options: Options,
     ) -> Tensor:
         """Keeps the inputs only."""
-        ctx.save_for_backward(query_NKTD, key_NKLD, value_NKLD, weight_P)
+        ctx.save_for_backward(query_NKTD, key_NKLD, value_NKLE, weight_P)
         ctx.rest = (pairs_2P, lengths_N, options)
-        output_NKTD = torch.zeros(query_NKTD.shape, dtype=weight_P.dtype)
-        chunks = _Chunks(key_NKLD, value_NKLD, options)
+        output_NKTE = torch.zeros((*query_NKTD.shape[:-1], value_NKLE.shape[-1]), dtype=weight_P.dtype)
+        chunks = _Chunks(key_NKLD, value_NKLE, options)
         for block in _blocks(query_NKTD, key_NKLD, pairs_2P, lengths_N):
-            query, output = (x[block.i, :, : block.queries] for x in (query_NKTD, output_NKTD))
+            query, output = (x[block.i, :, : block.queries] for x in (query_NKTD, output_NKTE))
             weights = chunks.weights(query, block, weight_P.dtype).mul_(weight_P[block.places, None])
-            _add_product(output, weights.flatten(2), chunks.of(chunks.value_KNLD, block))
-        return output_NKTD
+            _add_product(output, weights.flatten(2), chunks.of(chunks.value_KNLE, block))
+        return output_NKTE
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -122,16 +123,16 @@ class PairReads(torch.autograd.Function):
         inputs = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
             return *_differentiable_gradients(ctx, grads[0]), None, None, None
-        query_NKTD, key_NKLD, value_NKLD, weight_P = inputs
+        query_NKTD, key_NKLD, value_NKLE, weight_P = inputs
         dtype = weight_P.dtype
-        grad_NKTD = grads[0].to(query_NKTD.dtype)
-        chunks = _Chunks(key_NKLD, value_NKLD, options)
+        grad_NKTE = grads[0].to(query_NKTD.dtype)
+        chunks = _Chunks(key_NKLD, value_NKLE, options)
         d_query, d_weight = torch.zeros(query_NKTD.shape, dtype=dtype), torch.zeros_like(weight_P)
-        d_key, d_value = (torch.zeros(chunks.key_KNLD.shape, dtype=dtype) for _ in range(2))
+        d_key, d_value = (torch.zeros(x.shape, dtype=dtype) for x in (chunks.key_KNLD, chunks.value_KNLE))
         d_norm = torch.zeros(d_value.shape[:3], dtype=dtype)
         for block in _blocks(query_NKTD, key_NKLD, pairs_2P, lengths_N):
-            query, grad, dq = (x[block.i, :, : block.queries] for x in (query_NKTD, grad_NKTD, d_query))
-            key, value = (chunks.of(x, block) for x in (chunks.key_KNLD, chunks.value_KNLD))
+            query, grad, dq = (x[block.i, :, : block.queries] for x in (query_NKTD, grad_NKTE, d_query))
+            key, value = (chunks.of(x, block) for x in (chunks.key_KNLD, chunks.value_KNLE))
             weights, factor_J1 = chunks.weights(query, block, dtype), weight_P[block.places, None]
             scores = torch.bmm(grad, value.mT).to(dtype).view_as(weights)  # G V^T, and then dS
             read_KtJ1 = (weights * scores).sum(-1, keepdim=True)  # y
@@ -151,7 +152,7 @@ class PairReads(torch.autograd.Function):
                 total[:, :, : block.keys].index_add_(1, block.j, part.unflatten(1, (len(block.j), -1)))
         if chunks.norm_KNL is not None:
             length_KNL = (chunks.norm_KNL - options.eps).clamp(min=torch.finfo(dtype).tiny)
-            d_value.addcmul_(chunks.value_KNLD.to(dtype), (d_norm / length_KNL)[..., None])
+            d_value.addcmul_(chunks.value_KNLE.to(dtype), (d_norm / length_KNL)[..., None])
         of_inputs = (d_query, d_key.transpose(0, 1), d_value.transpose(0, 1), d_weight)
         return *(d.to(x.dtype) for d, x in zip(of_inputs, inputs, strict=True)), None, None, None
 
@@ -188,11 +189,11 @@ def _blocks(query_NKTD: Tensor, key_NKLD: Tensor, pairs_2P: Tensor, lengths_N: T
 class _Chunks:
     """Keys and values so that those of several chunks are one matrix for each head."""
 
-    def __init__(self, key_NKLD: Tensor, value_NKLD: Tensor, options: Options) -> None:
-        self.key_KNLD, self.value_KNLD = (x.transpose(0, 1).contiguous() for x in (key_NKLD, value_NKLD))
+    def __init__(self, key_NKLD: Tensor, value_NKLE: Tensor, options: Options) -> None:
+        self.key_KNLD, self.value_KNLE = (x.transpose(0, 1).contiguous() for x in (key_NKLD, value_NKLE))
         self.norm_KNL: Tensor | None = None
         if options.v_normalization:
-            wide = self.value_KNLD.to(torch.promote_types(value_NKLD.dtype, torch.float32))
+            wide = self.value_KNLE.to(torch.promote_types(value_NKLE.dtype, torch.float32))
             self.norm_KNL = torch.linalg.vector_norm(wide, dim=-1) + options.eps
 
     def of(self, of_all_KNLD: Tensor, block: _Block) -> Tensor:
@@ -249,22 +250,22 @@ def checkpointed(function: Callable[..., Tensor], *args: Any) -> Tensor:
 def _read_rows(
     query_NKTD: Tensor,
     key_NKLD: Tensor,
-    value_NKLD: Tensor,
+    value_NKLE: Tensor,
     i: Tensor,
     j: Tensor,
     mask_PL: Tensor | None,
     weight_P: Tensor,
     options: Options,
 ) -> Tensor:
-    return weighted_read(query_NKTD[i], key_NKLD[j], value_NKLD[j], mask_PL, weight_P[:, None, None, None], options)
+    return weighted_read(query_NKTD[i], key_NKLD[j], value_NKLE[j], mask_PL, weight_P[:, None, None, None], options)
 
 
 def weighted_read(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor, options: Options
 ) -> Tensor:
-    """Weighted reads w * b, of shape (X, K, T, D).
+    """Weighted reads w * b, of shape (X, K, T, E).
 
-    Scaled queries are (X, K, T, D), keys and values (X, K, L, D), the mask (X, L), and weights (X, 1, T or 1, 1).
+    Scaled queries are (X, K, T, D), keys (X, K, L, D), values (X, K, L, E), the mask (X, L), and weights (X, 1, T or 1, 1).
     """
     if mask is not None:
         mask = mask[:, None, None, :]
@@ -297,16 +298,15 @@ def _sdpa_read(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor, options: Options
 ) -> Tensor:
     """By a fused kernel without a mask, which the fastest of them do not take: padding is a column of the keys."""
-    dim = value.shape[-1]
     if mask is not None:
         key = torch.cat([key, F.pad(PADDING * (~mask.mT).to(key.dtype), (0, 7)).expand(-1, key.shape[1], -1, -1)], -1)
         query = F.pad(F.pad(query, (0, 1), value=1.0), (0, 7))
-    elif options.v_normalization:
-        query, key = F.pad(query, (0, 8)), F.pad(key, (0, 8))
+    value = _with_norm(value) if options.v_normalization else value
+    dim, wide = value.shape[-1], max(key.shape[-1], value.shape[-1])
     # Fused kernels want equal head dimensions.
-    value = _with_norm(value) if options.v_normalization else F.pad(value, (0, key.shape[-1] - value.shape[-1]))
-    output = F.scaled_dot_product_attention(query, key, value, dropout_p=options.dropout, scale=1.0)
-    return _normalized(output, weight, options) if options.v_normalization else output[..., :dim] * weight
+    query, key, value = (x if x.shape[-1] == wide else F.pad(x, (0, wide - x.shape[-1])) for x in (query, key, value))
+    output = F.scaled_dot_product_attention(query, key, value, dropout_p=options.dropout, scale=1.0)[..., :dim]
+    return _normalized(output, weight, options) if options.v_normalization else output * weight
 
 
 def _with_norm(value: Tensor) -> Tensor:

@@ -140,10 +140,17 @@ def _latent_config(
 def _set_mask(config: PreTrainedConfig, mask: Mask) -> None:
     """Sets what transformers' mask functions read: `is_causal`, and a window that no text is longer than."""
     config.is_causal = mask == "causal"
-    if mask == "bidirectional" and getattr(config, "sliding_window", None) is not None:
-        # Where layers are named by their kind of attention, transformers refuses a window of None.
-        sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-        config.sliding_window = config.max_position_embeddings if sliding else None
+    if mask == "causal":
+        return
+    kinds = getattr(config, "layer_types", None)
+    if kinds and "chunked_attention" in kinds:  # a mask that is always causal (Llama 4)
+        config.layer_types = ["full_attention" if kind == "chunked_attention" else kind for kind in kinds]
+    if getattr(config, "sliding_window", None) is not None:
+        wide = getattr(config, "max_position_embeddings", None) or 2**31 - 1
+        try:  # None spares the mask; where layers are named by their kind of attention, transformers refuses it
+            config.sliding_window = wide if kinds else None
+        except Exception:  # so do the configurations in which it is declared as a number (Moshi)
+            config.sliding_window = wide
 
 
 NVEmbedConfig.register_for_auto_class()

@@ -15,6 +15,17 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from .backbones import (
+    CHOOSE,
+    body,
+    check_interface,
+    check_mask,
+    checking,
+    load_backbone,
+    recorded_attention,
+    some_tokens,
+    tolerance,
+)
 from .configuration_imprag import ImpRAGConfig
 from .passage_attention import LayerStates, PassageStates, Reading
 
@@ -96,17 +107,19 @@ class ImpRAGModel(PreTrainedModel):
             **config: the other fields of `ImpRAGConfig`: b, t, k, l_max, passage_encoding.
 
         Raises:
-            ValueError: if the backbone is no decoder with transformers' attention interface, or a field is out of range.
+            ValueError: if its checkpoint lacks weights, such as those of the head, if it is not a causal decoder that can
+                read passages by its attention in layers b to t, or if a field is out of range.
         """
         if isinstance(backbone, str):
-            load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype, "use_safetensors": True}
+            load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype}
             if attn_implementation is not None:
                 load["attn_implementation"] = attn_implementation
-            loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(backbone, **load)
+            loaded = load_backbone(AutoModelForCausalLM, backbone, **load)
         else:
             loaded = backbone
         check_backbone(loaded)
         model = cls(ImpRAGConfig(backbone=loaded.config, **config), loaded)
+        model._check_reading()
         model.config.dtype = loaded.dtype
         if loaded.generation_config is not None:
             model.generation_config = copy.deepcopy(loaded.generation_config)
@@ -114,8 +127,7 @@ class ImpRAGModel(PreTrainedModel):
 
     def get_decoder(self) -> PreTrainedModel:
         """The backbone without its output projection."""
-        decoder: PreTrainedModel = self.backbone.get_decoder()
-        return decoder
+        return body(self.backbone)
 
     def get_input_embeddings(self) -> nn.Module:
         """The backbone's token embeddings."""
@@ -248,7 +260,8 @@ class ImpRAGModel(PreTrainedModel):
         return Retrieved(scores, ids_BkP.to(input_ids.device), mask_BkP.to(input_ids.device), rows=rows)
 
     def _layers(self) -> nn.ModuleList:
-        layers: nn.ModuleList = self.get_decoder().layers  # type: ignore[assignment]
+        decoder = self.get_decoder()
+        layers: nn.ModuleList = decoder.get_submodule(layers_name(decoder))  # type: ignore[assignment]
         return layers
 
     def _read_by_own_attention(self) -> None:
@@ -260,12 +273,52 @@ class ImpRAGModel(PreTrainedModel):
             eager = capped or implementation == "eager"
             self.backbone.set_attn_implementation("imprag_eager" if eager else "imprag_sdpa")
 
+    @torch.no_grad()
+    def _check_reading(self) -> None:
+        """A prompt that reads a passage: its states have to reach the attention of layers b to t, with a cache or without.
+
+        Raises:
+            ValueError: the backbone is not a causal decoder, or reading does not work in its family.
+        """
+        backbone, b, t = self.backbone, self.config.b, self.config.t
+        with checking(backbone, "ImpRAG"):
+            check_mask(backbone, causal=True)
+            before = backbone.config._attn_implementation
+            self._read_by_own_attention()
+            passage_1S, prompt_1L = some_tokens(backbone, 1, 7).split([3, 4], dim=-1)
+            with recorded_attention(backbone) as calls:
+                backbone(prompt_1L, imprag=Reading(), use_cache=False)
+                called = [call.layer for call in calls if "imprag" in call.arguments]
+                once = [layer for layer in range(len(self._layers())) if called.count(layer) == 1]
+                if wrong := [layer for layer in range(b, t + 1) if layer not in once]:
+                    raise ValueError(
+                        f"layer {wrong[0]}, of b={b} to t={t}, calls no attention that it could read with, or more than one"
+                        f" (layers that read: {', '.join(map(str, once)) or 'none'})"
+                    )
+                states = self._passage_states(passage_1S, torch.ones_like(passage_1S).bool(), None)
+                whole, alone = (
+                    backbone(prompt_1L, imprag=Reading(states=read), use_cache=False).logits[:, -1]
+                    for read in (states, None)
+                )
+                start = backbone(prompt_1L[:, :-1], imprag=Reading(states=states), use_cache=True)
+                last = backbone(
+                    prompt_1L[:, -1:],
+                    past_key_values=start.past_key_values,
+                    imprag=Reading(states=states),
+                    use_cache=True,
+                ).logits[:, -1]
+            backbone.set_attn_implementation(before)
+            if float((whole - last).abs().max()) > tolerance(whole):
+                raise ValueError("generating with a cache gives other logits than reading the whole text")
+            if torch.equal(whole, alone):
+                raise ValueError("its logits do not depend on the passages")
+
     def _run_bottom(self, ids_NL: Tensor, last: int, reading: Reading, positions: Tensor | None) -> None:
         """Layers 0..last over right-padded tokens; causality hides the padding."""
         self._read_by_own_attention()
         decoder = self.get_decoder()
         bottom = copy.copy(decoder)  # shares its modules, but for the list of layers
-        bottom._modules = {**decoder._modules, "layers": nn.ModuleList(self._layers()[: last + 1])}
+        bottom._modules = {**decoder._modules, layers_name(decoder): nn.ModuleList(self._layers()[: last + 1])}
         bottom(input_ids=ids_NL, position_ids=positions, use_cache=False, imprag=reading)
 
     def _last_token(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -338,20 +391,18 @@ class ImpRAGModel(PreTrainedModel):
 def check_backbone(backbone: PreTrainedModel) -> None:
     """Raises ValueError if the model is no decoder whose layers go through transformers' attention interface."""
     name = type(backbone).__name__
-    layers = getattr(backbone.get_decoder(), "layers", None)
-    if backbone.config.is_encoder_decoder or layers is None or not _is_causal(layers):
-        raise ValueError(f"{name} is not a causal decoder: choose one (Llama, Qwen, Mistral, Gemma, ...)")
-    if not backbone._supports_attention_backend or not backbone._can_set_attn_implementation():
-        raise ValueError(
-            f"{name} does not use transformers' attention interface, which reading passages needs;"
-            " choose a decoder that does (Llama, Qwen, Mistral, Gemma, ...)"
-        )
+    if backbone.config.is_encoder_decoder or not layers_name(body(backbone)):
+        raise ValueError(f"{name} is not a causal decoder; {CHOOSE}")
+    if backbone.get_output_embeddings() is None:
+        raise ValueError(f"{name} has no language-model head: load it with AutoModelForCausalLM")
+    check_interface(backbone, "reading passages")
 
 
-def _is_causal(layers: nn.ModuleList) -> bool:
-    """Whether every attention of every layer is causal, as the families' own attention modules say."""
-    causal = [module.is_causal for module in layers.modules() if hasattr(module, "is_causal")]
-    return bool(causal) and all(causal)
+def layers_name(decoder: PreTrainedModel) -> str:
+    """What a family calls its list of layers; empty if it has none."""
+    layers = decoder.config.get_text_config().num_hidden_layers
+    found = (name for name, m in decoder.named_children() if isinstance(m, nn.ModuleList) and len(m) == layers)
+    return next(found, "")
 
 
 def _at_layer_b(

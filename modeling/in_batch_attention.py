@@ -18,11 +18,10 @@ How it is computed is chosen once for a forward pass, by what comes in:
 Neither the scores (B x B x L x L) nor the outputs (B x B x L x d) of all pairs of a large group ever exist together.
 Grouped-query heads are folded into the query length, which repeats no key or value.
 
-Shapes: G groups, B chunks of a group, N = G * B rows, L tokens, H heads, K key/value heads, R = H / K, D head dimension,
+Shapes: G groups, B chunks of a group, N = G * B rows, L tokens, H heads, K key/value heads, R = H / K, D head dimension, E that of the values (D in most families),
 P pairs of chunks, T = L * R queries of a chunk (the R of a token in succession).
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +32,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from .backbones import eager_attention
 from .chunk_reads import Options, checkpointed, key_mask, read_pairs, read_pairs_on_cpu, weighted_read
 
 # Of the outputs that one fused call on a GPU may have before they are weighted and summed.
@@ -74,8 +74,7 @@ def revela_eager_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Attention function `revela_eager`: the model's own eager attention plus the cross-document part."""
-    # Eager attention is not in the interface: each modeling file has its own, with what that family does differently.
-    own = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+    own = eager_attention(module)
     return _in_batch_attention(own, True, module, query, key, value, attention_mask, **kwargs)
 
 
@@ -109,9 +108,9 @@ def _in_batch_attention(
 
 
 def cross_document_attention(
-    query_NHLD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor, in_batch: InBatch, options: Options
+    query_NHLD: Tensor, key_NKLD: Tensor, value_NKLE: Tensor, in_batch: InBatch, options: Options
 ) -> Tensor:
-    """Returns sum_{j != i} Sim[i, j] * b_ij of scaled queries, of shape (N, L, H, D), at least in float32.
+    """Returns sum_{j != i} Sim[i, j] * b_ij of scaled queries, of shape (N, L, H, E), at least in float32.
 
     What padded queries read is of no use, and 0 where it is not computed.
     """
@@ -122,14 +121,14 @@ def cross_document_attention(
     query_NKTD = query_NKRLD.transpose(2, 3).reshape(n, kv_heads, -1, dim)
     on_cpu = query_NHLD.device.type == "cpu"
     if in_batch.pairs_2P is None and not on_cpu:
-        output_NKTD = all_pairs(query_NKTD, key_NKLD, value_NKLD, in_batch, options)
+        output_NKTE = all_pairs(query_NKTD, key_NKLD, value_NKLE, in_batch, options)
     else:
         pairs_2P = every_pair(in_batch.similarity_GBB) if in_batch.pairs_2P is None else in_batch.pairs_2P
         weight_P = in_batch.similarity_GBB.flatten(0, 1)[pairs_2P[0], pairs_2P[1] % in_batch.similarity_GBB.shape[-1]]
         read = read_pairs_on_cpu if on_cpu and not options.dropout and options.softcap is None else read_pairs
-        output_NKTD = read(query_NKTD, key_NKLD, value_NKLD, weight_P, pairs_2P, in_batch.lengths_N, options)
-    output_NKLRD = output_NKTD.view(n, kv_heads, length, -1, dim)
-    return output_NKLRD.transpose(1, 2).reshape(n, length, heads, dim)
+        output_NKTE = read(query_NKTD, key_NKLD, value_NKLE, weight_P, pairs_2P, in_batch.lengths_N, options)
+    output_NKLRE = output_NKTE.view(n, kv_heads, length, -1, value_NKLE.shape[-1])
+    return output_NKLRE.transpose(1, 2).reshape(n, length, heads, -1)
 
 
 def every_pair(similarity_GBB: Tensor) -> Tensor:
@@ -140,8 +139,8 @@ def every_pair(similarity_GBB: Tensor) -> Tensor:
     return pairs[:, :, ~torch.eye(size, dtype=torch.bool)].flatten(1)
 
 
-def all_pairs(query_NKTD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor, in_batch: InBatch, options: Options) -> Tensor:
-    """(N, K, T, D): all queries of a group read a block of its chunks, in one call for the chunks of all groups."""
+def all_pairs(query_NKTD: Tensor, key_NKLD: Tensor, value_NKLE: Tensor, in_batch: InBatch, options: Options) -> Tensor:
+    """(N, K, T, E): all queries of a group read a block of its chunks, in one call for the chunks of all groups."""
     groups, size, _ = in_batch.similarity_GBB.shape
     n, kv_heads, queries, dim = query_NKTD.shape
     similarity = in_batch.similarity_GBB * ~torch.eye(size, dtype=torch.bool, device=query_NKTD.device)
@@ -151,29 +150,29 @@ def all_pairs(query_NKTD: Tensor, key_NKLD: Tensor, value_NKLD: Tensor, in_batch
         block = 1  # which has the scores in memory
     mask_NL = None if in_batch.lengths_N is None else key_mask(in_batch.lengths_N, key_NKLD.shape[2])
     # split, not indexing: its backward puts the gradients together instead of adding zero-filled tensors.
-    blocks = [x.view(groups, size, *x.shape[1:]).split(block, 1) for x in (key_NKLD, value_NKLD)]
+    blocks = [x.view(groups, size, *x.shape[1:]).split(block, 1) for x in (key_NKLD, value_NKLE)]
     masks = [None] * len(blocks[0]) if mask_NL is None else mask_NL.view(groups, size, -1).split(block, 1)
     parts = zip(*blocks, masks, similarity.split(block, 2), strict=True)
     output = sum(checkpointed(_read_block, query_GKSD, *part, options) for part in parts)
     assert isinstance(output, Tensor)  # a group has at least one chunk
-    return output.view(groups, kv_heads, size, queries, dim).transpose(1, 2).reshape(n, kv_heads, queries, dim)
+    return output.view(groups, kv_heads, size, queries, -1).transpose(1, 2).reshape(n, kv_heads, queries, -1)
 
 
 def _read_block(
     query_GKSD: Tensor,
     key_GJKLD: Tensor,
-    value_GJKLD: Tensor,
+    value_GJKLE: Tensor,
     mask_GJL: Tensor | None,
     similarity_GBJ: Tensor,
     options: Options,
 ) -> Tensor:
-    """(G, K, S, D) of J chunks, as J rows of a batch."""
+    """(G, K, S, E) of J chunks, as J rows of a batch."""
     groups, size, block = similarity_GBJ.shape
     query = query_GKSD[:, None].expand(-1, block, -1, -1, -1).flatten(0, 1)
     weight = similarity_GBJ.transpose(1, 2).repeat_interleave(query.shape[2] // size, 2)  # (G, J, S)
     mask = None if mask_GJL is None else mask_GJL.flatten(0, 1)
     read = weighted_read(
-        query, key_GJKLD.flatten(0, 1), value_GJKLD.flatten(0, 1), mask, weight.flatten(0, 1)[:, None, :, None], options
+        query, key_GJKLD.flatten(0, 1), value_GJKLE.flatten(0, 1), mask, weight.flatten(0, 1)[:, None, :, None], options
     )
     return read.view(groups, block, *read.shape[1:]).sum(1)
 

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, 
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
+from .backbones import body, check_interface, check_mask, checking, load_backbone
 from .configuration_nvembed import Mask, NVEmbedConfig, Pooling
 from .latent_attention import LatentAttention, SelfAttention
 
@@ -69,11 +70,11 @@ class NVEmbedModel(PreTrainedModel):
                 " set hidden_dim and latent_dim of latent_attention_config"
             )
         self.embedding_model = AutoModel.from_config(config.text_config) if embedding_model is None else embedding_model
-        if not self.embedding_model._supports_attention_backend:
-            raise ValueError(
-                f"{type(self.embedding_model).__name__} does not use transformers' attention interface, through which"
-                " its causal mask is lifted; choose a decoder that does (Mistral, Llama, Qwen, ...)"
-            )
+        check_interface(self.embedding_model, "lifting its causal mask")
+        if config.mask == "bidirectional":
+            for module in self.embedding_model.modules():
+                if hasattr(module, "is_causal"):  # what a kernel without a mask goes by
+                    module.is_causal = False
         self.latent_attention_model: LatentAttention | None = None
         self.self_attention_model: SelfAttention | None = None
         if config.pooling == "latent":
@@ -116,9 +117,9 @@ class NVEmbedModel(PreTrainedModel):
             **config: other fields of `NVEmbedConfig`.
 
         Raises:
-            ValueError: if the decoder's attention does not go through transformers' attention interface.
+            ValueError: if its checkpoint lacks weights, or its attention has not the mask that is asked for.
         """
-        given: Any = None if isinstance(backbone, str) else backbone.base_model
+        given: Any = None if isinstance(backbone, str) else body(backbone)
         text_config: Any = AutoConfig.from_pretrained(backbone) if isinstance(backbone, str) else given.config
         width = text_config.hidden_size
         latent = {"num_latents_value": num_latents, "num_cross_heads": num_heads, "cross_dim_head": width}
@@ -126,13 +127,15 @@ class NVEmbedModel(PreTrainedModel):
         config.setdefault("official_instruction_mask", False)
         whole = NVEmbedConfig(text_config=text_config, pooling=pooling, mask=mask, **config)
         if isinstance(backbone, str):  # with the mask already in its configuration
-            load: dict[str, Any] = {"dtype": dtype, "use_safetensors": True}
+            load: dict[str, Any] = {"dtype": dtype}
             if attn_implementation is not None:
                 load["attn_implementation"] = attn_implementation
-            given = AutoModel.from_pretrained(backbone, config=text_config, **load)
+            given = load_backbone(AutoModel, backbone, config=text_config, **load)
             whole.text_config = given.config
         whole._attn_implementation = given.config._attn_implementation
         model = cls(whole, given)
+        with checking(given, f'NV-Embed with mask="{mask}"'):
+            check_mask(given, causal=mask == "causal")
         model.to(given.dtype).train(given.training)
         model.config.dtype = given.dtype
         return model

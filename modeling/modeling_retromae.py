@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from .backbones import check_weights
 from .configuration_retromae import RetroMAEConfig
 from .enhanced_decoder import RetroMAEDecoder
 from .linear_cross_entropy import IGNORED, watch_head
@@ -120,7 +121,7 @@ class RetroMAEForPreTraining(PreTrainedModel):
             **config: the other fields of `RetroMAEConfig`.
 
         Raises:
-            ValueError: if it is not a BERT-like encoder with a masked-LM head.
+            ValueError: if it is not a BERT-like encoder with a masked-LM head, or weights of the encoder are missing.
         """
         if isinstance(encoder, str):
             load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype, "use_safetensors": True}
@@ -128,6 +129,7 @@ class RetroMAEForPreTraining(PreTrainedModel):
                 load["attn_implementation"] = attn_implementation
             lm, info = AutoModelForMaskedLM.from_pretrained(encoder, output_loading_info=True, **load)
             if missing := sorted(info["missing_keys"]):
+                check_weights(encoder, lm, (key for key in missing if key.startswith(f"{lm.base_model_prefix}.")))
                 warnings.warn(f"{encoder} has no weights for {', '.join(missing)}: they start fresh", stacklevel=2)
         else:
             lm = encoder

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from .backbones import body, check_interface, check_mask, checking, load_backbone, recorded_attention, some_tokens
 from .configuration_revela import RevelaConfig
 from .in_batch_attention import InBatch, every_pair
 from .linear_cross_entropy import IGNORED, HeadLoss, linear_cross_entropy, watch_head
@@ -71,7 +72,7 @@ class RevelaForCausalLM(PreTrainedModel):
         self._retriever_has_cache = "use_cache" in inspect.signature(self.retriever.forward).parameters
         # Logits are wanted for stream h alone: dropping stream e here keeps what each family does after its decoder
         # (soft caps, logit scales) and saves half of the output projection.
-        self.lm.get_decoder().register_forward_hook(_keep_stream_h, with_kwargs=True)
+        body(self.lm).register_forward_hook(_keep_stream_h, with_kwargs=True)
         watch_head(self.lm.get_output_embeddings())
         self._loss_at_head = True  # until the family is seen to change its logits after the projection
         self.post_init()
@@ -101,26 +102,49 @@ class RevelaForCausalLM(PreTrainedModel):
             **config: the other fields of `RevelaConfig`.
 
         Raises:
-            ValueError: if the language model's attention does not go through transformers' attention interface, or if
-                one loaded model is given as both.
+            ValueError: if a checkpoint lacks weights, such as those of the language model's head, if the language model
+                is not a causal decoder or in-batch attention does not reach its layers, or if one loaded model is given
+                as both.
         """
-        load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype, "use_safetensors": True}
+        load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype}
         if attn_implementation is not None:
             load["attn_implementation"] = attn_implementation
         if isinstance(retriever, str):
-            retriever = _loaded(AutoModel.from_pretrained(retriever, **load))
+            retriever = load_backbone(AutoModel, retriever, **load)
         if isinstance(lm, str):
-            lm = _loaded(AutoModelForCausalLM.from_pretrained(lm, **load))
+            lm = load_backbone(AutoModelForCausalLM, lm, **load)
         if retriever is lm:
             raise ValueError("retriever and lm are the same object: load the model twice, each learns on its own")
-        if not lm._supports_attention_backend or not lm._can_set_attn_implementation():
-            raise ValueError(
-                f"{type(lm).__name__} does not use transformers' attention interface, which in-batch attention needs;"
-                " choose a decoder that does (Llama, Qwen, Mistral, Gemma, ...)"
-            )
+        if lm.get_output_embeddings() is None:
+            raise ValueError(f"{type(lm).__name__} has no language-model head: load it with AutoModelForCausalLM")
+        check_interface(lm, "in-batch attention")
         model = cls(RevelaConfig(retriever=retriever.config, lm=lm.config, **config), retriever, lm)
         model.config.dtype = lm.dtype
+        model._check_reading()
         return model
+
+    def _check_reading(self) -> None:
+        """Two chunks of a few tokens: in-batch attention has to reach every call, and the similarity to have a gradient.
+
+        Raises:
+            ValueError: the language model is not a causal decoder, or in-batch attention does not work in its family.
+        """
+        with checking(self.lm, "Revela"):
+            check_mask(self.lm, causal=True)
+            ids_NL = some_tokens(self.lm, 2, 4)
+            similarity_GBB = (1 - torch.eye(2, device=ids_NL.device))[None].requires_grad_()
+            before = self.lm.config._attn_implementation
+            self._read_by_own_attention()
+            with recorded_attention(self.lm) as calls, torch.enable_grad():
+                in_batch = InBatch(similarity_GBB, v_normalization=self.config.v_normalization)
+                logits = self._language_model(ids_NL, torch.ones_like(ids_NL), in_batch)
+                loss = _summed_cross_entropy(logits, ids_NL)
+                (gradient,) = torch.autograd.grad(loss, similarity_GBB, allow_unused=True)
+            self.lm.set_attn_implementation(before)
+            if not all("in_batch" in call.arguments for call in calls):
+                raise ValueError("its layers do not pass keyword arguments on to their attention")
+            if gradient is None or not gradient.isfinite().all() or not gradient[0, [0, 1], [1, 0]].all():
+                raise ValueError("its loss has no gradient to the similarity")
 
     def get_input_embeddings(self) -> nn.Module:
         """The language model's, as FSDP asks for them, which wants to know whether they are tied to its projection."""
@@ -233,11 +257,7 @@ class RevelaForCausalLM(PreTrainedModel):
 
     def _language_model(self, input_ids: Tensor, attention_mask: Tensor, in_batch: InBatch) -> Tensor:
         """(N, L, V) logits of stream h; both streams go through the LM as one batch of 2N rows."""
-        implementation = self.lm.config._attn_implementation
-        if not implementation.startswith("revela_"):
-            # Gemma 2 caps its attention logits, which no SDPA kernel does.
-            capped = getattr(self.lm.config, "attn_logit_softcapping", None) is not None
-            self.lm.set_attn_implementation("revela_eager" if capped or implementation == "eager" else "revela_sdpa")
+        self._read_by_own_attention()
         # Padding to the right, wherever it was: causality then hides it, positions begin at 0, kernels need no mask, and
         # nobody has to ask the device where it is. `_keep_stream_h` puts the states back.
         order_NL = attention_mask.argsort(dim=-1, descending=True, stable=True)
@@ -245,6 +265,14 @@ class RevelaForCausalLM(PreTrainedModel):
         input_ids = input_ids.gather(-1, order_NL)
         logits: Tensor = self.lm(input_ids=torch.cat([input_ids, input_ids]), use_cache=False, in_batch=in_batch).logits
         return logits
+
+    def _read_by_own_attention(self) -> None:
+        """Sets the language model to the attention functions of `in_batch_attention.py`."""
+        implementation = self.lm.config._attn_implementation
+        if not implementation.startswith("revela_"):
+            # Gemma 2 caps its attention logits, which no SDPA kernel does.
+            capped = getattr(self.lm.config, "attn_logit_softcapping", None) is not None
+            self.lm.set_attn_implementation("revela_eager" if capped or implementation == "eager" else "revela_sdpa")
 
     def _loss_without_logits(
         self, input_ids: Tensor, attention_mask: Tensor, in_batch: InBatch, labels: Tensor | None
@@ -305,11 +333,6 @@ def pool(hidden_NMd: Tensor, attention_mask: Tensor, pooling: Literal["last", "m
     else:
         index_N = (positions * mask).argmax(-1)
     return hidden_NMd[torch.arange(len(index_N), device=mask.device), index_N]
-
-
-def _loaded(model: PreTrainedModel) -> PreTrainedModel:
-    """Tells type checkers what the auto classes return."""
-    return model
 
 
 def _summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -9,10 +9,9 @@ Sliding windows (Gemma 2 and 3, Mistral) hold among the tokens of a passage set 
 are read whole by every layer that reads, as the equations have it.
 
 Shapes: B passage sets, R = n * B rows of a prompt (n beams or candidates share a set), L tokens, S passage tokens,
-T = L + cached tokens, H heads, K key/value heads, D head dimension.
+T = L + cached tokens, H heads, K key/value heads, D head dimension, E that of the values (D in most families).
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +22,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from .backbones import eager_attention
+
 
 @dataclass(frozen=True)
 class PassageStates:
@@ -30,7 +31,7 @@ class PassageStates:
 
     Attributes:
         keys: (B, K, S, D) for each of the layers b..t, layer b first.
-        values: as `keys`.
+        values: (B, K, S, E), as `keys`.
         mask: (B, S), True where there is a passage token.
         first_layer: b.
     """
@@ -58,7 +59,7 @@ class PassageStates:
 
 @dataclass
 class LayerStates:
-    """What a layer's attention was given: queries (R, H, L, D), keys and values (R, K, L, D)."""
+    """What a layer's attention was given: queries (R, H, L, D), keys (R, K, L, D) and values (R, K, L, E)."""
 
     query: Tensor
     key: Tensor
@@ -104,9 +105,7 @@ def imprag_eager_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Attention function `imprag_eager`: the model's own eager attention."""
-    # Eager attention is not in the interface: each modeling file has its own, with what that family does differently.
-    own = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
-    return _attention(own, module, query, key, value, attention_mask, **kwargs)
+    return _attention(eager_attention(module), module, query, key, value, attention_mask, **kwargs)
 
 
 def _attention(
@@ -151,7 +150,7 @@ def _one_token(
     attention_mask: Tensor | None,
     scaling: float | None,
 ) -> Tensor:
-    """(R, 1, H, D) for a step of decoding: one softmax over two products, which copies no passage's keys or values.
+    """(R, 1, H, E) for a step of decoding: one softmax over two products, which copies no passage's keys or values.
 
     Queries of heads, and of rows, that share keys become more queries of those keys.
     """
@@ -180,7 +179,7 @@ def _one_token(
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
     passages, own = weights.split([passage_key.shape[2], key.shape[2]], dim=-1)
     output: Tensor = by_row(by_set(passages) @ passage_value) + own @ value
-    return output.reshape(rows, 1, heads, dim)
+    return output.reshape(rows, 1, heads, -1)
 
 
 def _for_each_row(tensor: Tensor, times: int) -> Tensor:

@@ -432,5 +432,5 @@ def test_encoders_and_foreign_attention_are_refused() -> None:
     with pytest.raises(ValueError, match="not a causal decoder"):
         ImpRAGForCausalLM.from_backbone(transformers.AutoModelForMaskedLM.from_config(modern))
     xlnet = transformers.XLNetConfig(vocab_size=61, d_model=32, n_layer=1, n_head=2, d_inner=32)
-    with pytest.raises(ValueError, match="not a causal decoder"):
+    with pytest.raises(ValueError, match="does not use transformers' attention interface"):
         ImpRAGForCausalLM.from_backbone(transformers.AutoModelForCausalLM.from_config(xlnet))

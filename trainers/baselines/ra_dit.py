@@ -25,6 +25,7 @@ from revela_hub.errors import UserError, first_line, reason
 from revela_hub.hub_cards.assemble import forget_origins
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.modeling.backbones import load_backbone
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
@@ -134,9 +135,7 @@ def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase,
         verbosity = logging.get_verbosity()
         logging.set_verbosity_error()  # or it would list the layers above b as not expected
         try:
-            cut: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                backbone, config=whole, dtype=torch.float32, use_safetensors=True
-            )
+            cut = load_backbone(AutoModelForCausalLM, backbone, config=whole, dtype=torch.float32)
         finally:
             logging.set_verbosity(verbosity)
         config: dict[str, Any] = {} if l_max is None else {"l_max": l_max}

@@ -18,6 +18,7 @@ from revela_hub.errors import UserError, first_line, reason, refuse_missing_fold
 from revela_hub.hub_cards import write_card
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.card import CARD_FACTS
+from revela_hub.modeling.backbones import check_mask, checking, load_backbone
 from revela_hub.modeling.imprag_model import check_backbone
 from revela_hub.retrieval.encoder import learnt_positions, similarity_of
 from revela_hub.trainers.common.roles import is_encoder, refuse_fused
@@ -95,9 +96,7 @@ def load_lm(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
                 f"the language model {name!r} is an encoder: it has to be a decoder, which predicts the next token"
             )
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(
-            name, trust_remote_code=trust_remote_code, use_safetensors=True, dtype=torch.float32
-        )
+        model = load_backbone(AutoModelForCausalLM, name, trust_remote_code=trust_remote_code, dtype=torch.float32)
     except (UserError, MemoryError):
         raise
     except Exception as error:
@@ -116,6 +115,8 @@ def load_reader(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
     loaded = load_lm(name, trust_remote_code=trust_remote_code)
     try:
         check_backbone(loaded.model)
+        with checking(loaded.model, "reading"):
+            check_mask(loaded.model, causal=True)
     except ValueError as error:
         raise UserError(f"{name}: {error}") from error
     if loaded.tokenizer.eos_token_id is None:
