@@ -79,6 +79,11 @@ def check_interface(model: PreTrainedModel, purpose: str) -> None:
         )
 
 
+def can_run(model: PreTrainedModel) -> bool:
+    """Whether the weights have values here: not on the meta device, and not in shards of other processes."""
+    return all(weight.numel() and not weight.is_meta for weight in model.parameters())
+
+
 @dataclass(frozen=True)
 class AttentionCall:
     """A call of the attention function.

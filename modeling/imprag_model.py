@@ -18,6 +18,7 @@ from transformers.utils import ModelOutput
 from .backbones import (
     CHOOSE,
     body,
+    can_run,
     check_interface,
     check_mask,
     checking,
@@ -119,7 +120,8 @@ class ImpRAGModel(PreTrainedModel):
             loaded = backbone
         check_backbone(loaded)
         model = cls(ImpRAGConfig(backbone=loaded.config, **config), loaded)
-        model._check_reading()
+        if can_run(loaded):
+            model._check_reading()
         model.config.dtype = loaded.dtype
         if loaded.generation_config is not None:
             model.generation_config = copy.deepcopy(loaded.generation_config)

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, 
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from .backbones import body, check_interface, check_mask, checking, load_backbone
+from .backbones import body, can_run, check_interface, check_mask, checking, load_backbone
 from .configuration_nvembed import Mask, NVEmbedConfig, Pooling
 from .latent_attention import LatentAttention, SelfAttention
 
@@ -134,8 +134,9 @@ class NVEmbedModel(PreTrainedModel):
             whole.text_config = given.config
         whole._attn_implementation = given.config._attn_implementation
         model = cls(whole, given)
-        with checking(given, f'NV-Embed with mask="{mask}"'):
-            check_mask(given, causal=mask == "causal")
+        if can_run(given):
+            with checking(given, f'NV-Embed with mask="{mask}"'):
+                check_mask(given, causal=mask == "causal")
         model.to(given.dtype).train(given.training)
         model.config.dtype = given.dtype
         return model

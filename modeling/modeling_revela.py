@@ -22,7 +22,16 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .backbones import body, check_interface, check_mask, checking, load_backbone, recorded_attention, some_tokens
+from .backbones import (
+    body,
+    can_run,
+    check_interface,
+    check_mask,
+    checking,
+    load_backbone,
+    recorded_attention,
+    some_tokens,
+)
 from .configuration_revela import RevelaConfig
 from .in_batch_attention import InBatch, every_pair
 from .linear_cross_entropy import IGNORED, HeadLoss, linear_cross_entropy, watch_head
@@ -120,7 +129,8 @@ class RevelaForCausalLM(PreTrainedModel):
         check_interface(lm, "in-batch attention")
         model = cls(RevelaConfig(retriever=retriever.config, lm=lm.config, **config), retriever, lm)
         model.config.dtype = lm.dtype
-        model._check_reading()
+        if can_run(lm):
+            model._check_reading()
         return model
 
     def _check_reading(self) -> None:
