@@ -6,6 +6,7 @@ Words are what the regular expression `\w\w+` finds: `snake_case` stays one word
 spaces (Han, kana) have every two characters in succession for words, as Lucene's CJKAnalyzer does it.
 """
 
+import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.data.text.chunks import UNSPACED_CHARACTER
-from revela_hub.errors import UserError, install_hint
-from revela_hub.retrieval.disk import key_of
+from revela_hub.errors import UserError, first_line, install_hint
+from revela_hub.retrieval.disk import key_of, whole_path, writing
 from revela_hub.retrieval.texts import Rows, TextList, Texts, TextSource
 from revela_hub.retrieval.top_k import Hits, top_hits
+
+logger = logging.getLogger(__name__)
 
 _UNSPACED_RUN = re.compile(f"{UNSPACED_CHARACTER.pattern}+")
 METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")
@@ -104,8 +107,11 @@ class BM25:
         self._index: Any = None
         saved = None if folder is None else folder / f"bm25-{self.key[:16]}"
         if saved is not None and (saved / "complete").is_file():
-            self._index = self._bm25s.BM25.load(str(saved), mmap=True)
-            return
+            try:
+                self._index = self._bm25s.BM25.load(str(saved), mmap=True)
+                return
+            except (OSError, ValueError, KeyError, EOFError) as error:
+                logger.warning("%s is damaged (%s): making it again", saved, first_line(error))
         tokens = self._words(_in_blocks(source))
         if any(len(words) for words in tokens.ids):  # bm25s cannot index a collection without a single word
             own = self.settings
@@ -114,8 +120,9 @@ class BM25:
                 warnings.simplefilter("ignore", RuntimeWarning)
                 self._index.index(tokens, show_progress=show_progress_bar, leave_progress=False)
             if saved is not None:
-                self._index.save(str(saved), show_progress=False)
-                (saved / "complete").touch()
+                with whole_path(saved) as temporary, writing(saved.parent):
+                    self._index.save(str(temporary), show_progress=False)
+                    (temporary / "complete").touch()
 
     def encode(self, queries: Sequence[str]) -> list[list[int]]:
         """See `Ranker`: the numbers of the words of each query that any text has."""

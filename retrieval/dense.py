@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, install_hint
+from revela_hub.retrieval.disk import whole_file
 from revela_hub.retrieval.top_k import Hits, best_hits
 from revela_hub.retrieval.vectors import NumberedVectors
 
@@ -97,18 +98,25 @@ class FaissIndex:
         vectors: What to search; also what the hits of `ivfpq` are compared with exactly.
         kind: "flat", "hnsw" or "ivfpq".
         path: Where the index is kept; None makes it anew each time.
+        option: Where the user chose its place, for messages.
 
     Raises:
-        UserError: FAISS is not installed, or there are too few vectors to learn codes from.
+        UserError: FAISS is not installed, there are too few vectors to learn codes from, the file is damaged, or the disk
+            is full.
     """
 
-    def __init__(self, vectors: NumberedVectors, kind: str, path: Path | None = None) -> None:
+    def __init__(
+        self, vectors: NumberedVectors, kind: str, path: Path | None = None, option: str = "--cache-dir"
+    ) -> None:
         """Reads the index, or makes it."""
         self._faiss = require_faiss()
         self._vectors = vectors
         self._kind = kind
         if path is not None and path.is_file():
-            self._index = self._faiss.read_index(str(path))
+            try:
+                self._index = self._faiss.read_index(str(path))
+            except (RuntimeError, MemoryError) as error:  # a number in a damaged file is read as a size
+                raise UserError(f"{path} is damaged: delete this file, and it is made again") from error
             if self._index.ntotal != len(vectors):
                 raise UserError(
                     f"{path} has {self._index.ntotal:,} vectors, not {len(vectors):,}: make the index again"
@@ -116,9 +124,9 @@ class FaissIndex:
         else:
             self._index = self._made()
             if path is not None:
-                temporary = path.with_name(f"{path.name}.tmp")
-                self._faiss.write_index(self._index, str(temporary))
-                temporary.replace(path)
+                # Not FAISS's own file: where the disk is full, it may end too early without an error.
+                with whole_file(path, option) as stream:
+                    self._faiss.write_index(self._index, self._faiss.PyCallbackIOWriter(stream.write))
         if kind == "ivfpq":
             self._index.nprobe = min(self._index.nlist, 32)
         elif kind == "hnsw":
@@ -186,6 +194,7 @@ def open_index(
     folder: Path | None = None,
     device: "str | torch.device" = "cpu",
     milvus_uri: str | None = None,
+    option: str = "--cache-dir",
 ) -> VectorIndex:
     """An index over vectors, made where it is not on disk yet.
 
@@ -195,6 +204,7 @@ def open_index(
         folder: Where FAISS's indexes are kept, and the file of an embedded Milvus.
         device: Where "exact" computes.
         milvus_uri: A Milvus server; None: a file in the folder.
+        option: Where the user chose the folder, for messages.
 
     Raises:
         UserError: There is no such kind; a package is not installed; a server does not answer.
@@ -209,7 +219,8 @@ def open_index(
         if milvus_uri is None and folder is None:
             raise UserError("a Milvus index needs the URI of a server, or a folder for its file")
         return MilvusIndex(vectors, milvus_uri or str(folder / "milvus.db"))  # type: ignore[operator]
-    return FaissIndex(vectors, kind, None if folder is None else folder / f"{kind}-{vectors.key[:16]}.faiss")
+    path = None if folder is None else folder / f"{kind}-{vectors.key[:16]}.faiss"
+    return FaissIndex(vectors, kind, path, option)
 
 
 def require_faiss() -> Any:

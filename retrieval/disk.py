@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -14,9 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from revela_hub.data.own_folder import check_free, claim, names_in
-from revela_hub.errors import UserError
+from revela_hub.errors import DISK_FULL, UserError
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _STALE_SECONDS = 24 * 3600  # a file that a killed process left half written
 
 
@@ -52,7 +52,7 @@ def make_folder(folder: Path, option: str = "--cache-dir") -> Path:
         for path in sorted(folder.glob("*.tmp")):  # only those of `whole_file`: the user may have others
             with contextlib.suppress(FileNotFoundError):
                 if _TEMPORARY.fullmatch(path.name) and time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                    path.unlink()
+                    _remove(path)
     except OSError as error:
         raise cannot_write(folder, error, option) from error
     return folder
@@ -117,20 +117,65 @@ def whole_file(path: Path, option: str = "--cache-dir") -> Iterator[IO[bytes]]:
     Raises:
         UserError: The disk is full, or the folder cannot be written to. A file that was there before is untouched.
     """
+    with whole_path(path, option) as temporary, io.BufferedWriter(_Output(temporary, option)) as stream:
+        yield stream  # an OSError in here is of what is read meanwhile, not of this file
+
+
+@contextlib.contextmanager
+def whole_path(path: Path, option: str = "--cache-dir") -> Iterator[Path]:
+    """A name for a file or folder to write, which gets its own name when the block is left without an exception.
+
+    Several threads, processes and machines may write the same path: each has a temporary name of its own, and the one
+    that is ready last replaces what the others wrote. A folder must belong to the program alone.
+
+    Args:
+        path: Of the file or folder.
+        option: Where the user chose its place, for the message.
+
+    Raises:
+        UserError: The disk is full, or the folder cannot be written to. What was there before is untouched.
+    """
     # Not tempfile's: that makes files which only this user may read, in what may be a team's cache. Not the number of the
     # process: threads share it, and so may the machines that write to one disk.
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = _beside(path)
     try:
-        with io.BufferedWriter(_Output(temporary, option)) as stream:
-            yield stream  # an OSError in here is of what is read meanwhile, not of this file
-            stream.flush()
-            with _writing(path.parent, option):
-                os.fsync(stream.fileno())
-        with _writing(path.parent, option):
-            temporary.replace(path)
+        yield temporary
+        with writing(path.parent, option):
+            if temporary.is_dir():
+                _replace_folder(temporary, path)
+            else:
+                with temporary.open("rb+") as stream:
+                    os.fsync(stream.fileno())
+                temporary.replace(path)
     finally:
+        _remove(temporary)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    while True:
+        try:
+            new.rename(path)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        old = _beside(path)
+        with contextlib.suppress(FileNotFoundError):  # another process moved it
+            path.rename(old)
+        _remove(old)
+
+
+def _remove(path: Path) -> None:
+    """Removes a temporary file or folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 class _Output(io.FileIO):
@@ -138,16 +183,21 @@ class _Output(io.FileIO):
 
     def __init__(self, path: Path, option: str) -> None:
         self._place = path.parent, option
-        with _writing(*self._place):
+        with writing(*self._place):
             super().__init__(path, "wb")
 
     def write(self, block: Any) -> int:
-        with _writing(*self._place):
+        with writing(*self._place):
             return super().write(block)
 
 
 @contextlib.contextmanager
-def _writing(folder: Path, option: str) -> Iterator[None]:
+def writing(folder: Path, option: str = "--cache-dir") -> Iterator[None]:
+    """A block that only writes: whatever the system refuses in it is said of the folder.
+
+    Raises:
+        UserError: The disk is full, or the folder cannot be written to.
+    """
     try:
         yield
     except OSError as error:

@@ -1,8 +1,10 @@
 """What a model has to offer to be evaluated and searched with, and how one is loaded from a folder or the Hub."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -12,9 +14,13 @@ from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, reason
 from revela_hub.precision import in_fast_precision
+from revela_hub.retrieval.disk import default_cache_folder, key_of, make_folder, whole_file
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer, SparseEncoder
+
+LARGE_FOLDER = 1 << 26
+"""Bytes from which the hash of a model's folder is kept: reading 64 MiB takes 0.1 s."""
 
 # Files of a model folder that do not change what it computes.
 _NOT_THE_MODEL = frozenset({"README.md", "LICENSE", ".gitattributes", "training_args.bin"})
@@ -170,12 +176,34 @@ def _one_line(error: Exception) -> str:
 
 
 def _hash_folder(folder: Path) -> str:
+    """A hash of the files' content; that of a large folder is kept until a file's size or time of change is another."""
+    files = [
+        file
+        for file in sorted(path for path in folder.rglob("*") if path.is_file())
+        if file.name not in _NOT_THE_MODEL and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    ]
+    states = [file.stat() for file in files]
+    if sum(state.st_size for state in states) < LARGE_FOLDER:
+        return _hash_files(folder, files)
+    # ctime: a copy can keep the time at which the content changed, and not that at which the file did.
+    stamps = [(str(file), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for file, s in zip(files, states, strict=True)]
+    kept = default_cache_folder("models") / f"{key_of(str(folder.resolve()), stamps)}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(kept.read_text(encoding="utf-8"))["hash"])
+    found = _hash_files(folder, files)
+    # A file that changes twice within the clock's resolution may have the same times.
+    if time.time() - max(max(state.st_mtime, state.st_ctime) for state in states) > 2:
+        with contextlib.suppress(UserError):
+            make_folder(kept.parent)
+            with whole_file(kept) as stream:
+                stream.write(json.dumps({"folder": str(folder), "hash": found}).encode())
+    return found
+
+
+def _hash_files(folder: Path, files: Sequence[Path]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        relative = file.relative_to(folder)
-        if file.name in _NOT_THE_MODEL or any(part.startswith(".") for part in relative.parts):
-            continue
-        digest.update(f"{relative.as_posix()}\0{file.stat().st_size}\0".encode())
+    for file in files:
+        digest.update(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as stream:
             while block := stream.read(1 << 22):
                 digest.update(block)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError, first_line, install_hint
 from revela_hub.retrieval.top_k import Hits
 from revela_hub.retrieval.vectors import NumberedVectors
 
@@ -67,18 +67,22 @@ class MilvusIndex:
             self._client.create_collection(
                 self._name, dimension=vectors.dimension, metric_type="IP", auto_id=False, consistency_level="Strong"
             )
-        there = int(self._client.get_collection_stats(self._name)["row_count"])
-        # In order, so that an interrupted run goes on; upsert, because the last call may not have been counted.
+        self._client.load_collection(self._name)
+        # In order, so that the first `there` numbers are those that the collection has. Not the statistics' row_count:
+        # it counts a vector again that was replaced, until the server has compacted its segments.
+        [counted] = self._client.query(self._name, filter="", output_fields=["count(*)"], consistency_level="Strong")
+        there = int(counted["count(*)"])
         for start in range(max(0, there - INSERT), self._size if there < self._size else 0, INSERT):
             block = vectors.read(start, start + INSERT)
             self._client.upsert(
                 self._name, [{"id": start + row, "vector": vector.tolist()} for row, vector in enumerate(block)]
             )
-        self._client.load_collection(self._name)
 
     def _call(self, action: Any) -> Any:
-        from pymilvus.exceptions import MilvusException
-
+        try:
+            from pymilvus.exceptions import MilvusException
+        except ImportError as error:
+            raise UserError(install_hint("pymilvus")) from error
         try:
             return action()
         except (MilvusException, OSError, ValueError) as error:

@@ -160,7 +160,7 @@ def build_store(
         max_length=max_length,
         milvus_uri=settings.milvus_uri,
     )
-    open_index(vectors, settings.index, folder=folder, milvus_uri=settings.milvus_uri)
+    open_index(vectors, settings.index, folder=folder, milvus_uri=settings.milvus_uri, option="--output")
     with whole_file(folder / FACTS, "--output") as stream:
         stream.write(json.dumps(asdict(facts), indent=2).encode() + b"\n")
     return PassageStore(folder, settings.identity, model)

@@ -12,6 +12,7 @@ import uuid
 import zipfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,10 +99,13 @@ class Texts:
                 self.digests_N2: NDArray[np.uint64] = numbers["digests"]
             # Neither reads the file: the columns are views of the memory map.
             self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            if len(self._table) != len(self.rows_L) or len(self.keys_N) != len(self.digests_N2):
+                raise ValueError("its numbers are those of other texts")
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pa.ArrowInvalid) as error:
             raise UserError(f"{path} cannot be read ({error}): delete its folder, and make it again") from error
         self.fingerprint = path.stem.removeprefix("texts-")
-        self._lines_N = np.unique(self.rows_L, return_index=True)[1]  # of each text, the line on which it first stands
+        # Of each text the line on which it first stands: texts are numbered in that order.
+        self._lines_N = np.flatnonzero(np.diff(np.maximum.accumulate(self.rows_L), prepend=-1))
         self._order_N: NDArray[np.int64] | None = None  # of the keys
 
     def __len__(self) -> int:
@@ -119,9 +123,15 @@ class Texts:
 
     def lines_of(self, row: int) -> list[int]:
         """The lines on which a text stands."""
-        if len(self.rows_L) == len(self):
-            return [row]
-        return [int(line) for line in np.flatnonzero(self.rows_L == row)]
+        begin, end = np.searchsorted(self._repeated_M[0], [row, row + 1])
+        return [int(self._lines_N[row]), *map(int, self._repeated_M[1][begin:end])]
+
+    @cached_property
+    def _repeated_M(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The M lines whose text stands on an earlier one: the texts, ascending, and the line of each."""
+        lines_M = np.delete(np.arange(len(self.rows_L)), self._lines_N)
+        order_M = np.argsort(self.rows_L[lines_M], kind="stable")
+        return self.rows_L[lines_M][order_M], lines_M[order_M]
 
     def find(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The number of the text with each of these keys, -1 where there is none."""

@@ -11,23 +11,30 @@ to, and several processes, or the machines of a cluster, may fill one store. A s
 complete. One whose content does not fit its checksum is deleted with a warning, and its texts are encoded again. Nothing
 else is deleted: to empty a store, delete its folder.
 
+A shard is read whole and compared with its checksum once. Its size, time of change and digests are then kept in
+`checked.npz`, so that the next process opens a store without reading the vectors; a shard that was truncated, replaced or
+copied since has another size or time, and is compared again. To check every shard again, delete `checked.npz`.
+
 Letters in names: N texts, D the vectors' dimension, R rows asked for.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
+import re
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, first_line
 from revela_hub.retrieval.disk import key_of, make_folder, whole_file
 from revela_hub.retrieval.texts import TextSource
 
@@ -37,6 +44,24 @@ FIRST_SHARD, SHARD_SIZE = 32, 8192
 """Vectors of the first file, and at most: what an interruption can cost. In between, files double."""
 SHARD_SECONDS = 30.0
 """Files grow no more when one takes this long."""
+
+
+CHECKED = "checked.npz"
+_NAME = re.compile(r"[0-9a-f]{32}\.npy")
+_STAMP = ("names", "sizes", "times")
+
+
+class _Stamp(NamedTuple):
+    """By which a shard is known to be as it was when it was compared with its checksum."""
+
+    name: str
+    size: int
+    changed: int
+
+    @classmethod
+    def of(cls, path: Path) -> "_Stamp":
+        status = path.stat()
+        return cls(path.name, status.st_size, status.st_mtime_ns)
 
 
 Encode = Callable[[list[str], Callable[[int], object]], NDArray[np.float32]]
@@ -121,7 +146,12 @@ class Vectors:
         shards_R = self.shards_N[rows_R]
         for number in np.unique(shards_R).tolist():
             # Opened anew each time: a memory map is a file that stays open, and a process may have 1,024 of them.
-            records = np.load(self.files[number], mmap_mode="r", allow_pickle=False)
+            try:
+                records = np.load(self.files[number], mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise UserError(
+                    f"{self.files[number]} cannot be read ({first_line(error)}): run the command again, which encodes what is missing"
+                ) from error
             chosen_R = shards_R == number
             vectors_RD[chosen_R] = records["vector"][self.places_N[rows_R[chosen_R]]]
         if self.normalize:  # a zero vector stays zero, and is then similar to nothing
@@ -151,8 +181,11 @@ class VectorStore:
         self._files: list[Path] = []
         self._dimension: int | None = None
         self._digests: list[NDArray[np.uint64]] = []
-        for path in sorted(self.folder.glob("*.npy")):
-            self._open(path)
+        self._stamps: list[_Stamp] = []
+        self._saved: list[_Stamp] = []
+        self._open_all()
+        with contextlib.suppress(UserError):  # of a folder that is only read: it is checked again next time
+            self._keep()
         self._opened = len(self._files)
         if not (self.folder / "store.json").is_file():
             with whole_file(self.folder / "store.json", option) as stream:
@@ -180,6 +213,7 @@ class VectorStore:
                 start += len(rows)
                 if time.monotonic() - began < SHARD_SECONDS:
                     size = min(2 * size, SHARD_SIZE)
+        self._keep()
 
     def vectors(self, texts: TextSource, *, normalize: bool = False) -> Vectors:
         """The vectors of these texts, in their order.
@@ -212,9 +246,50 @@ class VectorStore:
         places_N = order_M[np.minimum(at_N, len(all_M2) - 1)]
         return np.where((all_M2[places_N] == digests_N2).all(axis=1), places_N, -1)
 
-    def _open(self, path: Path) -> None:
+    def _open_all(self) -> None:
+        kept = self._kept()
+        for path in sorted(self.folder.glob("*.npy")):
+            if _NAME.fullmatch(path.name):
+                self._open(path, kept)
+
+    def _kept(self) -> dict[_Stamp, NDArray[np.uint64]]:
+        """The shards that were compared with their checksums, and the digests in them."""
+        path = self.folder / CHECKED
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                self._dimension = int(arrays["dimension"])
+                stamps = (
+                    _Stamp(str(n), int(s), int(t)) for n, s, t in zip(*map(arrays.__getitem__, _STAMP), strict=True)
+                )
+                digests = np.split(arrays["digests"], np.cumsum(arrays["counts"])[:-1])
+                kept = dict(zip(stamps, digests, strict=True))
+                self._saved = list(kept)
+                return kept
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            logger.warning("%s is damaged (%s): all vectors are compared with their checksums", path, error)
+        self._dimension = None
+        return {}
+
+    def _keep(self) -> None:
+        """Writes down what was checked."""
+        if self._saved == self._stamps or self._dimension is None:
+            return
+        names, sizes, times = zip(*self._stamps, strict=True)
+        arrays: dict[str, Any] = dict(zip(_STAMP, (names, sizes, times), strict=True))
+        counts, digests = list(map(len, self._digests)), np.concatenate(self._digests)
+        with whole_file(self.folder / CHECKED, self._option) as stream:
+            np.savez(stream, **arrays, counts=counts, digests=digests, dimension=self._dimension)
+            self._saved = list(self._stamps)
+
+    def _open(self, path: Path, kept: dict[_Stamp, NDArray[np.uint64]]) -> None:
         """Takes a shard into the store."""
         try:
+            stamp = _Stamp.of(path)
+            if (digests_M2 := kept.get(stamp)) is not None:
+                self._add(path, stamp, digests_M2)
+                return
             records = np.load(path, mmap_mode="r", allow_pickle=False)
             if records.ndim != 1 or records.dtype.names != ("digest", "vector") or _checksum(records) != path.stem:
                 raise ValueError("its checksum is wrong")
@@ -227,9 +302,9 @@ class VectorStore:
             logger.warning("%s is damaged (%s): its texts are encoded again", path, error)
             path.unlink(missing_ok=True)
             return
-        self._add(path, records)
+        self._add_records(path, stamp, records)
 
-    def _add(self, path: Path, records: NDArray[Any]) -> None:
+    def _add_records(self, path: Path, stamp: _Stamp, records: NDArray[Any]) -> None:
         dimension = records.dtype["vector"].shape[0]
         if self._dimension not in (None, dimension):
             raise ValueError(
@@ -237,8 +312,12 @@ class VectorStore:
                 f"the identity {self.identity!r} does not tell models apart"
             )
         self._dimension = dimension
+        self._add(path, stamp, np.array(records["digest"], dtype=np.uint64))
+
+    def _add(self, path: Path, stamp: _Stamp, digests_M2: NDArray[np.uint64]) -> None:
         self._files.append(path)
-        self._digests.append(np.array(records["digest"], dtype=np.uint64))
+        self._stamps.append(stamp)
+        self._digests.append(digests_M2)
 
     def _write(self, digests_N2: NDArray[np.uint64], vectors_ND: NDArray[np.float32]) -> None:
         layout = [("digest", "<u8", (2,)), ("vector", self._dtype, (vectors_ND.shape[1],))]
@@ -254,7 +333,7 @@ class VectorStore:
             # without its number, and the other ends the process.
             np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(records))
             stream.write(records.view(np.uint8).data)
-        self._add(path, records)
+        self._add_records(path, _Stamp.of(path), records)
 
 
 def _checksum(records: NDArray[Any]) -> str:

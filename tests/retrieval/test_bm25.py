@@ -98,3 +98,14 @@ def test_the_default_is_the_stronger_on_scifact(shared_data: Path) -> None:
     assert (strong.queries, strong.documents) == (300, 5183)
     assert anserini.ndcg_at_10 == pytest.approx(0.6713, abs=0.0005)  # published: 0.665 (BEIR) to 0.679 (Anserini)
     assert strong.ndcg_at_10 > anserini.ndcg_at_10, (strong, anserini)
+
+
+def test_a_damaged_index_on_disk_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    texts = ["rivers carry sediment", "a meteor is a falling rock"]
+    for _ in range(2):
+        hits = BM25(texts, folder=tmp_path).search(["sediment"], 2)
+        assert hits.rows_QK.tolist() == [[0]]
+        [saved] = tmp_path.iterdir()  # nothing half written beside it
+        for file in saved.glob("*.npy"):
+            file.write_bytes(b"")
+    assert "is damaged" in caplog.text

@@ -1,13 +1,16 @@
 """Every index of vectors gives the same hits as a plain loop, or nearly so where it is approximate."""
 
+import errno
+import io
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval import TextList, dense
+from revela_hub.retrieval import TextList, dense, disk
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.vectors import Vectors, VectorStore
 
@@ -91,3 +94,28 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(UserError, match="needs the package faiss"):
         open_index(vectors, "hnsw")
+
+
+@pytest.mark.parametrize("content", [b"", b"not an index", "half"])
+def test_a_damaged_index_is_named(tmp_path: Path, content: bytes | str) -> None:
+    pytest.importorskip("faiss", reason="needs the extra search")
+    vectors, _ = made(tmp_path, 60)
+    open_index(vectors, "hnsw", folder=tmp_path)
+    [file] = tmp_path.glob("*.faiss")
+    file.write_bytes(file.read_bytes()[:-100] if isinstance(content, str) else content)
+    with pytest.raises(UserError, match=rf"{file.name} is damaged: delete this file, and it is made again"):
+        open_index(vectors, "hnsw", folder=tmp_path)
+
+
+def test_a_full_disk_is_named_where_faiss_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("faiss", reason="needs the extra search")
+    vectors, _ = made(tmp_path, 60)
+
+    def full(stream: io.FileIO, block: Any) -> int:
+        with disk.writing(tmp_path, "--output"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk._Output, "write", full)
+    with pytest.raises(UserError, match="the disk is full at .*run the command again"):
+        open_index(vectors, "flat", folder=tmp_path)
+    assert not list(tmp_path.glob("*.faiss*"))

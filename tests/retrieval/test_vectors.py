@@ -11,7 +11,7 @@ import pytest
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval import TextList, vectors
-from revela_hub.retrieval.disk import whole_file
+from revela_hub.retrieval.disk import whole_file, whole_path, writing
 from revela_hub.retrieval.texts import write_texts
 from revela_hub.retrieval.vectors import VectorStore
 
@@ -232,3 +232,73 @@ def test_what_cannot_be_read_is_not_what_cannot_be_written(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="cannot write to .*gone: No such file or directory; choose .* --cache-dir"):
         write_texts(["one"], tmp_path / "gone")
+
+
+def test_a_store_is_opened_without_reading_its_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, Encode(), TEXTS)
+    read: list[int] = []
+    checksum = vectors._checksum
+    monkeypatch.setattr(vectors, "_checksum", lambda records: read.append(len(records)) or checksum(records))
+    store = VectorStore(tmp_path, "model@1")
+    assert read == []
+    assert len(store.vectors(TextList(TEXTS))) == len(TEXTS)
+    # Copied, restored or rewritten shards are compared with their checksums once.
+    shard = next(store.folder.glob("*.npy"))
+    os.utime(shard, (1, 1))
+    for _ in range(2):
+        VectorStore(tmp_path, "model@1")
+    assert len(read) == 1
+    # So are all where the record is missing or damaged.
+    (store.folder / vectors.CHECKED).write_bytes(b"PK not a zip")
+    for _ in range(2):
+        VectorStore(tmp_path, "model@1")
+    assert len(read) == 1 + len(list(store.folder.glob("*.npy")))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "replaced", "one byte"])
+def test_a_shard_that_was_damaged_after_it_was_checked_is_noticed(tmp_path: Path, damage: str) -> None:
+    fill(tmp_path, Encode(), TEXTS)
+    shard = next(VectorStore(tmp_path, "model@1").folder.glob("*.npy"))
+    content = shard.read_bytes()
+    changed = {"truncated": content[:-5], "replaced": bytes(len(content)), "one byte": content[:-1] + b"\x01"}
+    shard.write_bytes(changed[damage])
+    os.utime(shard, (1, 1))
+    again = Encode()
+    fill(tmp_path, again, TEXTS)
+    assert again.texts
+
+
+def test_a_file_of_the_user_in_a_store_is_left_alone(tmp_path: Path) -> None:
+    folder = VectorStore(tmp_path, "model@1").folder
+    (folder / "mine.npy").write_bytes(b"mine")
+    VectorStore(tmp_path, "model@1")
+    assert (folder / "mine.npy").read_bytes() == b"mine"
+
+
+def test_a_shard_that_disappears_while_it_is_searched_is_named(tmp_path: Path) -> None:
+    fill(tmp_path, Encode(), TEXTS)
+    found = VectorStore(tmp_path, "model@1").vectors(TextList(TEXTS))
+    found.files[0].write_bytes(b"")
+    with pytest.raises(UserError, match=rf"{found.files[0].name} cannot be read .*run the command again"):
+        found.read(0, len(TEXTS))
+
+
+def test_a_folder_replaces_one_of_another_process(tmp_path: Path) -> None:
+    for content in ("first", "second"):
+        with whole_path(tmp_path / "index") as temporary:
+            temporary.mkdir()
+            (temporary / "data").write_text(content)
+    assert (tmp_path / "index" / "data").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_a_full_disk_leaves_no_half_written_folder(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match="the disk is full at .*--cache-dir"),
+        whole_path(tmp_path / "index") as temporary,
+        writing(tmp_path),
+    ):
+        temporary.mkdir()
+        (temporary / "half").write_text("half")
+        raise OSError(errno.ENOSPC, "No space left")
+    assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,6 @@ Shapes: M passages, N passages of a batch, P tokens, K key/value heads, D head d
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGModel, PassageStates
+from revela_hub.retrieval.disk import whole_path, writing
 from revela_hub.retrieval.store import PassageStore
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 
@@ -100,26 +100,27 @@ def store_states(
         show_progress_bar: whether to show one on standard error.
 
     Raises:
-        UserError: the model does not encode passages independently.
+        UserError: the model does not encode passages independently, or the disk is full.
     """
     check_states(model)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / METADATA).unlink(missing_ok=True)  # incomplete until it is written, last
+    folder.parent.mkdir(parents=True, exist_ok=True)
     starts = passages.starts - passages.starts[0]
-    written: np.memmap[Any, np.dtype[np.float16]] | None = None
     batches = range(0, len(passages), batch_size)
-    for first in tqdm(batches, desc="Storing states", unit=" batches", disable=not show_progress_bar):
-        rows = np.arange(first, min(first + batch_size, len(passages)))
-        for row, states in zip(rows, passage_states(model, *passages.batch(rows)), strict=True):
-            if written is None:
-                shape = (int(starts[-1]), *states.shape[1:])
-                written = np.lib.format.open_memmap(folder / "states.npy", mode="w+", dtype=np.float16, shape=shape)
-            written[starts[row] : starts[row + 1]] = states
-    if written is not None:
-        written.flush()
-    np.save(folder / "starts.npy", starts)
-    (folder / METADATA).write_text(json.dumps({"fingerprint": fingerprint}) + "\n", encoding="utf-8")
+    with whole_path(folder, "--output") as temporary, writing(folder.parent, "--output"):
+        temporary.mkdir()
+        # Not a memory map that is written to: where the disk is full, it ends the process.
+        with (temporary / "states.npy").open("wb") as stream:
+            for first in tqdm(batches, desc="Storing states", unit=" batches", disable=not show_progress_bar):
+                rows = np.arange(first, min(first + batch_size, len(passages)))
+                for states in passage_states(model, *passages.batch(rows)):
+                    if not stream.tell():
+                        shape = (int(starts[-1]), *states.shape[1:])
+                        header = {"descr": "<f2", "fortran_order": False, "shape": shape}
+                        np.lib.format.write_array_header_1_0(stream, header)
+                    stream.write(states.tobytes())
+        np.save(temporary / "starts.npy", starts)
+        (temporary / METADATA).write_text(json.dumps({"fingerprint": fingerprint}) + "\n", encoding="utf-8")
     return StoredStates(folder, model.config.b, fingerprint)
 
 
