@@ -3,8 +3,7 @@
 With evaluation sets by n-grams of words, 13 by default as in GPT-3's analysis of contamination (arXiv 2005.14165,
 appendix C). A text of fewer words, such as a question, is met where all of it stands in the generated text, or where both
 have the same words. Among themselves by the Jaccard similarity of their pairs of neighbouring words, with MinHash: an
-exact index over all pairs of words would be some gigabytes for the 120,000 examples of NV-Embed. Neither needs a library
-that is not there already: datasketch, the usual one for MinHash, would be a dependency for the thirty lines below.
+exact index over all pairs of words would be some gigabytes for the 120,000 examples of NV-Embed.
 
 Words are compared after Unicode compatibility folding, without case and punctuation; in scripts that put no spaces
 between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character counts as one.
@@ -17,11 +16,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from datasketch import LeanMinHash, MinHash, MinHashLSH
 
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import counted
@@ -55,13 +56,6 @@ def _word_hash(word: str) -> int:
 
 def _hashes(tokens: Sequence[str]) -> Hashes:
     return np.fromiter(map(_word_hash, tokens), dtype=np.uint64, count=len(tokens))
-
-
-def _mixed(values: Hashes) -> Hashes:
-    """The finaliser of splitmix64: every bit of the input changes about half of the output's."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def ngram_hashes(tokens: Hashes, n: int) -> Hashes:
@@ -138,9 +132,15 @@ class ExcludedTexts:
                     return name
         return None
 
+    def fingerprint(self) -> str:
+        """The same for the same texts, in whichever files they stand."""
+        ngrams = sorted({gram.tobytes() for lengths in self._sets.values() for gram in lengths.values()})
+        return hashlib.sha256(b"".join([str(self.n).encode(), *ngrams])).hexdigest()
+
 
 def _set_hash(tokens: Hashes) -> Hashes:
-    return np.array([_mixed(np.unique(tokens)).sum(dtype=np.uint64)])
+    distinct = np.unique(tokens)
+    return ngram_hashes(distinct, len(distinct))
 
 
 def _any_in(values: Hashes, ordered: Hashes) -> bool:
@@ -180,7 +180,7 @@ def read_excluded(sources: Sequence[SourceLike], n: int = 13, *, corpus: bool = 
 
 
 class NearDuplicates:
-    """Texts that were there before, up to a few words, by the MinHash estimate of their similarity.
+    """Texts that were there before, up to a few words, by datasketch's MinHash estimate of their similarity.
 
     Similarity is that of the sets of pairs of neighbouring words (of the words, for a text of one). It is estimated
     from 128 minima (standard error 0.035 at 0.8) for texts that agree in a band of them; the bands are chosen so that
@@ -205,34 +205,23 @@ class NearDuplicates:
             raise UserError(f"the similarity of near-duplicates must be above 0 and at most 1, not {threshold}")
         self.threshold = threshold
         sizes = [rows for rows in range(1, 33) if 1 - (1 - threshold**rows) ** (_PERMUTATIONS // rows) >= 0.98]
-        self._rows = max(sizes, default=1)
-        self._seeds = _mixed(np.arange(1, _PERMUTATIONS + 1, dtype=np.uint64) * _MULTIPLIER)
-        self._signatures: list[npt.NDArray[np.uint32]] = []
-        self._bands: dict[int, tuple[int, ...]] = {}
+        rows = max(sizes, default=1)
+        self._index = MinHashLSH(num_perm=_PERMUTATIONS, params=(_PERMUTATIONS // rows, rows))
+        self._empty = MinHash(_PERMUTATIONS)
+        self._minima: list[LeanMinHash] = []
 
     def add(self, text: str) -> None:
         """Remembers a text."""
-        signature = self._signature(text)
-        for key in self._keys(signature):
-            self._bands[key] = (*self._bands.get(key, ()), len(self._signatures))
-        self._signatures.append(signature)
+        self._minima.append(self._minhash(text))
+        self._index.insert(len(self._minima) - 1, self._minima[-1], check_duplication=False)
 
     def __contains__(self, text: str) -> bool:
-        signature = self._signature(text)
-        candidates = {index for key in self._keys(signature) for index in self._bands.get(key, ())}
-        return any(float((self._signatures[index] == signature).mean()) >= self.threshold for index in candidates)
+        minima = self._minhash(text)
+        return any(self._minima[key].jaccard(minima) >= self.threshold for key in self._index.query(minima))
 
-    def _signature(self, text: str) -> npt.NDArray[np.uint32]:
-        """128 minima: `signature[i] = min over the pairs s of h_i(s)`."""
-        tokens = _hashes(words(text) or [text])
-        pairs = ngram_hashes(tokens, min(2, len(tokens)))
-        minima: Hashes = _mixed(pairs[None, :] ^ self._seeds[:, None]).min(axis=1)
-        return (minima >> np.uint64(32)).astype(np.uint32)
-
-    def _keys(self, signature: npt.NDArray[np.uint32]) -> list[int]:
-        """A key for each band of rows: equal for two texts that agree in all of the band's minima."""
-        bands = _PERMUTATIONS // self._rows
-        keys: Hashes = self._seeds[:bands].copy()  # so that two bands with the same minima differ
-        for row in signature[: bands * self._rows].reshape(bands, self._rows).T:
-            keys = _mixed(keys ^ row.astype(np.uint64))
-        return [int(key) for key in keys]
+    def _minhash(self, text: str) -> LeanMinHash:
+        tokens = words(text) or [text]
+        pairs = {" ".join(pair) for pair in pairwise(tokens)} or set(tokens)
+        minhash = self._empty.copy()
+        minhash.update_batch([pair.encode(errors="replace") for pair in pairs])
+        return LeanMinHash(minhash)
