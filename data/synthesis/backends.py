@@ -5,9 +5,9 @@ is room for it. While a reply is due the iterable may give None: nothing to ask 
 caller decides by what came back so far how much more is asked for, and no request is made that is not needed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeVar
 
 from revela_hub.errors import UserError, first_line
 from revela_hub.precision import loading_dtype
@@ -15,10 +15,11 @@ from revela_hub.precision import loading_dtype
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt, and the seed to sample its reply with."""
+    """One prompt, the seed to sample its reply with, and the JSON schema that the reply is to follow, if one is."""
 
     prompt: str
     seed: int
+    schema: Mapping[str, Any] | None = None
 
 
 RequestT = TypeVar("RequestT", bound=Request)
@@ -33,7 +34,7 @@ class Reply:
 
 
 class Backend(Protocol):
-    """A language model that answers prompts."""
+    """A language model that answers prompts. `recorded`, if it has that, is what its replies depend on."""
 
     def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
         """Each request with its reply, in order; see the module for None."""
@@ -73,7 +74,7 @@ class LocalModel:
     The same seed gives the same replies on the same machine with the same batch size: a batch is sampled together.
 
     Args:
-        name: Hub id or folder.
+        name: Hub id or folder; its weights must be safetensors.
         sampling: Of the replies.
         batch_size: Prompts at once.
         device: `cpu`, `cuda`, ...; None: the fastest there is.
@@ -92,34 +93,33 @@ class LocalModel:
         device: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        from transformers import MODEL_FOR_MASKED_LM_MAPPING, pipeline
+        from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer, pipeline
 
         if batch_size < 1:
             raise UserError(f"--batch-size must be at least 1, not {batch_size}")
         try:
-            self._pipeline = pipeline(
-                "text-generation",
-                model=name,
-                dtype=loading_dtype(device),
-                device=device,
-                trust_remote_code=trust_remote_code,
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                name, dtype=loading_dtype(device), trust_remote_code=trust_remote_code, use_safetensors=True
             )
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+            self._pipeline: Any = pipeline("text-generation", model=model, tokenizer=tokenizer, device=device)
         except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
             raise UserError(f"cannot load the model {name}: {first_line(error)}") from error
-        config = self._pipeline.model.config
+        config = model.config
         if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
             raise UserError(f"the model {name} is an encoder, which writes no text: it has to be a decoder")
-        self._tokenizer = cast("Any", self._pipeline.tokenizer)
-        if self._tokenizer.pad_token_id is None:
-            self._tokenizer.pad_token = self._tokenizer.eos_token
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        self._tokenizer = tokenizer
+        self._name, self._batch_size = name, batch_size
         self._sampling = sampling or Sampling()
-        self._batch_size = batch_size
+        self.recorded = asdict(self._sampling)
 
     def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
         """Each request with its reply, in order, batch by batch.
 
         Raises:
-            UserError: The device has too little memory for a batch.
+            UserError: The device has too little memory for a batch, or the model's numbers overflow.
         """
         source = iter(requests)
         more = True
@@ -130,6 +130,7 @@ class LocalModel:
 
     def _answer(self, batch: Sequence[Request]) -> list[Reply]:
         import torch
+        from jinja2 import TemplateError
         from transformers import set_seed
 
         has_template = bool(self._tokenizer.chat_template)
@@ -137,18 +138,22 @@ class LocalModel:
             [{"role": "user", "content": request.prompt}] if has_template else f"{request.prompt}\n\n"
             for request in batch
         ]
-        sampled = self._sampling.temperature > 0
-        settings = {"temperature": self._sampling.temperature, "top_p": self._sampling.top_p} if sampled else {}
+        sampling = self._sampling
+        sampled = sampling.temperature > 0
+        settings = {"temperature": sampling.temperature, "top_p": sampling.top_p} if sampled else {}
         set_seed(batch[0].seed)
         try:
             outputs = self._pipeline(
                 prompts,
                 batch_size=len(batch),
                 do_sample=sampled,
-                max_new_tokens=self._sampling.max_new_tokens,
+                max_new_tokens=sampling.max_new_tokens,
                 return_full_text=False,
                 **settings,
             )
         except torch.OutOfMemoryError as error:
             raise UserError("the device has too little memory: lower --batch-size or --max-new-tokens") from error
+        except (RuntimeError, ValueError, IndexError, TypeError, TemplateError) as error:
+            # NaN among the logits; a prompt and reply longer than the model's positions; a broken chat template.
+            raise UserError(f"the model {self._name} cannot write a reply: {first_line(error)}") from error
         return [Reply(output[0]["generated_text"]) for output in outputs]

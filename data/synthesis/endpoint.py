@@ -1,45 +1,34 @@
 """An OpenAI-compatible endpoint (vLLM, llama.cpp, Ollama, text-generation-inference, a provider) as a backend."""
 
-import itertools
-import queue
+import hashlib
+import json
+import logging
+import os
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
-from typing import Any, TypeAlias
-from urllib.parse import urlsplit
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
 
+from revela_hub.data.sources.report import counted
 from revela_hub.data.synthesis.backends import Reply, Request, RequestT, Sampling, take
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, install_hint
+from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, check_ranges
 
-# Statuses that say: this request again, a little later.
-_TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
-_LONGEST_WAIT = 600.0  # seconds; an endpoint that asks for more has no quota left today
-
-# A request and where its reply goes; None: no more.
-_Work: TypeAlias = "queue.SimpleQueue[tuple[Request, Future[Reply]] | None]"
-
-
-def public_url(url: str) -> str:
-    """The URL for messages: without user, password and query, which may hold a key.
-
-    >>> public_url("https://me:secret@example.org:8000/v1?key=abc")
-    'https://example.org:8000/v1'
-    """
-    return re.sub(r"(?<=://)[^/]*@|[?#].*", "", url)
+if TYPE_CHECKING:
+    from openai import APIStatusError
 
 
 @dataclass
 class Endpoint:
-    """Any server that speaks OpenAI's chat completions, through `huggingface_hub.InferenceClient`.
+    """Any server that speaks OpenAI's chat completions, through the `openai` client.
 
-    Several requests are under way at once. One that fails for a while (429, 5xx, a time-out, a lost connection) is made
-    again after 1, 2, 4, ... seconds, or after what `Retry-After` says, which then holds for all the others too.
+    Several requests are under way at once. The client makes one that fails for a while (408, 409, 429, 5xx, a time-out, a
+    lost connection) again after 0.5, 1, 2, ... 8 seconds, or after what `Retry-After` says. A request's JSON schema is sent
+    as `response_format`, until the server has refused it.
 
     Attributes:
         url: Of the server, with or without `/v1`.
@@ -50,26 +39,30 @@ class Endpoint:
         timeout: Seconds without a byte from the server after which a request has failed.
         retries: How often a failed request is made again.
         extra_body: Further fields of the request, or other values of ours; None leaves a field out.
-        backoff: Seconds before the first retry.
 
     Raises:
-        UserError: The URL is not one, or holds a password, or an option is out of range.
+        ValueError: A number is out of its range.
+        UserError: The URL is not one, or holds a password; the key cannot be sent; the package `openai` is not installed.
     """
 
-    url: str
+    url: str = field(repr=False)
     model: str
     api_key: str | None = field(default=None, repr=False)
     sampling: Sampling = field(default_factory=Sampling)
-    concurrency: int = 8
-    timeout: float = 120.0
-    retries: int = 5
+    concurrency: PositiveInt = 8
+    timeout: PositiveFloat = 120.0
+    retries: NonNegativeInt = 5
     extra_body: Mapping[str, Any] = field(default_factory=dict)
-    backoff: float = 1.0
 
     def __post_init__(self) -> None:
         """Checks the options; nothing is sent."""
-        from huggingface_hub import InferenceClient
+        check_ranges(self)
+        if self.api_key and not re.fullmatch(r"[!-~]+", self.api_key):
+            raise UserError("the API key (--api-key-env) has a space, a line break or a letter that no header can hold")
+        self._client = self._connect()
+        self._answered = self._follows_schema = self._refused_schema = False
 
+    def _connect(self) -> Any:
         try:
             parts = urlsplit(self.url)
             valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -79,17 +72,31 @@ class Endpoint:
             raise UserError(f"{public_url(self.url)} is not the URL of a server, such as http://localhost:8000/v1")
         if parts.username or parts.password:
             raise UserError(f"{public_url(self.url)}: no user or password in the URL; name --api-key-env instead")
-        for name, least in (("concurrency", 1), ("retries", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name} must be at least {least}, not {getattr(self, name)}")
-        if self.timeout <= 0:
-            raise UserError(f"--timeout must be above 0 seconds, not {self.timeout}")
-        # Always a key of our own: without one the client sends the user's Hugging Face token, to whatever server it is.
-        self._client = InferenceClient(base_url=self.url, api_key=self.api_key or "EMPTY", timeout=self.timeout)
-        self._lock = threading.Lock()
-        self._not_before = 0.0
-        self._answered = False
-        self.retried = 0
+        try:
+            from openai import Omit, OpenAI
+        except ModuleNotFoundError as error:
+            raise UserError(install_hint("openai")) from error
+        if parts.query:  # it may hold a key, and the HTTP library logs whole URLs
+            for library in ("httpx", "httpx2"):
+                logging.getLogger(library).addFilter(_nothing)
+        path = parts.path.rstrip("/")
+        if not path.endswith("/chat/completions") and not re.search(r"/v\d", path):
+            path += "/v1"
+        return OpenAI(
+            base_url=f"{parts.scheme}://{parts.netloc}{path.removesuffix('/chat/completions')}",
+            # Always given: otherwise the client sends the keys and names of the environment to whatever server it is.
+            api_key=self.api_key or "EMPTY",
+            default_headers={"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()},  # type: ignore[dict-item]
+            default_query=dict(parse_qsl(parts.query)),
+            timeout=self.timeout,
+            max_retries=self.retries,
+        )
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The settings that replies depend on. --extra-body may hold a secret, so only its hash is recorded."""
+        extra = json.dumps(dict(self.extra_body), sort_keys=True).encode()
+        return asdict(self.sampling) | {"extra_body": hashlib.sha256(extra).hexdigest() if self.extra_body else None}
 
     def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
         """Each request with its reply, in order, with up to `concurrency` requests under way.
@@ -99,11 +106,6 @@ class Endpoint:
         Raises:
             UserError: The endpoint cannot be reached, refuses the key, or fails again and again.
         """
-        work: _Work = queue.SimpleQueue()
-        stop = threading.Event()
-        # Not a ThreadPoolExecutor: Python waits for its threads at exit, so that Ctrl-C would take up to a time-out.
-        for _ in range(self.concurrency):
-            threading.Thread(target=self._serve, args=(work, stop), daemon=True).start()
         window: deque[tuple[RequestT, Future[Reply]]] = deque()
         source = iter(requests)
         more = True
@@ -111,9 +113,7 @@ class Endpoint:
             while more or window:
                 if more:
                     taken, more = take(source, self.concurrency - len(window))
-                    for request in taken:
-                        window.append((request, Future()))
-                        work.put(window[-1])
+                    window += [(request, self._start(request)) for request in taken]
                 if window:
                     request, future = window[0]
                     reply = future.result()
@@ -125,129 +125,140 @@ class Endpoint:
                 if future.done() and future.exception() is None:
                     yield request, future.result()
             raise
-        finally:
-            stop.set()
-            for _ in range(self.concurrency):
-                work.put(None)
 
-    def _serve(self, work: _Work, stop: threading.Event) -> None:
-        while (item := work.get()) is not None and not stop.is_set():
-            request, future = item
+    def _start(self, request: Request) -> "Future[Reply]":
+        future: Future[Reply] = Future()
+
+        def work() -> None:
             try:
-                future.set_result(self._ask(request, stop))
+                future.set_result(self._ask(request))
             except BaseException as error:  # for the caller's thread
                 future.set_exception(error)
 
-    def _ask(self, request: Request, stop: threading.Event) -> Reply:
-        """One reply, after as many tries as are allowed."""
-        for attempt in itertools.count():
-            with self._lock:
-                pause = self._not_before - time.monotonic()
-            if pause > 0:
-                stop.wait(pause)
-            outcome = self._try(request)
-            if isinstance(outcome, Reply):
-                self._answered = True
-                return outcome
-            if outcome.fatal or (outcome.unreachable and not self._answered):
-                raise UserError(outcome.message)
-            if outcome.wait is not None and outcome.wait > _LONGEST_WAIT:
-                raise UserError(f"{outcome.message}; it asks to wait for {outcome.wait:.0f} seconds: run again then")
-            if attempt == self.retries or stop.is_set():
-                raise UserError(f"{outcome.message} ({attempt + 1} times); run again to go on from here")
-            with self._lock:
-                self.retried += 1
-                if outcome.wait is not None:
-                    self._not_before = max(self._not_before, time.monotonic() + outcome.wait)
-            if outcome.wait is None:
-                stop.wait(min(self.backoff * 2**attempt, 60.0))
-        raise AssertionError("the loop above ends by itself")
+        # Not a ThreadPoolExecutor: Python waits for its threads at exit, so that Ctrl-C would take up to a time-out.
+        threading.Thread(target=work, daemon=True).start()
+        return future
 
-    def _try(self, request: Request) -> "Reply | _Failure":
-        # InferenceClient raises the HTTP library's errors, which is httpx or httpx2 by its version; both have the one
-        # base class that its own module has imported.
-        from huggingface_hub.errors import HfHubHTTPError, HTTPError, InferenceTimeoutError, OfflineModeIsEnabled
+    def _ask(self, request: Request) -> Reply:
+        import openai
 
-        where = public_url(self.url)
+        where, tries = public_url(self.url), f"({counted(self.retries + 1, 'time')}); run again to resume"
+        schema = None if self._refused_schema else request.schema
         try:
-            completion = self._client.chat_completion(
-                [{"role": "user", "content": request.prompt}],
-                model=self.model,
-                temperature=self.sampling.temperature,
-                top_p=self.sampling.top_p,
-                max_tokens=self.sampling.max_new_tokens,
-                seed=request.seed,
-                extra_body=dict(self.extra_body),
-            )
-            choice = completion.choices[0]
-            problem = "cut off" if choice.finish_reason == "length" else None
-            return Reply(choice.message.content or "", problem)
-        except OfflineModeIsEnabled:
-            return _Failure(
-                f"{where}: HF_HUB_OFFLINE=1 forbids every request of huggingface_hub; set it to 0 for this", fatal=True
-            )
-        except HfHubHTTPError as error:
-            return self._refusal(error, where)
-        except HTTPError as error:
-            kind = type(error).__name__
-            # Releases before 2.0 let the HTTP library's own time-outs through.
-            if isinstance(error, InferenceTimeoutError) or kind in ("ReadTimeout", "WriteTimeout", "PoolTimeout"):
-                return _Failure(f"{where} did not answer within {self.timeout:g} seconds (see --timeout)")
-            return _Failure(f"cannot reach {where}: {self._shown(error) or kind}", unreachable=True)
-        except (ValueError, AttributeError, IndexError, KeyError, TypeError) as error:
-            # Not fatal: a proxy in front of a server that restarts answers with a page of HTML.
-            return _Failure(f"{where} does not answer as OpenAI's chat completions do ({self._shown(error)})")
+            choices = getattr(self._complete(request, schema), "choices", None)
+            if not choices:
+                raise TypeError("it has no choices")
+            choice = choices[0]
+            text = choice.message.content or ""
+            if not isinstance(text, str):
+                raise TypeError(f"the message's content is a {type(text).__name__}")
+        except openai.APITimeoutError as error:
+            raise UserError(
+                f"{where} did not answer within {self.timeout:g} seconds (see --timeout) {tries}"
+            ) from error
+        except openai.APIConnectionError as error:
+            tries = f" {tries}" if self._answered else ""
+            raise UserError(f"cannot reach {where}: {self._shown(error.__cause__ or error)}{tries}") from error
+        except openai.APIStatusError as error:
+            if schema is not None and not self._follows_schema and error.status_code in (400, 422, 501):
+                self._refused_schema = True
+                return self._ask(request)
+            return self._refusal(error, where, tries)
+        except (openai.OpenAIError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
+            if self._answered:  # a page of HTML, of a proxy in front of a server that restarts: asked for again
+                return Reply("", "not a chat completion")
+            message = f"{where} does not answer as OpenAI's chat completions do ({self._shown(error)})"
+            raise UserError(f"{message}; check --endpoint") from error
+        self._answered = True
+        self._follows_schema |= schema is not None
+        refused = "refused by the endpoint" if getattr(choice.message, "refusal", None) and not text else None
+        return Reply(text, "cut off" if choice.finish_reason == "length" else refused)
 
-    def _refusal(self, error: Any, where: str) -> "Reply | _Failure":
-        """What an HTTP status means for this request and for the run."""
-        status = error.response.status_code
-        said = self._shown(error.server_message or "")
+    def _complete(self, request: Request, schema: Mapping[str, Any] | None) -> Any:
+        from openai import APITimeoutError, InternalServerError, RateLimitError
+
+        json_schema = {"name": "example", "strict": True, "schema": schema}
+        body = {
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "max_tokens": self.sampling.max_new_tokens,
+            "seed": request.seed,
+            "response_format": {"type": "json_schema", "json_schema": json_schema} if schema else None,
+            **self.extra_body,
+        }
+        fields: Any = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": request.prompt}],
+            "extra_body": {name: value for name, value in body.items() if value is not None},
+        }
+        client = self._client
+        if not self._answered and self.retries:  # no server at all is a typing error then, of which to hear at once
+            try:
+                return client.with_options(max_retries=0).chat.completions.create(**fields)
+            except (APITimeoutError, InternalServerError, RateLimitError):
+                client = client.with_options(max_retries=self.retries - 1)
+        return client.chat.completions.create(**fields)
+
+    def _refusal(self, error: "APIStatusError", where: str, tries: str) -> Reply:
+        """What an HTTP status means for this request, or for the run."""
+        status, said = error.status_code, self._shown(_message(error))
+        if status in (400, 413, 422) and self._answered:  # of this prompt: too long, or against the server's policy
+            return Reply(said, "refused by the endpoint")
         message = f"{where}: HTTP {status}{f' ({said})' if said else ''}"
         if status in (401, 403):
             remedy = (
                 "was refused: check its value" if self.api_key else "is needed: put it into an environment variable"
             )
-            return _Failure(f"{message}; the API key {remedy} (--api-key-env NAME)", fatal=True)
-        if status in _TRANSIENT:
-            return _Failure(message, wait=_retry_after(error.response.headers))
-        if status in (400, 413, 422) and self._answered:  # of this prompt: too long, or against the server's policy
-            return Reply(said, "refused by the endpoint")
-        return _Failure(
-            f"{message}; check --endpoint and --model {self.model}, or leave fields out with --extra-body", fatal=True
-        )
+            raise UserError(f"{message}; the API key {remedy} (--api-key-env NAME)") from error
+        wait = error.response.headers.get("Retry-After")
+        if wait and status in (429, 503):  # longer than the client waits, or again and again
+            raise UserError(f"{message}; it asks to wait (Retry-After: {wait}): run again then") from error
+        if status in (408, 409, 429) or status >= 500:
+            raise UserError(f"{message} {tries}") from error
+        raise UserError(
+            f"{message}; check --endpoint and --model {self.model}, or leave fields out with --extra-body"
+        ) from error
 
     def _shown(self, error: object) -> str:
         """A message of the server or of the library in one line, without our key should it be in there."""
         text = " ".join(str(error).split())
-        if self.api_key:
-            text = text.replace(self.api_key, "***")
+        secrets = [self.api_key, *dict(parse_qsl(urlsplit(self.url).query)).values(), *self.extra_body.values()]
+        for secret in secrets:
+            text = text.replace(secret, "***") if isinstance(secret, str) and len(secret) > 7 else text
         return re.sub(r"(\w+://)[^\s/@]+@", r"\1", text)[:300]
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """Why there is no reply.
+def public_url(url: str) -> str:
+    """The URL for messages: without user, password and query, which may hold a key.
 
-    Attributes:
-        fatal: Trying again cannot help.
-        unreachable: No connection: a typing error if it is the first request, else perhaps a restart.
-        wait: Seconds that the server asks to wait.
+    >>> public_url("https://me:secret@example.org:8000/v1?key=abc")
+    'https://example.org:8000/v1'
     """
-
-    message: str
-    fatal: bool = False
-    unreachable: bool = False
-    wait: float | None = None
+    return re.sub(r"(?<=://)[^/]*@|[?#].*", "", url)
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that `Retry-After` asks for, which may also be a date."""
-    value = (headers.get("Retry-After") or "").strip()
-    if value.isdecimal():
-        return float(value)
-    try:
-        moment = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
-    return max(0.0, (moment - datetime.now(timezone.utc)).total_seconds())
+def _nothing(_: logging.LogRecord) -> bool:
+    return False
+
+
+def api_key(variable: str | None) -> str | None:
+    """The key that an environment variable holds.
+
+    Raises:
+        UserError: The variable is missing or empty. The message does not repeat the name: a user who gave the key itself
+            must not find it in a log.
+    """
+    key = os.environ.get(variable, "").strip() if variable is not None else None
+    if key == "":
+        raise UserError(
+            "--api-key-env: there is no environment variable of that name, or it is empty; it must hold the key"
+        )
+    return key
+
+
+def _message(error: "APIStatusError") -> str:
+    """What the server says: OpenAI's `{"error": {"message": ...}}` in its forms, or nothing for a page of HTML."""
+    said: Any = error.body
+    while isinstance(said, dict):
+        said = next((said[key] for key in ("message", "error", "detail") if said.get(key)), None)
+    return str(said) if said and "<html" not in str(said).lower() else ""

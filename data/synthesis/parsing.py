@@ -1,27 +1,29 @@
 r"""Reads what a language model answers: a list of tasks, or one example as a JSON object; says what is wrong with the rest.
 
 Models wrap JSON in code fences and prose, think aloud before it, put raw line breaks into strings, answer with Python's
-quotes, or number the items of a list instead. All that is understood. What is not an answer raises `Rejected` with the
-reason under which it is counted.
+quotes, or number the items of a list instead. All that is understood. A library that repairs JSON would go further than is
+wanted here: it closes what was cut off, and half a document would pass for a whole one.
 """
 
 import ast
 import json
 import re
 from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
-from revela_hub.data.synthesis.prompts import FORMS, Form, Part
+from pydantic import ValidationError
+
+from revela_hub.data.synthesis.prompts import BROKEN, FORMS, PLACEHOLDER, Form
 from revela_hub.data.text.ngram_overlap import words
 
 TASK_MIN_WORDS, TASK_MAX_WORDS = 3, 80
 
 _THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>|^.*?</think(?:ing)?>", re.DOTALL)
+_BULLET = r"(?:[-*•]|\(?\d+[.):])\s*"
 # `1. text`, `- text`, `"text",`: what opens with a quote has to end with one, or it is cut off
-_LIST_ITEM = re.compile(
-    r"""^\s*(?:(?:(?:[-*•]|\(?\d+[.):])\s*)?(?:"(.+)"|'(.+)')\s*,?|(?:[-*•]|\(?\d+[.):])\s*([^"'\s].*?))\s*$"""
-)
-_COPIED = re.compile(r"^(?:a string\b|\.\.\.|…|<[^>]*>$|\{[^}]*\}$)", re.IGNORECASE)
+_LIST_ITEM = re.compile(rf"""^\s*(?:(?:{_BULLET})?(?:"(.+)"|'(.+)')\s*,?|{_BULLET}([^"'\s].*?))\s*$""")
+_REASONS = {"missing": "key missing", "string_type": "not a string"}  # by pydantic's type of error
 
 
 class Rejected(ValueError):
@@ -40,13 +42,11 @@ def parse_tasks(reply: str) -> list[str]:
     ['Find the law that a case cites.', 'Match a word with its antonym.']
     """
     text = _THINKING.sub("", reply)
-    lists = [value for value in _literals(text, "[") if isinstance(value, list)]
-    lists.append([match[1] or match[2] or match[3] for line in text.split("\n") if (match := _LIST_ITEM.match(line))])
-    for found in lists:
+    items = [match[1] or match[2] or match[3] for line in text.split("\n") if (match := _LIST_ITEM.match(line))]
+    for found in [*_values(text, list), items]:
         tasks: dict[tuple[str, ...], str] = {}
-        for item in found:
-            if task := _task(item):
-                tasks.setdefault(tuple(words(task)), task)
+        for task in filter(None, map(_task, found)):
+            tasks.setdefault(tuple(words(task)), task)
         if tasks:
             return list(tasks.values())
     raise Rejected("no list of tasks")
@@ -56,11 +56,10 @@ def _task(item: Any) -> str:
     """One task as a line, or nothing where the item is not one."""
     if isinstance(item, dict) and item:  # {"task": "..."}, where a string was asked for
         item = item.get("task", item.get("description", next(iter(item.values()))))
-    if not isinstance(item, str):
+    if not isinstance(item, str) or BROKEN.search(item):
         return ""
-    task = " ".join(re.sub(r"\*\*|__", "", item).split())
-    task = re.sub(r"^(?:[-*•]|\(?\d+[.):])\s+", "", task)
-    return task if TASK_MIN_WORDS <= len(words(task)) <= TASK_MAX_WORDS and not _COPIED.match(task) else ""
+    task = re.sub(rf"^{_BULLET}", "", " ".join(re.sub(r"\*\*|__", "", item).split()))
+    return task if TASK_MIN_WORDS <= len(words(task)) <= TASK_MAX_WORDS and not PLACEHOLDER.match(task) else ""
 
 
 def parse_example(form: Form, reply: str) -> dict[str, str]:
@@ -83,68 +82,38 @@ def parse_example(form: Form, reply: str) -> dict[str, str]:
     text = _THINKING.sub("", reply)
     if not text.strip():
         raise Rejected("empty")
-    found = [value for value in _literals(text, "{") if isinstance(value, dict)]
+    found = list(_values(text, dict))
     if not found:
         raise Rejected("not JSON")
-    keys = {part.key for part in FORMS[form].parts}
-    example = next((value for value in found if keys <= value.keys()), None)
-    if example is None:
-        raise Rejected("key missing")
-    anchor, positive, negative = (_checked(example[part.key], part) for part in FORMS[form].parts)
-    for one, other, names in (
-        (anchor, positive, "query equals positive"),
-        (anchor, negative, "query equals negative"),
-        (positive, negative, "positive equals negative"),
-    ):
+    model = FORMS[form].example
+    try:
+        example = model.model_validate(
+            next((value for value in found if model.model_fields.keys() <= value.keys()), {})
+        )
+    except ValidationError as error:
+        reason = error.errors()[0]["type"]
+        raise Rejected(_REASONS.get(reason, reason)) from error
+    parts = dict(zip(("query", "positive", "negative"), example.model_dump().values(), strict=True))
+    for (name, one), (other_name, other) in combinations(parts.items(), 2):
         if (words(one) or [one]) == (words(other) or [other]):
-            raise Rejected(names)
-    return {"anchor": anchor, "positive": positive, "negative_1": negative}
+            raise Rejected(f"{name} equals {other_name}")
+    return dict(zip(("anchor", "positive", "negative_1"), parts.values(), strict=True))
 
 
-def _checked(value: Any, part: Part) -> str:
-    if not isinstance(value, str):
-        raise Rejected("not a string")
-    text = value.strip()
-    if not text:
-        raise Rejected("empty text")
-    if _COPIED.match(text):
-        raise Rejected("placeholder copied")
-    # A text of symbols alone (code, a formula) is one word: it is not empty, and words() finds none.
-    count = len(words(text)) or 1
-    if count < part.min_words:
-        raise Rejected("too short")
-    if count > part.max_words:
-        raise Rejected("too long")
-    return text
-
-
-def _literals(text: str, opening: str) -> Iterator[Any]:
-    """The JSON (or Python) values that begin with `opening`, outermost first, what is inside one not again."""
+def _values(text: str, kind: type[list[Any]] | type[dict[Any, Any]]) -> Iterator[Any]:
+    """The JSON (or Python) lists or objects in a text, outermost first, what is inside one not again."""
     decoder = json.JSONDecoder(strict=False)  # raw line breaks in strings
+    opening, closing = "[]" if kind is list else "{}"
     position = text.find(opening)
     while position >= 0:
+        end = text.rfind(closing) + 1
         try:
             value, end = decoder.raw_decode(text, position)
-        except (json.JSONDecodeError, RecursionError):
-            value, end = _python_literal(text, position)
-        if end > position:
+        except (ValueError, RecursionError):
+            try:  # Python's notation, with single quotes, which ends with the last bracket
+                value = ast.literal_eval(text[position:end])
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                value, end = None, position
+        if isinstance(value, kind):
             yield value
         position = text.find(opening, max(end, position + 1))
-
-
-def _python_literal(text: str, position: int) -> tuple[Any, int]:
-    """The value in Python's notation (single quotes) that begins here, and where it ends; its beginning if there is none.
-
-    Ends are tried from the last closing bracket back, a few only: what a model writes has seldom more after the value.
-    """
-    closing = "]" if text[position] == "[" else "}"
-    end = len(text)
-    for _ in range(3):
-        end = text.rfind(closing, position, end)
-        if end < 0:
-            break
-        try:
-            return ast.literal_eval(text[position : end + 1]), end + 1
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-    return None, position

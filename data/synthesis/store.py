@@ -3,7 +3,7 @@
     pairs.jsonl      the examples: what training reads
     tasks.jsonl      the tasks of the first step
     rejected.jsonl   what was asked for and could not be used, with the reason and the beginning of the reply
-    settings.json    the settings that the random draws depend on
+    settings.json    the settings that the data depend on
 
 Each line says which draw it came from. What is done is what is in these files: a restart draws the same again only for
 requests whose replies had not come.
@@ -11,12 +11,14 @@ requests whose replies had not come.
 
 import json
 import os
+import reprlib
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, ValidationError
 
 from revela_hub.data.synthesis.prompts import FORMS, Form
 from revela_hub.errors import UserError
@@ -24,12 +26,55 @@ from revela_hub.errors import UserError
 PAIRS, TASKS, REJECTED, SETTINGS = "pairs.jsonl", "tasks.jsonl", "rejected.jsonl", "settings.json"
 TASK_PREFIX = "synthetic/"  # of the column `task`: synthetic/short-long
 
-_FIELDS = {
-    PAIRS: ("task", "instruction", "anchor", "positive", "negative_1", "draw"),
-    TASKS: ("form", "task", "draw"),
-    REJECTED: ("step", "form", "draw", "attempt", "reason"),
+# Settings of which no value is shown, only a hash kept.
+_HASHED = {
+    "exclude": "other --exclude texts",
+    "extra_body": "another --extra-body",
+    "prompts": "other prompts (of another version of revela-hub)",
 }
-_SAMPLE_CHARACTERS = 500
+_SHORT = reprlib.Repr()
+_SHORT.maxstring, _SHORT.maxlist = 100, 5
+
+
+class Pair(BaseModel):
+    """A line of `pairs.jsonl`."""
+
+    task: Literal["synthetic/short-long", "synthetic/long-short", "synthetic/short-short"]
+    instruction: str
+    anchor: str
+    positive: str
+    negative_1: str
+    kind: str
+    language: str
+    model: str
+    draw: int
+
+    @property
+    def form(self) -> Form:
+        """The form of the example."""
+        return self.task.removeprefix(TASK_PREFIX)  # type: ignore[return-value]  # the type of `task` allows no other
+
+
+class Task(BaseModel):
+    """A line of `tasks.jsonl`."""
+
+    form: Form
+    task: str
+    draw: int
+
+
+class Rejection(BaseModel):
+    """A line of `rejected.jsonl`."""
+
+    step: Literal["tasks", "examples"]
+    form: Form
+    draw: int
+    attempt: int
+    reason: str
+    reply: str
+
+
+_LINES: dict[str, type[Pair] | type[Task] | type[Rejection]] = {PAIRS: Pair, TASKS: Task, REJECTED: Rejection}
 
 
 class SyntheticFolder:
@@ -37,24 +82,25 @@ class SyntheticFolder:
 
     Args:
         path: Made if it is not there.
-        settings: What the draws depend on; must be what it was when the folder was begun.
+        settings: Those that the data depend on; must be the ones that the folder was begun with.
+        overwrite: Whether to remove what earlier runs wrote there, whatever their settings.
 
     Attributes:
-        pairs: The rows of `pairs.jsonl`, of this run and earlier ones.
+        pairs: The lines of `pairs.jsonl`, of this run and earlier ones, by form.
         tasks: The tasks of each form, in order.
-        attempts: How many replies to a draw were rejected: (step, form, draw) -> number.
+        attempts: How many replies to a draw of the second step were rejected, by form and draw.
         lists: Draws of the first step that have been answered, by form.
 
     Raises:
-        UserError: The folder cannot be written, belongs to a run with other settings, is in use, or a line of it is
-            damaged (but for the last line of a file, which a crash may have cut off: that is removed).
+        UserError: The folder cannot be written, belongs to a run with other settings or to something else, is in use, or a
+            line of it is damaged (but for the last line of a file, which a crash may have cut off: that is removed).
     """
 
-    def __init__(self, path: str | Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: str | Path, settings: Mapping[str, Any], overwrite: bool = False) -> None:
         self.path = Path(path).expanduser()
-        self.pairs: list[dict[str, Any]] = []
+        self.pairs: dict[Form, list[Pair]] = {form: [] for form in FORMS}
         self.tasks: dict[Form, list[str]] = {form: [] for form in FORMS}
-        self.attempts: dict[tuple[str, Form, int], int] = defaultdict(int)
+        self.attempts: dict[Form, dict[int, int]] = {form: defaultdict(int) for form in FORMS}
         self.lists: dict[Form, set[int]] = {form: set() for form in FORMS}
         self._files: dict[str, IO[bytes]] = {}
         self._lock = FileLock(self.path / ".lock", timeout=0)
@@ -66,10 +112,15 @@ class SyntheticFolder:
         except OSError as error:
             raise UserError(f"{self.path}: cannot write there ({error.strerror}); choose another --output") from error
         try:
-            self._check_settings(dict(settings))
-            for name in _FIELDS:
+            begun = self._begun()
+            if overwrite and begun:
+                for name in (*_LINES, SETTINGS):  # the settings last: they say that the others are ours
+                    (self.path / name).unlink(missing_ok=True)
+                begun = {}
+            for name in _LINES:
                 self._read(name)
-                self._files[name] = (self.path / name).open("ab")
+            self._check_settings(begun, dict(settings))
+            self._files |= {name: (self.path / name).open("ab") for name in _LINES}
         except OSError as error:
             self.close()
             raise UserError(f"{error.filename or self.path}: cannot read or write it ({error.strerror})") from error
@@ -90,69 +141,59 @@ class SyntheticFolder:
         self._files.clear()
         self._lock.release()
 
-    def count(self, form: Form) -> int:
-        """How many examples of a form there are."""
-        return sum(row["task"] == TASK_PREFIX + form for row in self.pairs)
-
-    def draws(self, form: Form) -> set[int]:
-        """The draws of a form that have led to an example."""
-        return {row["draw"] for row in self.pairs if row["task"] == TASK_PREFIX + form}
-
-    def add_pair(self, row: dict[str, Any]) -> None:
-        """Writes an example; `row` has the columns of `pairs.jsonl`."""
-        self._append(PAIRS, row)
-
-    def add_tasks(self, form: Form, tasks: list[str], draw: int) -> None:
-        """Writes the tasks that one reply of the first step has added."""
-        for task in tasks:
-            self._append(TASKS, {"form": form, "task": task, "draw": draw})
-
-    def reject(self, step: str, form: Form, draw: int, attempt: int, reason: str, reply: str) -> None:
-        """Writes down a reply that cannot be used, shortened."""
-        row = {"step": step, "form": form, "draw": draw, "attempt": attempt, "reason": reason}
-        self._append(REJECTED, row | {"reply": reply[:_SAMPLE_CHARACTERS]})
-
-    def _take(self, name: str, row: dict[str, Any]) -> None:
-        """Counts a line in, read or just written."""
-        if name == PAIRS:
-            self.pairs.append(row)
-        elif name == TASKS:
-            self.tasks[row["form"]].append(row["task"])
-            self.lists[row["form"]].add(row["draw"])
-        else:
-            self.attempts[row["step"], row["form"], row["draw"]] += 1
-            if row["step"] == "tasks":
-                self.lists[row["form"]].add(row["draw"])
-
-    def _append(self, name: str, row: dict[str, Any]) -> None:
+    def add(self, row: Pair | Task | Rejection) -> None:
+        """Writes a line, and counts it in."""
+        name = next(name for name, kind in _LINES.items() if isinstance(row, kind))
         try:
-            # errors="replace": a reply may hold half of a surrogate pair, which JSON escapes and UTF-8 has not.
-            line = json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"
-            self._files[name].write(line)
+            self._files[name].write(row.model_dump_json().encode() + b"\n")
             self._files[name].flush()
         except OSError as error:
             raise UserError(
-                f"{self.path / name}: cannot write ({error.strerror}); make room and run again to go on from here"
+                f"{self.path / name}: cannot write ({error.strerror}); make room and run again to resume"
             ) from error
-        self._take(name, row)
+        self._take(row)
 
-    def _check_settings(self, settings: dict[str, Any]) -> None:
+    def _take(self, row: Pair | Task | Rejection) -> None:
+        if isinstance(row, Pair):
+            self.pairs[row.form].append(row)
+        elif isinstance(row, Task):
+            self.tasks[row.form].append(row.task)
+            self.lists[row.form].add(row.draw)
+        elif row.step == "tasks":
+            self.lists[row.form].add(row.draw)
+        else:
+            self.attempts[row.form][row.draw] += 1
+
+    def _begun(self) -> dict[str, Any]:
+        """The settings that the folder was begun with; none for a new one."""
         file = self.path / SETTINGS
         if not file.exists():
-            draft = file.with_suffix(".tmp")
-            draft.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            os.replace(draft, file)
-            return
+            if taken := [name for name in _LINES if (self.path / name).exists()]:
+                raise UserError(f"{self.path / taken[0]} is there, but no {SETTINGS} of ours; choose another --output")
+            return {}
         try:
             begun = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(begun, dict) or "examples_per_task" not in begun:
+                raise ValueError("not written by revela-hub synthesize")
         except ValueError as error:
-            raise UserError(f"{file}: not valid JSON ({error}); choose another --output") from error
+            raise UserError(f"{file}: not the settings of a run ({error}); choose another --output") from error
+        return begun
+
+    def _check_settings(self, begun: dict[str, Any], settings: dict[str, Any]) -> None:
+        """Refuses other settings, and writes down those that an earlier release did not."""
+        if begun and (pairs := sum(self.pairs.values(), [])):
+            begun.setdefault("model", pairs[0].model)
         for name, value in settings.items():
-            if begun.get(name) != value:
-                option = f"--{name.replace('_', '-')}"
+            if begun.get(name, value) != value:
+                option = name.replace("_", "-")
+                what = _HASHED.get(name, f"--{option} {_SHORT.repr(begun[name])}, not {_SHORT.repr(value)}")
                 raise UserError(
-                    f"{self.path} was begun with {option} {begun.get(name)!r}, not {value!r}; choose another --output"
+                    f"{self.path} was begun with {what}; choose another --output, or start over with --overwrite"
                 )
+        if begun != settings:
+            draft = self.path / f"{SETTINGS}.{os.getpid()}.tmp"
+            draft.write_text(json.dumps(settings | begun, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            os.replace(draft, self.path / SETTINGS)
 
     def _read(self, name: str) -> None:
         file = self.path / name
@@ -162,12 +203,10 @@ class SyntheticFolder:
         whole = content.rfind(b"\n") + 1
         if whole < len(content):  # the last line was not written to its end
             os.truncate(file, whole)
-        for number, line in enumerate(content[:whole].splitlines(), start=1):
+        for number, line in enumerate(content[:whole].split(b"\n")[:-1], start=1):
             try:
-                row = json.loads(line)
-                missing = [key for key in _FIELDS[name] if key not in row]
-                if missing:
-                    raise ValueError(f"no {missing[0]!r}")
-                self._take(name, row)
-            except (ValueError, TypeError, KeyError) as error:
-                raise UserError(f"{file}:{number}: damaged ({error}); remove the line") from error
+                self._take(_LINES[name].model_validate_json(line))
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = "".join(f"{key}: " for key in first["loc"])
+                raise UserError(f"{file}:{number}: damaged ({where}{first['msg']}); remove the line") from error

@@ -7,87 +7,106 @@ After Wang et al. (arXiv 2401.00368, section 3.1), as NV-Embed (arXiv 2405.17428
     task + drawn placeholders --reply--> parse, validate --> not in an evaluation set --> not there before --> pairs.jsonl
 
 Every request is a numbered draw: its task, placeholders and sampling seed follow from the run's seed and the number, so
-that the same backend gives the same data, however many requests are under way at once, and a restart goes on where the
+that the same backend gives the same data, however many requests are under way at once, and a restart resumes where the
 run stopped. A reply that cannot be used is counted by its reason and asked for again, with the same placeholders (or the
 difficult ones would become rare) and another seed; after a few tries the draw is given up for the next one.
 """
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
+from annotated_types import Interval
 from tqdm import tqdm
 
 from revela_hub.data.sources.report import counted, skips
+from revela_hub.data.synthesis import prompts
 from revela_hub.data.synthesis.backends import Backend, Reply, Request
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
 from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, TASKS_PER_LIST, Form, brainstorm_prompt, example_prompt
-from revela_hub.data.synthesis.store import TASK_PREFIX, SyntheticFolder
+from revela_hub.data.synthesis.store import TASK_PREFIX, Pair, Rejection, SyntheticFolder, Task
 from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates, words
 from revela_hub.errors import UserError
+from revela_hub.ranges import PositiveInt, Seed, check_ranges
 
 FRUITLESS_LISTS = 10  # lists in a row without a new task after which the tasks there are must do
+SAMPLE_CHARACTERS = 500  # of a rejected reply, kept
 
 
-@dataclass(frozen=True)
+@dataclass
 class SynthesisSettings:
-    """What is made.
-
-    Attributes:
-        count: Examples, divided evenly among the forms.
-        forms: `short-long`, `long-short`, `short-short`.
-        examples_per_task: How many examples a task is used for. NV-Embed: 120,000 of 60,000 tasks.
-        languages: One is drawn for each example; one that is named twice is drawn twice as often.
-        domains: One is drawn for each list of tasks.
-        seed: Of all draws.
-        attempts: Replies that are asked for at most for one draw.
-        patience: Unusable replies in a row after which the run gives up.
-        duplicate_similarity: Examples as similar as that (see `NearDuplicates`) are the same.
-        model: Name of the model, kept with each example.
+    """What is made; the help texts say what each setting means.
 
     Raises:
-        UserError: A number is too small, or a form is unknown or given twice.
+        ValueError: A number is out of its range.
+        UserError: A form is unknown or given twice, or a list is empty.
     """
 
-    count: int = 1000
-    forms: Sequence[Form] = tuple(FORMS)
-    examples_per_task: int = 2
-    languages: Sequence[str] = ("English",)
-    domains: Sequence[str] = DOMAINS
-    seed: int = 0
-    attempts: int = 3
-    patience: int = 50
-    duplicate_similarity: float = 0.8
-    model: str = ""
+    _argument_group_name = "examples"
+
+    model: str = field(default="", metadata={"help": "The model's name, kept with each example."})
+    count: PositiveInt = field(default=1000, metadata={"help": "Examples in all, divided evenly among the forms."})
+    forms: list[str] = field(
+        default_factory=lambda: ["short-long", "long-short", "short-short"],
+        metadata={"help": "Which forms of example."},
+    )
+    examples_per_task: PositiveInt = field(
+        default=2, metadata={"help": "Examples of each task. NV-Embed: 2, 120,000 of 60,000 tasks."}
+    )
+    languages: list[str] = field(
+        default_factory=lambda: ["English"],
+        metadata={"help": "Languages to draw from; one given twice comes twice as often."},
+    )
+    domains: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Fields that tasks are to be from, for example 'tax law'; one is drawn for each list of tasks. Default: "
+            "forty fields of all kinds."
+        },
+    )
+    seed: Seed = field(default=0, metadata={"help": "Of all that is drawn."})
+    duplicate_similarity: Annotated[float, Interval(gt=0, le=1)] = field(
+        default=0.8, metadata={"help": "Jaccard similarity from which two examples count as the same."}
+    )
+    attempts: PositiveInt = field(
+        default=3, metadata={"help": "Replies to one prompt at most, if they cannot be used."}
+    )
+    patience: PositiveInt = field(default=50, metadata={"help": "Unusable replies in a row before giving up."})
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        for name in ("count", "examples_per_task", "attempts", "patience"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        for name in ("forms", "languages", "domains"):
+        check_ranges(self)
+        for name in ("forms", "languages"):
             if not getattr(self, name):
                 raise UserError(f"--{name} is empty: give at least one")
-        unknown = [form for form in self.forms if form not in FORMS]
-        if unknown or len(set(self.forms)) < len(self.forms):
+        for name in ("model", "languages", "domains"):
+            for text in [self.model] if name == "model" else getattr(self, name):
+                if prompts.BROKEN.search(text):
+                    raise UserError(f"--{name}: {text!r} is not text: it has half of a surrogate pair, or broken UTF-8")
+        if set(self.forms) - FORMS.keys() or len(set(self.forms)) < len(self.forms):
             raise UserError(f"--forms must be different ones of {', '.join(FORMS)}, not {' '.join(self.forms)}")
 
-    def wanted(self, form: Form) -> int:
+    def wanted(self, form: str) -> int:
         """Examples of one form."""
         share, rest = divmod(self.count, len(self.forms))
         return share + (list(self.forms).index(form) < rest)
 
-    def draws_depend_on(self) -> dict[str, Any]:
-        """The settings that must stay the same when a run is continued."""
+    def recorded(self, backend: Backend, excluded: ExcludedTexts | None) -> dict[str, Any]:
+        """What the data depend on: this must stay the same when a run is resumed."""
         return {
+            "model": self.model,
             "examples_per_task": self.examples_per_task,
             "languages": list(self.languages),
-            "domains": list(self.domains),
+            "domains": list(self.domains or DOMAINS),
             "seed": self.seed,
+            "duplicate_similarity": self.duplicate_similarity,
+            "exclude": excluded and excluded.fingerprint(),
+            "prompts": prompts.VERSION,
+            **getattr(backend, "recorded", {}),
         }
 
 
@@ -127,6 +146,7 @@ def synthesize(
     settings: SynthesisSettings | None = None,
     *,
     excluded: ExcludedTexts | None = None,
+    overwrite: bool = False,
     show_progress_bar: bool = False,
 ) -> SynthesisReport:
     """Makes examples until there are `settings.count` in the folder.
@@ -138,156 +158,174 @@ def synthesize(
             (`retrieval` or `other`), `language`, `model` and `draw`.
         settings: What is made.
         excluded: Texts of evaluation sets: an example that shares words with them (see `ExcludedTexts`) is rejected.
+        overwrite: Whether to start over instead of resuming what is in the folder.
         show_progress_bar: On standard error.
 
     Raises:
-        UserError: The folder or the backend does not work, or the model gives nothing usable any more.
+        UserError: The folder or the backend does not work, the folder was begun with another model or other settings, or
+            the model gives nothing usable any more.
     """
     settings = settings or SynthesisSettings()
-    with SyntheticFolder(output, settings.draws_depend_on()) as folder:
+    with SyntheticFolder(output, settings.recorded(backend, excluded), overwrite) as folder:
         run = _Run(backend, folder, settings, excluded, show_progress_bar)
-        for form in settings.forms:
-            if folder.count(form) < settings.wanted(form):
+        forms = cast("list[Form]", settings.forms)
+        for form in forms:
+            if len(folder.pairs[form]) < settings.wanted(form):
                 run.make_tasks(form)
                 run.make_examples(form)
-        return run.finished()
+        for form in forms:
+            run.report.pairs[form] = len(folder.pairs[form])
+            run.report.tasks[form] = len(folder.tasks[form])
+        return run.report
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Job(Request):
     """A request and what it was drawn from."""
 
-    draw: int = 0
+    step: Literal["tasks", "examples"]
+    form: Form
+    draw: int
     attempt: int = 0
     task: str = ""
     language: str = ""
 
 
+@dataclass
 class _Run:
     """One pass of `synthesize`."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        folder: SyntheticFolder,
-        settings: SynthesisSettings,
-        excluded: ExcludedTexts | None,
-        show_progress_bar: bool,
-    ) -> None:
-        self.backend, self.folder, self.settings, self.excluded = backend, folder, settings, excluded
-        self.show_progress_bar = show_progress_bar
-        self.report = SynthesisReport(earlier=len(folder.pairs))
-        self.seen = NearDuplicates(settings.duplicate_similarity)
+    backend: Backend
+    folder: SyntheticFolder
+    settings: SynthesisSettings
+    excluded: ExcludedTexts | None
+    show_progress_bar: bool
+
+    def __post_init__(self) -> None:
+        """Remembers what is there."""
+        pairs = [pair for pairs in self.folder.pairs.values() for pair in pairs]
+        self.report = SynthesisReport(earlier=len(pairs))
+        self.seen = NearDuplicates(self.settings.duplicate_similarity)
         self.asked: set[tuple[str, ...]] = set()
-        for row in folder.pairs:
-            self._remember(row)
-
-    def finished(self) -> SynthesisReport:
-        """The report, with the counts of what is in the folder now."""
-        for form in self.settings.forms:
-            self.report.pairs[form] = self.folder.count(form)
-            self.report.tasks[form] = len(self.folder.tasks[form])
-        return self.report
-
-    # --- first step
+        for pair in pairs:
+            self._remember(pair)
 
     def make_tasks(self, form: Form) -> None:
-        """Asks for lists until there are tasks enough, or nothing new comes."""
+        """The first step: asks for lists until there are tasks enough, or nothing new comes."""
         wanted = -(-self.settings.wanted(form) // self.settings.examples_per_task)
         tasks = self.folder.tasks[form]
         seen = NearDuplicates(self.settings.duplicate_similarity)
         for task in tasks:
             seen.add(task)
-        outstanding = fruitless = 0
-        reasons: Counter[str] = Counter()
         numbers = (number for number in itertools.count() if number not in self.folder.lists[form])
 
-        def jobs() -> Iterator[_Job | None]:
-            nonlocal outstanding
-            while len(tasks) < wanted:
-                if outstanding and len(tasks) + outstanding * TASKS_PER_LIST >= wanted:
-                    yield None
-                    continue
-                outstanding += 1
-                number = next(numbers)
-                random = self._random("tasks", form, number)
-                drawn = brainstorm_prompt(form, self.settings.domains, random)
-                yield _Job(drawn.prompt, random.getrandbits(31), draw=number)
+        def job() -> _Job:
+            draw = next(numbers)
+            random = self._random("tasks", form, draw)
+            prompt = brainstorm_prompt(form, self.settings.domains or DOMAINS, random).prompt
+            return _Job(prompt, random.getrandbits(31), step="tasks", form=form, draw=draw)
 
-        with self._bar(wanted, len(tasks), f"{form} tasks") as bar:
-            for job, reply in self.backend.replies(jobs()):
-                outstanding -= 1
-                try:
-                    new = _new_tasks(reply, seen)[: wanted - len(tasks)]
-                    self.folder.add_tasks(form, new, job.draw)
-                    bar.update(len(new))
-                    fruitless = 0
-                except Rejected as rejected:
-                    reasons[str(rejected)] += 1
-                    self._reject("tasks", form, job, rejected, reply)
-                    fruitless += 1
-                if fruitless == FRUITLESS_LISTS:
-                    break
-        if not tasks:
-            raise self._nothing_usable(f"{form} tasks", fruitless, reasons, reply)
-        if len(tasks) < wanted:
+        def use(job: _Job, reply: Reply) -> None:
+            for task in _new_tasks(reply, seen)[: wanted - len(tasks)]:
+                self.folder.add(Task(form=form, task=task, draw=job.draw))
+
+        problem = self._collect(tasks, wanted, job, use, TASKS_PER_LIST, FRUITLESS_LISTS, f"{form} tasks")
+        if problem and not tasks:
+            raise problem
+        if problem:
             self.report.few_tasks.append(form)
 
-    # --- second step
-
     def make_examples(self, form: Form) -> None:
-        """Asks for examples until there are as many as wanted."""
-        wanted, made = self.settings.wanted(form), self.folder.count(form)
-        pending, numbers = self._unfinished(form)
+        """The second step: asks for examples until there are as many as wanted."""
+        settings, attempts = self.settings, self.folder.attempts[form]
+        done = {pair.draw for pair in self.folder.pairs[form]}
+        first = max([*done, *attempts], default=-1) + 1
+        numbers = itertools.count(first)
+        # Draws of earlier runs that are to be asked for (again), with the attempts made.
+        earlier = [(draw, attempts.get(draw, 0)) for draw in range(first) if draw not in done]
+        pending = deque(item for item in earlier if item[1] < settings.attempts)
+
+        def job() -> _Job:
+            draw, attempt = pending.popleft() if pending else (next(numbers), 0)
+            tasks = self.folder.tasks[form]
+            task = tasks[draw // settings.examples_per_task % len(tasks)]
+            drawn = example_prompt(form, task, settings.languages, self._random("examples", form, draw))
+            return _Job(
+                drawn.prompt,
+                self._random("sampling", form, draw, attempt).getrandbits(31),
+                FORMS[form].example.model_json_schema(),
+                step="examples",
+                form=form,
+                draw=draw,
+                attempt=attempt,
+                task=task,
+                language=drawn.values["language"],
+            )
+
+        def use(job: _Job, reply: Reply) -> None:
+            try:
+                self.folder.add(self._pair(job, reply))
+            except Rejected:
+                if job.attempt + 1 < settings.attempts:
+                    pending.append((job.draw, job.attempt + 1))
+                raise
+
+        problem = self._collect(self.folder.pairs[form], settings.wanted(form), job, use, 1, settings.patience, form)
+        if problem:
+            raise problem
+
+    def _collect(
+        self,
+        made: Sequence[Any],
+        wanted: int,
+        next_job: Callable[[], _Job],
+        use: Callable[[_Job, Reply], None],
+        per_reply: int,
+        patience: int,
+        name: str,
+    ) -> UserError | None:
+        """Asks until as much is `made` as `wanted`, to which `use` adds `per_reply`, or raises `Rejected`.
+
+        Returns:
+            Why it gave up: `patience` replies in a row were rejected. None if it did not.
+        """
         outstanding = useless = 0
         reasons: Counter[str] = Counter()
 
         def jobs() -> Iterator[_Job | None]:
             nonlocal outstanding
-            while made < wanted:
-                if made + outstanding >= wanted:  # if all that are under way are good, they are enough
+            while len(made) < wanted:
+                # If all that are under way are good, they are enough.
+                if outstanding and len(made) + outstanding * per_reply >= wanted:
                     yield None
-                    continue
-                outstanding += 1
-                yield self._example_job(form, *(pending.popleft() if pending else (next(numbers), 0)))
+                else:
+                    outstanding += 1
+                    yield next_job()
 
-        with self._bar(wanted, made, form) as bar:
+        bar = tqdm(total=wanted, initial=len(made), desc=name, disable=not self.show_progress_bar, dynamic_ncols=True)
+        with bar:
             for job, reply in self.backend.replies(jobs()):
                 outstanding -= 1
                 try:
-                    self.folder.add_pair(self._row(form, job, reply))
-                    made, useless = made + 1, 0
-                    bar.update()
+                    use(job, reply)
+                    useless = 0
                 except Rejected as rejected:
-                    reasons[str(rejected)] += 1
-                    self._reject("examples", form, job, rejected, reply)
+                    reason = str(rejected)
+                    reasons[reason] += 1
+                    self._reject(job, reason, reply)
                     useless += 1
-                    if job.attempt + 1 < self.settings.attempts:
-                        pending.append((job.draw, job.attempt + 1))
                 bar.set_postfix(rejected=reasons.total(), refresh=False)
-                if useless == self.settings.patience:
-                    raise self._nothing_usable(form, useless, reasons, reply)
+                bar.update(len(made) - bar.n)
+                if useless == patience:
+                    sample = " ".join(reply.text.split())[:200]
+                    return UserError(
+                        f"{name}: {counted(useless, 'answer')} in a row could not be used (of this run: {skips(reasons)}); "
+                        f"the last one began {sample!r}; what was accepted is in {self.folder.path}: try another model, or "
+                        "a higher --max-new-tokens or --patience"
+                    )
+        return None
 
-    def _unfinished(self, form: Form) -> tuple[deque[tuple[int, int]], Iterator[int]]:
-        """Draws of earlier runs that are to be asked for (again), with the attempts made; and the numbers after them."""
-        done = self.folder.draws(form)
-        attempts = {
-            draw: number
-            for (step, of, draw), number in self.folder.attempts.items()
-            if (step, of) == ("examples", form)
-        }
-        first = max([*done, *attempts], default=-1) + 1
-        open_ = [(draw, attempts.get(draw, 0)) for draw in range(first) if draw not in done]
-        return deque(item for item in open_ if item[1] < self.settings.attempts), itertools.count(first)
-
-    def _example_job(self, form: Form, draw: int, attempt: int) -> _Job:
-        tasks = self.folder.tasks[form]
-        task = tasks[draw // self.settings.examples_per_task % len(tasks)]
-        drawn = example_prompt(form, task, self.settings.languages, self._random("examples", form, draw))
-        seed = self._random("sampling", form, draw, attempt).getrandbits(31)
-        return _Job(drawn.prompt, seed, draw, attempt, task, drawn.values["language"])
-
-    def _row(self, form: Form, job: _Job, reply: Reply) -> dict[str, Any]:
+    def _pair(self, job: _Job, reply: Reply) -> Pair:
         """The line of `pairs.jsonl`.
 
         Raises:
@@ -295,42 +333,39 @@ class _Run:
         """
         if reply.problem:
             raise Rejected(reply.problem)
-        texts = parse_example(form, reply.text)
+        texts = parse_example(job.form, reply.text)
         # A label is a word or two that may well stand in an evaluation set.
-        checked = [texts["anchor"]] if form == "long-short" else list(texts.values())
+        checked = [texts["anchor"]] if job.form == "long-short" else list(texts.values())
         if self.excluded and (name := next(filter(None, map(self.excluded.find, checked)), None)):
             raise Rejected(f"overlapping {name}")
-        row = {"task": f"{TASK_PREFIX}{form}", "instruction": job.task} | texts
-        if _asked(row) in self.asked or _content(row) in self.seen:
+        pair = Pair(
+            task=f"{TASK_PREFIX}{job.form}",  # type: ignore[arg-type]  # it is one of the three
+            instruction=job.task,
+            **texts,
+            kind=FORMS[job.form].kind,
+            language=job.language,
+            model=self.settings.model,
+            draw=job.draw,
+        )
+        if _asked(pair) in self.asked or _content(pair) in self.seen:
             raise Rejected("near-duplicate")
-        self._remember(row)
-        source = {"language": job.language, "model": self.settings.model, "draw": job.draw}
-        return row | {"kind": FORMS[form].kind} | source
+        self._remember(pair)
+        return pair
 
-    def _remember(self, row: dict[str, Any]) -> None:
-        self.seen.add(_content(row))
-        self.asked.add(_asked(row))
+    def _remember(self, pair: Pair) -> None:
+        self.seen.add(_content(pair))
+        self.asked.add(_asked(pair))
 
-    # --- both
+    def _reject(self, job: _Job, reason: str, reply: Reply) -> None:
+        self.report.rejected[reason] += 1
+        # A reply may hold half of a surrogate pair, which no file takes.
+        sample = reply.text[:SAMPLE_CHARACTERS].encode(errors="replace").decode()
+        kept = Rejection(step=job.step, form=job.form, draw=job.draw, attempt=job.attempt, reason=reason, reply=sample)
+        self.folder.add(kept)
 
     def _random(self, *key: object) -> Random:
         """Random numbers of their own for each draw: a string is the same seed in every process and version."""
         return Random("/".join(map(str, (self.settings.seed, *key))))
-
-    def _bar(self, total: int, initial: int, name: str) -> "tqdm[Any]":
-        return tqdm(total=total, initial=initial, desc=name, disable=not self.show_progress_bar, dynamic_ncols=True)
-
-    def _reject(self, step: str, form: Form, job: _Job, rejected: Rejected, reply: Reply) -> None:
-        self.report.rejected[str(rejected)] += 1
-        self.folder.reject(step, form, job.draw, job.attempt, str(rejected), reply.text)
-
-    def _nothing_usable(self, what: str, in_a_row: int, reasons: Counter[str], reply: Reply) -> UserError:
-        sample = " ".join(reply.text.split())[:200]
-        return UserError(
-            f"{what}: {counted(in_a_row, 'answer')} in a row could not be used (of this run: {skips(reasons)}); the last "
-            f"one began {sample!r}; what was accepted is in {self.folder.path}: try another model, or a higher "
-            "--max-new-tokens or --patience"
-        )
 
 
 def _new_tasks(reply: Reply, seen: NearDuplicates) -> list[str]:
@@ -349,11 +384,11 @@ def _new_tasks(reply: Reply, seen: NearDuplicates) -> list[str]:
     return new
 
 
-def _content(row: dict[str, Any]) -> str:
+def _content(pair: Pair) -> str:
     """What near-duplicates are found by: the same short query may ask for different things."""
-    return f"{row['anchor']}\n{row['positive']}"
+    return f"{pair.anchor}\n{pair.positive}"
 
 
-def _asked(row: dict[str, Any]) -> tuple[str, ...]:
+def _asked(pair: Pair) -> tuple[str, ...]:
     """The query under its instruction, which may be there once only."""
-    return (row["instruction"], *(words(row["anchor"]) or [row["anchor"]]))
+    return (pair.instruction, *(words(pair.anchor) or [pair.anchor]))

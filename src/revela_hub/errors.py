@@ -208,6 +208,7 @@ PACKAGES = {
     "bm25s": "bm25s PyStemmer",
     "Stemmer": "bm25s PyStemmer",
     "faiss": "faiss-cpu",
+    "pydantic": "openai pydantic",
     "pytrec_eval": "pytrec-eval-terrier",
 }
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -173,14 +174,113 @@ def test_a_line_that_was_cut_off_is_made_again(tmp_path: Path, settings: Synthes
     assert file.read_bytes() == whole and len(model.asked) == 1
     lines = whole.splitlines(keepends=True)
     file.write_bytes(b"".join([*lines[:2], b'{"task": 1}\n', *lines[3:]]))
-    with pytest.raises(UserError, match=r"pairs\.jsonl:3: damaged \(no 'instruction'\); remove the line"):
+    with pytest.raises(
+        UserError, match=r"pairs\.jsonl:3: damaged \(task: Input should be 'synthetic/.*; remove the line"
+    ):
         synthesize(model, tmp_path, settings)
 
 
 def test_what_draws_depend_on_must_stay(tmp_path: Path, settings: SynthesisSettings) -> None:
     synthesize(Model(), tmp_path, settings)
-    with pytest.raises(UserError, match=r"was begun with --seed 0, not 3; choose another --output"):
-        synthesize(Model(), tmp_path, SynthesisSettings(count=20, languages=settings.languages, seed=3))
+    with pytest.raises(UserError, match=r"was begun with --seed 0, not 3; choose another --output, or .* --overwrite"):
+        synthesize(Model(), tmp_path, replace(settings, seed=3))
+
+
+class Recorded(Model):
+    """A model that says what its replies depend on, as those of the package do."""
+
+    recorded = {"temperature": 0.5, "extra_body": None}
+
+
+def test_a_run_is_not_resumed_with_another_model_or_other_settings(
+    tmp_path: Path, settings: SynthesisSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder mixed the examples of both, and said nothing."""
+    excluded = ExcludedTexts()
+    excluded.add("set", ["zinc shortens the common cold by a day"])
+    half = replace(settings, count=10)
+    synthesize(Recorded(), tmp_path, half, excluded=excluded)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    warmer, other_texts, other_body = Recorded(), ExcludedTexts(), Recorded()
+    warmer.recorded = {"temperature": 0.7, "extra_body": None}
+    other_body.recorded = {"temperature": 0.5, "extra_body": "5e884898"}
+    other_texts.add("set", ["the moon has no atmosphere of its own"])
+    refused: list[tuple[str, Model, SynthesisSettings, ExcludedTexts | None]] = [
+        ("--model 'm', not 'n'", Recorded(), replace(settings, model="n"), excluded),
+        ("--temperature 0.5, not 0.7", warmer, settings, excluded),
+        ("another --extra-body", other_body, settings, excluded),
+        ("other --exclude texts", Recorded(), settings, other_texts),
+        ("other --exclude texts", Recorded(), settings, None),
+        ("--languages", Recorded(), replace(settings, languages=["English"]), excluded),
+        ("--duplicate-similarity 0.8, not 0.9", Recorded(), replace(settings, duplicate_similarity=0.9), excluded),
+    ]
+    for message, model, other, texts in refused:
+        with pytest.raises(UserError, match=f"was begun with {message}.*start over with --overwrite"):
+            synthesize(model, tmp_path, other, excluded=texts)
+        assert not model.asked
+    with monkeypatch.context() as patch:
+        patch.setattr("revela_hub.data.synthesis.prompts.VERSION", "another")
+        with pytest.raises(UserError, match="was begun with other prompts"):
+            synthesize(Recorded(), tmp_path, settings, excluded=excluded)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    # the same texts in another file are the same; and a new beginning is not mixed with anything
+    same = ExcludedTexts()
+    same.add("elsewhere", ["Zinc shortens the common cold by a day!"])
+    assert synthesize(Recorded(), tmp_path, settings, excluded=same).earlier == 10
+    report = synthesize(warmer, tmp_path, replace(half, model="n"), excluded=excluded, overwrite=True)
+    assert report.earlier == 0 and {row["model"] for row in rows(tmp_path / "pairs.jsonl")} == {"n"}
+    assert len(rows(tmp_path / "pairs.jsonl")) == 10
+
+
+def test_a_folder_of_an_earlier_release_is_resumed_with_its_model_alone(
+    tmp_path: Path, settings: SynthesisSettings
+) -> None:
+    """It wrote down four settings; the model stands in the examples."""
+    synthesize(Model(), tmp_path, replace(settings, count=10))
+    file = tmp_path / "settings.json"
+    kept = json.loads(file.read_text())
+    names = ("examples_per_task", "languages", "domains", "seed")
+    file.write_text(json.dumps({name: kept[name] for name in names}))
+    with pytest.raises(UserError, match="was begun with --model 'm', not 'n'"):
+        synthesize(Model(), tmp_path, replace(settings, model="n"))
+    assert synthesize(Model(), tmp_path, settings).pairs.total() == 20
+    assert json.loads(file.read_text()) == kept
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("pairs.jsonl", '{"mine": 1}\n', "pairs.jsonl is there, but no settings.json of ours; choose another --output"),
+        ("settings.json", '{"mine": 1}', "settings.json: not the settings of a run"),
+        ("settings.json", "[]", "settings.json: not the settings of a run"),
+    ],
+)
+def test_files_of_others_are_left_alone(
+    tmp_path: Path, settings: SynthesisSettings, name: str, content: str, message: str, overwrite: bool
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        synthesize(Model(), tmp_path, settings, overwrite=overwrite)
+    assert (tmp_path / name).read_text() == content
+
+
+def test_half_of_a_surrogate_pair_is_a_bad_reply(tmp_path: Path, settings: SynthesisSettings) -> None:
+    """JSON can have it; files, servers and tokenizers have not."""
+
+    def answers(request: Request) -> str:
+        reply, spoilt = answer(request), Random(request.seed).random() < 0.3
+        if "JSON list" in request.prompt:
+            return reply.replace('"Find', '"Find \\ud83d', 1)
+        return reply.replace(': "', ': "\\ud83d ', 1) if spoilt else reply + ("\ud800" if request.seed % 2 else "")
+
+    report = synthesize(Model(answers), tmp_path, settings)
+    assert report.pairs.total() == 20 and report.rejected["broken character"] > 2
+    assert all(len(row["task"].split()) == 7 for row in rows(tmp_path / "tasks.jsonl"))
+    broken = Model(lambda request: "\udcff" if "JSON object" in request.prompt else answer(request))
+    with pytest.raises(UserError, match="not JSON"):
+        synthesize(broken, tmp_path / "b", replace(settings, patience=2))
+    assert rows(tmp_path / "b" / "rejected.jsonl")[0]["reply"] == "?"
 
 
 def test_two_runs_may_not_write_to_one_folder(tmp_path: Path, settings: SynthesisSettings) -> None:
@@ -482,8 +582,8 @@ def test_no_tasks_in_prose() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"count": 0}, "--count must be at least 1, not 0"),
-        ({"examples_per_task": 0}, "--examples-per-task must be at least 1"),
+        ({"count": 0}, "count must be at least 1, not 0"),
+        ({"examples_per_task": 0}, "examples_per_task must be at least 1"),
         ({"languages": ()}, "--languages is empty"),
         (
             {"forms": ["short-long", "long-long"]},
@@ -491,10 +591,11 @@ def test_no_tasks_in_prose() -> None:
         ),
         ({"forms": ["short-long", "short-long"]}, "--forms must be different"),
         ({"duplicate_similarity": 1.5}, "above 0 and at most 1, not 1.5"),
+        ({"domains": ["tax \udcff law"]}, "--domains: 'tax .* law' is not text"),
     ],
 )
 def test_settings_that_do_not_work(tmp_path: Path, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises((UserError, ValueError), match=message):
         synthesize(Model(), tmp_path, SynthesisSettings(**values))
 
 
@@ -558,6 +659,33 @@ def test_a_local_model_answers_in_batches_and_repeats_itself_by_seed(
     greedy = LocalModel(str(tmp_path), Sampling(0.0, 1.0, 5), batch_size=5, device="cpu")
     alone = LocalModel(str(tmp_path), Sampling(0.0, 1.0, 5), batch_size=1, device="cpu")
     assert list(greedy.replies(requests)) == list(alone.replies(requests))
+
+
+@pytest.mark.parametrize("broken", ["pickle", "nan", "template"])
+def test_a_local_model_that_cannot_be_used(
+    tmp_path: Path, tiny_llama: "LlamaForCausalLM", bpe_tokenizer: "PreTrainedTokenizerFast", broken: str
+) -> None:
+    """Pickled weights are not loaded, though transformers would; numbers that overflow are one clear line."""
+    import torch
+
+    if broken == "template":
+        bpe_tokenizer.chat_template = "{{ raise_exception('no users') }}"
+    if broken == "nan":
+        tiny_llama.lm_head.weight.data.fill_(float("nan"))
+    tiny_llama.save_pretrained(tmp_path)
+    bpe_tokenizer.save_pretrained(tmp_path)
+    if broken == "pickle":
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(tiny_llama.state_dict(), tmp_path / "pytorch_model.bin")
+    message = {
+        "pickle": "cannot load the model .*safetensors",
+        "nan": "cannot write a reply: .*nan",
+        "template": "no users",
+    }
+    with pytest.raises(UserError, match=message[broken]) as caught:
+        model = LocalModel(str(tmp_path), Sampling(max_new_tokens=3), device="cpu")
+        list(model.replies([Request("Say a word", 1)]))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_local_model_that_is_not_there(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ Examples:
   revela-hub probe articles.jsonl.gz --output outputs/probe --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-8B
 """
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,14 +106,12 @@ def _short(text: str, width: int = 108) -> str:
 
 def _questions(arguments: Arguments) -> "Backend | None":
     from revela_hub.data.synthesis.backends import LocalModel, Sampling
-    from revela_hub.data.synthesis.endpoint import Endpoint
+    from revela_hub.data.synthesis.endpoint import Endpoint, api_key
 
     sampling = Sampling(temperature=0.7, max_new_tokens=512)
     if arguments.endpoint is None:
         return None if arguments.model is None else LocalModel(arguments.model, sampling)
     if arguments.model is None:
         raise UserError("--endpoint needs --model, the model's name there")
-    key = None
-    if arguments.api_key_env is not None and not (key := os.environ.get(arguments.api_key_env, "").strip()):
-        raise UserError("--api-key-env: there is no environment variable of that name, or it is empty")
+    key = api_key(arguments.api_key_env)
     return Endpoint(url=arguments.endpoint, model=arguments.model, api_key=key, sampling=sampling)

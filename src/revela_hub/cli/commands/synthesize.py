@@ -10,8 +10,9 @@ The model is any server that speaks OpenAI's chat completions (--endpoint: vLLM,
 --api-key-env says; it is not written anywhere.
 
 In --output: pairs.jsonl, one example a line, written as they come; tasks.jsonl; rejected.jsonl, with the reason for each
-reply that could not be used. After Ctrl-C or a failure the same command goes on where it stopped; with a higher --count it
-makes more. Examples that share words with the evaluation sets of --exclude are rejected.
+reply that could not be used. After Ctrl-C or a failure the same command resumes where it stopped; with a higher --count it
+makes more. With another model or other settings it refuses to: choose another folder, or start over with --overwrite.
+Examples that share words with the evaluation sets of --exclude are rejected.
 
 Training takes pairs.jsonl as it is: in the data mixture of `revela-hub train nvembed`, as tasks of the type retrieval (the
 examples of kind "other" have labels for positives, which must not be in-batch negatives: they are for stage two):
@@ -37,44 +38,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Interval
 
 from revela_hub.cli.output import note, shows_progress
+from revela_hub.data.synthesis.synthesis import SynthesisSettings
 from revela_hub.errors import UserError
-from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
+from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
-    from revela_hub.data.synthesis.backends import Backend
+    from revela_hub.data.synthesis.backends import Backend, Sampling
+    from revela_hub.data.synthesis.endpoint import Endpoint
 
 POSITIONALS = ()
 
 
-@dataclass
-class Arguments:
+@dataclass(kw_only=True)
+class Arguments(SynthesisSettings):
     """Arguments of `revela-hub synthesize`."""
 
     model: str = field(metadata={"help": "The model's name at the endpoint; without --endpoint a Hub id or folder."})
-    output: str = field(default="outputs/synthetic", metadata={"help": "Folder to write to, or to go on in."})
+    output: str = field(default="outputs/synthetic", metadata={"help": "Folder to write to, or to resume in."})
+    overwrite: bool = field(default=False, metadata={"help": "Start over: remove what earlier runs wrote to --output."})
     endpoint: str | None = field(
         default=None, metadata={"help": "URL of a server, with or without /v1: http://localhost:8000/v1"}
     )
     api_key_env: str | None = field(
         default=None, metadata={"help": "Name of the environment variable that holds the server's key."}
     )
-    count: PositiveInt = field(default=1000, metadata={"help": "Examples in all, divided evenly among the forms."})
-    forms: list[str] = field(
-        default_factory=lambda: ["short-long", "long-short", "short-short"],
-        metadata={"help": "Which forms of example."},
-    )
-    examples_per_task: PositiveInt = field(default=2, metadata={"help": "Examples of each task. NV-Embed: 2."})
-    languages: list[str] = field(
-        default_factory=lambda: ["English"],
-        metadata={"help": "Languages to draw from; one given twice comes twice as often."},
-    )
-    domains: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Fields that tasks are to be from, for example 'tax law'. Default: forty fields of all kinds."
-        },
-    )
-    seed: Seed = field(default=0, metadata={"help": "Of all that is drawn."})
     exclude: list[str] = field(
         default_factory=list,
         metadata={
@@ -88,13 +75,6 @@ class Arguments:
     exclude_corpus: bool = field(
         default=True, metadata={"help": "Compare with the documents of BEIR folders too, not with the queries alone."}
     )
-    duplicate_similarity: Annotated[float, Interval(gt=0, le=1)] = field(
-        default=0.8, metadata={"help": "Jaccard similarity from which two examples count as the same."}
-    )
-    attempts: PositiveInt = field(
-        default=3, metadata={"help": "Replies to one prompt at most, if they cannot be used."}
-    )
-    patience: PositiveInt = field(default=50, metadata={"help": "Unusable replies in a row before giving up."})
     temperature: NonNegativeFloat = field(default=1.0, metadata={"help": "Of sampling; the paper's is 1."})
     top_p: Annotated[float, Interval(gt=0, le=1)] = field(
         default=1.0, metadata={"help": "Of sampling; the paper's is 1."}
@@ -121,78 +101,55 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Makes the examples, then says what was made and where it is."""
-    from revela_hub.data.synthesis.prompts import DOMAINS
+    from revela_hub.data.synthesis.backends import LocalModel, Sampling
     from revela_hub.data.synthesis.store import PAIRS
-    from revela_hub.data.synthesis.synthesis import SynthesisSettings, synthesize
+    from revela_hub.data.synthesis.synthesis import synthesize
     from revela_hub.data.text.ngram_overlap import read_excluded
     from revela_hub.retrieval.disk import try_folder
 
-    settings = SynthesisSettings(
-        count=arguments.count,
-        forms=arguments.forms,  # type: ignore[arg-type]  # which words are forms is checked there
-        examples_per_task=arguments.examples_per_task,
-        languages=arguments.languages,
-        domains=arguments.domains or DOMAINS,
-        seed=arguments.seed,
-        attempts=arguments.attempts,
-        patience=arguments.patience,
-        duplicate_similarity=arguments.duplicate_similarity,
-        model=arguments.model,
-    )
+    sampling = Sampling(arguments.temperature, arguments.top_p, arguments.max_new_tokens)
+    backend: Backend | None = _endpoint(arguments, sampling)
     try_folder(Path(arguments.output), "--output")
     excluded = None
     if arguments.exclude:
         excluded, summary = read_excluded(arguments.exclude, arguments.exclude_ngram, corpus=arguments.exclude_corpus)
         note(summary)
+    backend = backend or LocalModel(
+        arguments.model,
+        sampling,
+        batch_size=arguments.batch_size,
+        device=arguments.device,
+        trust_remote_code=arguments.trust_remote_code,
+    )
     try:
         report = synthesize(
-            _backend(arguments), arguments.output, settings, excluded=excluded, show_progress_bar=shows_progress()
+            backend,
+            arguments.output,
+            arguments,
+            excluded=excluded,
+            overwrite=arguments.overwrite,
+            show_progress_bar=shows_progress(),
         )
     except KeyboardInterrupt:
-        note(f"\nwhat was accepted is in {arguments.output}; the same command goes on from there")
+        note(f"\nwhat was accepted is in {arguments.output}; run the same command again to resume")
         raise
     print(report)
     print(os.path.join(arguments.output, PAIRS))
 
 
-def _backend(arguments: Arguments) -> "Backend":
-    from revela_hub.data.synthesis.backends import LocalModel, Sampling
-    from revela_hub.data.synthesis.endpoint import Endpoint
+def _endpoint(arguments: Arguments, sampling: "Sampling") -> "Endpoint | None":
+    from revela_hub.data.synthesis.endpoint import Endpoint, api_key
 
-    sampling = Sampling(arguments.temperature, arguments.top_p, arguments.max_new_tokens)
     if arguments.endpoint is None:
         given = [name for name in ("api_key_env", "extra_body") if getattr(arguments, name) is not None]
         if given:
             raise UserError(f"--{given[0].replace('_', '-')} is for a server: give its URL with --endpoint")
-        return LocalModel(
-            arguments.model,
-            sampling,
-            batch_size=arguments.batch_size,
-            device=arguments.device,
-            trust_remote_code=arguments.trust_remote_code,
-        )
-    return Endpoint(
-        url=arguments.endpoint,
-        model=arguments.model,
-        api_key=_api_key(arguments.api_key_env),
-        sampling=sampling,
-        concurrency=arguments.concurrency,
-        timeout=arguments.timeout,
-        retries=arguments.retries,
-        extra_body=_extra_body(arguments.extra_body),
-    )
-
-
-def _api_key(variable: str | None) -> str | None:
-    if variable is None:
         return None
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        # Not the word itself: whoever took the option for the key's own must not find it in a log.
-        raise UserError(
-            "--api-key-env: there is no environment variable of that name, or it is empty; it must hold the key"
-        )
-    return key
+    same = {name: getattr(arguments, name) for name in ("model", "concurrency", "timeout", "retries")}
+    body = _extra_body(arguments.extra_body)
+    return Endpoint(
+        arguments.endpoint, api_key=api_key(arguments.api_key_env), sampling=sampling, extra_body=body, **same
+    )
 
 
 def _extra_body(given: dict[str, Any] | str | None) -> dict[str, Any]:
