@@ -236,7 +236,7 @@ def _load_backbone(backbone: str | PreTrainedModel, fresh_head: bool, load: dict
         raise ValueError(
             f"{backbone} ({kind}) is not an encoder with a masked-LM head, as BERT, RoBERTa or DistilBERT are"
         )
-    lm, info = AutoModelForMaskedLM.from_pretrained(backbone, output_loading_info=True, **load)
+    lm, info = AutoModelForMaskedLM.from_pretrained(backbone, output_loading_info=True, use_safetensors=True, **load)
     check_masked_lm(lm)
     if missing := sorted(info["missing_keys"]):
         names = ", ".join(missing)

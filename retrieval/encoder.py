@@ -4,8 +4,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, reason
+from revela_hub.pickles import encoder, module_types
 from revela_hub.precision import in_fast_precision
 from revela_hub.retrieval.disk import default_cache_folder, key_of, make_folder, whole_file
 
@@ -83,7 +83,7 @@ def load_sparse_encoder(
     from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SpladePooling
 
     # sentence-transformers would give a dense model a sparse head of random weights, without a word.
-    types = _module_types(name)
+    types = module_types(name).values()
     if not types or any(word in " ".join(types) for word in ("Splade", "Sparse", "MLM")):
         model: SparseEncoder = _load(SparseEncoder, name, device, trust_remote_code, max_seq_length)
         if any(isinstance(module, (SpladePooling, SparseAutoEncoder)) for module in model.modules()):
@@ -93,51 +93,6 @@ def load_sparse_encoder(
         sparse_model="give one with --sparse-model",
         mode="or use --mode dense or hybrid",
     )
-
-
-def _module_types(name: str) -> list[str]:
-    """The classes of a folder's or repository's modules, those of a router's routes among them; none if it does not say."""
-    from transformers.utils import cached_file
-
-    def read(file: str) -> Any:
-        folder = Path(name).expanduser()
-        found = cached_file(str(folder) if folder.is_dir() else name, file, _raise_exceptions_for_missing_entries=False)
-        return json.loads(Path(found).read_text(encoding="utf-8")) if found else None
-
-    try:
-        types: list[str] = []
-        for module in read("modules.json") or ():
-            types.append(module["type"])
-            if module["type"].endswith("Router"):
-                types += (read(f"{module['path']}/router_config.json".lstrip("/")) or {}).get("types", {}).values()
-        return types
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []  # what is wrong with it is said where it is loaded
-
-
-@contextmanager
-def no_pickles(name: str) -> Iterator[None]:
-    """Keeps sentence-transformers from reading pickled weights of the modules after the first, for which it has no option.
-
-    Raises:
-        UserError: it would have.
-    """
-    import torch
-
-    load = torch.load
-
-    def refuse(file: object, *_: object, **__: object) -> None:
-        where = Path(str(file))
-        raise UserError(
-            f"{name}: {where.parent.name}/{where.name} is a pickle, which can run code when it is read: save the model"
-            " again with a newer sentence-transformers, which writes safetensors"
-        )
-
-    torch.load = refuse  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.load = load
 
 
 def model_identity(name: str, max_seq_length: int | None = None) -> str:
@@ -258,13 +213,8 @@ def _load(kind: Any, name: str, device: str | None, trust_remote_code: bool, max
     if max_seq_length is not None and max_seq_length < 1:
         raise UserError(f"the maximum sequence length must be at least 1, not {max_seq_length}")
     try:
-        with no_pickles(name):
-            model = kind(
-                str(path) if path.is_dir() else _hub_id(name),
-                device=device,
-                trust_remote_code=trust_remote_code,
-                model_kwargs={"use_safetensors": True},
-            )
+        place = str(path) if path.is_dir() else _hub_id(name)
+        model: Any = encoder(kind, place, device=device, trust_remote_code=trust_remote_code)
     except (UserError, MemoryError):
         raise
     except Exception as error:  # tokenizers raises plain Exceptions, remote code anything

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from revela_hub.data.synthesis.backends import Backend, Request
 from revela_hub.errors import UserError, first_line
+from revela_hub.pickles import pretrained
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
 SENTENCE_END = re.compile(r"[.!?;:\n]")
@@ -124,7 +125,7 @@ class Seq2SeqQueries:
 
             try:
                 tokenizer = AutoTokenizer.from_pretrained(self.name)
-                model: Any = AutoModelForSeq2SeqLM.from_pretrained(self.name, use_safetensors=True)
+                model = pretrained(AutoModelForSeq2SeqLM, self.name)
             except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
                 raise UserError(f"cannot load the query generator {self.name!r}: {first_line(error)}") from error
             import torch

@@ -53,6 +53,7 @@ class Loaded:
 
         self.how = f"{self.kind}(...)"
         options: dict[str, Any] = {"device": "cpu", "trust_remote_code": trust_remote_code}
+        options["model_kwargs"] = {"use_safetensors": True}  # check_files has looked for pickles beside those weights
         self.module: Any = getattr(sentence_transformers, self.kind)(str(folder), **options)
         tokenizer = getattr(self.module, "tokenizer", None)
         self.tokenizer = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
@@ -68,7 +69,7 @@ class Loaded:
         kind: Any = own if own is not None and not config.get("auto_map") else transformers.AutoModel
         self.how, self.prompts = f"{kind.__name__}.from_pretrained(...)", {}
         options = {"trust_remote_code": trust_remote_code} if kind is transformers.AutoModel else {}
-        self.module = kind.from_pretrained(folder, dtype="auto", **options)
+        self.module = kind.from_pretrained(folder, dtype="auto", use_safetensors=True, **options)
         # A model for pre-training, or with a decoder, takes other inputs than one text's tokens.
         needed = "input_ids" in inspect.signature(self.module.forward).parameters
         seq2seq = getattr(self.module.config, "is_encoder_decoder", False) and not kind.__name__.endswith(

@@ -26,6 +26,7 @@ from revela_hub.hub_cards.assemble import forget_origins
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import load_backbone
+from revela_hub.pickles import refuse_pickles
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
@@ -135,6 +136,7 @@ def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase,
         verbosity = logging.get_verbosity()
         logging.set_verbosity_error()  # or it would list the layers above b as not expected
         try:
+            refuse_pickles(backbone)
             cut = load_backbone(AutoModelForCausalLM, backbone, config=whole, dtype=torch.float32)
         finally:
             logging.set_verbosity(verbosity)

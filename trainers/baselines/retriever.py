@@ -20,6 +20,7 @@ from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.card import CARD_FACTS
 from revela_hub.modeling.backbones import check_mask, checking, load_backbone
 from revela_hub.modeling.imprag_model import check_backbone
+from revela_hub.pickles import encoder, refuse_pickles
 from revela_hub.retrieval.encoder import learnt_positions, similarity_of
 from revela_hub.trainers.common.roles import is_encoder, refuse_fused
 from revela_hub.trainers.common.run import Run
@@ -42,18 +43,14 @@ def load_retriever(name: str, *, max_length: int | None = None, trust_remote_cod
     """
     refuse_missing_folder(name, "the retriever")
     refuse_fused(name)
-    options: Any = {
-        "trust_remote_code": trust_remote_code,
-        "model_kwargs": {"use_safetensors": True, "dtype": torch.float32},
-    }
+    code = {"trust_remote_code": trust_remote_code}
+    weights: dict[str, Any] = {"dtype": torch.float32}
     try:
         if is_sentence_transformer_model(name):
-            model = SentenceTransformer(name, device="cpu", **options)
+            model = encoder(SentenceTransformer, name, device="cpu", model_kwargs=weights, **code)
         else:
-            code = {"trust_remote_code": trust_remote_code}
-            transformer = Transformer(
-                name, model_kwargs=options["model_kwargs"] | code, processor_kwargs=dict(code), config_kwargs=dict(code)
-            )
+            own = {"processor_kwargs": dict(code), "config_kwargs": dict(code)}
+            transformer = encoder(Transformer, name, model_kwargs=weights | code, **own)
             model = SentenceTransformer(
                 modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")], device="cpu"
             )
@@ -96,6 +93,7 @@ def load_lm(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
                 f"the language model {name!r} is an encoder: it has to be a decoder, which predicts the next token"
             )
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        refuse_pickles(name)
         model = load_backbone(AutoModelForCausalLM, name, trust_remote_code=trust_remote_code, dtype=torch.float32)
     except (UserError, MemoryError):
         raise
@@ -185,7 +183,7 @@ class RetrieverTrainer(MethodTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder = Path(resume_from_checkpoint)
-        saved = SentenceTransformer(str(folder), device="cpu", model_kwargs={"use_safetensors": True})
+        saved = encoder(SentenceTransformer, str(folder), device="cpu")
         try:
             self.retriever.load_state_dict(saved.state_dict())
             if beside := self._beside():

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from revela_hub.errors import UserError
+from revela_hub.pickles import pretrained, refuse_pickles
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -25,7 +26,7 @@ def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
         UserError: weights are missing, or of another shape.
     """
     # With the information on what was loaded comes a pair, which the method's annotation does not say.
-    loaded: Any = kind.from_pretrained(folder, output_loading_info=True, use_safetensors=True, **options)
+    loaded: Any = pretrained(kind, folder, output_loading_info=True, **options)
     model: Model = loaded[0]
     report = loaded[1]
     refuse(folder, "its weights lack", report["missing_keys"])
@@ -39,6 +40,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> PeftModel:
     Raises:
         UserError: adapters are missing, or belong to another model.
     """
+    refuse_pickles(folder)
     adapted = PeftModel.from_pretrained(model, folder)
     expected = set(get_peft_model_state_dict(adapted))
     with safe_open(folder / "adapter_model.safetensors", framework="pt") as weights:

@@ -11,6 +11,7 @@ from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
+from revela_hub.pickles import refuse_pickles
 from revela_hub.trainers.common.weights import load_whole
 
 PRE_TRAINING = CoTMoTEForPreTraining.__name__
@@ -63,6 +64,9 @@ def load_cot_mote_start(
             # With the configuration at hand, transformers does not ask whether it may run the folder's code to read it.
             settings["config"] = model.config
         else:
+            for encoder in (name, query_encoder):
+                if encoder is not None:
+                    refuse_pickles(encoder)
             kind = CoTMoTEForPreTraining if pre_training else CoTMoTEModel
             model = kind.from_backbone(
                 name,

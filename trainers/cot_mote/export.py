@@ -115,7 +115,7 @@ def export_routes(
                 str(own),
                 transformer_task="fill-mask" if sparse else "feature-extraction",
                 max_seq_length=length,
-                model_kwargs={"dtype": "auto"},
+                model_kwargs={"dtype": "auto", "use_safetensors": True},
             )
             routes[task] = [transformer, *(_sparse_head(model, tokenizer) if sparse else _dense_head(model))]
         # No default route: without a task it is not known whose expert is meant, and the Router says so.

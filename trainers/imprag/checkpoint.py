@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 
 from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
+from revela_hub.pickles import refuse_pickles
 from revela_hub.trainers.common.weights import load_adapters, load_whole
 
 
@@ -52,6 +53,7 @@ def load_imprag(name: str, *, trust_remote_code: bool = False, **config: Any) ->
                     )
                 setattr(loaded.model.config, key, value)
             return loaded
+        refuse_pickles(name)
         model: Any = ImpRAGForCausalLM.from_backbone(name, trust_remote_code=trust_remote_code, **given)
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     return ImpRAGCheckpoint(model, _complete(tokenizer, name))

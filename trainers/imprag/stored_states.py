@@ -48,8 +48,8 @@ class StoredStates:
         self.folder, self.first_layer = Path(folder), first_layer
         try:
             metadata = json.loads((self.folder / METADATA).read_text(encoding="utf-8"))
-            self.starts = np.load(self.folder / "starts.npy")
-            self.states = np.load(self.folder / "states.npy", mmap_mode="r")
+            self.starts = np.load(self.folder / "starts.npy", allow_pickle=False)
+            self.states = np.load(self.folder / "states.npy", mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise UserError(f"{folder} holds no stored states ({error}): run `index --states float16` again") from error
         if fingerprint is not None and metadata.get("fingerprint") != fingerprint:

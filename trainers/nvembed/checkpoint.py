@@ -14,6 +14,7 @@ from transformers.utils import cached_file
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
+from revela_hub.pickles import refuse_pickles
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.roles import is_encoder
 from revela_hub.trainers.common.weights import load_whole, refuse
@@ -58,6 +59,7 @@ def load_nvembed(backbone: str, *, dtype: torch.dtype = torch.float32, **config:
                 raise UserError(
                     f"the backbone {backbone!r} is an encoder: NV-Embed takes the causal mask off a decoder"
                 )
+            refuse_pickles(backbone)
             tokenizer = AutoTokenizer.from_pretrained(backbone)
             return NVEmbedStart(NVEmbedModel.from_backbone(backbone, dtype=dtype, **config), tokenizer)
         model = load_whole(NVEmbedModel, backbone, dtype=dtype)

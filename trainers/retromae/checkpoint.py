@@ -11,6 +11,7 @@ from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
+from revela_hub.pickles import refuse_pickles
 from revela_hub.trainers.common.roles import refuse_fused
 from revela_hub.trainers.common.weights import load_whole, refuse_remote_code
 
@@ -49,6 +50,7 @@ def load_retromae_encoder(
             settings["config"] = model.config
         else:
             refuse_fused(name)
+            refuse_pickles(name)
             model = RetroMAEForPreTraining.from_encoder(
                 name, trust_remote_code=trust_remote_code, attn_implementation=attn_implementation, **config
             )

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from revela_hub import pickles
 from revela_hub.errors import UserError, loading
 from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
-from revela_hub.retrieval.encoder import no_pickles
 from revela_hub.trainers.common.roles import is_encoder
 from revela_hub.trainers.common.weights import load_adapters, load_whole, refuse_remote_code
 
@@ -66,6 +66,8 @@ def load_backbones(retriever: str, lm: str, *, trust_remote_code: bool = False, 
                 f"the language model {lm!r} is an encoder: it has to be a decoder, which predicts the next token"
             )
     with loading(f"cannot load the retriever and language model {retriever!r} and {lm!r}", retriever):
+        for name in (retriever, lm):
+            pickles.refuse_pickles(name)
         model = RevelaForCausalLM.from_backbones(
             loaded.model, lm, trust_remote_code=trust_remote_code, **(loaded.settings | config)
         )
@@ -81,10 +83,7 @@ def _load_retriever(name: str, trust_remote_code: bool) -> _Retriever:
 
     if not is_sentence_transformer_model(name):
         return _Retriever(name, AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code), {})
-    with no_pickles(name):
-        encoder = SentenceTransformer(
-            name, device="cpu", trust_remote_code=trust_remote_code, model_kwargs={"use_safetensors": True}
-        )
+    encoder = pickles.encoder(SentenceTransformer, name, device="cpu", trust_remote_code=trust_remote_code)
     kinds = [type(module).__name__ for module in encoder]
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Normalize"}:
         raise UserError(

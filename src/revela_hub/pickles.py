@@ -1,0 +1,115 @@
+"""No downloaded pickle is read: it can run code. Every model is opened here, from safetensors weights or not at all.
+
+The libraries have an option for the weights of the model itself, `use_safetensors`. They have none for an adapter's, nor for
+those of the modules that sentence-transformers puts behind the model. So the names of the files are looked at first.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from revela_hub.errors import UserError
+
+Model = TypeVar("Model")
+
+_PICKLED = re.compile(r"(adapter_model|pytorch_model)\b.*\.bin")
+_SAFE = {
+    "adapter_model": re.compile(r"adapter_model.*\.safetensors"),
+    "pytorch_model": re.compile(r"model.*\.safetensors"),
+}
+
+
+def pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
+    """What `kind.from_pretrained(name)` of transformers loads.
+
+    Args:
+        kind: a class of models, or an `AutoModel`.
+        name: folder or Hub id.
+        **options: of `from_pretrained`.
+
+    Raises:
+        UserError: it would read a pickle.
+    """
+    refuse_pickles(name)
+    return kind.from_pretrained(name, use_safetensors=True, **options)
+
+
+def encoder(
+    kind: Callable[..., Model], name: str, *, model_kwargs: dict[str, Any] | None = None, **options: Any
+) -> Model:
+    """What `kind(name)` of sentence-transformers loads.
+
+    Args:
+        kind: `SentenceTransformer`, `SparseEncoder`, or a module such as `Transformer`.
+        name: folder or Hub id.
+        model_kwargs: options of transformers' `from_pretrained`.
+        **options: of `kind`.
+
+    Raises:
+        UserError: it would read a pickle.
+    """
+    refuse_pickles(name)
+    return kind(name, model_kwargs={"use_safetensors": True} | (model_kwargs or {}), **options)
+
+
+def refuse_pickles(name: str | Path) -> None:
+    """Refuses a model of which some weights are there as a pickle only.
+
+    Raises:
+        UserError: it is one.
+    """
+    files = [PurePosixPath(file) for file in _files(name)]
+    folders = [PurePosixPath(folder) for folder in module_types(name)] or [PurePosixPath()]
+    for file in files:
+        found = _PICKLED.fullmatch(file.name)
+        read = file.parent in folders or any(folder.name and folder in file.parents for folder in folders)
+        if found and read and not any(f.parent == file.parent and _SAFE[found[1]].fullmatch(f.name) for f in files):
+            raise UserError(
+                f"cannot load {name}: {file} is a pickle, which can run code when it is read; save the model again with a"
+                " newer version of its library, which writes safetensors"
+            )
+
+
+def module_types(name: str | Path) -> dict[str, str]:
+    """Folder -> class of a sentence-transformers model's modules, a router's routes included; empty for other models."""
+    from transformers.utils import cached_file
+
+    folder = Path(name).expanduser()
+    place = str(folder) if folder.is_dir() else str(name)
+
+    def read(file: str) -> Any:
+        found = cached_file(place, file, _raise_exceptions_for_missing_entries=False)
+        return json.loads(Path(found).read_text(encoding="utf-8")) if found else None
+
+    try:
+        types = {module["path"]: module["type"] for module in read("modules.json") or ()}
+        waiting = [path for path, kind in types.items() if kind.endswith(("Router", "Asym"))]
+        while waiting:
+            path = waiting.pop()
+            config = read(f"{path}/router_config.json".lstrip("/")) or read(f"{path}/config.json".lstrip("/")) or {}
+            routes = {f"{path}/{part}".lstrip("/"): kind for part, kind in config["types"].items()}
+            waiting += [
+                part for part, kind in routes.items() if kind.endswith(("Router", "Asym")) and part not in types
+            ]
+            types |= routes
+        return types
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # what is wrong with it is said where it is loaded
+
+
+def _files(name: str | Path) -> list[str]:
+    """The files of a folder or a repository; without a connection, those of it that are in the Hub's cache."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        from huggingface_hub import HfApi, snapshot_download
+
+        try:
+            return sorted(HfApi().list_repo_files(str(name)))
+        except Exception:  # no connection, or no such repository: which of the two is said where it is loaded
+            try:
+                folder = Path(snapshot_download(str(name), local_files_only=True))
+            except Exception:  # nothing in the cache either
+                return []
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.*") if file.is_file())
