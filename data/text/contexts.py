@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from revela_hub.data.row_cache import cached_rows, rows_fingerprint
 from revela_hub.data.sources.documents import read_documents
@@ -183,12 +184,13 @@ def _spans(
                 report.skipped["too short"] += 1
             else:
                 kept.append((start, end))
+        word_starts = np.append(np.flatnonzero(document.word_starts), len(document.tokens))
         for number, (start, end) in enumerate(kept):
             found = []
             if "neighbour" in contexts and len(kept) > 1:
                 found.append(_text(document, *kept[number + 1 if number + 1 < len(kept) else number - 1]))
             if "overlap" in contexts:
-                other = _overlap(document, start, end, capacity)
+                other = _overlap(word_starts, start, end, capacity)
                 if other[1] - other[0] >= settings.min_tokens and not start <= other[0] < other[1] <= end:
                     found.append(_text(document, *other))
             yield {"text": _text(document, start, end), "contexts": found}
@@ -197,15 +199,21 @@ def _spans(
                 return
 
 
-def _overlap(document: DocumentTokens, start: int, end: int, capacity: int) -> tuple[int, int]:
-    """From the middle of the span as far as fits; at the end of the document, as far back from there."""
-    word_starts = np.append(np.flatnonzero(document.word_starts), len(document.tokens))
+def _overlap(word_starts: NDArray[np.int64], start: int, end: int, capacity: int) -> tuple[int, int]:
+    """From the middle of the span as far as fits; at the end of the document, as far back from there.
+
+    Args:
+        word_starts: where the document's words begin, and its end.
+        start: the span's first token.
+        end: the one after its last.
+        capacity: tokens of the context at most.
+    """
 
     def word_at(token: int) -> int:
         return int(word_starts[min(int(np.searchsorted(word_starts, token)), len(word_starts) - 1)])
 
     middle = word_at((start + end) // 2)
-    last = word_starts[np.searchsorted(word_starts, min(middle + capacity, len(document.tokens)), side="right") - 1]
+    last = word_starts[np.searchsorted(word_starts, min(middle + capacity, word_starts[-1]), side="right") - 1]
     if last > end:
         return middle, int(last)
     return word_at(max(0, middle - capacity)), middle

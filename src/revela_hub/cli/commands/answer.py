@@ -101,7 +101,9 @@ def _lines(answer: "Answer") -> Iterator[str]:
     yield ""
     for rank, passage in enumerate(answer.passages, start=1):
         yield f"  {rank}. {passage.score:.3f}  {passage.place}"
-        lines = textwrap.wrap(" ".join(passage.text.split()), WIDTH)
+        lines = textwrap.wrap(
+            " ".join(passage.text.split())[: 10 * WIDTH], WIDTH
+        )  # a word takes the square of its length
         for line in lines[:3]:
             yield f"       {line}"
         if len(lines) > 3:

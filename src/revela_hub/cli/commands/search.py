@@ -40,6 +40,7 @@ POSITIONALS = ("model", "query")
 
 SNIPPET_LINES = 5
 SNIPPET_WIDTH = 116
+SNIPPET_CHARACTERS = 10 * SNIPPET_LINES * SNIPPET_WIDTH  # wrapping a word takes the square of its length
 
 
 @dataclass(kw_only=True)
@@ -150,7 +151,7 @@ def _lines(hits: "list[Hit]") -> Iterator[str]:
         yield f"{rank}. {hit.score:.3f}  {hit.location}{copies}"
         lines = [line.rstrip() for line in textwrap.dedent(hit.text).splitlines() if line.strip()]
         if len(lines) == 1:  # prose has long lines
-            lines = textwrap.wrap(lines[0], SNIPPET_WIDTH)
+            lines = textwrap.wrap(lines[0][:SNIPPET_CHARACTERS], SNIPPET_WIDTH)
         for line in lines[:SNIPPET_LINES]:
             yield f"      {line if len(line) <= SNIPPET_WIDTH else line[: SNIPPET_WIDTH - 3] + '...'}"
         if len(lines) > SNIPPET_LINES:
