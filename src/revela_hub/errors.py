@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib.util
 import json
 import re
 from collections.abc import Container, Iterator
@@ -211,6 +212,17 @@ PACKAGES = {
     "pydantic": "openai pydantic",
     "pytrec_eval": "pytrec-eval-terrier",
 }
+
+
+def require(*modules: str) -> None:
+    """Refuses to begin what needs modules that are not installed.
+
+    Raises:
+        UserError: one is not; the message names the package.
+    """
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise UserError(install_hint(module))
 
 
 def install_hint(module: str) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from revela_hub.errors import require
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
 
@@ -66,6 +67,8 @@ class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
             ValueError: for a value out of range.
         """
         super().__post_init__()
+        if self.index_type != "exact":
+            require("pymilvus" if self.index_type == "milvus" else "faiss")
         if not self.num_positives < self.first_negative_rank <= self.last_negative_rank:
             raise ValueError(
                 f"ranks must go up: num_positives {self.num_positives} < first_negative_rank"

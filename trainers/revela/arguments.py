@@ -52,6 +52,19 @@ class RevelaTrainingArguments(AdapterArguments, RunArguments):
         default=256, metadata={"help": "Rank of the adapters of both models; 0 trains all weights."}
     )
 
+    def __post_init__(self) -> None:
+        """Checks that the retriever starts before the run ends, where the length is given.
+
+        Raises:
+            ValueError: it would never move, or a value is out of range.
+        """
+        super().__post_init__()
+        if 0 < self.max_steps <= self.retriever_start_step:
+            raise ValueError(
+                f"retriever_start_step {self.retriever_start_step} is not below max_steps {self.max_steps}: the retriever"
+                " would never move"
+            )
+
 
 @dataclass
 class RevelaDataArguments(TextArguments):

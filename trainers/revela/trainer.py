@@ -156,12 +156,22 @@ class RevelaTrainer(MethodTrainer):
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:  # noqa: ANN401
-        """The Trainer's schedule; the retriever's part stays at zero until its start and then warms up."""
+        """The Trainer's schedule; the retriever's part stays at zero until its start and then warms up.
+
+        Raises:
+            UserError: the retriever would start after the end.
+        """
+        if self.args.retriever_start_step >= num_training_steps:
+            raise UserError(
+                f"--retriever_start_step {self.args.retriever_start_step} is not below the run's {num_training_steps} steps:"
+                " the retriever would never move; lower it, or raise --max_steps"
+            )
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         if self.args.retriever_start_step and isinstance(scheduler, LambdaLR):
             for index, group in enumerate(scheduler.optimizer.param_groups):
                 if group.get("is_retriever"):
-                    factor = partial(_delayed, scheduler.lr_lambdas[index], self.args)
+                    warmup = self.args.get_warmup_steps(num_training_steps)
+                    factor = partial(_delayed, scheduler.lr_lambdas[index], self.args.retriever_start_step, warmup)
                     scheduler.lr_lambdas[index] = factor
                     group["lr"] = group["initial_lr"] * factor(0)
         return scheduler
@@ -198,12 +208,12 @@ def similarity_statistics(similarity_GBB: Tensor, document_N: Tensor) -> dict[st
     }
 
 
-def _delayed(factor: Callable[[int], float], args: RevelaTrainingArguments, step: int) -> float:
+def _delayed(factor: Callable[[int], float], start: int, warmup: int, step: int) -> float:
     """Learning-rate factor of the retriever: zero before its start, then its own linear warm-up under the schedule."""
-    since = step - args.retriever_start_step
+    since = step - start
     if since < 0:
         return 0.0
-    return factor(step) * min(1.0, (since + 1) / max(1, args.warmup_steps))
+    return factor(step) * min(1.0, (since + 1) / max(1, warmup))
 
 
 class _Schedule(TrainerCallback):

@@ -244,6 +244,18 @@ def test_the_retriever_waits_for_its_start_and_then_warms_up(
     assert seen[-1][2] == pytest.approx(1e-2)
 
 
+def test_the_warm_up_of_a_late_start_may_be_a_share(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
+    made = trainer(tmp_path / "run", llama_folder, groups, max_steps=20, retriever_start_step=4, warmup_steps=0.2)
+    made.create_optimizer()
+    scheduler = made.create_scheduler(20)
+    [late] = [group for group in scheduler.optimizer.param_groups if group.get("is_retriever") and group["params"]][:1]
+    [factor] = [f for f, g in zip(scheduler.lr_lambdas, scheduler.optimizer.param_groups, strict=True) if g is late]
+    own = [factor(step) / max(scheduler.lr_lambdas[0](step), 1e-9) for step in (3, 4, 5, 6, 7, 8)]
+    assert own == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0, 1.0])
+    with pytest.raises(UserError, match="--retriever_start_step 4 is not below the run's 4 steps"):
+        made.create_scheduler(4)
+
+
 def test_the_temperature_falls_to_that_of_the_model(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
     run = trainer(tmp_path / "run", llama_folder, groups, temperature_start=1.6, max_steps=4)
     run.train()

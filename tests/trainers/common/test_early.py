@@ -1,0 +1,92 @@
+"""What a run needs is missed before anything is loaded, not after the training."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from revela_hub.cli.commands import train_contriever, train_imprag, train_revela
+from revela_hub.cli.parser import parse_arguments
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.errors import UserError
+
+COMMANDS: dict[str, tuple[Any, list[str]]] = {
+    "contriever": (train_contriever, ["--retriever", "x"]),
+    "revela": (train_revela, ["--retriever", "x", "--lm", "y"]),
+    "imprag": (train_imprag, ["--backbone", "x"]),
+}
+
+
+def parse(command: str, tmp_path: Path, *more: str) -> Any:
+    module, start = COMMANDS[command]
+    words = [
+        *start,
+        "--data",
+        "x",
+        "--output_dir",
+        str(tmp_path / "out"),
+        "--use_cpu",
+        "true",
+        "--bf16",
+        "false",
+        *more,
+    ]
+    return parse_arguments(module.Arguments, words, program="p", description="")
+
+
+@pytest.mark.parametrize("module", ["bm25s", "Stemmer", "pytrec_eval"])
+def test_what_measuring_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match="not installed: pip install"):
+        parse("contriever", tmp_path)
+    parse("contriever", tmp_path, "--probe", "none")
+    from revela_hub.trainers.common.trainer import MethodTrainer
+
+    with pytest.raises(UserError, match="not installed: pip install"):  # of a program, too
+        MethodTrainer(torch.nn.Linear(1, 1), retrieval_task=RetrievalTask({}, {}, {}, "t"))
+
+
+def test_what_an_index_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setitem(sys.modules, "pymilvus", None)
+    parse("imprag", tmp_path)
+    for kind, package in (("flat", "faiss-cpu"), ("milvus", "pymilvus")):
+        with pytest.raises(UserError, match=f"pip install {package}"):
+            parse("imprag", tmp_path, "--index_type", kind)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--report_to", "wandb"], "--report_to wandb needs the package wandb"),
+        (["--report_to", "nothing-such"], "--report_to nothing-such is unknown"),
+        (["--optim", "adamw_bnb_8bit"], "--optim adamw_bnb_8bit: .*bitsandbytes"),
+        (["--optim_args", "nope"], "--optim_args: "),
+        (["--lr_scheduler_type", "cosine_with_min_lr"], "--lr_scheduler_type: .*min_lr"),
+        (["--lr_scheduler_kwargs", '{"nope": 1}'], "--lr_scheduler_type: .*nope"),
+        (["--lr_scheduler_type", "reduce_lr_on_plateau", "--probe", "none"], "requires an eval strategy"),
+        (["--torch_compile_backend", "nope"], "--torch_compile: Invalid backend: 'nope'"),
+        (["--torch_compile_mode", "nope"], "--torch_compile: .*mode=nope"),
+        (["--use_liger_kernel", "true"], "liger_kernel"),
+        (["--load_best_model_at_end", "true", "--metric_for_best_model", "loss"], "metric_for_best_model loss is not"),
+    ],
+)
+def test_options_of_transformers_that_do_not_work(tmp_path: Path, more: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse("contriever", tmp_path, *more)
+
+
+@pytest.mark.parametrize(
+    "more", [["--load_best_model_at_end", "true"], ["--lr_scheduler_type", "reduce_lr_on_plateau"]]
+)
+def test_the_best_checkpoint_is_chosen_by_what_is_measured(tmp_path: Path, more: list[str]) -> None:
+    arguments = parse("contriever", tmp_path, "--eval_strategy", "steps", *more)
+    assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("ndcg_at_10", True)
+
+
+def test_the_retriever_starts_before_the_run_ends(tmp_path: Path) -> None:
+    parse("revela", tmp_path, "--max_steps", "10", "--retriever_start_step", "9")
+    with pytest.raises(UserError, match="retriever_start_step 10 is not below max_steps 10"):
+        parse("revela", tmp_path, "--max_steps", "10", "--retriever_start_step", "10")

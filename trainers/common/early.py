@@ -1,0 +1,88 @@
+"""Options of transformers that it looks at only when the models are loaded: tried on one weight, before anything is loaded."""
+
+import re
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers.integrations import get_available_reporting_integrations
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+from revela_hub.errors import UserError, first_line, require
+
+MEASURING = ("bm25s", "Stemmer", "pytrec_eval", "matplotlib")
+"""Modules without which no run can be measured."""
+BY_METRIC = ("reduce_lr_on_plateau", "greedy")
+"""Schedules that follow what is measured."""
+METRIC, METRICS = "ndcg_at_10", ("ndcg_at_10", "mrr_at_10", "recall_at_100")
+
+
+def check_early(arguments: TrainingArguments) -> None:
+    """Tries the options.
+
+    Raises:
+        UserError: A package is not installed.
+        ValueError: An option has a value that does not work, with the option's name.
+    """
+    _check_reports(arguments)
+    if arguments.use_liger_kernel:
+        require("liger_kernel")
+    if arguments.torch_compile:
+        _try("torch_compile", lambda: torch.compile(nn.Identity(), **_compiling(arguments)))
+    if arguments.load_best_model_at_end and arguments.eval_strategy == "no":
+        raise ValueError("load_best_model_at_end needs something to measure during training: give eval_corpus")
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    if arguments.optim != "adamw_torch_fused" or arguments.optim_args:
+        _check_optimizer(arguments)
+    total = 10
+    _try(
+        "lr_scheduler_type",
+        lambda: get_scheduler(
+            arguments.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=arguments.get_warmup_steps(total),
+            num_training_steps=total,
+            scheduler_specific_kwargs=dict(arguments.lr_scheduler_kwargs or {}),
+        ),
+    )
+
+
+def _try(option: str, work: object) -> None:
+    try:
+        work()  # type: ignore[operator]
+    except ImportError as error:
+        raise UserError(f"--{option}: {first_line(error)}") from error
+    except Exception as error:  # whatever the library raises, it is about this option
+        raise ValueError(f"--{option}: {first_line(error)}") from error
+
+
+def _compiling(arguments: TrainingArguments) -> dict[str, str]:
+    given = {"backend": arguments.torch_compile_backend, "mode": arguments.torch_compile_mode}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _check_reports(arguments: TrainingArguments) -> None:
+    available = get_available_reporting_integrations()
+    for name in arguments.report_to:
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise ValueError(f"--report_to {name} is unknown: choose none, {', '.join(INTEGRATION_TO_CALLBACK)}")
+        if name not in available and name not in ("flyte", "kubeflow"):  # which are no packages to install
+            package = name.replace("_", "-")
+            raise UserError(
+                f"--report_to {name} needs the package {package}, which is not installed: pip install {package}"
+            )
+
+
+def _check_optimizer(arguments: TrainingArguments) -> None:
+    try:
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+        if arguments.optim_args:
+            kind([nn.Parameter(torch.zeros(1))], **options)
+    except Exception as error:
+        if not re.search("model", str(error), re.IGNORECASE):  # some look at the model's layers, which is not there yet
+            option = (
+                "--optim_args"
+                if arguments.optim_args
+                else f"--optim {getattr(arguments.optim, 'value', arguments.optim)}"
+            )
+            raise UserError(f"{option}: {first_line(error)}") from error
