@@ -1,6 +1,5 @@
 """Arguments that every training run has, whatever it trains: those of transformers, and what they do not say."""
 
-import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,16 +10,21 @@ from torch import nn
 from transformers import IntervalStrategy, TrainingArguments
 
 from revela_hub.data.own_folder import check_apart
+from revela_hub.data.sources.held_out import HELD_OUT
 from revela_hub.data.sources.source import Source, parse_sources
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, require
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
+from revela_hub.trainers.common.early import BY_METRIC, MEASURING, METRIC, METRICS, check_early
 from revela_hub.trainers.common.precision import settle_precision
+from revela_hub.trainers.common.processes import from_main
+from revela_hub.trainers.common.run_probe import free_folder, run_probe
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from revela_hub.data.mixture.held_out import HeldOut
     from revela_hub.data.sources.beir import RetrievalTask
+    from revela_hub.evaluation.probe import Probe
 
 
 @dataclass
@@ -58,8 +62,7 @@ class RunArguments(TrainingArguments):
         if self.disable_tqdm is None:
             self.disable_tqdm = self.quiet or not sys.stderr.isatty()  # a bar fills a log
         super().__post_init__()
-        if self.load_best_model_at_end and self.eval_strategy == "no":
-            raise ValueError("load_best_model_at_end needs something to measure during training: give eval_corpus")
+        check_early(self)
 
     def say(self, text: object) -> None:
         """Prints a line on the way, once on all processes, unless the run is to be quiet."""
@@ -168,7 +171,29 @@ class MeasureArguments:
             self.eval_strategy = "steps" if self.eval_corpus else "no"
         if self.eval_strategy == "steps" and self.eval_steps is None:
             self.eval_steps = 0.1
+        if self.eval_strategy != "no":
+            require(*MEASURING)
+            self._settle_best()
         super().__post_init__()  # type: ignore[misc] # of the training arguments beside it
+
+    def _settle_best(self) -> None:
+        """Has the best checkpoint chosen by what is measured: of the loss, transformers' default, nothing is.
+
+        Raises:
+            ValueError: by something else.
+        """
+        of: Any = self
+        if not of.load_best_model_at_end and of.save_strategy != "best" and of.lr_scheduler_type not in BY_METRIC:
+            return
+        name = METRIC if of.metric_for_best_model is None else of.metric_for_best_model.removeprefix("eval_")
+        if name not in METRICS:
+            raise ValueError(f"metric_for_best_model {name} is not measured: choose one of {', '.join(METRICS)}")
+        of.metric_for_best_model, of.greater_is_better = name, True
+
+    def _measures_nothing(self) -> None:
+        """Has the Trainer not evaluate: there is nothing to measure on."""
+        of: Any = self
+        of.eval_strategy, of.load_best_model_at_end = IntervalStrategy.NO, False
 
     def task(self) -> "RetrievalTask | None":
         """What to measure on, if anything.
@@ -224,30 +249,34 @@ class ProbeArguments(MeasureArguments):
             resumed: whether the run goes on, and so does its probe.
 
         Raises:
-            UserError: the folder is none of those, or the data cannot be read.
+            UserError: the folder is none of those, or does not say what it holds out, or the data cannot be read.
         """
-        from revela_hub.data.sources.held_out import HELD_OUT
         from revela_hub.evaluation.probe import read_probe_task
 
         if self.eval_corpus or self.probe == "none":
             return super().task()
         made: Any = self
-        folder = Path(made.output_dir or ".") / "probe" if self.probe == "auto" else Path(self.probe)
-        if self.probe == "auto":
-            with made.main_process_first(desc="making a probe of the text"):
-                if made.process_index == 0 and not (resumed and (folder / "probe.json").is_file()):
-                    self._make_probe(folder)
-            if not folder.is_dir():
-                self.eval_strategy = IntervalStrategy.NO  # type: ignore[assignment] # what the Trainer has made of it
-                return None
-        if (folder / HELD_OUT).is_file():
+        folder = run_probe(made, self._make_probe, resumed=resumed) if self.probe == "auto" else Path(self.probe)
+        if folder is None:
+            self._measures_nothing()
+            return None
+        task = read_probe_task(folder)
+        if not (folder / HELD_OUT).is_file():
+            self._refuse_open(folder)
+        else:
             made.held_out = str(folder)
-        return read_probe_task(folder)
+        return task
 
-    def _make_probe(self, folder: Path) -> None:
-        from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe, write_probe
+    def _refuse_open(self, folder: Path) -> None:
+        """Refuses a folder that does not say what to take out of the text."""
+        raise UserError(
+            f"--probe {folder} has no {HELD_OUT}, so its queries would be trained on: give a folder of revela-hub probe, or"
+            f" measure on it as it is with --eval_corpus {folder}"
+        )
 
-        shutil.rmtree(folder, ignore_errors=True)
+    def _make_probe(self) -> "Probe | None":
+        from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe
+
         of: Any = self
         kind = getattr(self, "kind", "auto")
         sources = of.sources(kind=None if kind == "auto" else kind)
@@ -255,9 +284,9 @@ class ProbeArguments(MeasureArguments):
             probe = build_probe(sources, ProbeSettings(self.probe_queries, self.probe_passages, seed=0))
         except NoProbe as error:
             of.say(f"nothing is measured: {error}")
-            return
-        write_probe(probe, folder)
+            return None
         of.say(probe)
+        return probe
 
 
 @dataclass
@@ -289,12 +318,15 @@ class HeldOutArguments(ProbeArguments):
             return HeldOut(without_queries(rows, task.queries.values()) if task else rows, task)
         found, run = hold_out(rows, self.probe_queries, self.probe_passages), cast(Any, self)
         if found.task is None:
-            self.eval_strategy = IntervalStrategy.NO  # type: ignore[assignment] # what the Trainer has made of it
+            self._measures_nothing()
             run.say("nothing is measured: the mixture has fewer than 200 questions (give --eval_corpus or --probe)")
             return found
+        task = found.task
+        folder = from_main(lambda: write_beir(task, free_folder(Path(run.output_dir or "."))))
         run.say(
-            f"held out: {len(found.task.queries)} questions of the mixture with {len(found.task.corpus)} passages, in probe/"
+            f"held out: {len(task.queries)} questions of the mixture with {len(task.corpus)} passages, in {folder.name}/"
         )
-        if run.process_index == 0:
-            write_beir(found.task, Path(run.output_dir or ".") / "probe")
         return found
+
+    def _refuse_open(self, folder: Path) -> None:
+        """Nothing: of rows, those that ask the task's queries are left out (`split`)."""

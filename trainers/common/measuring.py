@@ -11,6 +11,7 @@ standard error.
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +25,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import FittedHybrid, fit_hybrid, halves
 from revela_hub.evaluation.retrieval import RetrievalScores, Run, bm25_run, retrieval_run, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.encoding import batches, token_budget
+from revela_hub.trainers.common.processes import copy_from_main, from_main
 
 if TYPE_CHECKING:
     from revela_hub.hub_cards.facts import Figure, Result
@@ -234,7 +237,8 @@ class Measured(TrainerCallback):
         self.folder, self.main = folder / KEPT, main
         self.choosing, self.telling = halves(task.queries)
         file = self.folder / MEASURED
-        self.memory = _Memory.read(file) if resumed and file.is_file() else _Memory()
+        # Decisions are made on what the main process knows, so that all processes make the same.
+        self.memory = from_main(lambda: _Memory.read(file) if resumed and file.is_file() else _Memory())
         self.runs: dict[int, Run] = {}  # the hits of the start and of the best, if this process measured them
 
     @property
@@ -252,8 +256,7 @@ class Measured(TrainerCallback):
             self._save("start")
         self.runs = {kept: hits for kept, hits in (self.runs | {step: run}).items() if kept in (0, self.memory.best)}
         if self.main:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.memory.write(self.folder / MEASURED)
+            self.memory.write(claim_kept(self.folder) / MEASURED)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Notes what was measured, and ends a run that got clearly worse."""
@@ -273,7 +276,7 @@ class Measured(TrainerCallback):
         averaged = False
         if self.averages and self.keeps and best:
             self._load("start", "best")
-            run = retrieval_run(self.encoder, self.task)
+            run = self._run()
             mean = score_run(run, self.task)
             if averaged := self._as_good(mean, trained):
                 trained, dense = mean, run
@@ -287,7 +290,7 @@ class Measured(TrainerCallback):
             self._load(*(trained_ones if chosen else ("start",)))
         if chosen != best:
             dense, averaged = self.runs.get(chosen), False
-        dense = dense or retrieval_run(self.encoder, self.task)
+        dense = dense or self._run()
         bm25 = bm25_run(self.task)
         return Outcome(
             task=self.task.name,
@@ -302,6 +305,11 @@ class Measured(TrainerCallback):
             hybrid=fit_hybrid(dense, bm25, self.task),
             curve={s: self._scores(s).ndcg_at_10 for s in sorted(self.memory.scores)},
         )
+
+    def _run(self) -> Run:
+        """The hits of the retriever as it stands: the main process's, for what others find may differ in the last bits."""
+        run = retrieval_run(self.encoder, self.task)
+        return from_main(lambda: run)
 
     def _scores(self, step: int) -> RetrievalScores:
         per_query = self.memory.scores[step]
@@ -343,23 +351,37 @@ class Measured(TrainerCallback):
 
     def _save(self, name: str) -> None:
         if self.main and self.keeps:
-            self.folder.mkdir(parents=True, exist_ok=True)
             weights = {n: p.detach().cpu().contiguous().clone() for n, p in self._trained()}
-            save_file(weights, self.folder / f"{name}.safetensors")
+            beside = claim_kept(self.folder) / f"{name}.part"
+            save_file(weights, beside)
+            os.replace(beside, self.folder / f"{name}.safetensors")
 
     @torch.no_grad()
     def _load(self, *names: str) -> None:
-        """Puts the mean of what was kept under these names into the model.
+        """Puts the mean of what was kept under these names into the model, on every process that of the main one's files.
 
         Of an adapter B A, which starts with B = 0, it is the mean of the whole weights: A is the last one's, B the mean.
         """
-        weights = [load_file(self.folder / f"{name}.safetensors") for name in names]
+        weights: list[dict[str, Tensor]] = []
+        from_main(lambda: weights.extend(load_file(self.folder / f"{name}.safetensors") for name in names))
         for n, parameter in self._trained():
-            of = weights[-1:] if ".lora_A." in n else weights
-            parameter.copy_(torch.stack([each[n] for each in of]).mean(0))
+            if weights:
+                of = weights[-1:] if ".lora_A." in n else weights
+                parameter.copy_(torch.stack([each[n] for each in of]).mean(0))
+            copy_from_main(parameter)
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+
+
+def claim_kept(folder: Path) -> Path:
+    """Make the folder for what was measured, unless files of the user are in it; those of earlier versions are known by name.
+
+    Raises:
+        UserError: There are.
+    """
+    names = {MEASURED, "scores.part", "start.safetensors", "best.safetensors"}
+    return claim(folder, "--output_dir", lambda folder: names_in(folder) <= names)
 
 
 class EncoderInTraining:

@@ -20,6 +20,7 @@ from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
+    RECORD,
     Record,
     checkpoint_to_resume,
     checkpoints_in,
@@ -27,7 +28,8 @@ from revela_hub.trainers.common.checkpoints import (
     step_of,
 )
 from revela_hub.trainers.common.facts import facts_of_run
-from revela_hub.trainers.common.measuring import OUTCOME, Outcome
+from revela_hub.trainers.common.measuring import KEPT, OUTCOME, Outcome
+from revela_hub.trainers.common.processes import from_main
 from revela_hub.trainers.common.settings import LENGTH, changes, run_settings
 from revela_hub.trainers.common.trainer import MethodTrainer
 
@@ -35,6 +37,14 @@ if TYPE_CHECKING:
     from revela_hub.hub_cards import ModelCardFacts
 
 LOCK = ".lock"
+# What runs write into their output folders, which is theirs from their lock file on.
+WRITTEN = (
+    *("checkpoint-*", KEPT, "retriever", "lm", "embedder", "encoder", "*_encoder", "model", "dense"),
+    *("sparse", "retriever_tokenizer", "lm_tokenizer", "README.md"),
+    *("*.safetensors", "*.safetensors.index.json", "config*.json", "generation_config.json", "modules.json"),
+    *("sentence_bert_config.json", "tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "prompts.json"),
+    *("adapter_config.json", "training_args.bin", "trainer_state.json", "card.yaml", "outcome.json", "[0-9]_*"),
+)
 TRAINING_CURVE = "training_curve.png"
 
 
@@ -114,10 +124,11 @@ def open_run(arguments: RunArguments) -> Iterator[Run]:
     """Takes the output folder, finds the checkpoint to go on from, and sets the seed: all before anything is loaded.
 
     Raises:
-        UserError: the folder cannot be written to, holds a run already, or is another process's.
+        UserError: the folder cannot be written to, holds a run already or files of the user, or is another process's.
     """
     with ExitStack() as stack:
         output = Path(arguments.output_dir or ".")
+        from_main(lambda: _refuse_foreign(output))
         try:
             output.mkdir(parents=True, exist_ok=True)
             if arguments.process_index == 0:
@@ -135,6 +146,22 @@ def open_run(arguments: RunArguments) -> Iterator[Run]:
         # Models are loaded whole, and sharded when the training begins: the start is measured, and one process exports.
         unset_hf_deepspeed_config()
         yield _opened(arguments, output)
+
+
+def _refuse_foreign(output: Path) -> None:
+    """Refuses an output folder with files that no run wrote and that this one would overwrite or delete.
+
+    Raises:
+        UserError: it is one. A folder that a run has had has its lock file.
+    """
+    if not output.is_dir() or (output / LOCK).exists() or (output / RECORD).exists():
+        return
+    foreign = sorted(path for name in WRITTEN for path in output.glob(name) if not path.is_dir() or any(path.iterdir()))
+    if foreign:
+        raise UserError(
+            f"--output_dir {output} holds {foreign[0].name}, which no training run wrote there and this one would overwrite:"
+            " give another folder"
+        )
 
 
 def _opened(arguments: RunArguments, output: Path) -> Run:
@@ -162,7 +189,7 @@ def _begin_anew(arguments: RunArguments, output: Path) -> None:
     """Refuses a folder that holds a run, or deletes its checkpoints."""
     traces = [
         *checkpoints_in(output),
-        *(path for name in (TRAINER_STATE_NAME, "run.json") if (path := output / name).exists()),
+        *(path for name in (TRAINER_STATE_NAME, RECORD) if (path := output / name).exists()),
     ]
     if traces and not arguments.overwrite:
         raise UserError(

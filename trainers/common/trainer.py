@@ -22,7 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.errors import UserError, is_file_error, reason
+from revela_hub.errors import UserError, is_file_error, reason, require
 from revela_hub.evaluation.retrieval import METRICS, RetrievalScores, Run, retrieval_run, score_run
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.arguments import RunArguments
@@ -36,7 +36,9 @@ from revela_hub.trainers.common.checkpoints import (
     step_of,
     whats_missing,
 )
+from revela_hub.trainers.common.early import MEASURING
 from revela_hub.trainers.common.measuring import MIN_QUERIES, Measured
+from revela_hub.trainers.common.processes import from_main
 from revela_hub.trainers.common.progress import Progress, count
 from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.common.settings import (
@@ -74,6 +76,7 @@ class MethodTrainer(Publishing, Trainer):
         self.retrieval_task = retrieval_task
         self.retrieval_measured: tuple[RetrievalScores, Run] | None = None
         if retrieval_task is not None:
+            require(*MEASURING)  # before the run, not after it
             kwargs.setdefault("eval_dataset", {})  # the Trainer wants one before it evaluates anything
         self._kept: dict[str, tuple[Tensor, int]] = {}
         self._run_folder: Path | None = None
@@ -96,7 +99,8 @@ class MethodTrainer(Publishing, Trainer):
         """Retrieval on `retrieval_task` if there is one, then the loss on an evaluation data set if there is one."""
         if self.retrieval_task is None:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        run = retrieval_run(self.retrieval_encoder(), self.retrieval_task)
+        found = retrieval_run(self.retrieval_encoder(), self.retrieval_task)  # by all: weights may be in shards
+        run = from_main(lambda: found)
         scores = score_run(run, self.retrieval_task)
         self.retrieval_measured = scores, run
         metrics = {f"{metric_key_prefix}_{name}": getattr(scores, name) for name in METRICS}

@@ -269,11 +269,11 @@ def test_json_of_a_view_is_text(tmp_path: Path) -> None:
     rows = [{"_id": f"d{n}", "text": f"Rivers carry sediment {n} to the sea every day. " * 12} for n in range(3)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "Too short."}]))
     report = ReadReport()
-    built = build_passages(tmp_path / "d.jsonl", max_words=40, cache_dir=tmp_path, report=report)
+    built = build_passages(tmp_path / "d.jsonl", max_words=40, cache_dir=tmp_path / "cache", report=report)
     assert built["row"][:] == list(range(len(built))) and len(built) == 9
     assert all(len(text.split()) <= 40 for text in built["text"])
     assert report.skipped == {"too short": 1} and report.documents == 4
     with pytest.raises(UserError, match="make 0 passages of 58 words"):
-        build_passages(tmp_path / "d.jsonl", max_words=60, min_words=58, cache_dir=tmp_path)
+        build_passages(tmp_path / "d.jsonl", max_words=60, min_words=58, cache_dir=tmp_path / "cache")
     with pytest.raises(UserError, match="there are none"):
-        build_passages(tmp_path / "d.jsonl", max_words=5, cache_dir=tmp_path)
+        build_passages(tmp_path / "d.jsonl", max_words=5, cache_dir=tmp_path / "cache")

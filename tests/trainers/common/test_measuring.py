@@ -20,12 +20,16 @@ from revela_hub.trainers.common.measuring import CURVE, Measured
 WORDS = [f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(80)]
 
 
-@pytest.fixture
-def task() -> RetrievalTask:
+def words_task() -> RetrievalTask:
     ids = [f"d{n:02}" for n in range(80)]
     corpus = {id_: f"{WORDS[n]} alpha beta" for n, id_ in enumerate(ids)}
     queries = {f"sentence-{n}": WORDS[n] for n in range(60)}
     return RetrievalTask(corpus, queries, {f"sentence-{n}": {ids[n]: 1} for n in range(60)}, "probe")
+
+
+@pytest.fixture
+def task() -> RetrievalTask:
+    return words_task()
 
 
 class Model(nn.Module):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from revela_hub.cli.commands import train_revela
     from revela_hub.evaluation import DocstringTask
 
+REPORT = "report.json"
 REMARK = {
     "start": "general retriever, before",
     "revela": "after Revela on this text",
@@ -74,6 +75,7 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Runs the whole story and prints the table."""
     from revela_hub.cli.commands import train_contriever, train_revela
+    from revela_hub.data.own_folder import claim
     from revela_hub.data.sources.beir import write_beir
     from revela_hub.evaluation import docstring_task
     from revela_hub.evaluation.probe import MIN_QUERIES
@@ -90,6 +92,8 @@ def run(arguments: Arguments) -> None:
     try_folder(output, "--output_dir")
     print(f"1/5  reading {root.name}: docstrings become queries, and leave the text")
     docstrings = docstring_task(root, queries=arguments.queries, functions=arguments.functions)
+    for part in ("task", "text"):
+        claim(output / part, "--output_dir", lambda _: (output / REPORT).is_file())
     write_beir(docstrings.task, output / "task")
     _write_sources(docstrings, output / "text")
     print(f"     {len(docstrings.task.queries)} queries, {len(docstrings.task.corpus):,} functions to find")
@@ -99,7 +103,13 @@ def run(arguments: Arguments) -> None:
     more = ["--seed", arguments.seed, *probe]
     more += [] if arguments.max_steps is None else ["--max_steps", arguments.max_steps]
     start = ["--retriever", models / "retriever", "--lm", models / "lm"]
-    revela = _training_arguments(train_revela, models / "adapt.yaml", output, output / "revela", start + more)
+    revela = _training_arguments(
+        train_revela,
+        models / "adapt.yaml",
+        output,
+        output / "revela",
+        start + more + _delay(arguments, models / "adapt.yaml"),
+    )
     train_revela.train(revela)
     print("3/5  training it on the pairs of the text: the docstrings that are left, and their functions")
     start = ["--retriever", output / "revela" / "retriever"]
@@ -111,7 +121,7 @@ def run(arguments: Arguments) -> None:
     print("5/5  pictures, report and model card")
     _draw(revela, models, output)
     report = _report(scores, revela, output, minutes=(time.monotonic() - began) / 60)
-    (output / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    (output / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     _write_card(report, models, output)
     _conclude(scores, models, output)
 
@@ -121,6 +131,16 @@ def _write_sources(docstrings: "DocstringTask", folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+def _delay(arguments: Arguments, config: Path) -> list[Any]:
+    """The options by which the retriever starts within a run that is shorter than the configuration's."""
+    import yaml
+
+    if arguments.max_steps is None:
+        return []
+    told = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
+    return ["--retriever_start_step", min(told.get("retriever_start_step", 0), arguments.max_steps - 1)]
 
 
 def _training_arguments(command: Any, config: Path, output: Path, folder: Path, more: list[Any]) -> Any:

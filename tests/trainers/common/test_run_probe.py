@@ -1,0 +1,164 @@
+"""A run keeps to folders of its own, and every node has the same probe and the same weights."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from revela_hub.cli.commands import train_contriever
+from revela_hub.cli.parser import parse_arguments
+from revela_hub.data.sources.held_out import HELD_OUT
+from revela_hub.errors import UserError
+from revela_hub.trainers.common.checkpoints import Record
+from revela_hub.trainers.common.measuring import claim_kept
+from revela_hub.trainers.common.run import open_run
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    words = "river sea mountain valley boat captain harbour wind rain stone bridge market bread apple garden".split()
+    rows = []
+    for n in range(60):
+        sentences = (
+            " ".join(words[(n * (3 + 2 * i + part) + i * i) % 15] + f"{n % 7}" for i in range(11)) for part in range(4)
+        )
+        rows.append({"_id": f"r{n}", "text": " ".join(f"{each.capitalize()} {n}." for each in sentences)})
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return file
+
+
+def arguments(text: Path, output: Path, *more: str) -> Any:
+    words = ["--data", str(text), "--retriever", "none/such", "--output_dir", str(output), "--report_to", "none", *more]
+    words += ["--use_cpu", "true", "--bf16", "false", "--quiet", "true", "--probe_queries", "20"]
+    return parse_arguments(train_contriever.Arguments, words, program="p", description="")
+
+
+def test_a_probe_that_no_run_wrote_stays(text: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    (output / "probe").mkdir(parents=True)
+    (output / "probe" / "precious.txt").write_text("mine")
+    given = arguments(text, output)
+    task = given.task()
+    assert [path.name for path in (output / "probe").iterdir()] == ["precious.txt"]
+    assert given.held_out == str(output / "run_probe") and len(task.queries) == 20
+    # It is the run's, so the next run may replace it; a file of the user's in it stays all the same.
+    (output / "run_probe" / "note.txt").write_text("mine, too")
+    assert arguments(text, output).task() == task
+    assert arguments(text, output).task(resumed=True) == task
+    assert (output / "run_probe" / "note.txt").is_file()
+    (output / "run_probe" / ".of-a-run").unlink()
+    with pytest.raises(UserError, match="probe and run_probe, which no run wrote"):
+        arguments(text, output).task()
+
+
+def test_a_probe_made_by_the_command_is_not_the_runs(text: Path, tmp_path: Path) -> None:
+    from revela_hub.evaluation.probe import ProbeSettings, build_probe, write_probe
+
+    folder = write_probe(build_probe(str(text), ProbeSettings(30, 60)), tmp_path / "out" / "probe")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    given = arguments(text, tmp_path / "out")
+    given.task()
+    assert given.held_out == str(tmp_path / "out" / "run_probe")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    # What it is for: a run that names it.
+    named = arguments(text, tmp_path / "other", "--probe", str(folder))
+    assert len(named.task().queries) == 30 and named.held_out == str(folder)
+    (folder / HELD_OUT).unlink()
+    with pytest.raises(UserError, match="has no held_out.jsonl, so its queries would be trained on.*--eval_corpus"):
+        named.task()
+
+
+def test_a_resumed_run_of_an_earlier_version_has_its_probe(text: Path, tmp_path: Path) -> None:
+    task = arguments(text, tmp_path / "out").task()
+    (tmp_path / "out" / "probe" / ".of-a-run").unlink()
+    (tmp_path / "out" / "probe" / ".revela-hub").unlink()
+    text.write_text(text.read_text()[: len(text.read_text()) // 2])
+    given = arguments(text, tmp_path / "out")
+    assert given.task(resumed=True) == task and given.held_out == str(tmp_path / "out" / "probe")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "embedder/a", "measured/a", "checkpoint-3/a"])
+def test_files_that_no_run_wrote_are_not_overwritten(text: Path, tmp_path: Path, name: str) -> None:
+    output = tmp_path / "out"
+    (output / name).parent.mkdir(parents=True)
+    (output / name).write_text("mine")
+    (output / "notes.txt").write_text("in nobody's way")
+    with pytest.raises(UserError, match="which no training run wrote"), open_run(arguments(text, output)):
+        pass
+    with (
+        pytest.raises(UserError, match="which no training run wrote"),
+        open_run(arguments(text, output, "--overwrite", "true")),
+    ):
+        pass
+    assert (output / name).read_text() == "mine" and not (output / ".lock").exists()
+    Record({}).write(output)  # of a run of an earlier version
+    with pytest.raises(UserError, match="holds a run already"), open_run(arguments(text, output)):
+        pass
+
+
+def test_what_was_measured_is_not_written_among_other_files(tmp_path: Path) -> None:
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    (folder / "scores.json").write_text("{}")
+    claim_kept(folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "best.txt").write_text("mine")
+    with pytest.raises(UserError, match="did not write"):
+        claim_kept(other)
+
+
+_PROCESS = """
+import json, sys
+from pathlib import Path
+from torch import distributed as dist
+sys.path.insert(0, {tests!r})
+import test_measuring
+from test_run_probe import arguments
+from revela_hub.trainers.common.processes import from_main
+rank = int(sys.argv[1])
+own = Path({folder!r}) / f"node-{{rank}}"
+task = arguments(Path({text!r}), own).task()  # starts the process group
+model, words = test_measuring.Model(10), test_measuring.words_task()
+measured = test_measuring.measuring(model, words, own, averages=True, main=rank == 0)
+for step, skill in ((0, 10), (5, 60), (10, 50)):
+    model.skill.data.fill_(skill - 3 * rank)  # the main process's counts
+    measured.note(step, *from_main(measured.latest))
+outcome = measured.finish(10)
+found = dict(queries=task.queries, held_out=(own / "probe" / "held_out.jsonl").read_text(), step=outcome.step,
+             skill=model.skill.item(), ndcg=outcome.chosen.ndcg_at_10, kept=(own / "measured").exists())
+Path({folder!r}, f"found-{{rank}}.json").write_text(json.dumps(found))
+try:
+    from_main(lambda: 1 / 0)
+except Exception as error:
+    assert "division by zero" in str(error), error
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_nodes_without_a_disk_in_common_have_one_probe_and_one_result(text: Path, tmp_path: Path) -> None:
+    script = tmp_path / "process.py"
+    script.write_text(_PROCESS.format(tests=str(Path(__file__).parent), folder=str(tmp_path), text=str(text)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(script), str(rank)],
+            env=os.environ | together | {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+        )
+        for rank in range(2)
+    ]
+    assert [process.wait(timeout=120) for process in started] == [0, 0]
+    first, second = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2))
+    assert first.pop("kept") and not second.pop("kept")
+    assert first == second and first["skill"] == 60 and len(first["queries"]) == 20 and first["held_out"]
