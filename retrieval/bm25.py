@@ -27,6 +27,8 @@ from revela_hub.retrieval.top_k import Hits, top_hits
 logger = logging.getLogger(__name__)
 
 _UNSPACED_RUN = re.compile(f"{UNSPACED_CHARACTER.pattern}+")
+MAX_K1 = 1_000_000
+"""Words then count as often as they occur, in texts of any length; much larger numbers overflow in float32."""
 METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")
 
 
@@ -50,8 +52,8 @@ class BM25Settings:
 
     def __post_init__(self) -> None:
         """Raises UserError for numbers out of range and a method that there is not."""
-        if not (np.isfinite(self.k1) and self.k1 >= 0):
-            raise UserError(f"BM25's k1 must be a number from 0, not {self.k1}")
+        if not 0 <= self.k1 <= MAX_K1:
+            raise UserError(f"BM25's k1 must be between 0 and {MAX_K1:,}, not {self.k1}")
         if not 0 <= self.b <= 1:
             raise UserError(f"BM25's b must be between 0 and 1, not {self.b}")
         if self.method not in METHODS:

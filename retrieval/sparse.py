@@ -66,12 +66,13 @@ def pack_terms(weights: Any, most: int) -> NDArray[np.float32]:
 
     Args:
         weights: A sparse or dense tensor (N, V), as a SparseEncoder returns it.
-        most: M.
+        most: M, or V if that is less.
 
     Raises:
         UserError: A weight is not a number or below 0: this is no model of term weights.
     """
     weights_NV = as_terms(weights)
+    most = min(most, weights_NV.shape[1])
     packed = np.zeros((weights_NV.shape[0], 2 * most), dtype=np.float32)
     packed[:, :most] = -1
     for row in range(weights_NV.shape[0]):

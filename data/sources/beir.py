@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from revela_hub.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+_GRADE = re.compile(r"[+-]?[0-9]{1,9}")  # not all that int() takes: 1_0, and numbers too large for trec_eval
 QRELS_HEADER = ["query-id", "corpus-id", "score"]
 
 
@@ -85,6 +87,8 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalTask:
         raise UserError(f"none of the queries judged in {files.qrels} is in {files.queries}")
     if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
         raise UserError(f"{files.qrels}: no grade is above 0: nothing answers a query, so nothing can be found")
+    if not any(grade > 0 and document in corpus for judged in qrels.values() for document, grade in judged.items()):
+        raise UserError(f"none of the documents that answer a query by {files.qrels} is in {files.corpus}")
     return RetrievalTask(corpus=corpus, queries=queries, qrels=qrels, name=f"{Path(folder).resolve().name}/{split}")
 
 
@@ -154,8 +158,8 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
     Raises:
         UserError: A line that is not a judgement, or a file that is damaged.
     """
-    header = True
-    for where, line in text_lines(path):
+    report, header = ReadReport(), True
+    for where, line in text_lines(path, report):
         fields = [field.strip() for field in line.rstrip("\r\n").split("\t")]
         if header:
             header = False
@@ -164,10 +168,14 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
             continue
         if len(fields) != 3:
             raise UserError(f"{where}: {len(fields)} fields, not 3 (query, document, grade) between tabs")
-        try:
-            yield Judgement(where, fields[0], fields[1], int(fields[2]))
-        except ValueError as error:
-            raise UserError(f"{where}: the grade {fields[2]!r} is not a whole number") from error
+        query, document, grade = fields
+        if not query or not document:
+            raise UserError(f"{where}: the id of the {'document' if query else 'query'} is empty")
+        if not _GRADE.fullmatch(grade):
+            raise UserError(f"{where}: the grade {grade!r} is not a whole number of at most 9 digits")
+        yield Judgement(where, query, document, int(grade))
+    if report.replaced:
+        raise UserError(f"{path}: not UTF-8 text; ids that were changed join nothing")
 
 
 def _texts(path: Path, *, with_title: bool) -> Iterator[tuple[str, str]]:
@@ -177,7 +185,8 @@ def _texts(path: Path, *, with_title: bool) -> Iterator[tuple[str, str]]:
         if not isinstance(id_, (str, int)) or isinstance(id_, bool):
             raise UserError(f'{row.where}: no "_id" (a string); it has: {", ".join(row.columns) or "nothing"}')
         if not isinstance(text, str):
-            raise UserError(f'{row.where}: no "text" (a string); it has: {", ".join(row.columns)}')
+            has = f'its "text" is {_json_type(text)}' if "text" in row.columns else f"it has: {', '.join(row.columns)}"
+            raise UserError(f'{row.where}: no "text" (a string); {has}')
         title = row.columns.get("title") or ""
         if not isinstance(title, str):
             raise UserError(f'{row.where}: "title" is not a string')
@@ -188,6 +197,10 @@ def _texts(path: Path, *, with_title: bool) -> Iterator[tuple[str, str]]:
         yield str(id_), f"{title} {text}".strip() if with_title else text
     if report.replaced:
         raise UserError(f"{path}: not UTF-8 text; a task whose texts are not what was judged measures nothing")
+
+
+def _json_type(value: object) -> str:
+    return {type(None): "null", list: "a list", dict: "an object"}.get(type(value), "a number")
 
 
 def _warn(files: BeirFiles, qrels: dict[str, dict[str, int]], queries: dict[str, str], corpus: dict[str, str]) -> None:

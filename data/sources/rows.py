@@ -96,8 +96,10 @@ def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:
             row = json.loads(text)
             if "\\u" in text:
                 row = without_surrogates(row)
-        except (json.JSONDecodeError, RecursionError) as error:
-            problem = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        except (ValueError, RecursionError) as error:  # a ValueError: a number of thousands of digits
+            problem = (
+                "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", "a number too long")
+            )
             raise UserError(f"{where}: not valid JSON ({problem}); {_REMEDY}") from error
         if not isinstance(row, dict):
             raise UserError(f"{where}: {type(row).__name__} instead of an object; {_REMEDY}")
@@ -108,12 +110,11 @@ def text_lines(path: Path, report: ReadReport | None = None) -> Iterator[tuple[s
     """The lines of a file that are not empty, each with where it stands (`file:3`); gzip'd where the name ends in `.gz`.
 
     Raises:
-        UserError: The gzip'd data are damaged.
+        UserError: The file cannot be read, or the gzip'd data are damaged.
     """
     replaced, name = False, printable_name(path.as_posix())
-    opened = gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
-    with cast("IO[bytes]", opened) as file:
-        try:
+    try:
+        with cast("IO[bytes]", gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")) as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
@@ -122,8 +123,10 @@ def text_lines(path: Path, report: ReadReport | None = None) -> Iterator[tuple[s
                 except UnicodeDecodeError:
                     text, replaced = line.decode(errors="replace"), True
                 yield f"{name}:{number}", text.removeprefix("\ufeff")
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise UserError(f"{path}: damaged or not gzip'd ({error}); fetch or write it again") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{name}: damaged or not gzip'd ({error}); fetch or write it again") from error
+    except OSError as error:
+        raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
     if report is not None:
         report.replaced += replaced
 

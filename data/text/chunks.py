@@ -31,6 +31,8 @@ _CLOSING = ")]}"
 _QUOTES = "\"')]\u2019\u201d"
 _GLUED = ".!?" + _QUOTES  # no sentence ends after these without white space
 _LONGEST_GAP = 64
+_BLOCK = 1 << 15
+_LAST_SPACE = re.compile(r".*\s", re.DOTALL)
 # For long quotations only, inside which sentencex finds no ends.
 _QUOTED_SENTENCE = re.compile(r".*?[.!?][\"')\]\u2019\u201d]*\s+|.+", re.DOTALL)
 
@@ -156,7 +158,24 @@ def _prose(text: str, max_words: int, language: str, report: ReadReport) -> Iter
 
 
 def _segment(text: str, language: str) -> Iterator[str]:
-    """The sentences of a text; joined they are the text."""
+    """The sentences of a text; joined they are the text.
+
+    In blocks, each from the beginning of a sentence: the time that sentencex takes for many quotation marks in one
+    paragraph grows with the square of its length.
+    """
+    start = 0
+    while start < len(text):
+        sentences = list(_segment_block(text[start : start + _BLOCK], language))
+        if start + _BLOCK < len(text):
+            if len(sentences) > 1:
+                sentences.pop()  # it may go on in the next block
+            elif space := _LAST_SPACE.match(sentences[0]):
+                sentences = [space[0]]
+        yield from sentences
+        start += sum(map(len, sentences))
+
+
+def _segment_block(text: str, language: str) -> Iterator[str]:
     start = end = 0
     for sentence in segment(language, text):
         # In longer texts sentencex leaves out the empty lines between paragraphs: the sentence is looked for.

@@ -146,10 +146,22 @@ def mine(
     folder = claim_folder(Path(folder).expanduser())
     report = MiningReport(dropped=settings.fewer == "drop")
     numbered = number_pairs(pairs, corpus, folder, report)
+    _check_enough(settings, len(numbered.corpus))
     if ranker == "bm25" or ranker is BM25:
         ranking, ranker = replace(ranking, mode="bm25"), None  # type: ignore[assignment]
     built = build_ranker(numbered.corpus, ranking, folder, dense=ranker, sparse=sparse)  # type: ignore[arg-type]
     return MinedRows(_rows(numbered, built, settings, folder, report, ranking.show_progress_bar), report)
+
+
+def _check_enough(settings: MiningSettings, documents: int) -> None:
+    """Raises UserError where the corpus is smaller than what is asked for, before anything is encoded."""
+    if settings.range_min + settings.num_negatives >= documents:
+        skipped = f" after the best {settings.range_min:,}" if settings.range_min else ""
+        raise UserError(
+            f"{settings.num_negatives:,} negatives{skipped} of a pair are more than there are: the corpus has "
+            f"{documents:,} different documents, the pair's positive among them; lower num_negatives or range_min, or "
+            "give a larger corpus"
+        )
 
 
 class _Found(NamedTuple):

@@ -171,7 +171,7 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
         (["--pairs", "broken.jsonl"], "broken.jsonl:2: not valid JSON"),
         (["--pairs", "pairs.jsonl", "--corpus", "nowhere"], "nowhere: no such file or folder"),
         (["--pairs", "pairs.jsonl", "--corpus", "beir", "--text-column", "body"], "corpus.jsonl:1: no column 'body'"),
-        (["--pairs", "pairs.jsonl"], "no negatives left of 1 candidates: removed 1 by being a positive"),
+        (["--pairs", "pairs.jsonl"], "1 negatives of a pair are more than there are: the corpus has 1 different"),
         (["--beir", "nowhere"], "no folder nowhere"),
         (["--beir", "beir", "--split", "test"], "no split 'test'"),
         (["--beir", "beir", "--num-negatives", "0"], "num_negatives must be at least 1"),

@@ -76,8 +76,9 @@ def test_an_index_is_mapped_from_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"k1": -1.0}, "k1 must be a number from 0"),
-        ({"k1": float("nan")}, "k1 must be a number from 0"),
+        ({"k1": -1.0}, "k1 must be between 0 and 1,000,000"),
+        ({"k1": 1e308}, "k1 must be between 0 and 1,000,000"),
+        ({"k1": float("nan")}, "k1 must be between 0 and 1,000,000"),
         ({"b": 1.5}, "b must be between 0 and 1"),
         ({"method": "okapi"}, "must be one of lucene"),
         ({"preset": "lucene"}, "there are bm25s, anserini"),

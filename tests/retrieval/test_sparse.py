@@ -57,3 +57,7 @@ def test_the_heaviest_terms_are_kept() -> None:
 def test_weights_that_are_none(wrong: float) -> None:
     with pytest.raises(UserError, match="no weights of terms"):
         pack_terms(torch.tensor([[0.0, wrong]]), 2)
+
+
+def test_no_more_terms_are_kept_than_there_are() -> None:
+    assert pack_terms(torch.tensor([[0.0, 2.0, 1.0]]), 10**12).tolist() == [[1, 2, -1, 2, 1, 0]]

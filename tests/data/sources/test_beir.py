@@ -1,5 +1,6 @@
 """BEIR folders: what is read, and what a broken one is told."""
 
+import errno
 import gzip
 import json
 import logging
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from revela_hub.data.sources import rows
 from revela_hub.data.sources.beir import read_beir
 from revela_hub.errors import UserError
 
@@ -124,4 +126,49 @@ def test_folder_without_judgements(folder: Path) -> None:
     for path in (folder / "qrels").iterdir():
         path.unlink()
     with pytest.raises(UserError, match=r"no qrels/test\.tsv"):
+        read_beir(folder)
+
+
+@pytest.mark.parametrize(
+    ("judged", "message"),
+    [
+        (
+            "q1\td1\t99999999999999999999",
+            "test.tsv:2: the grade '99999999999999999999' is not a whole number of at most 9",
+        ),
+        ("q1\td1\t1_0", "test.tsv:2: the grade '1_0' is not a whole number"),
+        ("q1\td1\tnan", "test.tsv:2: the grade 'nan'"),
+        ("\td1\t1", "test.tsv:2: the id of the query is empty"),
+        ("q1\t\t1", "test.tsv:2: the id of the document is empty"),
+        ("q1\tgone\t1", "none of the documents that answer a query by .*test.tsv is in .*corpus.jsonl"),
+        (b"q1\td\xff\t1", "test.tsv: not UTF-8 text"),
+    ],
+)
+def test_judgements_that_join_nothing_are_an_error(folder: Path, judged: str | bytes, message: str) -> None:
+    content = judged if isinstance(judged, bytes) else judged.encode()
+    (folder / "qrels" / "test.tsv").write_bytes(b"query-id\tcorpus-id\tscore\n" + content + b"\n")
+    with pytest.raises(UserError, match=message):
+        read_beir(folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"_id": "a", "text": null}', 'corpus.jsonl:1: no "text" .*its "text" is null'),
+        ('{"_id": "a", "text": ["x"]}', 'corpus.jsonl:1: no "text" .*its "text" is a list'),
+        (f'{{"_id": {"9" * 5000}, "text": "x"}}', "corpus.jsonl:1: not valid JSON .a number too long"),
+    ],
+)
+def test_a_line_without_text_says_what_it_has(folder: Path, line: str, message: str) -> None:
+    (folder / "corpus.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match=message):
+        read_beir(folder)
+
+
+def test_a_file_that_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, mode: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(rows, "open", refused, raising=False)  # root may read everything
+    with pytest.raises(UserError, match="test.tsv cannot be read: Permission denied"):
         read_beir(folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from revela_hub.data import Document, ReadReport, chunk_document, read_documents
+from revela_hub.data.text import chunks
 from revela_hub.data.text.chunks import CHARACTERS_PER_WORD, count_words
 
 
@@ -269,3 +270,18 @@ def test_wikipedia(shared_data: Path) -> None:
     assert 95 < words / report.chunks <= 120  # chunks are well filled,
     assert whole_ends / report.chunks > 0.97  # end where sentences do,
     assert report.cut / report.chunks < 0.002  # and sentences are rarely cut
+
+
+def test_sentences_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sentencex takes time with the square of a paragraph's quotation marks: no call sees more than a block."""
+    text = " ".join(f"Sentence {number} has its words and ends here." for number in range(200))
+    whole = chunk_document(Document("d", text, None, "text"), 20)
+    lengths: list[int] = []
+    real = chunks.segment
+    monkeypatch.setattr(chunks, "_BLOCK", 300)
+    monkeypatch.setattr(chunks, "segment", lambda language, text: lengths.append(len(text)) or real(language, text))
+    assert chunk_document(Document("d", text, None, "text"), 20) == whole
+    for hard in ("'a.' " * 2000, "x" * 5000, "word " * 2000, "\n" * 2000 + "x", "\u6f22" * 3000):
+        pieces = chunk_document(Document("d", hard, None, "text"), 20)
+        assert "".join("".join(piece.text.split()) for piece in pieces) == "".join(hard.split())
+    assert max(lengths) <= 300

@@ -278,7 +278,7 @@ def test_what_leaves_nothing_is_an_error_that_says_why() -> None:
     with pytest.raises(UserError, match="of 2 candidates: removed 1 by .*1 by relative margin.*widen the limits"):
         mine_negatives(*pair, [on_circle(0.9)], Encoder())
     with pytest.raises(UserError, match="no pair has 2 negatives, though 1 have fewer: .*fewer: keep"):
-        mine_negatives(*pair, [on_circle(0.1)], Encoder(), MiningSettings(num_negatives=2))
+        mine_negatives(*pair, [on_circle(0.1), on_circle(0.9)], Encoder(), MiningSettings(num_negatives=2))
     with pytest.raises(UserError, match="no pair with text"):
         mine_negatives(["", " "], ["x", "y"], ["z"], Encoder())
     with pytest.raises(UserError, match="no document with text"):
@@ -398,3 +398,16 @@ def test_hybrids_mine(fusion: str, small_blocks: None) -> None:
     for row in alone.dataset:
         shared = [len(set(row["anchor"].split()) & set(text.split())) for text in negatives(row) if text]
         assert row["scores"][1:] == shared
+
+
+@pytest.mark.parametrize(
+    "settings", [{"num_negatives": 3}, {"num_negatives": 100_000, "fewer": "keep"}, {"range_min": 2}]
+)
+def test_more_negatives_than_documents_are_refused_before_anything_is_encoded(settings: dict[str, Any]) -> None:
+    class NeverUsed(Encoder):
+        def encode_document(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError
+
+    corpus = [on_circle(0.1), on_circle(0.9)]
+    with pytest.raises(UserError, match="more than there are: the corpus has 3 different documents"):
+        mine_negatives(["1 0"], [on_circle(0.5)], corpus, NeverUsed(), MiningSettings(**settings))
