@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils import cached_file, find_adapter_config_file
 
 CHOOSE = "choose another decoder (Llama, Qwen, Mistral, Gemma, ...)"
 # What a family that is built in another way than expected may raise somewhere inside its forward pass.
@@ -36,10 +37,25 @@ def load_backbone(auto: Any, name: str, **options: Any) -> PreTrainedModel:
         ValueError: weights are missing, such as those of the output projection in a retriever's checkpoint. A pooler may
             be missing, because nothing here reads its output.
     """
+    check_adapter(name)
     loaded = auto.from_pretrained(name, output_loading_info=True, use_safetensors=True, **options)
     model: PreTrainedModel = loaded[0]
     check_weights(name, model, loaded[1]["missing_keys"])
     return model
+
+
+def check_adapter(name: str) -> None:
+    """Raises ValueError if transformers would read an adapter from a pickle, for which it has no option.
+
+    Args:
+        name: Hub id or folder.
+    """
+    if find_adapter_config_file(name):
+        weights = cached_file(name, "adapter_model.safetensors", _raise_exceptions_for_missing_entries=False)
+        if weights is None:
+            raise ValueError(
+                f"the adapter in {name} has no safetensors weights, and a pickle can run code: save it again"
+            )
 
 
 def check_weights(name: str, model: PreTrainedModel, missing: Iterable[str]) -> None:

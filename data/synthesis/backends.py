@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
 from revela_hub.errors import UserError, first_line
+from revela_hub.pickles import pretrained
 from revela_hub.precision import loading_dtype
 
 
@@ -98,8 +99,8 @@ class LocalModel:
         if batch_size < 1:
             raise UserError(f"--batch-size must be at least 1, not {batch_size}")
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                name, dtype=loading_dtype(device), trust_remote_code=trust_remote_code, use_safetensors=True
+            model = pretrained(
+                AutoModelForCausalLM, name, dtype=loading_dtype(device), trust_remote_code=trust_remote_code
             )
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
             self._pipeline: Any = pipeline("text-generation", model=model, tokenizer=tokenizer, device=device)

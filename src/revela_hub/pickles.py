@@ -6,6 +6,7 @@ those of the modules that sentence-transformers puts behind the model. So the na
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ from revela_hub.errors import UserError
 
 Model = TypeVar("Model")
 
+# While it loads, transformers replaces functions of its own and of torch: two threads at once leave them replaced.
+_ONE_AT_A_TIME = threading.RLock()
 _PICKLED = re.compile(r"(adapter_model|pytorch_model)\b.*\.bin")
 _SAFE = {
     "adapter_model": re.compile(r"adapter_model.*\.safetensors"),
@@ -33,7 +36,8 @@ def pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
         UserError: it would read a pickle.
     """
     refuse_pickles(name)
-    return kind.from_pretrained(name, use_safetensors=True, **options)
+    with _ONE_AT_A_TIME:
+        return kind.from_pretrained(name, use_safetensors=True, **options)
 
 
 def encoder(
@@ -51,7 +55,8 @@ def encoder(
         UserError: it would read a pickle.
     """
     refuse_pickles(name)
-    return kind(name, model_kwargs={"use_safetensors": True} | (model_kwargs or {}), **options)
+    with _ONE_AT_A_TIME:
+        return kind(name, model_kwargs={"use_safetensors": True} | (model_kwargs or {}), **options)
 
 
 def refuse_pickles(name: str | Path) -> None:

@@ -115,7 +115,8 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
         Columns anchor, positive, negative_1 to negative_N, and a line on what was read.
 
     Raises:
-        UserError: No file, one that cannot be read, or one without these columns, or without a row that has them all.
+        UserError: No file, one that cannot be read, or one without these columns, or without a row that has them all
+            and negatives that differ from its positive.
     """
     import datasets
 
@@ -141,5 +142,10 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
     whole = rows.filter(lambda row: all(isinstance(text, str) and text.strip() for text in row.values()))
     if not len(whole):
         raise UserError(f"{arguments.pairs} has no row with texts in all of {', '.join(wanted)}")
-    left_out = f"; skipped: {len(rows) - len(whole):,} without all texts" if len(whole) < len(rows) else ""
-    return whole, f"{len(whole):,} pairs with {arguments.num_negatives} negatives each{left_out}"
+    pairs = whole.filter(lambda row: row["positive"].strip() not in {row[name].strip() for name in wanted[2:]})
+    if not len(pairs):
+        raise UserError(f"{arguments.pairs}: in every row a negative equals the positive: mine the negatives again")
+    skipped = {"without all texts": len(rows) - len(whole), "with the positive as a negative": len(whole) - len(pairs)}
+    counts = ", ".join(f"{number:,} {why}" for why, number in skipped.items() if number)
+    summary = f"{len(pairs):,} pairs with {arguments.num_negatives} negatives each"
+    return pairs, f"{summary}; skipped: {counts}" if counts else summary

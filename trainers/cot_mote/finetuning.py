@@ -41,7 +41,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         **kwargs: of `SentenceTransformerTrainer`: `callbacks`, ...
 
     Raises:
-        UserError: if a column is missing.
+        UserError: if a column is missing, a length leaves no room for text, or no negative differs from its positive.
     """
 
     method = COT_MOTE
@@ -64,6 +64,8 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
             raise UserError(f"the training data has no column {missing[0]!r}; there are {', '.join(columns)}")
         if len(columns) == 2 and args.per_device_train_batch_size * args.world_size < 2:
             raise UserError("a batch of one pair has no negatives: raise per_device_train_batch_size or num_negatives")
+        _check_lengths(tokenizer, query_max_length=query_max_length, max_length=max_length)
+        _check_negatives(train_dataset, tokenizer, max_length)
         # Which expert reads a column; sentence-transformers hands it to the module as its task.
         args.router_mapping = {name: "query" if name == "anchor" else "document" for name in columns}
         encoder = hybrid_encoder(
@@ -113,6 +115,31 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
             expected -= weights.keys()
         if expected:
             raise UserError(f"{checkpoint_path} is not a checkpoint of this run: is --variant or the encoder another?")
+
+
+def _check_lengths(tokenizer: PreTrainedTokenizerBase, **lengths: int) -> None:
+    special = tokenizer.num_special_tokens_to_add()
+    for name, length in lengths.items():
+        if length <= special:
+            raise UserError(
+                f"{name} {length} leaves no room for text: each text has {special} special tokens; raise it to"
+                f" {special + 1} or more"
+            )
+
+
+def _check_negatives(rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    """Reads on until a row has a negative whose tokens are not the positive's."""
+    negatives = [name for name in rows.column_names if name not in ("anchor", "positive")]
+    for row in rows if negatives else ():
+        texts = [row["positive"], *(row[name] for name in negatives)]
+        positive, *others = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
+        if any(tokens != positive for tokens in others):
+            return
+    if negatives:
+        raise UserError(
+            f"in every row the negatives equal the positive within max_length {max_length}: mine other negatives, or raise"
+            " max_length"
+        )
 
 
 def _freeze_heads(model: CoTMoTEModel) -> None:

@@ -383,6 +383,32 @@ def test_checkpoints_tell_what_they_are_not(
         load_cot_mote_checkpoint(tmp_path / "pre")
 
 
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (
+            {"query_max_length": 2},
+            "query_max_length 2 leaves no room for text: each text has 2 special tokens; raise it to 3",
+        ),
+        ({"max_length": 1}, "max_length 1 leaves no room for text"),
+        ({"max_length": 3}, "in every row the negatives equal the positive within max_length 3"),
+    ],
+)
+def test_fine_tuning_on_nothing_to_tell_apart_is_refused(
+    tmp_path: Path, mlm_folder: Path, lengths: dict[str, int], message: str
+) -> None:
+    start = load(mlm_folder)
+    pairs = Dataset.from_dict({"anchor": ["a"] * 4, "positive": ["the fox"] * 4, "negative_1": ["the dog"] * 4})
+    with pytest.raises(UserError, match=message):
+        CoTMoTEFinetuner(
+            start.encoder,
+            arguments(tmp_path, stage="finetune"),
+            tokenizer=start.tokenizer,
+            train_dataset=pairs,
+            **({"query_max_length": 12, "max_length": 12} | lengths),
+        )
+
+
 def test_pairs_tell_what_is_missing(tmp_path: Path) -> None:
     def read(content: str | None, negatives: int = 1) -> tuple[Dataset, str]:
         file = tmp_path / "pairs.jsonl"
@@ -395,6 +421,11 @@ def test_pairs_tell_what_is_missing(tmp_path: Path) -> None:
     row = {"anchor": "a", "positive": "b", "negative_1": "c"}
     rows, summary = read(json.dumps(row) + "\n" + json.dumps(row | {"negative_1": None}) + "\n")
     assert len(rows) == 1 and summary == "1 pairs with 1 negatives each; skipped: 1 without all texts"
+    same = {"anchor": "a", "positive": "b", "negative_1": " b "}
+    rows, summary = read(json.dumps(row) + "\n" + json.dumps(same) + "\n")
+    assert len(rows) == 1 and summary.endswith("; skipped: 1 with the positive as a negative")
+    with pytest.raises(UserError, match="in every row a negative equals the positive: mine the negatives again"):
+        read(json.dumps(same) + "\n")
     for content, message in (
         (None, "no pairs to fine-tune on: give --pairs FILE"),
         (json.dumps(row), "has no column 'negative_2': mine it with --num-negatives 2, or lower --num_negatives"),
