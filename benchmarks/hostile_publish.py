@@ -4,7 +4,7 @@
     python benchmarks/hostile_publish.py --list           # every case with what is said about it
 
 A case is caught if publishing is refused, or if what was planted stays on the machine. Each is decided by a dry run whose
-verification is made for all folders together, in one clean process.
+verification is made for all folders together, in one clean process, with a minute for each.
 
 All 96 cases are caught, in about two minutes on one core:
 
@@ -50,6 +50,7 @@ from revela_hub.hub_cards.verify.verify import verify_all
 
 BERT, LLAMA, TOY = "BERT, normalised", "Llama, last token", "code of its own"
 PLAIN, CAUSAL = "plain BertModel", "plain LlamaForCausalLM"
+HEADED = "BERT with MaskedLM head, embedded"
 HALF, SHARDS, DENSE, ROUTER = "BERT in float16", "Llama in shards", "BERT, dense layer", "Router of query and document"
 
 
@@ -219,6 +220,45 @@ def other_route(folder: Path) -> None:
     file.write_text(json.dumps(config))
 
 
+def in_forward(line: str) -> Callable[[Path], object]:
+    """Puts a line before what the model's own code computes."""
+    mark = "        return BaseModelOutput"
+    return lambda folder: (folder / "modeling_toy.py").write_text(CODE.replace(mark, f"        {line}\n{mark}", 1))
+
+
+def message(template: str) -> Callable[[Path], object]:
+    """Has every text go through a chat template."""
+    how = {"method": "forward", "method_output_name": "last_hidden_state"}
+    modality = {"text": how, "message": how | {"format": "flat"}}
+    return both(
+        edit("tokenizer_config.json", chat_template=template),
+        edit(
+            "sentence_bert_config.json",
+            transformer_task="feature-extraction",
+            modality_config=modality,
+            module_output_name="token_embeddings",
+        ),
+    )
+
+
+def late_rows(tensors: dict[str, torch.Tensor]) -> None:
+    """Positions that only long texts reach, which are too large for float16 together with the token's type."""
+    tensors["embeddings.token_type_embeddings.weight"][:, 0] = 30
+    tensors["embeddings.position_embeddings.weight"][100:, 0] = 65504
+
+
+def special(**token: Any) -> dict[str, Any]:
+    """A special token as tokenizer.json has it."""
+    return {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True} | token
+
+
+def other_output(tensors: dict[str, torch.Tensor]) -> None:
+    """An output matrix that is not the embeddings."""
+    name = next(name for name in tensors if "embed_tokens" in name or "word_embeddings" in name)
+    output = "lm_head.weight" if "embed_tokens" in name else "cls.predictions.decoder.weight"
+    tensors[output] = torch.randn_like(tensors[name])
+
+
 def loop(folder: Path) -> None:
     (folder / "a.json").symlink_to("b.json")
     (folder / "b.json").symlink_to("a.json")
@@ -229,6 +269,9 @@ SECRET = "sk_live_" + "4eC39HqLyjWDarjtT1zdp7dc"
 KEY = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIIrYSSNQFaA2Hwf1duRSxKtLYX5CB04fSeQ6tF1aY/PuoAoGCCqGSM49\n"
 TEMPLATE = "{% for m in messages %}{{ m.role }}{% endfor %}"
 DATED = "{% for m in messages %}Today is {{ strftime_now('%d %B %Y') }}. {{ m.content }}{% endfor %}"
+
+CUTTING = "{% for m in messages %}{{ m.content[:200] }}{% endfor %}"
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}"
 
 CASES = [
     *(
@@ -269,6 +312,12 @@ CASES = [
         lambda t: [scaled(part, 1e4)(t) for part in ("self.value.weight", "attention.output.dense.weight")])),
     Case("half precision", "stored in full, read in half", LLAMA, both(
         weights(scaled("mlp", 4e2)), edit("config.json", dtype="float16", torch_dtype="float16"))),
+    Case("half precision", "overflow on long texts", HALF, weights(late_rows)),
+    Case("half precision", "another vector in large batches", TOY, both(edit("config.json", dtype="float16"), in_forward(
+        "input_ids = (input_ids + (len(input_ids) > 19) * (self.embeddings.weight.dtype == torch.float16)) % 400"))),
+    Case("large batches", "from 20 texts on", TOY, in_forward("input_ids = (input_ids + (len(input_ids) > 19)) % 400")),
+    Case("large batches", "the end of long ones", TOY, in_forward(
+        "attention_mask = attention_mask * (torch.arange(input_ids.shape[1]) < 40) if len(input_ids) > 8 else attention_mask")),
     Case("process ends", "exit in the constructor", TOY, in_init("raise SystemExit")),
     Case("process ends", "hard exit at import", TOY, code("import os\nos._exit(0)")),
     Case("process ends", "killed by itself", TOY, in_init("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")),
@@ -285,9 +334,13 @@ CASES = [
         prompts(query="find the passage that answers this " * 9), edit("sentence_bert_config.json", max_seq_length=40))),
     Case("no text in the vector", "normaliser eats the text", LLAMA, tokenizer(lambda t: t.update(
         normalizer={"type": "Replace", "pattern": {"Regex": ".+"}, "content": "river"}))),
-    Case("no text in the vector", "template without the text", BERT, both(edit("tokenizer_config.json", chat_template=TEMPLATE),
-        lambda f: edit("sentence_bert_config.json", transformer_task="feature-extraction", modality_config={
-            "message": {"method": "forward", "method_output_name": "last_hidden_state"}}, module_output_name="token_embeddings")(f))),
+    Case("no text in the vector", "template without the text", BERT, message(TEMPLATE)),
+    Case("no text in the vector", "template that cuts the text", BERT, message(CUTTING)),
+    Case("no text in the vector", "normaliser that cuts the text", LLAMA, tokenizer(lambda t: t.update(
+        normalizer={"type": "Replace", "pattern": {"Regex": "(?m)\\A.{200}\\K.*"}, "content": ""}))),
+    Case("no text in the vector", "empty text without a token", LLAMA, both(
+        tokenizer(lambda t: t.update(post_processor=None)), module("Pooling", pooling_mode="mean"),
+        edit("config_sentence_transformers.json", prompts={"query": "", "document": ""}))),
     Case("tokenizer and model", "vocabulary of another language", BERT, tokenizer(lambda t: t["model"].update(vocab={
         w: i for i, w in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(0x3041, 0x30C0))])}))),
     Case("tokenizer and model", "more tokens than rows", BERT, weights(lambda t: t.update({
@@ -298,14 +351,36 @@ CASES = [
     Case("tokenizer and model", "no padding token", LLAMA, edit("tokenizer_config.json", pad_token=None)),
     Case("tokenizer and model", "no padding token, plain encoder", PLAIN, both(edit(
         "tokenizer_config.json", pad_token=None, tokenizer_class="PreTrainedTokenizerFast"))),
-    Case("tokenizer and model", "template with a date", BERT, both(edit("tokenizer_config.json", chat_template=DATED),
-        lambda f: edit("sentence_bert_config.json", transformer_task="feature-extraction", modality_config={
-            "message": {"method": "forward", "method_output_name": "last_hidden_state"}}, module_output_name="token_embeddings")(f))),
+    Case("tokenizer and model", "template with a date", LLAMA, message(DATED)),
     Case("tokenizer and model", "declared dimension", BERT, module("Pooling", embedding_dimension=48, word_embedding_dimension=48)),
     Case("tokenizer and model", "routes of two dimensions", ROUTER, other_route),
     Case("tokenizer and model", "int8 without configuration", BERT, as_integers),
     Case("tokenizer and model", "activation of another library", DENSE, module("Dense", activation_function="mylib.act.Swish")),
     Case("tokenizer and model", "pickled module", DENSE, pickled),
+    *(
+        Case("tokenizer files", name, BERT, plant)
+        for name, plant in (
+            ("upper case kept by one file", edit("tokenizer_config.json", do_lower_case=False)),
+            ("upper case kept by the other", tokenizer(lambda t: t["normalizer"].update(lowercase=False))),
+            ("accents stripped by one file", edit("tokenizer_config.json", strip_accents=False)),
+            ("[CLS] with another id", tokenizer(lambda t: t["post_processor"]["special_tokens"]["[CLS]"].update(ids=[7]))),
+            ("[CLS] is [MASK] in one file", edit("tokenizer_config.json", cls_token="[MASK]")),
+            ("[CLS] and [SEP] swapped", edit("tokenizer_config.json", cls_token="[SEP]", sep_token="[CLS]")),
+            ("[CLS] and [SEP] not added by one file", tokenizer(lambda t: t.update(post_processor=None))),
+            ("[CLS] and [SEP] not added", both(tokenizer(lambda t: t.update(post_processor=None)),
+                edit("tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast"))),
+            ("unknown class", edit("tokenizer_config.json", tokenizer_class="MyTokenizer")),
+            ("a word is special", tokenizer(lambda t: t["added_tokens"].append(
+                special(id=t["model"]["vocab"]["the"], content="the")))),
+            ("a word is special, in the configuration", edit("tokenizer_config.json", extra_special_tokens=["river"])),
+        )
+    ),
+    Case("tied weights", "output of a language model", LLAMA, both(
+        edit("config.json", tie_word_embeddings=True, architectures=["LlamaForCausalLM"]), weights(other_output))),
+    Case("tied weights", "output of a masked language model", "SPLADE", weights(other_output)),
+    Case("tied weights", "of the whole, where the body is published", HEADED, weights(other_output)),
+    Case("never ends", "template with nested loops", BERT, message(ENDLESS)),
+    Case("never ends", "code in the constructor", TOY, in_init("while True: pass")),
     Case("code elsewhere", "configuration", TOY, edit("config.json", auto_map=AUTO | {"AutoConfig": "org/x--modeling_toy.ToyConfig"})),
     Case("code elsewhere", "tokenizer", LLAMA, edit("tokenizer_config.json", auto_map={"AutoTokenizer": [None, "org/y--tok.Tok"]})),
     Case("code elsewhere", "file that is not there", TOY, edit("config.json", auto_map=AUTO | {"AutoModel": "modeling_other.M"})),
@@ -361,7 +436,7 @@ def vectors_of(folder: Path) -> dict[str, torch.Tensor]:
     """What a good folder gives, as its reference."""
     from sentence_transformers import SentenceTransformer
 
-    from revela_hub.hub_cards.verify.vectors import probe_texts
+    from revela_hub.hub_cards.verify.texts import probe_texts
 
     model, vectors = SentenceTransformer(str(folder), device="cpu"), {}
     for kind in ("query", "document"):
@@ -405,7 +480,7 @@ def run(cases: list[Case], root: Path) -> list[Outcome]:
             outcomes[number] = Outcome(case.leaks not in published.files, published.stays.get(case.leaks, "stays"))
         else:
             waiting.append((number, kept[0]))
-    for (number, _), checks in zip(waiting, verify_all([task for _, task in waiting]), strict=True):
+    for (number, _), checks in zip(waiting, verify_all([task for _, task in waiting], timeout=60), strict=True):
         failed = [check for check in checks if not check.ok]
         outcomes[number] = Outcome(bool(failed), f"{failed[0].name}: {failed[0].detail}" if failed else "passed")
     return [outcomes[number] for number in range(len(cases))]

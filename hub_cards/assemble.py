@@ -19,7 +19,7 @@ from revela_hub.hub_cards.facts import Figure, ModelCardFacts
 from revela_hub.hub_cards.figures import training_curve
 from revela_hub.hub_cards.method import Method, Part
 from revela_hub.hub_cards.verify.contents import contents, read_json
-from revela_hub.hub_cards.verify.vectors import probe_texts
+from revela_hub.hub_cards.verify.texts import probe_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

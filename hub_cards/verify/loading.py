@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .contents import read_json
+from .progress import doing
+from .texts import LONGEST_PROBE, SHORT
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-LONGEST_PROBE = 4096  # words; a model that reads more is not probed at its limit
 # The first half of a pair that a CrossEncoder scores.
-_QUESTION = "What is the capital of France?"
+_QUESTION = SHORT
 
 
 class UnknownKind(ValueError):
@@ -35,14 +36,17 @@ class Loaded:
         tokenizer: None where there is none, or not one of transformers.
         dtype: of the weights as they are loaded.
         max_length: tokens that are kept; 10**9 or more where there is no limit.
+        causal: whether it is a decoder, whose texts can be read one at a time without a padding token.
     """
 
     def __init__(self, folder: Path, trust_remote_code: bool) -> None:
         self.kind = _kind(folder)
         self.tokenizer: Any = None
         load = self._load_sentence_transformers if self.kind else self._load_transformers
+        doing("loading the model")
         load(folder, trust_remote_code)
         self.module.eval()
+        self.causal = _reads_from_left_to_right(self.module, read_json(folder / "config.json") or {})
         self.parameters = sum(parameter.numel() for parameter in self.module.parameters())
         self.dtype = str(next((parameter.dtype for parameter in self.module.parameters()), "no weights"))
         self.max_length = min(int(self.tokenizer.model_max_length), 10**9) if self.tokenizer else 0
@@ -85,7 +89,6 @@ class Loaded:
             self.kinds = ["query", "document"]
         if has_tokenizer:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-            self.causal = any("CausalLM" in name for name in [*names, *config.get("auto_map", ())])
             self.tokenizer.padding_side = "right"
             self.tokenizer.model_max_length = text_limit(self.module, self.tokenizer)
 
@@ -99,6 +102,8 @@ class Loaded:
         """
         import numpy as np
 
+        more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+        doing(f"encoding {texts[0][:30]!r}{more}")
         if not self.kind:
             if self.has_experts:
                 return self._of_expert(kind, texts)
@@ -122,6 +127,10 @@ class Loaded:
         if self.kind == "MultiVectorEncoder":
             vectors = np.stack([np.asarray(tokens, dtype=np.float32).sum(0) for tokens in vectors])
         return np.asarray(vectors, dtype=np.float32)
+
+    def tokens_in_all(self, operations: float) -> int:
+        """The tokens that can be encoded with so many operations: two for each weight and token."""
+        return int(operations / (2 * max(self.parameters, 1)))
 
     def encode_all(self, kind: str, texts: list[str]) -> np.ndarray:
         """As `encode`, with the last text in a batch of its own."""
@@ -203,6 +212,19 @@ def text_limit(module: Any, tokenizer: Any) -> int:
     """The tokens of a text that are kept, of a model that does not say: what its tokenizer and its positions allow."""
     limit = getattr(module.config.get_text_config(), "max_position_embeddings", LONGEST_PROBE)
     return min(int(tokenizer.model_max_length), limit, positions(module) or limit)
+
+
+def _reads_from_left_to_right(module: Any, config: dict[str, Any]) -> bool:
+    from transformers import PreTrainedModel
+    from transformers.models.auto import modeling_auto as auto
+
+    inner = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), None)
+    family = getattr(getattr(inner, "config", None), "model_type", None)
+    if family in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return family not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return any(
+        "CausalLM" in str(name) for name in [*(config.get("architectures") or ()), *(config.get("auto_map") or ())]
+    )
 
 
 def _kind(folder: Path) -> str:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from .files import Check
 from .loading import Loaded, UnknownKind
-from .vectors import SHORT, check_vectors, difference
+from .texts import LONGEST_PROBE, SENTENCE, SHORT, many_texts
+from .vectors import check_vectors, difference
 
 if TYPE_CHECKING:
     import torch
 
 _HALF = {"torch.float16", "torch.bfloat16"}
+_OPERATIONS_IN_HALF = 2e11  # that a batch may take in half precision, for which many processors have no instructions
 
 
 def check_model(folder: Path, trust_remote_code: bool, adapter_only: bool, reference: Path | None) -> Iterator[Check]:
@@ -42,10 +44,10 @@ def check_model(folder: Path, trust_remote_code: bool, adapter_only: bool, refer
         if not model.kinds:
             yield Check("vectors", True, "not looked at: the model takes other inputs than one text")
         return
-    stored = _in_stored_type(model) if model.dtype in _HALF else None
+    stored = _in_stored_type(model) if model.dtype in _HALF else []
     # What is stored in half precision is compared in float32: then a difference is a fault, not rounding.
     model.module.float()
-    if stored is not None:
+    if stored:
         yield stored_type_check(model, stored)
     yield from check_vectors(model, reference)
 
@@ -93,14 +95,22 @@ def _weights_check(folder: Path, model: Loaded, loads: list[tuple[Any, dict[str,
             notes.append(f"{_and_more(sorted(head))} of the whole {_architecture(part)}, which is not needed here")
         if extra - head:
             return _fault(sorted(extra - head), "in the file, but not in the model")
+    fault, compared = _values_fault(folder, [] if adapter_only else [part for part, _ in loads])
+    fine = "none missing, left over or initialised again" + f" ({compared} compared)" * (not adapter_only)
+    return Check("weights", not fault, fault or "; ".join([fine, *notes]))
+
+
+def _values_fault(folder: Path, parts: list[Any]) -> tuple[str, int]:
+    """What is wrong with the values of the weights in memory, and the number of those compared with the files."""
     compared = 0
-    for part, _ in [] if adapter_only else loads:
+    for part in parts:
+        if untied := _untied(folder, part):
+            return untied, compared
         for name, same in _compared_with_files(folder, part):
             compared += 1
             if not same:
-                return Check("weights", False, f"{name} has other values in memory than in the file: initialised again")
-    fine = "none missing, left over or initialised again" + f" ({compared} compared)" * (not adapter_only)
-    return Check("weights", True, "; ".join([fine, *notes]))
+                return f"{name} has other values in memory than in the file: initialised again", compared
+    return "", compared
 
 
 def _fault(names: list[str], meaning: str) -> Check:
@@ -135,16 +145,41 @@ def _architecture(part: Any) -> str:
     return str(next(iter(getattr(part.config, "architectures", None) or ()), ""))
 
 
-def _of_the_whole(part: Any) -> set[str]:
-    """The weights of the class that config.json names, of which only the body was loaded."""
+def _whole(part: Any) -> Any:
+    """The model that config.json names, of which perhaps only the body was loaded; without weights, if it is transformers'."""
     import torch
     import transformers
 
-    whole = getattr(transformers, _architecture(part), None)
-    if whole is None or isinstance(part, whole):
-        return set()
+    whole = getattr(transformers, _architecture(part), type(part))
+    if not whole.__module__.startswith("transformers."):
+        return part
     with torch.device("meta"):
-        return set(whole(part.config).state_dict())
+        return whole(part.config)
+
+
+def _of_the_whole(part: Any) -> set[str]:
+    """The weights of the class that config.json names, of which only the body was loaded."""
+    whole = _whole(part)
+    return set() if isinstance(part, type(whole)) else set(whole.state_dict())
+
+
+def _untied(folder: Path, part: Any) -> str:
+    """Two matrices in the file that are one and the same by config.json: which of them is used depends on the library."""
+    import torch
+    from safetensors import safe_open
+
+    whole = _whole(part)
+    prefix, found = f"{whole.base_model_prefix}.", {}
+    ties = getattr(whole, "all_tied_weights_keys", None) or {}
+    wanted = {name.removeprefix(prefix) for pair in ties.items() for name in pair}
+    for file in (folder / part.loaded_from).glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            names = [name for name in tensors.keys() if name.removeprefix(prefix) in wanted]  # noqa: SIM118 (no mapping)
+            found |= {name.removeprefix(prefix): tensors.get_tensor(name) for name in names}
+    for name, other in ((one.removeprefix(prefix), two.removeprefix(prefix)) for one, two in ties.items()):
+        if name in found and other in found and not torch.equal(found[name], found[other]):
+            return f"{name} and {other} differ in the file, but config.json ties them: set tie_word_embeddings to false"
+    return ""
 
 
 def _compared_with_files(folder: Path, model: Any) -> Iterator[tuple[str, bool]]:
@@ -161,24 +196,35 @@ def _compared_with_files(folder: Path, model: Any) -> Iterator[tuple[str, bool]]
                     yield name, stored.shape == there.shape and torch.equal(stored.nan_to_num(), there.nan_to_num())
 
 
-def _in_stored_type(model: Loaded) -> Any:
-    """Vectors of one text, computed in the type of the weights; None where this processor cannot."""
+def _in_stored_type(model: Loaded) -> list[tuple[str, list[str], Any]]:
+    """(what, texts, vectors) computed in the type of the weights: a short text, a batch, and one as long as can be.
+
+    Empty where this processor cannot; short where half precision would take it minutes.
+    """
+    tokens, kind = model.tokens_in_all(_OPERATIONS_IN_HALF), model.kinds[0]
+    batches = [(repr(SHORT), [SHORT])]
+    if tokens >= 2 * len(many_texts(1)):
+        many = many_texts(min(32, tokens // 36))
+        batches.append((f"a batch of {len(many)} texts", many))
+        words = min(model.max_length or LONGEST_PROBE, LONGEST_PROBE, tokens)
+        batches.append((f"a text of {words} words", [" ".join((SENTENCE * words).split()[:words])]))
     try:
-        return model.encode(model.kinds[0], [SHORT])
+        return [(what, texts, model.encode(kind, texts)) for what, texts in batches]
     except (RuntimeError, NotImplementedError, TypeError):
-        return None
+        return []
 
 
-def stored_type_check(model: Loaded, stored: Any) -> Check:
+def stored_type_check(model: Loaded, stored: list[tuple[str, list[str], Any]]) -> Check:
     """Compares the vectors in half precision, which readers on a GPU get, with those in float32."""
     import numpy as np
 
-    kind = model.dtype.removeprefix("torch.")
-    if not np.isfinite(stored).all():
-        return Check("stored type", False, f"{SHORT!r} gives NaN or infinity in {kind}, the type of the weights")
-    away = difference(stored, model.encode(model.kinds[0], [SHORT]))
-    if away > 0.25:
-        return Check(
-            "stored type", False, f"{SHORT!r} gives another vector in {kind}, the type of the weights, by {away:.1e}"
-        )
-    return Check("stored type", True, f"the same in {kind} to {away:.0e}")
+    kind, furthest = model.dtype.removeprefix("torch."), 0.0
+    for what, texts, vectors in stored:
+        if not np.isfinite(vectors).all():
+            return Check("stored type", False, f"{what} gives NaN or infinity in {kind}, the type of the weights")
+        away = difference(vectors, model.encode(model.kinds[0], texts))
+        if away > 0.25:
+            found = f"{what} gives another vector in {kind}, the type of the weights, by {away:.1e}"
+            return Check("stored type", False, f"{found}: store them in float32 or bfloat16")
+        furthest = max(furthest, away)
+    return Check("stored type", True, f"the same in {kind} to {furthest:.0e}: {', '.join(what for what, *_ in stored)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 from .contents import read_json
 from .files import Check, check_files
 from .model import check_model
+from .progress import doing, doing_now, report_to
 
 
 def run(task: dict[str, Any]) -> None:
@@ -28,7 +30,9 @@ def run(task: dict[str, Any]) -> None:
     """
     folder = Path(task["folder"])
     checks: list[Check] = []
+    report_to(Path(task["answers"]).with_suffix(".doing"))
     try:
+        doing("reading its files")
         readers = Readers.with_requirements(_requirements(folder))
         offline = task.get("offline", True)
         checks += check_files(folder, readers.modules, adapter_only=task["adapter_only"], offline=offline)
@@ -39,14 +43,33 @@ def run(task: dict[str, Any]) -> None:
                 checks.append(check)  # one by one: those before an exception count
         checks.append(LAST_WORD)
     except Exception as error:  # whatever it is, the reader would see it, too
-        checks += [Check("encoding", False, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"), LAST_WORD]
+        checks += [
+            Check("encoding", False, f"{doing_now()}: {type(error).__name__}: {' '.join(str(error).split())[:400]}"),
+            LAST_WORD,
+        ]
     except BaseException as error:  # the model's own code ends the process
         checks += [Check("process", False, f"loading the model raises {type(error).__name__}"), LAST_WORD]
     finally:
-        Path(task["answers"]).write_text(json.dumps(checks), encoding="utf-8")
+        rows = [(check.name, check.ok, check.detail[:_LONGEST_DETAIL]) for check in checks]
+        file = Path(task["answers"])
+        file.with_suffix(".part").write_text(json.dumps(rows), encoding="utf-8")
+        os.replace(file.with_suffix(".part"), file)  # the file is waited for: it must be whole when it is there
 
 
 LAST_WORD = Check("end", True, "")
+_LONGEST_DETAIL = 2000  # characters; names of weights come from the folder
+
+
+def limit_memory() -> None:
+    """Keeps a folder that takes more memory than the machine has from taking other programs with it, where that is possible."""
+    try:
+        import resource
+
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_DATA, (machine, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # the first to end if memory runs out
+    except (ImportError, OSError, ValueError):  # of another system
+        return
 
 
 def end_with(parent: int) -> None:
@@ -54,7 +77,7 @@ def end_with(parent: int) -> None:
 
     def wait() -> None:
         os.read(parent, 1)
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)  # and what it has started
 
     threading.Thread(target=wait, daemon=True).start()
 

@@ -12,34 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .files import Check
-from .loading import LONGEST_PROBE, Loaded, positions
+from .loading import Loaded
+from .texts import LONGEST_PROBE, PAIRS, SENTENCE, SHORT, many_texts, probe_texts
+from .tokens import token_checks, tokenizers_of, tokens_around, tokens_of_nothing
 
 if TYPE_CHECKING:
     import numpy as np
 
-_SENTENCE = "Rivers carry sediment from the mountains to the sea, where it settles layer upon layer and turns to rock. "
-SHORT = "What is the capital of France?"
-# Texts that begin with the same words and mean something else.
-_PAIRS = (
-    (SHORT, "What is the capital of Japan?"),
-    ("The old river is wide and slow.", "The old river is narrow and fast."),
-    ("def area(width, height):", "def area(side):"),
-)
+_OPERATIONS = 5e12  # that one check may spend on texts beside the probe's: minutes on one core
+_ENDINGS = ("gold.", "What is the price?", "17 + 4 = 21")
 _MAY_BE_ZERO = {"StaticEmbedding", "SparseStaticEmbedding", "BoW", "WordEmbeddings"}  # of a text without words
 
 # How far a coordinate of a unit vector may move by rounding, by the type of the stored weights.
 _TOLERANCE = {"torch.float32": 1e-5, "torch.float64": 1e-5, "torch.float16": 2e-3, "torch.bfloat16": 1.5e-2}
-
-
-def probe_texts(max_length: int) -> list[str]:
-    """Returns the texts that a model is verified on: short, long, empty, non-Latin, code, and one that is cut.
-
-    Args:
-        max_length: tokens the model keeps; the last text has more words than that, up to `LONGEST_PROBE`.
-    """
-    cut = _SENTENCE * (min(max_length, LONGEST_PROBE) // len(_SENTENCE.split()) + 1)
-    code = "def area(width: float, height: float) -> float:\n    return width * height\n"
-    return [SHORT, _SENTENCE * 8, "", "東京は日本の首都です。 Москва — столица России. القاهرة عاصمة مصر", code, cut]
 
 
 def difference(got: np.ndarray, expected: np.ndarray) -> float:
@@ -56,10 +41,13 @@ def check_vectors(model: Loaded, reference: Path | None) -> Iterator[Check]:
     if model.kind in ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder"):
         yield Check("prompts", True, f"{model.prompts or 'none'}, {similarity} similarity")
     if model.tokenizer is not None:
-        for check in _token_checks(model):
+        for check in token_checks(model):
             yield check
             if not check.ok and check.name in ("tokens", "length"):
                 return
+    if fault := _empty_text_fault(model):
+        yield Check("vectors", False, fault)
+        return
     texts = probe_texts(model.max_length)
     vectors = {kind: model.encode_all(kind, texts) for kind in model.kinds}
     yield (found := _vectors_check(model, vectors, texts))
@@ -74,88 +62,23 @@ def check_vectors(model: Loaded, reference: Path | None) -> Iterator[Check]:
     yield _padding_check(model, short, vectors[first][:-1])
 
 
-# --- tokens
-
-
-def _token_checks(model: Loaded) -> Iterator[Check]:
-    fault, note = _token_fault(model)
-    yield Check("tokens", not fault, fault or note)
-    if not model.kind or fault:
-        return
-    fault = _length_fault(model)
-    yield Check("length", not fault, fault or f"{model.max_length} tokens")
-    if not fault and _pools_last_token(model.module):
-        yield _ending_check(model)
-
-
-def _token_fault(model: Loaded) -> tuple[str, str]:
-    """What is wrong with the tokenizer for this model, or what was found."""
-    tokenizer = model.tokenizer
-    ids = tokenizer(_SENTENCE + SHORT, add_special_tokens=False)["input_ids"]
-    if not ids:
-        return "a sentence has no tokens: is tokenizer.json, or the vocabulary, missing?", ""
-    unknown = ids.count(tokenizer.unk_token_id) / len(ids) if tokenizer.unk_token_id is not None else 0.0
-    if unknown > 0.5:
-        return f"{unknown:.0%} of a sentence's tokens are unknown: is the vocabulary missing, or another model's?", ""
-    highest = max(tokenizer.get_vocab().values(), default=0)
-    rows = _embedding_rows(model.module)
-    if rows and highest >= rows:
-        return (
-            f"the tokenizer has ids up to {highest}, the model's table of embeddings {rows} rows: they do not fit",
-            "",
-        )
-    padding = "" if tokenizer.pad_token is not None else "; no padding token, so one text at a time"
-    if padding and (model.kind or not model.causal):
-        return "the tokenizer has no padding token, so texts cannot be encoded in batches: set pad_token", ""
-    return "", f"{len(tokenizer)} in the vocabulary, {rows or 'unknown'} rows of embeddings{padding}"
-
-
-def _embedding_rows(module: Any) -> int:
-    from transformers import PreTrainedModel
-
-    for part in module.modules():
-        if isinstance(part, PreTrainedModel):
-            try:
-                return int(part.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
-            except (AttributeError, NotImplementedError):
-                continue
-    return 0
-
-
-def _length_fault(model: Loaded) -> str:
-    if model.max_length >= 10**9:
-        return "no maximum length is saved: long texts will fail"
-    room = positions(model.module)
-    if room is not None and model.max_length > room:
-        return f"{model.max_length} tokens are kept, but the model has {room} positions: longer texts fail"
-    for name, prompt in model.prompts.items():
-        tokens = len(model.tokenizer(prompt)["input_ids"])
-        if tokens >= model.max_length:
-            return f"the prompt {name!r} has {tokens} tokens, which leaves no room for text in {model.max_length}"
-    return ""
-
-
-def _ending_check(model: Loaded) -> Check:
-    tokenizer = model.tokenizer
-    texts = [model.prompts.get("query", "") + text for text in probe_texts(model.max_length)]
-    rows = tokenizer(texts, truncation=True)["input_ids"]
-    ends = [row[-1] if row else None for row in rows]
-    names = tokenizer.convert_ids_to_tokens([end if end is not None else 0 for end in ends])
-    if ends[0] not in tokenizer.all_special_ids:
-        found = f"the vector is read off the last token, but {SHORT!r} ends with {names[0]!r}: EOS is not added"
-        return Check("end of text", False, found)
-    for text, row, end, name in zip(texts, rows, ends, names, strict=True):
-        if end != ends[0]:
-            found = f"{names[0]!r} is lost where a text is cut to {len(row)} tokens: {text[:30]!r} ends with {name!r}"
-            return Check("end of text", False, found)
-    return Check("end of text", True, f"every text ends with {names[0]!r}, cut or not")
-
-
-def _pools_last_token(model: Any) -> bool:
-    return any("lasttoken" in (getattr(module, "pooling_mode", None) or ()) for module in model.modules())
-
-
 # --- vectors
+
+
+def _empty_text_fault(model: Loaded) -> str:
+    """Says that readers cannot encode an empty text, as there is in many a corpus; nothing if they can."""
+    if model.kind in ("", "CrossEncoder") or tokens_of_nothing(model):
+        return ""
+    for kind in model.kinds:
+        try:
+            model.encode(kind, [""])
+        except Exception as error:  # whatever it is, the reader would see it, too
+            reason = " ".join(str(error).split())[:80]
+            return (
+                f"the empty text '' has no tokens, so encode_{kind} fails on it ({type(error).__name__}: {reason}): let the"
+                f" post_processor of tokenizer.json add BOS or EOS, or save a prompt for {kind!r}"
+            )
+    return ""
 
 
 def _vectors_check(model: Loaded, vectors: dict[str, np.ndarray], texts: list[str]) -> Check:
@@ -169,9 +92,13 @@ def _vectors_check(model: Loaded, vectors: dict[str, np.ndarray], texts: list[st
     if model.kind in ("SentenceTransformer", "SparseEncoder") and declared and declared != found:
         return Check("vectors", False, f"the folder says {declared} dimensions, the vectors have {found}")
     cases = [(kind, text, vector) for kind, array in vectors.items() for text, vector in zip(texts, array, strict=True)]
+    note = "also of the empty and of the cut text"
     if model.kind and model.kind != "CrossEncoder":
-        bare = [(kind, "without prompt", model.encode(kind, [SHORT], prompt="")[0]) for kind in vectors]
-        cases += [*bare, *((kind, "", model.encode(kind, [""], prompt="")[0]) for kind in vectors)]
+        cases += [(kind, "without prompt", model.encode(kind, [SHORT], prompt="")[0]) for kind in vectors]
+        if tokens_of_nothing(model):
+            cases += [(kind, "", model.encode(kind, [""], prompt="")[0]) for kind in vectors]
+        else:
+            note = "also of the cut text, and of the empty one with its prompt: without one it has no tokens"
     zero = model.kind == "CrossEncoder" or any(type(part).__name__ in _MAY_BE_ZERO for part in model.module.modules())
     for kind, text, vector in cases:
         if not np.isfinite(vector).all():
@@ -179,19 +106,37 @@ def _vectors_check(model: Loaded, vectors: dict[str, np.ndarray], texts: list[st
         empty = not text and model.kind == "SparseEncoder"  # no token, no term
         if not (zero or empty or vector.any()):
             return Check("vectors", False, f"{kind} {text[:30]!r} gives a vector of zeros")
-    return Check("vectors", True, f"{found} dimensions, finite, also of the empty and of the cut text")
+    return Check("vectors", True, f"{found} dimensions, finite, {note}")
 
 
 def _dependence_check(model: Loaded) -> Check:
     """Whether another text gives another vector."""
-    texts = [text for pair in _PAIRS for text in pair]
+    texts = [text for pair in PAIRS for text in pair]
     for kind in model.kinds:
         array = model.encode(kind, texts)
-        same = [pair for place, pair in enumerate(_PAIRS) if difference(array[2 * place], array[2 * place + 1]) < 1e-5]
-        if 2 * len(same) > len(_PAIRS):
+        same = [pair for place, pair in enumerate(PAIRS) if difference(array[2 * place], array[2 * place + 1]) < 1e-5]
+        if 2 * len(same) > len(PAIRS):
             first, second = same[0]
             return Check("different texts", False, f"{kind}: {first!r} and {second!r} give the same vector")
-    return Check("different texts", True, "give different vectors")
+        long = _long_text(model, kind)
+        array = model.encode(kind, [f"{long} {ending}" for ending in _ENDINGS])
+        if long and (array == array[:1]).all():
+            found = f"{kind}: texts of {len(long.split())} words that differ in the last ones give the same vector"
+            return Check("different texts", False, f"{found}: a chat template, or the tokenizer, cuts them off")
+    return Check("different texts", True, "give different vectors, also where only the end differs")
+
+
+def _long_text(model: Loaded, kind: str) -> str:
+    """As long a text as the model keeps whole, with room for an ending; empty if there is no room for any."""
+    lengths = [getattr(part, f"{kind}_length", None) for part in model.module.modules()]
+    lengths += [tokenizer.model_max_length for tokenizer in tokenizers_of(model)]
+    room = min([LONGEST_PROBE, model.tokens_in_all(_OPERATIONS), *(one for one in lengths if isinstance(one, int))])
+    if model.tokenizer is None:
+        return SENTENCE * 10
+    room -= 24 + tokens_around(model, kind)
+    words = (SENTENCE * (max(room, 0) // len(SENTENCE.split()) + 1)).split()
+    tokens = len(model.tokenizer(" ".join(words), add_special_tokens=False)["input_ids"])
+    return " ".join(words[: int(0.95 * len(words) * min(1, max(room, 0) / tokens))])
 
 
 def _reference_check(
@@ -266,8 +211,12 @@ def _batching_check(model: Loaded, texts: list[str], together: np.ndarray) -> Ch
     import numpy as np
 
     kind = model.kinds[0]
-    alone = np.concatenate([model.encode(kind, [text]) for text in texts])
-    found = _found(kind, texts, alone, together, 1e-5)
+    many = many_texts(max(1, min(48, model.tokens_in_all(_OPERATIONS) // 24)))
+    batches = [(texts, together), (many, model.encode(kind, many))]
+    found = ""
+    for batch, vectors in batches:
+        alone = np.concatenate([model.encode(kind, [text]) for text in batch])
+        found = found or _found(kind, batch, alone, vectors, 1e-5)
     return Check("batching", not found, f"alone and in a batch: {found}" if found else "alone or in a batch, the same")
 
 

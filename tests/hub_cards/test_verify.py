@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -230,7 +231,7 @@ def _vectors(folder: Path) -> dict[str, torch.Tensor]:
     """What the model without faults gives, computed here, with transformers alone."""
     from transformers import AutoModel, AutoTokenizer
 
-    from revela_hub.hub_cards.verify.vectors import probe_texts
+    from revela_hub.hub_cards.verify.texts import probe_texts
 
     model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     vectors = {}
@@ -286,3 +287,47 @@ def test_minilm_passes(minilm_folder: Path) -> None:
 def test_a_process_that_dies_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert [(check.name, check.ok) for check in verify(tmp_path)] == [("process", False)]
+
+
+SLEEPER = """
+import json, os, subprocess, sys, time
+answers = json.load(open(sys.argv[2]))[0]["answers"]
+child = subprocess.Popen(["sleep", "600"])
+open(os.environ["TMPDIR"] + "/seen", "w").write(json.dumps([child.pid, dict(os.environ)]))
+open(answers.replace(".json", ".doing"), "w").write("encoding 'x'")
+for _ in range(300):
+    sys.stdout.write("x" * 1_000_000)
+    sys.stderr.write("y" * 1_000_000)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_never_ends_is_stopped_with_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = ("AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "MY_PASSWORD", "HTTPS_PROXY")
+    for name in secrets:
+        monkeypatch.setenv(name, "secret")
+    for name in ("OMP_NUM_THREADS", "HF_HOME", "SSL_CERT_FILE"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("revela_hub.hub_cards.verify.verify._CHILD", SLEEPER)
+    (check,) = verify(tmp_path, timeout=1.5)
+    assert (check.name, check.ok) == ("time", False)
+    assert check.detail.startswith("stopped after 2 seconds while encoding 'x': ")
+    assert "--timeout" in check.detail
+    grandchild, environment = json.loads((tmp_path / "seen").read_text())
+    assert not set(secrets) & set(environment)
+    assert {"PATH", "OMP_NUM_THREADS", "HF_HOME", "SSL_CERT_FILE"} <= set(environment)
+    for _ in range(100):  # init has to collect it
+        state = Path(f"/proc/{grandchild}/stat")
+        if not state.exists() or ") Z " in state.read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail("what the process had started is still there")
+
+
+def test_the_quickstarts_retriever_passes(repository: Path) -> None:
+    checks = verify(repository / "examples" / "quickstart" / "retriever")
+    assert all(check.ok for check in checks), as_table(checks)
+    assert "of the empty one with its prompt" in next(check.detail for check in checks if check.name == "vectors")

@@ -8,7 +8,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.hub_cards.verify.loading import imprag_vectors, text_limit
-from revela_hub.hub_cards.verify.vectors import probe_texts
+from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint, load_imprag_checkpoint
 

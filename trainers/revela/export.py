@@ -8,7 +8,7 @@ import torch
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_adapter, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
 from revela_hub.hub_cards.tokenizers import padding_right, text_length
-from revela_hub.hub_cards.verify.loading import LONGEST_PROBE
+from revela_hub.hub_cards.verify.texts import LONGEST_PROBE
 from revela_hub.trainers.revela import REVELA
 from revela_hub.trainers.revela.checkpoint import RevelaBackbones, load_checkpoint
 
