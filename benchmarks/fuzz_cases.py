@@ -609,6 +609,9 @@ WRONG = {
         --max-terms 0
         """,
     "search-hybrid": """
+        --weights 1e308 1e308 1e308
+        --weights 1e-320 1e-320 1e-320
+        --weights -1 1 1
         --parts dense
         --parts dense dense
         --parts dense words
@@ -988,6 +991,7 @@ search retriever sediment --index other-index --device cpu
 {search-sparse}
 {search-hybrid}
 {search-hybrid} --fusion rrf --json
+{encode} --config processes.yaml
 {search-hybrid} --fusion sum --weights 1 2 3
 export done-cot-mote --output exported
 export done-pretrained --output exported

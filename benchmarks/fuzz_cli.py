@@ -290,6 +290,7 @@ def data(root: Path) -> None:
     (root / "list.yaml").write_text("- a\n")
     (root / "unknown.yaml").write_text("colour: red\n")
     (root / "nan.yaml").write_text("temperature: .nan\nbatch_size: 0\n")
+    (root / "processes.yaml").write_text("num_processes: 2\n")
     (root / "recipe.yaml").write_text("temperature: 0.5\nlearning_rate: 1e-3\n")
 
 

@@ -415,6 +415,17 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert process.wait() == 1
 
 
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_stream_is_no_traceback(closed: int, tmp_path: Path) -> None:
+    (tmp_path / "rivers.txt").write_text("Rivers carry sediment.")
+    command = [sys.executable, "-m", "revela_hub", "search", "bm25", "--corpus", "rivers.txt", "--quiet"]
+    words = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command]
+    if closed:
+        words += ["--query", "rivers"]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_the_module_and_the_script_are_the_command_line() -> None:
     script = Path(sys.executable).with_name("revela-hub")
     commands = [[sys.executable, "-m", "revela_hub"], *([[str(script)]] if script.exists() else [])]

@@ -51,6 +51,10 @@ def main(argv: list[str] | None = None) -> int:
         argv: the arguments after the program's name; those of the process when None.
     """
     words = sys.argv[1:] if argv is None else list(argv)
+    # A stream that is closed (`<&-`), which Python has as None, reads and takes nothing.
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
     options: set[str] = set()  # of the command, as soon as it is known
     return exit_status(lambda: _dispatch(words, options), options, trace="--traceback" in words)
 
