@@ -5,8 +5,9 @@ is room for it. While a reply is due the iterable may give None: nothing to ask 
 caller decides by what came back so far how much more is asked for, and no request is made that is not needed.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from revela_hub.errors import UserError, first_line
@@ -53,6 +54,10 @@ class Sampling:
         """Checks the ranges."""
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.max_new_tokens < 1:
             raise UserError("the temperature must be 0 or more, top_p in (0, 1], the number of new tokens 1 or more")
+
+    def recorded(self) -> dict[str, Any]:
+        """What replies depend on: not their greatest length, which only decides how many are cut off and rejected."""
+        return {"temperature": self.temperature, "top_p": self.top_p}
 
 
 def take(source: Iterator[RequestT | None], room: int) -> tuple[list[RequestT], bool]:
@@ -114,7 +119,7 @@ class LocalModel:
         self._tokenizer = tokenizer
         self._name, self._batch_size = name, batch_size
         self._sampling = sampling or Sampling()
-        self.recorded = asdict(self._sampling)
+        self.recorded = self._sampling.recorded() | {"weights": _fingerprint(model)}
 
     def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
         """Each request with its reply, in order, batch by batch.
@@ -158,3 +163,11 @@ class LocalModel:
             # NaN among the logits; a prompt and reply longer than the model's positions; a broken chat template.
             raise UserError(f"the model {self._name} cannot write a reply: {first_line(error)}") from error
         return [Reply(output[0]["generated_text"]) for output in outputs]
+
+
+def _fingerprint(model: Any) -> str:
+    """A hash of eight values of each weight: the same on every device, another one after training."""
+    digest = hashlib.sha256()
+    for weight in model.parameters():
+        digest.update(weight.detach().flatten()[-8:].float().cpu().numpy().tobytes())
+    return digest.hexdigest()

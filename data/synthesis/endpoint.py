@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -96,7 +96,8 @@ class Endpoint:
     def recorded(self) -> dict[str, Any]:
         """The settings that replies depend on. --extra-body may hold a secret, so only its hash is recorded."""
         extra = json.dumps(dict(self.extra_body), sort_keys=True).encode()
-        return asdict(self.sampling) | {"extra_body": hashlib.sha256(extra).hexdigest() if self.extra_body else None}
+        body = hashlib.sha256(extra).hexdigest() if self.extra_body else None
+        return self.sampling.recorded() | {"weights": None, "extra_body": body}
 
     def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
         """Each request with its reply, in order, with up to `concurrency` requests under way.

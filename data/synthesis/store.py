@@ -31,6 +31,7 @@ _HASHED = {
     "exclude": "other --exclude texts",
     "extra_body": "another --extra-body",
     "prompts": "other prompts (of another version of revela-hub)",
+    "weights": "other weights of --model (or a server's, or not a server's)",
 }
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxlist = 100, 5
@@ -181,8 +182,11 @@ class SyntheticFolder:
 
     def _check_settings(self, begun: dict[str, Any], settings: dict[str, Any]) -> None:
         """Refuses other settings, and writes down those that an earlier release did not."""
-        if begun and (pairs := sum(self.pairs.values(), [])):
+        pairs = sum(self.pairs.values(), [])
+        if pairs:
             begun.setdefault("model", pairs[0].model)
+        elif not any(self.tasks.values()):  # nothing to mix with
+            begun = {}
         for name, value in settings.items():
             if begun.get(name, value) != value:
                 option = name.replace("_", "-")

@@ -320,8 +320,8 @@ class _Run:
                     sample = " ".join(reply.text.split())[:200]
                     return UserError(
                         f"{name}: {counted(useless, 'answer')} in a row could not be used (of this run: {skips(reasons)}); "
-                        f"the last one began {sample!r}; what was accepted is in {self.folder.path}: try another model, or "
-                        "a higher --max-new-tokens or --patience"
+                        f"the last one began {sample!r}; what was accepted is in {self.folder.path}: try a higher "
+                        "--max-new-tokens or --patience, or another model with another --output"
                     )
         return None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from revela_hub.data.synthesis.backends import LocalModel, Reply, Request, RequestT, Sampling, take
+from revela_hub.data.synthesis.endpoint import Endpoint
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
 from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, Form, brainstorm_prompt, example_prompt
 from revela_hub.data.synthesis.synthesis import SynthesisSettings, synthesize
@@ -189,7 +190,7 @@ def test_what_draws_depend_on_must_stay(tmp_path: Path, settings: SynthesisSetti
 class Recorded(Model):
     """A model that says what its replies depend on, as those of the package do."""
 
-    recorded = {"temperature": 0.5, "extra_body": None}
+    recorded: dict[str, Any] = {"temperature": 0.5, "extra_body": None}
 
 
 def test_a_run_is_not_resumed_with_another_model_or_other_settings(
@@ -245,6 +246,13 @@ def test_a_folder_of_an_earlier_release_is_resumed_with_its_model_alone(
         synthesize(Model(), tmp_path, replace(settings, model="n"))
     assert synthesize(Model(), tmp_path, settings).pairs.total() == 20
     assert json.loads(file.read_text()) == kept
+
+
+def test_where_nothing_was_accepted_there_is_nothing_to_mix(tmp_path: Path, settings: SynthesisSettings) -> None:
+    with pytest.raises(UserError, match="another model with another --output"):
+        synthesize(Model(lambda request: "no"), tmp_path, settings)
+    report = synthesize(Model(), tmp_path, replace(settings, model="n", seed=1))
+    assert report.pairs.total() == 20 and json.loads((tmp_path / "settings.json").read_text())["seed"] == 1
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -659,6 +667,25 @@ def test_a_local_model_answers_in_batches_and_repeats_itself_by_seed(
     greedy = LocalModel(str(tmp_path), Sampling(0.0, 1.0, 5), batch_size=5, device="cpu")
     alone = LocalModel(str(tmp_path), Sampling(0.0, 1.0, 5), batch_size=1, device="cpu")
     assert list(greedy.replies(requests)) == list(alone.replies(requests))
+
+
+def test_a_run_is_not_resumed_with_other_weights_of_the_same_name(
+    tmp_path: Path, tiny_llama: "LlamaForCausalLM", bpe_tokenizer: "PreTrainedTokenizerFast"
+) -> None:
+    bpe_tokenizer.save_pretrained(tmp_path)
+    recorded = []
+    for _ in range(2):
+        tiny_llama.save_pretrained(tmp_path)
+        recorded += [LocalModel(str(tmp_path), device="cpu").recorded for _ in range(2)]
+        tiny_llama.lm_head.weight.data += 1
+    assert recorded[0] == recorded[1] != recorded[2] == recorded[3]
+    earlier, later = Recorded(), Recorded()
+    earlier.recorded, later.recorded = recorded[0], recorded[2]
+    synthesize(earlier, tmp_path / "out", SynthesisSettings(count=3))
+    assert synthesize(earlier, tmp_path / "out", SynthesisSettings(count=3)).earlier == 3
+    for other in (later, Endpoint("http://localhost:1", "m")):
+        with pytest.raises(UserError, match="was begun with other weights of --model"):
+            synthesize(other, tmp_path / "out", SynthesisSettings(count=6))
 
 
 @pytest.mark.parametrize("broken", ["pickle", "nan", "template"])
