@@ -34,6 +34,8 @@ ShareOrAll = Annotated[float, Interval(gt=0, le=1)]  # or all of it
 Share = Annotated[float, Interval(gt=0, lt=1)]
 Probability = Annotated[float, Interval(ge=0, lt=1)]  # of a dropout: at 1 nothing is left
 TextLength = Annotated[int, Ge(4)]  # tokens: those that mark beginning and end, and something between
+GroupSize = Annotated[int, Interval(ge=1, le=4096)]  # chunks that are compared with each other: the cost is its square
+Negatives = Annotated[int, Interval(ge=1, le=1024)]  # a column each
 TwoOrMore = Annotated[int, Ge(2)]  # of what is compared with each other
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # what numpy takes
 

@@ -94,6 +94,9 @@ def test_mistakes_are_one_line(
     documents, pairs = files
     empty = tmp_path / "empty.jsonl"
     empty.touch()
+    same = tmp_path / "same.jsonl"
+    rows = [json.loads(line) for line in pairs.read_text().splitlines()]
+    same.write_text("".join(json.dumps(row | {"negative_2": row["positive"] + " "}) + "\n" for row in rows))
     for number, (encoder, more, message) in enumerate(
         [
             (mlm_folder, [], "no data to pre-train on: give --data"),
@@ -120,6 +123,11 @@ def test_mistakes_are_one_line(
             ),
             (mlm_folder, ["--data", documents, "--contexts", "query", "query"], "contexts must be different ones"),
             (mlm_folder, ["--stage", "finetune", "--pairs", empty, "--num_negatives", 0], "empty.jsonl is empty"),
+            (
+                mlm_folder,
+                ["--stage", "finetune", "--pairs", same, "--num_negatives", 2],
+                "same.jsonl: in every row a negative equals the positive",
+            ),
             (mlm_folder, ["--data", documents, "--query_encoder", mlm_folder], 'goes with variant="separate"'),
             (
                 mlm_folder,

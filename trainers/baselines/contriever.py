@@ -24,6 +24,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from revela_hub.data.text.chunks import UNSPACED_CHARACTER
 from revela_hub.errors import UserError
@@ -165,6 +166,7 @@ class Contriever(nn.Module):
         self.temperature, self.momentum, self.queue_size = temperature, momentum, queue_size
         self.cosine = similarity_of(retriever, "the retriever") == "cosine"
         self.key_encoder: Any = None
+        self.due: bool | None = None  # whether the keys' encoder is to move; None: at every forward pass
         if queue_size:
             self.key_encoder = copy.deepcopy(retriever).requires_grad_(False)
             size = retriever.get_embedding_dimension() or 0
@@ -182,8 +184,9 @@ class Contriever(nn.Module):
         """The `loss` of the batch of `ViewCollator`, a scalar, and `accuracy`: how often the other view is the best key."""
         query_BD = self._embed(self.retriever, batch, "query_")
         with torch.no_grad() if self.queue_size else torch.enable_grad():
-            if self.queue_size and self.training:
+            if self.queue_size and self.training and self.due is not False:
                 self._follow()
+                self.due = None if self.due is None else False
             key_BD = self._embed(self.key_encoder or self.retriever, batch, "key_")
         with torch.autocast(query_BD.device.type, enabled=False):
             wide = torch.promote_types(query_BD.dtype, torch.float32)
@@ -231,6 +234,18 @@ class Contriever(nn.Module):
         return F.normalize(vectors, dim=-1) if self.cosine else vectors
 
 
+class _MovesOncePerStep(TrainerCallback):
+    """Has the keys' encoder move once for each step of the optimizer, however many batches are added up for it."""
+
+    def __init__(self, model: Contriever) -> None:
+        self.model = model
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.model.due = True
+
+
 class ContrieverTrainer(RetrieverTrainer):
     """Trainer of `Contriever`.
 
@@ -256,6 +271,7 @@ class ContrieverTrainer(RetrieverTrainer):
         collator = ViewCollator(retriever, args)
         super().__init__(model=model, args=args, data_collator=collator, **kwargs)
         self.add_callback(NewEpoch(collator))
+        self.add_callback(_MovesOncePerStep(model))
 
     def compute_loss(
         self,

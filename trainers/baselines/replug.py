@@ -150,7 +150,7 @@ class Replug(nn.Module):
     def likelihoods(self, tokens_NL: Tensor, mask_NL: Tensor, present_GB: Tensor) -> Tensor:
         """Mean log-likelihood of a token of chunk i after chunk j (G, B, B), 0 where one is absent or both are the same."""
         groups, size = present_GB.shape
-        likelihood = torch.zeros(groups, size, size, dtype=torch.float64, device=tokens_NL.device)
+        likelihood = torch.zeros(groups, size, size, device=tokens_NL.device)
         pairs = [
             (g, i, j)
             for g, row in enumerate(present_GB.tolist())
@@ -165,7 +165,7 @@ class Replug(nn.Module):
             block = pairs[start : start + self.lm_batch_size]
             values_P = self._read([(g * size + j, g * size + i) for g, i, j in block], tokens_NL, lengths)
             index = torch.tensor(block, device=tokens_NL.device).unbind(1)
-            likelihood[index] = values_P.double()
+            likelihood[index] = values_P
         return likelihood
 
     def _read(self, pairs: list[tuple[int, int]], tokens_NL: Tensor, lengths: list[int]) -> Tensor:

@@ -122,6 +122,22 @@ def load_reader(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
     return loaded
 
 
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a decoder, without its weights.
+
+    Raises:
+        UserError: it cannot be loaded, or has no EOS token.
+    """
+    refuse_missing_folder(name, "the language model")
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise UserError(f"cannot load the tokenizer of {name!r}: {first_line(error)}") from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {name} has no EOS token, which ends answers: set one")
+    return tokenizer
+
+
 class RetrieverTrainer(MethodTrainer):
     """Trainer of a module that has a `retriever` and returns a dict with its `loss`.
 

@@ -6,6 +6,8 @@ import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 
+from revela_hub.errors import UserError
+
 
 def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     """Puts adapters into the model, whose other weights are frozen; the adapters are float32 also beside frozen bf16.
@@ -13,7 +15,13 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     The model's own structure and names stay: what is returned wraps it, for saving and merging.
     """
     given: Any = model
-    adapted: Any = get_peft_model(given, config)
+    try:
+        adapted: Any = get_peft_model(given, config)
+    except (RuntimeError, MemoryError) as error:
+        if "alloc" not in str(error).lower() and "memory" not in str(error).lower() and str(error):
+            raise
+        rank = getattr(config, "r", "")
+        raise UserError(f"adapters of rank {rank} do not fit into memory: lower --lora_rank") from error
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)

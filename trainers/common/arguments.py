@@ -1,5 +1,6 @@
 """Arguments that every training run has, whatever it trains: those of transformers, and what they do not say."""
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +84,14 @@ class AdapterArguments:
         """Adapters on every linear layer but output projections and BERT's unused pooler; None for rank 0."""
         if not self.lora_rank:
             return None
-        layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        layers = list(linear)
+        size = self.lora_rank * sum(module.in_features + module.out_features for module in linear.values())
+        if 4 * size > (memory := _memory()):
+            raise UserError(
+                f"adapters of --lora_rank {self.lora_rank} have {size:,} weights, {4 * size / 2**30:,.0f} GiB, and the machine has"
+                f" {memory / 2**30:,.0f}: lower it, or train all weights with --lora_rank 0"
+            )
         return LoraConfig(
             r=self.lora_rank,
             lora_alpha=self.lora_alpha or self.lora_rank,
@@ -91,6 +99,14 @@ class AdapterArguments:
             # By name: of "all-linear", PEFT leaves out the output projections of the models that it knows.
             target_modules=[name for name in layers if not {"lm_head", "pooler"} & set(name.split("."))],
         )
+
+
+def _memory() -> float:
+    """Bytes of the machine's memory; no limit where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
 
 
 @dataclass

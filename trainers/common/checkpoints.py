@@ -82,8 +82,13 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Has the file, or the names in the folder, on the disk before this returns."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Has the file, or the names in the folder, on the disk before this returns.
+
+    Windows can do so for files alone, and wants them opened for writing.
+    """
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,6 +1,7 @@
 """Options of transformers that it looks at only when the models are loaded: tried on one weight, before anything is loaded."""
 
 import re
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -34,7 +35,7 @@ def check_early(arguments: TrainingArguments) -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     if arguments.optim != "adamw_torch_fused" or arguments.optim_args:
         _check_optimizer(arguments)
-    total = 10
+    total, given = 10, cast("dict[str, Any]", arguments.lr_scheduler_kwargs or {})
     _try(
         "lr_scheduler_type",
         lambda: get_scheduler(
@@ -42,7 +43,7 @@ def check_early(arguments: TrainingArguments) -> None:
             optimizer,
             num_warmup_steps=arguments.get_warmup_steps(total),
             num_training_steps=total,
-            scheduler_specific_kwargs=dict(arguments.lr_scheduler_kwargs or {}),
+            scheduler_specific_kwargs=dict(given),
         ),
     )
 
@@ -56,14 +57,14 @@ def _try(option: str, work: object) -> None:
         raise ValueError(f"--{option}: {first_line(error)}") from error
 
 
-def _compiling(arguments: TrainingArguments) -> dict[str, str]:
+def _compiling(arguments: TrainingArguments) -> dict[str, Any]:
     given = {"backend": arguments.torch_compile_backend, "mode": arguments.torch_compile_mode}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _check_reports(arguments: TrainingArguments) -> None:
     available = get_available_reporting_integrations()
-    for name in arguments.report_to:
+    for name in arguments.report_to or ():
         if name not in INTEGRATION_TO_CALLBACK:
             raise ValueError(f"--report_to {name} is unknown: choose none, {', '.join(INTEGRATION_TO_CALLBACK)}")
         if name not in available and name not in ("flyte", "kubeflow"):  # which are no packages to install

@@ -274,7 +274,7 @@ class Measured(TrainerCallback):
         best = self.memory.best
         start, trained, dense = self._scores(0), self._scores(best), self.runs.get(best)
         averaged = False
-        if self.averages and self.keeps and best:
+        if self.averages and self.keeps and best and self._has_mean():
             self._load("start", "best")
             run = self._run()
             mean = score_run(run, self.task)
@@ -369,6 +369,17 @@ class Measured(TrainerCallback):
                 of = weights[-1:] if ".lora_A." in n else weights
                 parameter.copy_(torch.stack([each[n] for each in of]).mean(0))
             copy_from_main(parameter)
+
+    def _has_mean(self) -> bool:
+        """Whether the mean with the start is one of adapters of this rank: where they start as nothing (B = 0), unlike PiSSA's."""
+
+        def plain() -> bool:
+            start = load_file(self.folder / "start.safetensors")
+            adapters = {name: value for name, value in start.items() if ".lora_" in name}
+            known = all(".lora_A." in name or ".lora_B." in name for name in adapters)
+            return known and not any(value.any() for name, value in adapters.items() if ".lora_B." in name)
+
+        return from_main(plain)
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]

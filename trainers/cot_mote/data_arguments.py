@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from revela_hub.data.row_cache import cache_folder
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.contexts import CONTEXTS, build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModelQueries, PseudoQueries, Seq2SeqQueries
@@ -125,7 +126,9 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
     if not Path(arguments.pairs).is_file():
         raise UserError(f"{arguments.pairs} is not there: write it with revela-hub mine bm25 --num-negatives 15 ...")
     try:
-        rows = datasets.load_dataset("json", data_files=arguments.pairs, split="train", cache_dir=arguments.cache_dir)
+        # Marked as ours, for the rows of the text go there, too.
+        kept = str(cache_folder(arguments.cache_dir)) if arguments.cache_dir else None
+        rows = datasets.load_dataset("json", data_files=arguments.pairs, split="train", cache_dir=kept)
     except StopIteration as error:
         raise UserError(f"{arguments.pairs} is empty: mine the pairs anew") from error
     except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:

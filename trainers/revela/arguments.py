@@ -13,7 +13,7 @@ from revela_hub.data.text.groups import (
     mix_groups,
 )
 from revela_hub.errors import UserError
-from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed
+from revela_hub.ranges import GroupSize, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, TextLength
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments, TextArguments
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class RevelaDataArguments(TextArguments):
         },
     )
     max_words: PositiveInt = field(default=120, metadata={"help": "Words in a chunk at most."})
-    group_size: PositiveInt = field(
+    group_size: GroupSize = field(
         default=16, metadata={"help": "Chunks in a group: what one chunk's language modelling may look at."}
     )
     run_length: PositiveInt | None = field(
@@ -88,7 +88,7 @@ class RevelaDataArguments(TextArguments):
             "documents: for small corpora and long documents. Must divide group_size. Default: one run."
         },
     )
-    max_length: PositiveInt = field(default=160, metadata={"help": "Tokens of a chunk at most, for both models."})
+    max_length: TextLength = field(default=160, metadata={"help": "Tokens of a chunk at most, for both models."})
     similarity_span: Literal["full", "first_half"] = field(
         default="full",
         metadata={

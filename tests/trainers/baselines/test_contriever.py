@@ -196,6 +196,30 @@ def test_a_model_for_dot_products_is_trained_and_measured_by_them(retriever_fold
         load_retriever(str(tmp_path / "distance"))
 
 
+def test_the_keys_encoder_moves_once_per_step(retriever_folder: Path, tmp_path: Path) -> None:
+    moves = []
+
+    class Counted(ContrieverTrainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            before = [p.clone() for p in self.model.key_encoder.parameters()]
+            loss = super().training_step(*args, **kwargs)
+            after = self.model.key_encoder.parameters()
+            moves.append(any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)))
+            return loss
+
+    args = arguments(
+        tmp_path,
+        queue_size=8,
+        momentum=0.5,
+        gradient_accumulation_steps=3,
+        max_steps=3,
+        learning_rate=1e-2,
+        warmup_steps=0,
+    )
+    Counted(load_retriever(str(retriever_folder)), args, train_dataset=passages(36)).train()
+    assert moves == [False, False, False, True, False, False, True, False, False]  # nothing to follow in the first step
+
+
 def test_options_that_do_not_work(tmp_path: Path, retriever_folder: Path) -> None:
     with pytest.raises(ValueError, match="min_ratio 0.6 and max_ratio 0.5"):
         arguments(tmp_path, min_ratio=0.6)

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from revela_hub.cli.commands import train_contriever, train_imprag, train_revela
+from revela_hub.cli.commands import (
+    train_contriever,
+    train_imprag,
+    train_nvembed,
+    train_replug,
+    train_revela,
+)
 from revela_hub.cli.parser import parse_arguments
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
@@ -16,6 +22,8 @@ COMMANDS: dict[str, tuple[Any, list[str]]] = {
     "contriever": (train_contriever, ["--retriever", "x"]),
     "revela": (train_revela, ["--retriever", "x", "--lm", "y"]),
     "imprag": (train_imprag, ["--backbone", "x"]),
+    "replug": (train_replug, ["--retriever", "x", "--lm", "y"]),
+    "nvembed": (train_nvembed, ["--backbone", "x", "--mixture", "y", "--stage", "1"]),
 }
 
 

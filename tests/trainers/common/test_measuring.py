@@ -256,3 +256,26 @@ def test_the_weight_of_a_hybrid_is_chosen_without_the_query(task: RetrievalTask)
     useless = {query: {} for query in task.queries}
     alone = fit_hybrid(dense, useless, task)
     assert alone.weight == 0 and alone.scores.per_query == score_run(dense, task).per_query
+
+
+def test_adapters_that_start_as_something_have_no_mean(task: RetrievalTask, tmp_path: Path) -> None:
+    """PiSSA's begin with the largest part of the weights: half of them with half of others would be another model's."""
+    model, outcome, _ = run({0: 40, 10: 41}, task, tmp_path / "plain", averages=True)
+    assert outcome.averaged
+
+    class Adapted(Model):
+        def __init__(self, skill: int) -> None:
+            super().__init__(skill)
+            self.layer = nn.ModuleDict(
+                {"lora_A": nn.ModuleDict({"default": nn.Linear(2, 2)}), "lora_B": nn.Linear(2, 2)}
+            )
+
+    for filled, expected in ((0.0, True), (0.1, False)):
+        adapted = Adapted(40)
+        for parameter in adapted.layer["lora_B"].parameters():
+            parameter.data.fill_(filled)
+        measured = measuring(adapted, task, tmp_path / str(filled), averages=True)
+        evaluate(measured, 0)
+        adapted.skill.data.fill_(41)
+        evaluate(measured, 10)
+        assert measured.finish(10).averaged == expected

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.cli.output import command_line
-from revela_hub.ranges import PositiveInt
+from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.retriever import load_retriever
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
@@ -38,7 +38,7 @@ class Arguments(ProbeArguments, TextArguments, ContrieverTrainingArguments):  # 
         metadata={"help": "Whether passages end at sentences (text) or lines (code); by the file's name."},
     )
     max_words: PositiveInt = field(default=200, metadata={"help": "Words in a passage at most."})
-    max_length: PositiveInt | None = field(
+    max_length: TextLength | None = field(
         default=None, metadata={"help": "Tokens of a text that the retriever reads; by default its own."}
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})

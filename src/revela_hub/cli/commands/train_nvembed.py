@@ -28,6 +28,7 @@ import torch
 from revela_hub.cli.output import command_line
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError
+from revela_hub.ranges import Negatives, TextLength
 from revela_hub.trainers.common.arguments import HeldOutArguments
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
@@ -64,8 +65,8 @@ class Arguments(HeldOutArguments, NVEmbedTrainingArguments):  # type: ignore[mis
     learning_rate: float | None = field(  # type: ignore[assignment]
         default=None, metadata={"help": "Peak learning rate; by default the stage's."}
     )
-    num_negatives: int = field(default=7, metadata={"help": "Hard negatives of each row."})
-    max_length: int = field(default=512, metadata={"help": "Tokens of a text, instruction and EOS included."})
+    num_negatives: Negatives = field(default=7, metadata={"help": "Hard negatives of each row."})
+    max_length: TextLength = field(default=512, metadata={"help": "Tokens of a text, instruction and EOS included."})
     pooling: Literal["latent", "mean", "eos", "self_attention"] | None = field(
         default=None, metadata={"help": "How token states become a vector; of a decoder by default latent."}
     )

@@ -26,7 +26,7 @@ from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
-from revela_hub.trainers.baselines.retriever import LanguageModel, load_reader, load_retriever
+from revela_hub.trainers.baselines.retriever import LanguageModel, load_reader, load_retriever, load_tokenizer
 from revela_hub.trainers.common.prompts import tokenize_prompts
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
@@ -125,8 +125,8 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
 def _retriever(arguments: Arguments) -> Retriever:
     if arguments.backbone is not None and arguments.b is not None:
-        loaded = load_reader(arguments.backbone, trust_remote_code=arguments.trust_remote_code)
-        return decoder_retriever(arguments.backbone, arguments.b, loaded.tokenizer, arguments.l_max)
+        tokenizer = load_tokenizer(arguments.backbone, trust_remote_code=arguments.trust_remote_code)
+        return decoder_retriever(arguments.backbone, arguments.b, tokenizer, arguments.l_max)
     model = load_retriever(str(arguments.retriever), trust_remote_code=arguments.trust_remote_code)
     return Retriever(model, model.tokenizer, decoder=False)
 

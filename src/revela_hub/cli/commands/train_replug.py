@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.cli.output import command_line
-from revela_hub.ranges import PositiveInt
+from revela_hub.ranges import GroupSize, PositiveInt, TextLength
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 from revela_hub.trainers.baselines.retriever import load_lm, load_retriever
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
@@ -34,9 +34,9 @@ class Arguments(ProbeArguments, TextArguments, ReplugTrainingArguments):  # type
     kind: Literal["auto", "text", "code"] = field(
         default="auto", metadata={"help": "Whether chunks end at sentences (text) or lines (code); by the file's name."}
     )
-    group_size: PositiveInt = field(default=16, metadata={"help": "Chunks in a group."})
+    group_size: GroupSize = field(default=16, metadata={"help": "Chunks in a group."})
     max_words: PositiveInt = field(default=120, metadata={"help": "Words in a chunk at most."})
-    max_length: PositiveInt = field(default=160, metadata={"help": "Tokens of a chunk at most."})
+    max_length: TextLength = field(default=160, metadata={"help": "Tokens of a chunk at most."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
 
 
