@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,9 +72,14 @@ def _in_words(status: int) -> str:
 def child() -> int:
     """The process that `run_in_processes` starts: runs the command and returns the exit status."""
     from revela_hub.cli.main import exit_status
-    from revela_hub.hub_cards.verify.process import end_with
 
     name, values = json.loads(sys.stdin.readline())
-    end_with(sys.stdin.fileno())
+    threading.Thread(target=_end_with_parent, args=[sys.stdin.fileno()], daemon=True).start()
     module = importlib.import_module(name)
     return exit_status(lambda: module.run(module.Arguments(**values)), values, trace=False)
+
+
+def _end_with_parent(pipe: int) -> None:
+    """Waits for the parent's end of the pipe to close, and ends this process alone: the group is that of a terminal."""
+    os.read(pipe, 1)
+    os._exit(1)
