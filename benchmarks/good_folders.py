@@ -2,13 +2,14 @@
 
     python benchmarks/good_folders.py            # builds them in a temporary folder, checks all in one process, prints a table
 
-A row with a failed check is a false alarm: there is none in the 50 folders. The folders are also what
+A row with a failed check is a false alarm: there is none in the 51 folders. The folders are also what
 `hostile_publish.py` plants its faults in.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import tempfile
 import time
@@ -264,6 +265,33 @@ def slashes(folder: Path, work: Path) -> None:
     (folder / "README.md").write_text(text)
 
 
+def documented(folder: Path, work: Path) -> None:
+    """Everything that may lie beside a model: texts, pictures, a SentencePiece model, a training checkpoint."""
+    of("BertModel", extra=lambda: [Normalize()])(folder, work)
+    piece = b"\x0a\x05\x0a\x03the"
+    pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    card = f"""# M
+![loss](figures/loss.png) ![pixel](data:image/png;base64,{pixel})
+Commit 0a1b2c3d4e5f67890a1b2c3d4e5f67890a1b2c3d, sha256 {"0a1b2c3d4e5f6789" * 4}; https://x.org/a%20b%2Fc?q=%68%65llo.
+Set HF_TOKEN=$HF_TOKEN; clone https://user:$TOKEN@hub.example.org/m; Authorization: Bearer $TOKEN.
+"""
+    for name, content in {
+        "README.md": card.encode(),
+        "LICENSE": "Copyright \xa9 2024\f".encode("latin-1"),
+        "License-Apache-2.0.txt": b"Apache",
+        "NOTICE": "third parties".encode("utf-16"),
+        "CITATION.cff": b"cff-version: 1.2.0\nmessage: cite it\nauthors:\n- family-names: A.\n",
+        "tokenizer.model": piece * 40 + b"\x12\x03\x0a\x01a",
+        "vocab.tiktoken": b"IQ== 0\nIg== 1\n",
+        "figures/loss.png": base64.b64decode(pixel) + b"tEXtSoftware\0matplotlib",
+        ".eval_results/a.yaml": b"- value: 0.5\n",
+        "checkpoint-3/adapter_config.json": b"{}",
+        "Train.py": b"import wandb\n",
+    }.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
 def shifted(folder: Path, work: Path) -> None:
     """RoBERTa's positions begin after the padding token."""
     tokenizer = bpe(bos=True)
@@ -314,6 +342,7 @@ FAMILIES: dict[str, Callable[[Path, Path], None]] = {
     "MultiVectorEncoder": late_interaction,
     "code of its own": remote_code,
     "slashes in labels and words": slashes,
+    "files beside the model": documented,
     "plain BertModel": plain("BertModel"),
     "plain BertForMaskedLM": plain("BertForMaskedLM"),
     "plain BertForPreTraining": plain("BertForPreTraining"),

@@ -32,10 +32,16 @@ tests, it let 84 through. A case that passes is a bug here or in the check: say 
 from __future__ import annotations
 
 import argparse
+import base64
+import collections
+import io
 import json
+import pickle
 import shutil
 import struct
+import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -264,6 +270,73 @@ def loop(folder: Path) -> None:
     (folder / "b.json").symlink_to("a.json")
 
 
+def large(name: str, size: int) -> Callable[[Path], object]:
+    """A file of a size, which takes no room on the disk."""
+
+    def plant(folder: Path) -> None:
+        with (folder / name).open("wb") as stream:
+            stream.truncate(size)
+
+    return plant
+
+
+def archive(name: str, mode: str, text: str) -> Callable[[Path], object]:
+    """An archive with one file, under the name of another kind."""
+
+    def plant(folder: Path) -> None:
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode=mode) as tar:  # type: ignore[call-overload]
+            entry = tarfile.TarInfo("notes.txt")
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))
+        (folder / name).write_bytes(stream.getvalue())
+
+    return plant
+
+
+def adapter(name: str, *keys: str, config: bool = False) -> Callable[[Path], object]:
+    """Weights of an adapter."""
+
+    def plant(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        save_file({key: torch.ones(2, 2) for key in keys}, folder / name)
+        if config:
+            settings = {"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": 2, "target_modules": ["query"]}
+            (folder / name).with_name("adapter_config.json").write_text(json.dumps(settings))
+
+    return plant
+
+
+def index(change: Callable[[dict[str, str], list[str]], object]) -> Callable[[Path], object]:
+    """Changes the table from weights to shards, whose names are given, too."""
+
+    def plant(folder: Path) -> None:
+        file = folder / "model.safetensors.index.json"
+        content = json.loads(file.read_text())
+        change(content["weight_map"], sorted(set(content["weight_map"].values())))
+        file.write_text(json.dumps(content))
+
+    return plant
+
+
+def forget_shard(placed: dict[str, str], shards: list[str]) -> None:
+    for name in [name for name, shard in placed.items() if shard == shards[-1]]:
+        del placed[name]
+
+
+def compressed_text(folder: Path) -> None:
+    """A token in the compressed comment of a picture that the card shows."""
+    comment = b"zTXtComment\0\0" + zlib.compress(f"made with {TOKEN}".encode())
+    (folder / "m.png").write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(comment) - 4) + comment + b"\0\0\0\0")
+    (folder / "README.md").write_text("![m](m.png)")
+
+
+def renamed(name: str, other: str) -> Callable[[Path], object]:
+    """Gives a file another name."""
+    return lambda folder: (folder / name).rename(folder / other)
+
+
+TOKEN = "hf" + "_aB3dE5gH7jK9mN1pQ2sT4vW6xY8zA0cD12"
 AUTO = {"AutoConfig": "modeling_toy.ToyConfig", "AutoModel": "modeling_toy.ToyModel"}
 SECRET = "sk_live_" + "4eC39HqLyjWDarjtT1zdp7dc"
 KEY = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIIrYSSNQFaA2Hwf1duRSxKtLYX5CB04fSeQ6tF1aY/PuoAoGCCqGSM49\n"
@@ -293,6 +366,57 @@ CASES = [
     Case("secrets", "password in an address", BERT, edit("tokenizer_config.json", proxy="http://jane:hunter2pass@proxy.org")),
     Case("secrets", "signed token in a picture", BERT, both(
         write("README.md", "![m](m.png)"), write("m.png", b"\x89PNG\0\xffeyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSMeKKF2QT"))),
+    Case("secrets", "password in an address in tokenizer.json", LLAMA, tokenizer(
+        lambda t: t.update(source="https://jane:hunter2pass@proxy.org/tokenizer.json"))),
+    Case("secrets", "base64 in the card", BERT, write("README.md", b"# M\nkey " + base64.b64encode(TOKEN.encode()) + b"\n")),
+    Case("secrets", "base64 of a login in code", TOY, code('HEADERS = {"Authorization": "Basic amFuZTpodW50ZXIycGFzcw=="}')),
+    Case("secrets", "escaped in JSON", BERT, lambda f: write("config.json", (f / "config.json").read_text().replace(
+        "{", '{"note": "' + "".join(f"\\u{ord(c):04x}" for c in TOKEN) + '",', 1))(f)),
+    Case("secrets", "escaped in an address", BERT, write("NOTICE", "see https://x.org/?t=" + TOKEN.replace("_", "%5F"))),
+    Case("secrets", "hexadecimal in the results", BERT, both(
+        write("README.md", "# M"), write(".eval_results/a.yaml", f"- notes: {TOKEN.encode().hex()}\n"))),
+    Case("secrets", "in a picture's comment", BERT, compressed_text),
+    Case("secrets", "in a chat template", BERT, write("chat_template.jinja", "{# " + TOKEN + " #}{{ messages }}")),
+    Case("content", "archive as licence", BERT, archive("LICENSE.tar.gz", "w:gz", TOKEN)),
+    Case("content", "plain archive as notice", BERT, archive("NOTICE", "w", TOKEN)),
+    Case("content", "pickle as tokenizer.model", BERT, write("tokenizer.model", pickle.dumps(collections.OrderedDict(a=1)))),
+    Case("content", "pickle as spiece.model, protocol 0", BERT, write(
+        "spiece.model", pickle.dumps(collections.OrderedDict(a=1), protocol=0))),
+    Case("content", "cut SentencePiece model", BERT, write("tokenizer.model", b"\x0a\x08\x0a\x06<unk>\x0a\x08")),
+    Case("content", "torch's pickle as vocabulary", BERT, lambda f: torch.save({"a": torch.ones(2)}, f / "vocab.txt")),
+    Case("content", "program as CITATION.cff", BERT, write("CITATION.cff", b"\x7fELF\2\1\1" + bytes(60))),
+    Case("content", "archive behind a picture", BERT, both(write("README.md", "![m](m.png)"), lambda f: write(
+        "m.png", b"\x89PNG\r\n\x1a\n" + b"PK\3\4" + bytes(30) + b"PK\5\6" + bytes(18))(f))),
+    Case("content", "pickle as a dense layer's safetensors", DENSE, lambda f: torch.save(
+        {"linear.weight": torch.ones(8, 32)}, next(f.glob("*_Dense")) / "model.safetensors")),
+    Case("content", "prompt tuning as adapter_model.safetensors", BERT, adapter("adapter_model.safetensors", "prompt_embeddings")),
+    Case("content", "a gigabyte of merges.txt", BERT, large("merges.txt", 10**9)),
+    Case("content", "100 megabytes of config.json", BERT, lambda f: write(
+        "config.json", (f / "config.json").read_bytes() + b" " * 10**8)(f)),
+    Case("content", "pointer of Git-LFS as licence", BERT, write("LICENSE", "version https://git-lfs.github.com/spec/v1\n")),
+    Case("shards", "missing from the index", SHARDS, index(forget_shard)),
+    Case("shards", "a weight missing from the index", SHARDS, index(lambda placed, shards: placed.pop(next(iter(placed))))),
+    Case("shards", "outside the folder", SHARDS, index(lambda placed, shards: placed.update(
+        {next(iter(placed)): "../elsewhere.safetensors"}))),
+    Case("shards", "a weight in another shard", SHARDS, index(lambda placed, shards: placed.update({next(iter(placed)): shards[-1]}))),
+    Case("shards", "index of a list", SHARDS, write("model.safetensors.index.json", '{"weight_map": []}')),
+    Case("contradictions", "adapter in a subfolder", BERT, adapter(
+        "adapter/adapter_model.safetensors", "base_model.model.encoder.layer.0.attention.self.query.lora_A.weight", config=True)),
+    Case("contradictions", "adapter under another name", BERT, adapter("extra/weights.safetensors", "layer.0.query.lora_A.weight")),
+    Case("contradictions", "2_Normalize not listed", BERT, without_module("Normalize")),
+    Case("contradictions", "empty 3_Dense not listed", BERT, lambda f: (f / "3_Dense").mkdir()),
+    Case("contradictions", "1_Pooling/CONFIG.json", BERT, renamed("1_Pooling/config.json", "1_Pooling/CONFIG.json")),
+    Case("contradictions", "Tokenizer.json", BERT, renamed("tokenizer.json", "Tokenizer.json")),
+    Case("contradictions", "a second Pooling/config.json by case", BERT, write("1_Pooling/Config.json", "{}")),
+    Case("contradictions", "a module without configuration", DENSE, lambda f: (next(f.glob("*_Dense")) / "config.json").unlink()),
+    Case("contradictions", "weights beside the routes", ROUTER, lambda f: save_file({"a": torch.ones(1)}, f / "model.safetensors")),
+    Case("contradictions", "a route through nothing", ROUTER, lambda f: edit("router_config.json", structure=(
+        s := json.loads((f / "router_config.json").read_text())["structure"]) | {"document": [*s["document"], "document_9_Dense"]})(f)),
+    Case("contradictions", "a default route that is none", ROUTER, edit("router_config.json", parameters={"default_route": "passage"})),
+    Case("contradictions", "a name twice in JSON", BERT, lambda f: write("config.json", (f / "config.json").read_text().replace(
+        "{", '{"hidden_size": 64,', 1))(f)),
+    Case("contradictions", "one folder for two modules", BERT, lambda f: write("modules.json", json.dumps(
+        [m | {"path": m["path"].replace("2_Normalize", "1_Pooling")} for m in json.loads((f / "modules.json").read_text())]))(f)),
     Case("home folders", "in a sentence", BERT, write("README.md", "# M\nTrained from /home/alice.smith/corpora, twice.\n")),
     Case("home folders", "with a space", BERT, write("README.md", "see '/Users/Jane Doe/models/7'")),
     Case("home folders", "of Windows, in JSON", BERT, edit("config.json", note="from C:\\Users\\jane\\models")),

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
@@ -18,7 +19,9 @@ from revela_hub.hub_cards.card import CARD_FACTS, OURS
 from revela_hub.hub_cards.facts import Figure, ModelCardFacts
 from revela_hub.hub_cards.figures import training_curve
 from revela_hub.hub_cards.method import Method, Part
+from revela_hub.hub_cards.verify.consistency import contradictions
 from revela_hub.hub_cards.verify.contents import contents, read_json
+from revela_hub.hub_cards.verify.kinds import content_faults
 from revela_hub.hub_cards.verify.texts import probe_texts
 
 if TYPE_CHECKING:
@@ -108,8 +111,9 @@ def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembl
     if assembly.part != "retriever" or assembly.adapter_only:
         raise UserError(f"{checkpoint} is a finished model, not a checkpoint: it can only be published as it is")
     found, reference = contents(checkpoint), checkpoint / REFERENCE
-    if found.links:
-        raise UserError(f"{checkpoint}: {found.links[0]}")
+    faults = (found.links, contradictions(checkpoint, found), content_faults(checkpoint, sorted(found.goes)))
+    for fault in chain.from_iterable(faults):
+        raise UserError(f"{checkpoint}: {fault}")
     found.copy_to(folder)
     by_hand = (checkpoint / "README.md").is_file() and not _is_our_card(checkpoint)
     return Assembled(

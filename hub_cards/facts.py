@@ -18,7 +18,7 @@ import yaml
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.method import Method
-from revela_hub.hub_cards.verify.files import safetensors_header
+from revela_hub.hub_cards.verify.weights import safetensors_header
 
 METRIC_NAMES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
 # Model types that the two servers' documentation lists; a model with code of its own is never among them.

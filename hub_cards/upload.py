@@ -19,6 +19,7 @@ from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assemb
 from revela_hub.hub_cards.card import OURS, check_card, write_card
 from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.repository import Destination, Plan, Repository, files_of, hub_errors, names, sha256
+from revela_hub.hub_cards.verify.consistency import contradictions
 from revela_hub.hub_cards.verify.contents import Contents, belongs_by_name, contents
 from revela_hub.hub_cards.verify.files import Check, folder_fault
 from revela_hub.hub_cards.verify.verify import verify
@@ -173,12 +174,12 @@ def check(folder_or_id: str | Path, *, revision: str | None = None, trust_remote
             reference=reference if reference.is_file() else None,
             offline=False,
         )
-    return [_contents_check(found), *checks]
+    return [_contents_check(folder, found), *checks]
 
 
-def _contents_check(found: Contents) -> Check:
-    if found.links:
-        return Check("contents", False, found.links[0])
+def _contents_check(folder: Path, found: Contents) -> Check:
+    for fault in (*found.links, *contradictions(folder, found)):
+        return Check("contents", False, fault)
     if found.pickles:
         more = f" and {len(found.pickles) - 1} more" if len(found.pickles) > 1 else ""
         return Check("contents", False, f"{found.pickles[0]}{more}: a pickle runs code on whoever reads it; delete it")

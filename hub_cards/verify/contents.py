@@ -16,12 +16,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 # In the folder itself. Weights: the names that transformers, peft and sentence-transformers load.
-_ROOT = re.compile(
+ROOT_NAME = re.compile(
     r"""(config|generation_config|modules|router_config|adapter_config|tokenizer|special_tokens_map|added_tokens|vocab
       |chat_template|config_sentence_transformers|sentence_\w+_config|\w*tokenizer_config|\w*processor_config)\.json
       |(adapter_)?model(\.\w+)?(-\d{5}-of-\d{5})?\.safetensors|(adapter_)?model(\.\w+)?\.safetensors\.index\.json
       |merges\.txt|vocab\.(txt|tsv)|bpe\.codes|[\w.-]*\.(tiktoken|spm)|(spiece|sentencepiece[\w.]*|tokenizer|source|target)
-      \.(model|spm)(\.v\d+)?|chat_template\.jinja|README\.md|(LICEN[SC]E|NOTICE|COPYING)[\w.-]*|CITATION\.cff""",
+      \.(model|spm)(\.v\d+)?|chat_template\.jinja|README\.md|(?i:(licen[sc]e|notice|copying)[\w.-]*(?<!\.pdf))|CITATION\.cff""",
     re.VERBOSE,
 )
 _IN_MODULE = re.compile(r"[\w.-]+\.(json|safetensors|txt|model|jinja|spm|tiktoken)")
@@ -71,7 +71,7 @@ def contents(folder: Path, *, downloaded: bool = False) -> Contents:
         downloaded: it is a snapshot in the Hub's cache, in which every file is a link.
     """
     found = Contents()
-    modules, code = _module_folders(folder), code_files(folder)
+    modules, code = module_folders(folder), code_files(folder)
     pictures = _pictures(folder)
     for path in _walk(folder, found, downloaded):
         name = path.relative_to(folder).as_posix()
@@ -95,7 +95,7 @@ def belongs_by_name(name: str) -> bool:
     if path.suffix == ".py" or path.parts[0] == ".eval_results":
         return True
     if len(path.parts) == 1:
-        return bool(_ROOT.fullmatch(name)) and not re.match(r"README|LICEN|NOTICE|COPYING|CITATION", name)
+        return bool(ROOT_NAME.fullmatch(name)) and not re.match(r"(?i)README|LICEN|NOTICE|COPYING|CITATION", name)
     module = re.fullmatch(r"\w*\d+_\w+|\w*tokenizer|additional_chat_templates", path.parts[0])
     return module is not None and bool(_IN_MODULE.fullmatch(path.name))
 
@@ -130,11 +130,13 @@ def _belongs(name: str, modules: set[str], code: set[str], pictures: set[str]) -
     if name in code or name in pictures:
         return True
     if parent == "":
-        return bool(_ROOT.fullmatch(name))
+        return bool(ROOT_NAME.fullmatch(name))
     if parent in modules:
         return bool(_IN_MODULE.fullmatch(path.name))
     if len(path.parts) == 2 and _TOKENIZER_FOLDER.fullmatch(parent):
-        return bool(_ROOT.fullmatch(path.name)) and not path.name.endswith(".safetensors") or path.suffix == ".jinja"
+        return (
+            bool(ROOT_NAME.fullmatch(path.name)) and not path.name.endswith(".safetensors") or path.suffix == ".jinja"
+        )
     if parent == "figures":
         return bool(_PICTURE.fullmatch(path.name))
     return parent == ".eval_results" and bool(_RESULTS.fullmatch(path.name))
@@ -160,7 +162,7 @@ def read_json(file: Path) -> Any:
         return None
 
 
-def _module_folders(folder: Path) -> set[str]:
+def module_folders(folder: Path) -> set[str]:
     """The subfolders that sentence-transformers loads modules from, also those of a Router, by modules.json."""
     listed = read_json(folder / "modules.json")
     found: set[str] = set()

@@ -8,13 +8,15 @@ from __future__ import annotations
 import ast
 import json
 import re
-import struct
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from .consistency import contradictions
 from .contents import auto_maps, code_files, contents, read_json
+from .kinds import content_faults
 from .secrets import VOCABULARIES, secret_faults
+from .weights import NotReadable, adapter_faults, weights_faults
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 _CHECKPOINT = re.compile(r"(^|/)checkpoint-\d+$")
@@ -32,8 +34,6 @@ _FREE_TEXT = {
     "additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens",
 }  # fmt: skip
 _GUARD = re.compile(r"is_\w+_available|TYPE_CHECKING|_available\b|version|find_spec")
-_MODEL = re.compile(r"model(\.\w+)?\.safetensors")
-_SHARD = re.compile(r"model(\.\w+)?-(\d{5})-of-(\d{5})\.safetensors")
 
 
 class Check(NamedTuple):
@@ -42,10 +42,6 @@ class Check(NamedTuple):
     name: str
     ok: bool
     detail: str
-
-
-class NotReadable(ValueError):
-    """A file is not what its name says; the message names it and the cause."""
 
 
 def check_files(folder: Path, allowed: frozenset[str], *, adapter_only: bool, offline: bool) -> Iterator[Check]:
@@ -65,7 +61,11 @@ def check_files(folder: Path, allowed: frozenset[str], *, adapter_only: bool, of
     for name, found, fine in (
         ("paths", _path_faults(folder, names), "no path of the machine it was made on"),
         ("secrets", secret_faults(folder, names), "no token, no key, no home folder"),
-        ("adapters", _adapter_faults(folder, adapter_only), "an adapter of a Hub model" if adapter_only else "merged"),
+        (
+            "adapters",
+            adapter_faults(folder, names, adapter_only),
+            "an adapter of a Hub model" if adapter_only else "merged",
+        ),
         ("remote code", _code_faults(folder, allowed, offline), _code_found(folder)),
     ):
         fault = next(found, "")
@@ -92,6 +92,8 @@ def _folder_faults(folder: Path) -> Iterator[str]:
             yield f"{broken} is not a file"
         if not (folder / "adapter_config.json").is_file():
             yield f"{folder.name} holds neither modules.json nor config.json: not a model folder"
+    found = contents(folder, downloaded=True)
+    yield from content_faults(folder, sorted(found.goes))
     for file in sorted(folder.rglob("*.json")):
         where = file.relative_to(folder)
         if not file.is_file():
@@ -105,7 +107,8 @@ def _folder_faults(folder: Path) -> Iterator[str]:
             if not isinstance(content, expected):
                 yield f"{where} holds a {type(content).__name__}, where a {expected.__name__} belongs"
     yield from _module_faults(folder)
-    yield from _weights_faults(folder)
+    yield from weights_faults(folder)
+    yield from contradictions(folder, found)
 
 
 def _json(folder: Path, file: Path) -> Any:
@@ -116,9 +119,18 @@ def _json(folder: Path, file: Path) -> Any:
     if not data.strip():
         raise NotReadable(f"{where} is empty")
     try:
-        return json.loads(data.decode("utf-8"))
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_without_repeats if len(data) < 2**20 else None)
     except (ValueError, RecursionError) as error:
         raise NotReadable(f"{where} is not valid JSON: {str(error)[:200]}") from error
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs as a dict; Python would keep the last of two values for a name, other readers the first or neither."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return content
 
 
 def _module_faults(folder: Path) -> Iterator[str]:
@@ -146,71 +158,7 @@ def _module_faults(folder: Path) -> Iterator[str]:
             yield f"{path / 'config.json'}: readers get Tanh instead of {activation}, which is not one of torch's"
 
 
-def _weights_faults(folder: Path) -> Iterator[str]:
-    files = [file for file in sorted(folder.rglob("*.safetensors")) if not file.parent.name.startswith(".")]
-    for file in files:
-        yield from _type_faults(file, folder)
-    for file in sorted([*folder.glob("*/pytorch_model*.bin"), *folder.glob("*/*/pytorch_model*.bin")]):
-        if not any(file.parent.glob("*.safetensors")):
-            where = file.relative_to(folder)
-            yield f"{where} is a pickle, which can run code on the reader's machine: save the module as safetensors"
-    if not files:
-        pickled = next((f": {file.name} is one" for file in sorted(folder.glob("*.bin"))), "")
-        yield f"no weights in safetensors form (pickled weights can run code on the reader's machine{pickled})"
-    yield from _shard_faults(folder, {file.name for file in files if file.parent == folder})
-
-
-def _type_faults(file: Path, folder: Path) -> Iterator[str]:
-    header, config = safetensors_header(file, folder), read_json(file.parent / "config.json")
-    if isinstance(config, dict) and config.get("quantization_config"):
-        return
-    for name, entry in header.items():
-        if name.endswith("weight") and str(entry.get("dtype", "")).startswith(("I", "U", "F8")):
-            yield f"{name} is stored as {entry['dtype']}, and config.json has no quantization_config to read it with"
-
-
-def _shard_faults(folder: Path, names: set[str]) -> Iterator[str]:
-    shards = sorted(name for name in names if _SHARD.fullmatch(name))
-    single = next((name for name in sorted(names) if _MODEL.fullmatch(name)), None)
-    index = read_json(folder / "model.safetensors.index.json")
-    if shards and single:
-        yield f"{single} lies beside {shards[0]}: two sets of weights, of which only the first is loaded"
-    if shards and index is None:
-        yield f"{shards[0]} has no model.safetensors.index.json, without which it is not loaded"
-    named = index.get("weight_map") if isinstance(index, dict) else None
-    if missing := sorted(set(map(str, named.values())) - names) if isinstance(named, dict) else []:
-        yield f"model.safetensors.index.json names {missing[0]}, which is not in the folder"
-
-
-def safetensors_header(file: Path, folder: Path | None = None) -> dict[str, Any]:
-    """Returns tensor name -> type, shape and place, from the head of a safetensors file (8 bytes of length, then JSON).
-
-    Raises:
-        NotReadable: the file is something else, or not whole.
-    """
-    name, size = file.relative_to(folder or file.parent), file.stat().st_size
-    with file.open("rb") as stream:
-        head = stream.read(8)
-        if head == b"version ":
-            raise NotReadable(f"{name} is a Git-LFS pointer, not the weights: run git lfs pull")
-        if len(head) < 8:
-            raise NotReadable(f"{name} is {'empty' if not head else 'cut off'}: {size} bytes are no safetensors file")
-        (length,) = struct.unpack("<Q", head)
-        if length > min(size - 8, 100 * 2**20):
-            what = "a pickle or another format" if head[:2] in (b"PK", b"\x80\x02") else "cut off, or another format"
-            raise NotReadable(f"{name} is not a safetensors file: {what}")
-        try:
-            header: dict[str, Any] = json.loads(stream.read(length))
-            ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError, AttributeError) as error:
-            raise NotReadable(f"{name} is not a safetensors file: its header cannot be read") from error
-    if (expected := 8 + length + max(ends, default=0)) != size:
-        cut = "is cut off" if size < expected else "has bytes behind its last weight"
-        raise NotReadable(f"{name} {cut}: {size:,} bytes instead of {expected:,}")
-    return header
-
-
-# --- paths, adapters
+# --- paths
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -235,19 +183,6 @@ def _path_faults(folder: Path, names: list[str]) -> Iterator[str]:
             if named or pathlike or _LOCAL_PATH.fullmatch(text):
                 where = f"{name}: {key} is {text!r}"
                 yield f"{where}, a path on the machine it was made on: name a Hub id, or remove it"
-
-
-def _adapter_faults(folder: Path, adapter_only: bool) -> Iterator[str]:
-    config = folder / "adapter_config.json"
-    if adapter_only:
-        if not config.is_file():
-            yield "adapter_config.json is missing"
-        return
-    if config.is_file():
-        yield "adapter_config.json is in the folder: the LoRA weights were not merged into the model"
-    for file in sorted(folder.rglob("*.safetensors")):
-        if name := next((name for name in safetensors_header(file, folder) if "lora_" in name), None):
-            yield f"{file.relative_to(folder)} holds {name}: the LoRA weights were not merged into the model"
 
 
 # --- remote code

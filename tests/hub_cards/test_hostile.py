@@ -18,7 +18,7 @@ PER_KIND = 2
 GOOD = (
     "BERT without pooler", "BERT with PreTraining heads, embedded", "BERT in float16", "RoBERTa", "MPNet", "T5 encoder",
     "Llama in shards", "Gemma", "static embeddings", "Router of query and document", "SPLADE", "CrossEncoder",
-    "MultiVectorEncoder", "code of its own", "slashes in labels and words", "plain BertForMaskedLM",
+    "MultiVectorEncoder", "code of its own", "slashes in labels and words", "files beside the model", "plain BertForMaskedLM",
     "plain LlamaForCausalLM without padding token",
 )  # fmt: skip
 

@@ -1,0 +1,135 @@
+"""What a file is, by its bytes and its size: a name says only what it should be.
+
+A name decides whether a file belongs to a model (`contents.py`); here its content has to be what the name says, of a size
+that such a file has. Archives, pickles and programs are known by their first bytes, SentencePiece models by their form.
+Part of `verify.py`'s clean process: standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+# First bytes -> what begins with them.
+_MAGIC = {
+    b"PK\x03\x04": "a zip archive (torch's pickles and numpy's .npz are some)",
+    b"PK\x05\x06": "a zip archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"\x1f\x9d": "a compressed archive",
+    b"BZh": "a bzip2 archive",
+    b"\xfd7zXZ\0": "an xz archive",
+    b"\x28\xb5\x2f\xfd": "a zstd archive",
+    b"\x04\x22\x4d\x18": "an lz4 archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a rar archive",
+    b"MSCF\0": "a cabinet archive",
+    b"\x7fELF": "a program",
+    b"MZ\x90\0": "a program",
+    b"\xca\xfe\xba\xbe": "a program",
+    b"\xcf\xfa\xed\xfe": "a program",
+    b"\0asm": "a program",
+    b"\x93NUMPY": "a numpy file, which may hold a pickle",
+    b"\x89HDF": "an HDF5 file",
+    b"GGUF": "a GGUF file",
+    b"PAR1": "a Parquet file",
+    b"SQLite format 3\0": "a database",
+    b"%PDF-": "a PDF file",
+    b"version https://git-lfs": "a Git-LFS pointer, not the file: run git lfs pull",
+}
+# A pickle of protocol 2 to 5 says so in two bytes that no text has. Older ones are text: a call of a function of a module.
+_CALLS = (
+    rb"[ci](?:posix|nt|os|builtins|__builtin__|subprocess|torch[\w.]*|numpy[\w.]*|copy_?reg|collections|_codecs)\n\w+\n"
+)
+_PICKLE = re.compile(rb"\x80[\x02-\x05]|\(?c[\w.]+\n\w+\n(?:p\d+\n|q.)?\(|.{0,4000}?(?:^|[\n(])" + _CALLS, re.DOTALL)
+_PICTURE = re.compile(r".*\.(png|jpe?g|gif|webp)", re.IGNORECASE)
+_SENTENCEPIECE = re.compile(r".*\.(model|spm)(\.v\d+)?")
+_VOCABULARY = re.compile(r"tokenizer\.json|vocab\.\w+|merges\.txt|bpe\.codes|.*\.(model|spm|tiktoken)(\.v\d+)?")
+_RANKS = re.compile(rb"(?:[A-Za-z0-9+/]+={0,2} \d+\r?\n?)+")  # tiktoken: a token in base64 and its rank, line by line
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+_NUL = re.compile(rb"\0")  # a vocabulary may list any other character
+MIB = 2**20
+LARGEST = 128 * MIB  # of a vocabulary
+
+
+def content_faults(folder: Path, names: list[str]) -> Iterator[str]:
+    """Yield which files are too large for what they are, or something else than their names say.
+
+    Args:
+        folder: the model.
+        names: of its files. Weights and JSON are read in `files.py`; here JSON has only its size looked at.
+    """
+    for name in names:
+        if name.endswith(".safetensors"):
+            continue
+        size, limit = (folder / name).stat().st_size, _limit(name)
+        if size > limit:
+            yield f"{name} has {size:,} bytes; a file of its kind has at most {limit // MIB} MiB"
+        elif not name.endswith(".json") and (what := _other_content(name, (folder / name).read_bytes())):
+            yield f"{name} is {what}"
+
+
+def _limit(name: str) -> int:
+    """The bytes that a file of this name may have: several times what the largest published models have."""
+    last = PurePosixPath(name).name
+    if _VOCABULARY.fullmatch(last):
+        return LARGEST
+    return 64 * MIB if last.endswith(".index.json") or _PICTURE.fullmatch(last) else 16 * MIB
+
+
+def known_content(data: bytes) -> str | None:
+    """Return what the bytes are, if they are an archive, a pickle, a program or data of another library."""
+    for magic, what in _MAGIC.items():
+        if data.startswith(magic):
+            return what
+    if data[257:262] == b"ustar":
+        return "a tar archive"
+    if _PICKLE.match(data):
+        return "a pickle, which runs code when it is read"
+    if b"PK\x05\x06" in data[-66_000:]:
+        return "also a zip archive: one is appended to it"
+    return None
+
+
+def _other_content(name: str, data: bytes) -> str | None:
+    """What the file is instead of what its name says; None if it is that."""
+    if what := known_content(data):
+        return what
+    if _PICTURE.fullmatch(name):
+        return None
+    if _SENTENCEPIECE.fullmatch(name):
+        fine = is_sentencepiece(data) or _RANKS.fullmatch(data)
+        return None if fine else "neither a SentencePiece model nor a table of tokens and ranks"
+    text = data.decode("utf-16", errors="replace").encode() if data[:2] in (b"\xff\xfe", b"\xfe\xff") else data
+    if found := (_NUL if _VOCABULARY.fullmatch(PurePosixPath(name).name) else _NO_TEXT).search(text):
+        return f"no text: byte {found.start()} is {found.group()!r}"
+    return None
+
+
+def is_sentencepiece(data: bytes) -> bool:
+    """Whether the bytes are a SentencePiece `ModelProto`: fields of protobuf to the last byte, and pieces among them."""
+    place, pieces = 0, 0
+    try:
+        while place < len(data):
+            key, place = _varint(data, place)
+            field, kind = key >> 3, key & 7
+            if kind != 2 or not (1 <= field <= 5 or field >= 200):  # all fields are messages, others are extensions
+                return False
+            length, place = _varint(data, place)
+            pieces += field == 1
+            place += length
+    except IndexError:
+        return False
+    return place == len(data) and pieces > 0
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    """A number in protobuf's form, and the place behind it."""
+    number = shift = 0
+    while True:
+        byte = data[place]
+        number, place, shift = number | (byte & 127) << shift, place + 1, shift + 7
+        if byte < 128:
+            return number, place
+        if shift > 63:
+            raise IndexError

@@ -1,0 +1,221 @@
+"""Files whose content, size or name is not what a model's file has: each is named, and real ones are not."""
+
+import gzip
+import io
+import json
+import pickle
+import tarfile
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from revela_hub.hub_cards.verify.consistency import contradictions
+from revela_hub.hub_cards.verify.contents import contents
+from revela_hub.hub_cards.verify.files import folder_fault
+from revela_hub.hub_cards.verify.kinds import content_faults, is_sentencepiece
+
+
+def archive(kind: str) -> bytes:
+    stream = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(stream, "w") as file:
+            file.writestr("a", "text")
+    elif kind == "tar":
+        with tarfile.open(fileobj=stream, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo("a"))
+    elif kind == "npz":
+        np.savez(stream, a=np.ones(3))
+    elif kind == "torch":
+        torch.save({"a": torch.ones(3)}, stream)
+    return stream.getvalue()
+
+
+def message(field: int, content: bytes) -> bytes:
+    return bytes([field << 3 | 2, len(content)]) + content
+
+
+PIECES = b"".join(message(1, message(1, piece)) for piece in (b"<unk>", b"\xe2\x96\x81the", b"s"))
+SENTENCEPIECE = PIECES + message(2, b"\x0a\x03abc") + message(3, b"")
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+WRONG = {
+    "LICENSE.tar.gz": (gzip.compress(archive("tar")), "a gzip archive"),
+    "LICENSE": (archive("tar"), "a tar archive"),
+    "NOTICE.txt": (archive("zip"), "a zip archive"),
+    "tokenizer.model": (pickle.dumps(OrderedDict(a=1)), "a pickle"),
+    "spiece.model": (pickle.dumps(OrderedDict(a=1), protocol=0), "a pickle"),
+    "source.spm": (SENTENCEPIECE[:-5], "neither a SentencePiece model nor"),
+    "target.spm": (b"nothing of the kind", "neither a SentencePiece model nor"),
+    "vocab.txt": (archive("npz"), "a zip archive"),
+    "merges.txt": (archive("torch"), "a zip archive"),
+    "bpe.codes": (b"\x7fELF\2\1\1", "a program"),
+    "README.md": (b"cposix\nsystem\n(S'id'\ntR.", "a pickle"),
+    "CITATION.cff": (b"title: a\0\1\2", "no text: byte 8"),
+    "chat_template.jinja": (b"\x93NUMPY\1\0", "a numpy file"),
+    "COPYING": (b"version https://git-lfs.github.com/spec/v1\n", "a Git-LFS pointer"),
+    "map.png": (PNG + archive("zip"), "also a zip archive"),
+    "modeling.py": (b"\x80\4K\1.", "a pickle"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_file_is_not(name: str, tmp_path: Path) -> None:
+    content, said = WRONG[name]
+    (tmp_path / name).write_bytes(content)
+    (fault,) = content_faults(tmp_path, [name])
+    assert fault.startswith(f"{name} is {said}")
+
+
+RIGHT = {
+    "tokenizer.model": SENTENCEPIECE,
+    "vocab.tiktoken": b"IQ== 0\nIg== 1\n",
+    "LICENSE": "MIT \f \xa9 2024".encode("latin-1"),
+    "NOTICE": "a text".encode("utf-16"),
+    "README.md": b"# M\n\ncposix and (c) os\nsystem\n(a list)\n",
+    "vocab.txt": b"[PAD]\ncat\ndog\n(\n\x01\n",
+    "CITATION.cff": b"cff-version: 1.2.0\nmessage: cite\nauthors:\n- family-names: A.\n",
+    "map.png": PNG,
+    "empty.txt": b"",
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_a_file_is(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(RIGHT[name])
+    assert list(content_faults(tmp_path, [name])) == []
+
+
+@pytest.mark.parametrize(("name", "size"), [("merges.txt", 10**9), ("config.json", 2 * 10**8), ("a.png", 10**8)])
+def test_files_that_are_too_large(name: str, size: int, tmp_path: Path) -> None:
+    with (tmp_path / name).open("wb") as stream:
+        stream.truncate(size)  # takes no room on the disk
+    (fault,) = content_faults(tmp_path, [name])
+    assert fault.startswith(f"{name} has {size:,} bytes; a file of its kind has at most")
+
+
+def test_a_sentencepiece_model_has_pieces() -> None:
+    assert is_sentencepiece(SENTENCEPIECE)
+    assert not any(map(is_sentencepiece, (b"", message(2, b"abc"), PIECES + b"\x80\x80", PIECES + b"\x08\x01")))
+
+
+def folder_of(path: Path) -> Path:
+    """What a sentence-transformers folder has, as far as its files are looked at."""
+    (path / "1_Pooling").mkdir(parents=True)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [{"idx": i, "name": str(i), "path": p, "type": f"s.{kind}"} for i, (p, kind) in enumerate(kinds.items())]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "config.json").write_text("{}")
+    (path / "1_Pooling" / "config.json").write_text("{}")
+    save_file({"a": torch.ones(2)}, path / "model.safetensors")
+    return path
+
+
+def lora(path: Path, name: str = "base_model.model.q_proj.lora_A.weight") -> None:
+    path.parent.mkdir(exist_ok=True)
+    save_file({name: torch.ones(2)}, path)
+
+
+def shards(folder: Path, placed: dict[str, str], stored: dict[str, list[str]]) -> None:
+    (folder / "model.safetensors").unlink()
+    for name, keys in stored.items():
+        save_file({key: torch.ones(2) for key in keys}, folder / name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "module not listed": (lambda f: (f / "2_Normalize").mkdir(), "2_Normalize is the folder of a module that"),
+    "wrong case": (
+        lambda f: (f / "1_Pooling" / "config.json").rename(f / "1_Pooling" / "CONFIG.json"),
+        "1_Pooling/CONFIG.json: readers look for config.json",
+    ),
+    "two by case": (lambda f: (f / "Config.json").write_text("{}"), "Config.json: readers look for config.json"),
+    "licences by case": (
+        lambda f: [(f / name).write_text("MIT") for name in ("LICENSE", "License")],
+        "LICENSE and License are one file where case does not matter",
+    ),
+    "card by case": (lambda f: (f / "readme.md").write_text("# M"), "readme.md: readers look for README.md"),
+    "adapter in a subfolder": (lambda f: lora(f / "adapter" / "a.safetensors"), "adapter/a.safetensors holds base_model"),
+    "adapter by name": (
+        lambda f: lora(f / "x" / "adapter_model.safetensors", "a"), "x/adapter_model.safetensors is a file of PEFT"
+    ),
+    "no configuration": (lambda f: (f / "1_Pooling" / "config.json").unlink(), "1_Pooling/config.json is missing"),
+    "weights that nobody reads": (
+        lambda f: lora(f / "1_Pooling" / "model.safetensors", "a"), "1_Pooling/model.safetensors is read by no module"
+    ),
+    "one folder, two modules": (
+        lambda f: (f / "modules.json").write_text(
+            json.dumps([{"path": "", "type": "s.Transformer"}, {"path": "", "type": "s.Normalize"}, {"path": "1_Pooling", "type": "s.Pooling"}])
+        ),
+        "modules.json lists the folder itself twice",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_contradictions(name: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    plant, said = CONTRADICTIONS[name]
+    assert list(contradictions(folder, contents(folder))) == []
+    plant(folder)
+    assert next(contradictions(folder, contents(folder)), "").startswith(said)
+
+
+def test_a_training_checkpoint_beside_the_model_is_none(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    lora(folder / "checkpoint-7" / "adapter_model.safetensors")
+    (folder / "Train.py").write_text("")
+    assert list(contradictions(folder, contents(folder))) == []
+
+
+ROUTER = {"types": {"query_0_Transformer": "s.Transformer"}, "structure": {"query": ["query_0_Transformer"]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"structure": ROUTER["structure"] | {"document": ["d_0_X"]}}, "a route goes through d_0_X, which has no type"),
+        ({"types": {"query_0_Transformer": "s.Transformer", "d_0_X": "s.X"}}, "no route goes through d_0_X"),
+        ({"parameters": {"default_route": "document"}}, "default_route is document, which is not one of query"),
+    ],
+)
+def test_routes(changes: dict[str, object], said: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": "", "type": "s.Router"}]))
+    (tmp_path / "router_config.json").write_text(json.dumps(ROUTER | {"parameters": {"default_route": "query"}}))
+    assert list(contradictions(tmp_path, contents(tmp_path))) == []
+    (tmp_path / "router_config.json").write_text(json.dumps(ROUTER | changes))
+    assert next(contradictions(tmp_path, contents(tmp_path))) == f"router_config.json: {said}"
+
+
+@pytest.mark.parametrize(
+    ("placed", "stored", "said"),
+    [
+        ({"a": ONE}, {ONE: ["a"], TWO: ["b"]}, f"index.json does not name {TWO}: its weights are not loaded"),
+        ({"a": ONE, "b": TWO}, {ONE: ["a"], TWO: ["b", "c"]}, f"index.json does not name c of {TWO}"),
+        ({"a": ONE, "b": TWO}, {ONE: ["a", "b"], TWO: ["b"]}, f"index.json does not name b of {ONE}"),
+        ({"a": ONE, "b": TWO, "c": TWO}, {ONE: ["a"], TWO: ["b"]}, f"index.json: c is not in {TWO}"),
+        ({"a": ONE, "b": "../other.safetensors"}, {ONE: ["a"], TWO: ["b"]}, "names ../other.safetensors, which is not a"),
+        ({"a": ONE, "b": TWO}, {ONE: ["a"]}, f"{ONE} lies there without {TWO}"),
+        ({}, {ONE: ["a"], TWO: ["b"]}, f"index.json does not name {ONE}"),
+    ],
+)  # fmt: skip
+def test_shards(placed: dict[str, str], stored: dict[str, list[str]], said: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    shards(folder, {"a": ONE, "b": TWO}, {ONE: ["a"], TWO: ["b"]})
+    assert folder_fault(folder) == ""
+    (folder / ONE).rename(folder / "model.safetensors")
+    shards(folder, placed, stored)
+    for name in {ONE, TWO} - stored.keys():
+        (folder / name).unlink(missing_ok=True)
+    assert said in folder_fault(folder)
+
+
+def test_a_name_twice_in_json(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    (folder / "config.json").write_text('{"model_type": "bert", "model_type": "llama"}')
+    assert folder_fault(folder) == "config.json is not valid JSON: 'model_type' stands there twice"
