@@ -1,5 +1,6 @@
 """What `export` prints and what cards show loads the model, in a process that has never heard of this package."""
 
+import copy
 import json
 import re
 import subprocess
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import BertForMaskedLM
 
+from revela_hub.checkpoints import METHODS
 from revela_hub.cli import main as cli
 from revela_hub.hub_cards import ModelCardFacts, with_eos, write_card
 from revela_hub.modeling import (
@@ -65,7 +67,7 @@ def imprag(folder: Path, given: SimpleNamespace) -> None:
     given.bpe.save_pretrained(folder)
 
 
-METHODS: tuple[Callable[[Path, SimpleNamespace], None], ...] = (revela, retromae, nvembed, cot_mote, imprag)
+MAKERS: tuple[Callable[[Path, SimpleNamespace], None], ...] = (revela, retromae, nvembed, cot_mote, imprag)
 
 
 def test_what_is_printed_loads_in_a_clean_process(
@@ -74,9 +76,9 @@ def test_what_is_printed_loads_in_a_clean_process(
     fixtures = {"llama": "tiny_llama", "bert": "tiny_bert", "bpe": "bpe_tokenizer", "wordpiece": "wordpiece_tokenizer"}
     given = SimpleNamespace(**{name: request.getfixturevalue(fixture) for name, fixture in fixtures.items()})
     codes, loaders = [], []
-    for make in METHODS:
+    for make in MAKERS:
         checkpoint, output = tmp_path / make.__name__, tmp_path / f"{make.__name__}'s models"
-        make(checkpoint, given)
+        make(checkpoint, copy.deepcopy(given))  # NV-Embed takes the causal mask off the model that it is given
         capsys.readouterr()
         more = ["--lm"] if make is revela else []
         assert cli.main(["export", str(checkpoint), "--output", str(output), *more]) == 0
@@ -84,7 +86,7 @@ def test_what_is_printed_loads_in_a_clean_process(
         loaders += printed
         codes += printed
         for folder in sorted(path for path in output.iterdir() if path.is_dir()):
-            card = write_card(folder, ModelCardFacts(method=make.__name__), repo_id=str(folder)).read_text()
+            card = write_card(folder, ModelCardFacts(method=METHODS[make.__name__]), repo_id=str(folder)).read_text()
             codes += re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(loaders) == 8
     assert len(codes) == 2 * len(loaders)
