@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.card import CARD_FACTS, OURS
+from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.facts import Figure, ModelCardFacts
 from revela_hub.hub_cards.figures import training_curve
 from revela_hub.hub_cards.method import Method, Part
 from revela_hub.hub_cards.verify.consistency import contradictions
-from revela_hub.hub_cards.verify.contents import contents, read_json
+from revela_hub.hub_cards.verify.contents import Contents, contents, read_json
 from revela_hub.hub_cards.verify.kinds import content_faults
 from revela_hub.hub_cards.verify.texts import probe_texts
 
@@ -44,6 +45,7 @@ class Assembly:
         dtype: type of the stored weights; None for the one they have.
         facts: of the card; None for those in the checkpoint's card.yaml.
         trust_remote_code: run the code that a finished model folder brings with it.
+        timeout: seconds that the verification may take; None for what the size of the weights asks for.
     """
 
     part: Part = "retriever"
@@ -52,6 +54,7 @@ class Assembly:
     dtype: torch.dtype | None = None
     facts: ModelCardFacts | None = None
     trust_remote_code: bool = False
+    timeout: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Assembled:
         adapter_of: the base, where the folder holds an adapter alone.
         own_card: for a finished folder with a card of other hands, which stays unless the facts are others than these.
         stays: path -> why, for what the checkpoint holds and the folder does not.
+        timeout: seconds that its verification may take; None for what the size of the weights asks for.
     """
 
     folder: Path
@@ -77,6 +81,7 @@ class Assembled:
     adapter_of: str | None = None
     own_card: ModelCardFacts | None = None
     stays: dict[str, str] = field(default_factory=dict)
+    timeout: float | None = None
 
 
 # A method's own: (checkpoint, folder, assembly) -> what it wrote into that folder, which is not there yet.
@@ -111,7 +116,8 @@ def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembl
     if assembly.part != "retriever" or assembly.adapter_only:
         raise UserError(f"{checkpoint} is a finished model, not a checkpoint: it can only be published as it is")
     found, reference = contents(checkpoint), checkpoint / REFERENCE
-    faults = (found.links, contradictions(checkpoint, found), content_faults(checkpoint, sorted(found.goes)))
+    unread = content_faults(checkpoint, sorted(found.goes))
+    faults = (found.links, contradictions(checkpoint, found), _pickled_modules(found), unread)
     for fault in chain.from_iterable(faults):
         raise UserError(f"{checkpoint}: {fault}")
     found.copy_to(folder)
@@ -123,6 +129,15 @@ def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembl
         own_card=ModelCardFacts() if by_hand else None,
         stays=found.stays,
     )
+
+
+def _pickled_modules(found: Contents) -> Iterator[str]:
+    """Modules that have nothing but pickled weights, which stay: readers could not load the model."""
+    whole = {Path(name).parent for name in found.goes if name.endswith(".safetensors")}
+    modules = {Path(name).parent for name in found.goes} - whole - {Path()}
+    for name in found.pickles:
+        if Path(name).parent in modules:
+            yield f"{name} is a pickle, which can run code on the reader's machine: save the module as safetensors"
 
 
 def _is_our_card(folder: Path) -> bool:
@@ -176,6 +191,7 @@ def write_reference(folder: Path, vectors: dict[str, torch.Tensor], max_length: 
     file.parent.mkdir(exist_ok=True)
     # One entry: safetensors writes several in a random order.
     save_file(vectors, file, metadata={"settings": json.dumps({name: fact for name, fact in facts.items() if fact})})
+    make_readable(file.parent)
     return file
 
 
@@ -212,6 +228,7 @@ def save_adapter(checkpoint: Path, folder: Path, *, part: str, base: str) -> str
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)
+    make_readable(folder)
     return base
 
 

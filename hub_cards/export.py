@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -142,6 +143,7 @@ def save_backbone(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype | 
             )
     if dtype is None or dtype == model.dtype:
         model.save_pretrained(folder)
+        make_readable(folder)
         return
     # Tensors that share their memory (tied embeddings) must go on sharing it, or they are stored twice.
     cast: dict[tuple[int, torch.Size], torch.Tensor] = {}
@@ -152,8 +154,18 @@ def save_backbone(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype | 
         for name, tensor in model.state_dict().items()
     }
     model.save_pretrained(folder, state_dict=weights)
+    make_readable(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     _write_json_files(folder, {"config.json": config | {"dtype": str(dtype).removeprefix("torch.")}})
+
+
+def make_readable(folder: Path) -> None:
+    """Gives all weights the mode that the umask asks for: safetensors writes them for their owner alone."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    for file in folder.rglob("*.safetensors"):
+        if file.stat().st_mode & 0o777 == 0o600:
+            file.chmod(0o666 & ~umask)
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, *, max_length: int | None = None) -> None:

@@ -136,16 +136,23 @@ def _assembled(
     found = contents(assembled.folder)
     for name in found.stays:
         (assembled.folder / name).unlink()
-    return replace(assembled, reference=reference, stays=assembled.stays | found.stays)
+    return replace(assembled, reference=reference, stays=assembled.stays | found.stays, timeout=assembly.timeout)
 
 
-def check(folder_or_id: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> list[Check]:
+def check(
+    folder_or_id: str | Path,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    timeout: float | None = None,
+) -> list[Check]:
     """Verifies a model, ours or not, as `publish` verifies what it uploads.
 
     Args:
         folder_or_id: a model folder, or the id of a model on the Hub, which is downloaded.
         revision: branch, tag or commit of a model on the Hub.
         trust_remote_code: run the code that the model brings with it.
+        timeout: seconds that it may take; by default 300, and 180 more for each GB of weights.
 
     Raises:
         UserError: there is no such folder and no such model.
@@ -173,6 +180,7 @@ def check(folder_or_id: str | Path, *, revision: str | None = None, trust_remote
             adapter_only=(staged / "adapter_config.json").is_file() and not any(staged.glob("model*.safetensors")),
             reference=reference if reference.is_file() else None,
             offline=False,
+            timeout=timeout,
         )
     return [_contents_check(folder, found), *checks]
 
@@ -193,6 +201,7 @@ def _verified(assembled: Assembled, folder: Path, consequence: str) -> list[Chec
         trust_remote_code=assembled.remote_code,
         adapter_only=assembled.adapter_of is not None,
         reference=assembled.reference,
+        timeout=assembled.timeout,
     )
     if failed := [check for check in checks if not check.ok]:
         raise UserError(f"{consequence}: {failed[0].name}: {failed[0].detail}")

@@ -89,6 +89,9 @@ def test_the_whole_story(
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
     assert "revela-hub train revela --config" in printed and "revela-hub train contriever --config" in printed
     assert "revela-hub search" in printed
+    assert main(["publish", "out/retriever", "me/x", "--dry-run"]) == 0
+    assert "nothing was uploaded" in capsys.readouterr().out
+    assert (out / "retriever" / "model.safetensors").stat().st_mode & 0o044
 
 
 def test_without_the_models_it_says_where_to_run(

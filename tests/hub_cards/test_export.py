@@ -1,6 +1,7 @@
 """The exported folder: stock modules, the trainer's own vectors in a process that does not have this package."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,20 @@ def test_weights_in_another_type(
     assert AutoModel.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
     assert torch.equal(tiny_llama.model.norm.weight, before)
+
+
+def test_others_may_read_the_weights_as_the_umask_says(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    before = os.umask(0o027)
+    try:
+        for dtype in (None, torch.bfloat16):
+            folder = tmp_path / str(dtype)
+            export_retriever(tiny_llama.model, bpe_tokenizer, folder, pooling="last", prompts=PROMPTS, dtype=dtype)
+            modes = {file.name: file.stat().st_mode & 0o777 for file in folder.rglob("*") if file.is_file()}
+            assert set(modes.values()) == {0o640}, modes
+    finally:
+        os.umask(before)
 
 
 def test_the_length_is_what_the_model_can_take(

@@ -375,7 +375,9 @@ def test_command_line(
 ) -> None:
     facts = tmp_path / "facts.yaml"
     facts.write_text("license: mit\nresults:\n  - {name: SciFact, ndcg_at_10: 0.25, queries: 3}\n")
-    assert cli.main(["publish", str(retriever_folder), "org/x", "--card", str(facts), "--dry-run"]) == 0
+    assert (
+        cli.main(["publish", str(retriever_folder), "org/x", "--card", str(facts), "--dry-run", "--timeout", "9"]) == 0
+    )
     assert "nothing was uploaded" in capsys.readouterr().out
     assert cli.main(["publish", str(retriever_folder), "org/x", "--card", str(facts)]) == 0
     assert f"published and read back: {hub.endpoint}/org/x" in capsys.readouterr().out
@@ -385,6 +387,21 @@ def test_command_line(
     facts.write_text("licence: mit\n")
     assert cli.main(["publish", str(retriever_folder), "org/x", "--card", str(facts)]) == 2
     assert f"{facts}: unknown key 'licence'" in capsys.readouterr().err
+
+
+def test_a_pickled_module_is_named(retriever_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(retriever_folder, folder)
+    modules = json.loads((folder / "modules.json").read_text())
+    kind = "sentence_transformers.models.Dense"
+    (folder / "modules.json").write_text(
+        json.dumps([*modules, {"idx": 3, "name": "3", "path": "3_Dense", "type": kind}])
+    )
+    (folder / "3_Dense").mkdir()
+    (folder / "3_Dense" / "config.json").write_text("{}")
+    torch.save({}, folder / "3_Dense" / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"3_Dense/pytorch_model\.bin is a pickle.*save the module as safetensors"):
+        publish(folder, Destination("org/x"), dry_run=True)
 
 
 def test_check_of_a_model_on_the_hub(

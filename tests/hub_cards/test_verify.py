@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, PreTrainedTokenizerFast
 
 from revela_hub.hub_cards.verify.files import Check
 from revela_hub.hub_cards.verify.verify import as_table, verify, verify_all
@@ -287,6 +289,20 @@ def test_minilm_passes(minilm_folder: Path) -> None:
 def test_a_process_that_dies_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert [(check.name, check.ok) for check in verify(tmp_path)] == [("process", False)]
+
+
+def test_a_decoder_without_padding_token_is_read_one_text_at_a_time(tmp_path: Path, _bpe_json: str) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(_bpe_json), eos_token="<|endoftext|>")
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    tasks: list[dict[str, str | bool | None]] = []
+    for kind in (GPT2LMHeadModel, GPT2Model):
+        kind(config).save_pretrained(tmp_path / kind.__name__)
+        tokenizer.save_pretrained(tmp_path / kind.__name__)
+        folder = str(tmp_path / kind.__name__)
+        tasks.append({"folder": folder, "trust_remote_code": False, "adapter_only": False, "reference": None})
+    for checks in verify_all(tasks):
+        assert all(check.ok for check in checks), as_table(checks)
+        assert "one text at a time" in next(check.detail for check in checks if check.name == "tokens")
 
 
 SLEEPER = """

@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from revela_hub.errors import UserError, first_line, reason
 from revela_hub.hub_cards.assemble import forget_origins
-from revela_hub.hub_cards.export import save_backbone, save_tokenizer
+from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import load_backbone
 from revela_hub.pickles import refuse_pickles
@@ -312,6 +312,7 @@ class RADITTrainer(MethodTrainer):
             save_tokenizer(wrapped.tokenizer, folder)
         else:
             wrapped.model.save_pretrained(str(folder), create_model_card=False)
+            make_readable(folder)
         return folder
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:

@@ -18,6 +18,7 @@ from revela_hub.errors import UserError, first_line, reason, refuse_missing_fold
 from revela_hub.hub_cards import write_card
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.card import CARD_FACTS
+from revela_hub.hub_cards.export import make_readable
 from revela_hub.modeling.backbones import check_mask, checking, load_backbone
 from revela_hub.modeling.imprag_model import check_backbone
 from revela_hub.pickles import encoder, refuse_pickles
@@ -173,6 +174,7 @@ class RetrieverTrainer(MethodTrainer):
         """Writes `retriever/` into the output folder."""
         folder = Path(self.args.output_dir or ".") / RETRIEVER
         self.retriever.save_pretrained(str(folder), create_model_card=False)
+        make_readable(folder)
         return folder
 
     def finish(self, run: Run, *, summary: str) -> None:

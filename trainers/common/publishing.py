@@ -95,11 +95,15 @@ class Publishing(Base):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in the Trainer, which would publish here, too, with `--push_to_hub`, and write the token into training_args.bin."""
+        from revela_hub.hub_cards.export import make_readable
+
         token, self.args.hub_token = self.args.hub_token, None
         try:
             super().save_model(output_dir, _internal_call=True)
         finally:
             self.args.hub_token = token
+        if self.args.should_save:
+            make_readable(Path(output_dir or self.args.output_dir or "."))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Nothing is uploaded during a run: a raw checkpoint is not what a reader can load."""

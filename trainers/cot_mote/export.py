@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
-from revela_hub.hub_cards.export import save_backbone, save_tokenizer, with_pooler
+from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer, with_pooler
 from revela_hub.hub_cards.tokenizers import padding_right
 from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
@@ -126,6 +126,7 @@ def export_routes(
         prompts = {"query": "", "document": ""}
         encoder = kind(modules=[router], prompts=prompts, similarity_fn_name="dot", device="cpu")
         encoder.save_pretrained(str(folder), create_model_card=False)
+    make_readable(folder)
     for config in sorted(folder.rglob("config.json")):
         if "architectures" in json.loads(config.read_text(encoding="utf-8")):
             forget_origins(config.parent)

@@ -16,6 +16,8 @@ Examples:
 import json
 from dataclasses import dataclass, field
 
+from revela_hub.ranges import PositiveInt
+
 POSITIONALS = ("model",)
 
 
@@ -26,6 +28,10 @@ class Arguments:
     model: str = field(metadata={"help": "A model folder, or the id of a model on the Hub."})
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a model on the Hub."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the model brings with it."})
+    timeout: PositiveInt | None = field(
+        default=None,
+        metadata={"help": "Seconds the verification may take (default: 300, and 180 more for each GB of weights)."},
+    )
     json: bool = field(default=False, metadata={"help": "Print the checks as JSON."})
 
 
@@ -44,7 +50,9 @@ def run(arguments: Arguments) -> None:
         raise UserError(f"{model} is a training checkpoint: `{publish}` makes a model of it and checks that")
     if arguments.revision and Path(arguments.model).expanduser().exists():
         raise UserError(f"--revision is for a model on the Hub; {arguments.model} is a folder here")
-    checks = check(model, revision=arguments.revision, trust_remote_code=arguments.trust_remote_code)
+    checks = check(
+        model, revision=arguments.revision, trust_remote_code=arguments.trust_remote_code, timeout=arguments.timeout
+    )
     failed = [row.name for row in checks if not row.ok]
     if arguments.json:
         print(json.dumps({"model": model, "ok": not failed, "checks": [row._asdict() for row in checks]}, indent=2))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from revela_hub.errors import UserError
-from revela_hub.ranges import TextLength
+from revela_hub.ranges import PositiveInt, TextLength
 
 POSITIONALS = ("checkpoint", "repo_id")
 
@@ -66,6 +66,10 @@ class Arguments:
     trust_remote_code: bool = field(
         default=False, metadata={"help": "Run the code that a finished model folder brings with it."}
     )
+    timeout: PositiveInt | None = field(
+        default=None,
+        metadata={"help": "Seconds the verification may take (default: 300, and 180 more for each GB of weights)."},
+    )
 
 
 def run(arguments: Arguments) -> None:
@@ -98,6 +102,7 @@ def run(arguments: Arguments) -> None:
         dtype=getattr(torch, arguments.dtype) if arguments.dtype else None,
         facts=ModelCardFacts.from_file(arguments.card, METHODS) if arguments.card else None,
         trust_remote_code=arguments.trust_remote_code,
+        timeout=arguments.timeout,
     )
     published = publish(
         arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.keep, say=print
