@@ -239,15 +239,15 @@ def main() -> None:
     root = options.keep or Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
     os.environ["HF_HOME"] = str(root / "hf")
     commands = make_inputs(root / "inputs")
-    import revela_hub.cli.commands.train_contriever
-    import revela_hub.cli.commands.train_cot_mote
-    import revela_hub.cli.commands.train_imprag
-    import revela_hub.cli.commands.train_nvembed
-    import revela_hub.cli.commands.train_ra_dit
-    import revela_hub.cli.commands.train_ra_it
-    import revela_hub.cli.commands.train_replug
-    import revela_hub.cli.commands.train_retromae
-    import revela_hub.cli.commands.train_revela  # noqa: F401 (warmed up for the forks)
+    import revela_hub.trainers.baselines.contriever_command
+    import revela_hub.trainers.baselines.ra_dit_command
+    import revela_hub.trainers.baselines.ra_it_command
+    import revela_hub.trainers.baselines.replug_command
+    import revela_hub.trainers.cot_mote.command
+    import revela_hub.trainers.imprag.command
+    import revela_hub.trainers.nvembed.command
+    import revela_hub.trainers.retromae.command
+    import revela_hub.trainers.revela.command  # noqa: F401 (warmed up for the forks)
 
     print(f"$ python {' '.join(sys.argv)}")
     print(f"{platform.machine()}, torch {torch.__version__}, transformers {transformers.__version__}; {STEPS} updates,")

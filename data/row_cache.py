@@ -8,7 +8,6 @@ import errno
 import hashlib
 import json
 import logging
-import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.data.own_folder import claim, names_in
+from revela_hub.data.own_folder import claim
 from revela_hub.data.sources.documents import source_files
 from revela_hub.data.sources.held_out import read_held_out
 from revela_hub.data.sources.report import ReadReport
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # By this an unmarked cache of an earlier version is known.
-_ENTRY = re.compile(r"[a-z-]+-[0-9a-f]{32}(\.lock)?")
 ROWS, REPORT = "rows.arrow", "report.json"
 
 
@@ -132,16 +130,16 @@ def rows_fingerprint(made_with: Mapping[str, Any], sources: Sequence[Source]) ->
 
 
 def cache_folder(cache_dir: str | Path | None) -> Path:
-    """The folder that rows are kept in, made if it is not there; by default in the cache of `datasets`.
+    """The folder that rows are kept in, made if it is missing: `revela_hub` in the cache of `datasets`, or in `cache_dir`.
 
     Raises:
-        UserError: It cannot be made, or holds files of the user.
+        UserError: It cannot be made.
     """
     import datasets
 
-    folder = Path(cache_dir).expanduser() if cache_dir else Path(datasets.config.HF_DATASETS_CACHE) / "revela_hub"
+    folder = Path(cache_dir or datasets.config.HF_DATASETS_CACHE).expanduser() / "revela_hub"
     try:
-        claim(folder, "cache_dir", lambda folder: not cache_dir or all(map(_ENTRY.fullmatch, names_in(folder))))
+        claim(folder, "cache_dir", known=lambda _: True)
     except OSError as error:
         raise UserError(
             f"cannot write to the cache folder {folder}: {error.strerror}", cache_dir="give another --cache_dir"

@@ -107,6 +107,16 @@ def assemble_part(method: Method, checkpoint: Path, folder: Path, assembly: Asse
     return write(checkpoint, folder, replace(assembly, part=part))
 
 
+def export_parts(
+    method: Method, checkpoint: Path, output: Path, *, lm: bool = False, assembly: Assembly | None = None
+) -> list[Path]:
+    """Writes the folders of a method from a checkpoint, and returns those that get a card: all but the language model."""
+    assembly = assembly or Assembly()
+    for folder, part in (({"lm": "lm"} if lm else {}) | dict(method.folders)).items():
+        assemble_part(method, checkpoint, output / folder, replace(assembly, part=part))
+    return [output / folder for folder in method.folders]
+
+
 def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
     """Copies what belongs to the model of a finished sentence-transformers folder.
 

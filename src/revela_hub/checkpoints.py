@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import Assemble, Assembly, assemble_part, copy_finished
-from revela_hub.hub_cards.method import Method, Part
+from revela_hub.hub_cards.assemble import Assemble, Assembly, assemble_part, copy_finished, export_parts
+from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.repository import Destination
 from revela_hub.hub_cards.upload import Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
@@ -41,10 +40,9 @@ def export_checkpoint(
         UserError: the folder is not a checkpoint, or has no language model.
     """
     checkpoint, output = Path(checkpoint), Path(output)
-    method, assembly = method_of(checkpoint), Assembly(max_length=max_length, dtype=dtype)
-    lms: dict[str, Part] = {"lm": "lm"} if lm else {}
-    for folder, part in (lms | dict(method.folders)).items():
-        assemble_part(method, checkpoint, output / folder, replace(assembly, part=part))
+    export_parts(
+        method_of(checkpoint), checkpoint, output, lm=lm, assembly=Assembly(max_length=max_length, dtype=dtype)
+    )
     return output
 
 

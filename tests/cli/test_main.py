@@ -11,8 +11,8 @@ import pytest
 
 import revela_hub
 from revela_hub.cli import main as cli
-from revela_hub.cli.output import is_quiet
 from revela_hub.errors import UserError
+from revela_hub.output import is_quiet
 from revela_hub.ranges import PositiveFloat, check_ranges
 
 

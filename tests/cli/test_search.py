@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from revela_hub.cli.main import main
-from revela_hub.cli.output import is_quiet, quiet
+from revela_hub.output import is_quiet, quiet
 
 CODE = "import os\n\n\ndef area(width, height):\n    return width * height\n"
 

@@ -12,9 +12,9 @@ import yaml
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
-from revela_hub.cli.commands import train_nvembed
 from revela_hub.cli.main import COMMANDS, main
 from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
+from revela_hub.trainers.nvembed import command as train_nvembed
 from revela_hub.trainers.nvembed.trainer import TRAINED_WEIGHTS
 
 ANIMALS, PLACES = ("fox", "dog", "cat", "owl"), ("Paris", "Tokyo", "river", "sea")
@@ -229,4 +229,4 @@ def test_a_trained_model_keeps_its_pooling(
 
 
 def test_the_command_is_listed() -> None:
-    assert COMMANDS["train nvembed"].module == "revela_hub.cli.commands.train_nvembed"
+    assert COMMANDS["train nvembed"].module == "revela_hub.trainers.nvembed.command"

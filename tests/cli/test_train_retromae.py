@@ -144,8 +144,8 @@ def test_a_decoder_is_no_encoder(
 
 def test_the_recipe_is_the_papers(repository: Path) -> None:
     """Every option of the recipe is one, and those of the paper's section 4.1 have its values."""
-    from revela_hub.cli.commands.train_retromae import Arguments
     from revela_hub.cli.parser import parse_arguments
+    from revela_hub.trainers.retromae.command import Arguments
 
     recipe = repository / "examples" / "retromae" / "pretrain.yaml"
     if not recipe.is_file():

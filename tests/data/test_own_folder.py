@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from revela_hub.data.own_folder import MARKER, check_apart, check_free, claim, is_ours
+from revela_hub.data.own_folder import check_apart, check_free, claim, is_ours
 from revela_hub.data.row_cache import cache_folder
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport
@@ -39,13 +39,10 @@ def test_the_folder_of_an_earlier_version_is_marked(tmp_path: Path) -> None:
     assert is_ours(claim(tmp_path, "--output", lambda folder: (folder / "probe.json").is_file()))
 
 
-def test_rows_are_not_kept_among_files_of_the_user(tmp_path: Path) -> None:
-    (tmp_path / f"groups-{'0' * 32}").mkdir()  # of an earlier version
-    assert is_ours(cache_folder(tmp_path))
-    (tmp_path / MARKER).unlink()
+def test_rows_are_kept_in_a_folder_of_ours(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="cache_dir .* holds files"):
-        cache_folder(tmp_path)
+    assert is_ours(cache_folder(tmp_path)) and not is_ours(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "revela_hub"]
 
 
 def test_what_we_wrote_is_not_read_as_text(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ CONTRIEVER = Method(
     ),
     commands={
         "train contriever": Command(
-            "revela_hub.cli.commands.train_contriever",
+            "revela_hub.trainers.baselines.contriever_command",
             "train a retriever on raw text with a contrastive loss (baseline)",
         )
     },
@@ -60,7 +60,7 @@ REPLUG = Method(
     ),
     commands={
         "train replug": Command(
-            "revela_hub.cli.commands.train_replug",
+            "revela_hub.trainers.baselines.replug_command",
             "train a retriever with a frozen language model as teacher (baseline)",
         )
     },
@@ -73,7 +73,7 @@ RA_IT = Method(
     ),
     commands={
         "train ra-it": Command(
-            "revela_hub.cli.commands.train_ra_it", "tune a decoder to answer from pasted passages (baseline)"
+            "revela_hub.trainers.baselines.ra_it_command", "tune a decoder to answer from pasted passages (baseline)"
         )
     },
 )
@@ -83,7 +83,8 @@ RA_DIT = Method(
     paper=RA_DIT_PAPER,
     commands={
         "train ra-dit": Command(
-            "revela_hub.cli.commands.train_ra_dit", "tune a retriever by what helps that decoder answer (baseline)"
+            "revela_hub.trainers.baselines.ra_dit_command",
+            "tune a retriever by what helps that decoder answer (baseline)",
         )
     },
 )

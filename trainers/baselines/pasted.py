@@ -23,6 +23,8 @@ from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.common.prompts import tokenize_prompts
 from revela_hub.trainers.common.trainer import MethodTrainer
 
+MODEL = "model"  # folder of the reader
+
 
 def paste(prompt: str, passages: Sequence[str]) -> str:
     r"""The prompt after its passages.
@@ -130,6 +132,10 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """None beside the checkpoints: trl's would name folders of this machine."""
+
+    def write_models(self, output: Path) -> list[Path]:
+        """Writes `model/`, the reader."""
+        return [self.export(output / MODEL)] if self.args.should_save else []
 
     def export(self, folder: Path) -> Path:
         """Writes the reader, adapters merged: a plain decoder with its tokenizer."""

@@ -31,7 +31,7 @@ from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods
-from revela_hub.trainers.baselines.retriever import load_retriever
+from revela_hub.trainers.baselines.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.common.pseudo_labels import top_rows
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
@@ -302,6 +302,10 @@ class RADITTrainer(MethodTrainer):
         """What the run learns from, the reader's likelihoods among it."""
         learnt = hashlib.sha256(self.log_likelihoods.numpy().tobytes() + self.candidates.tobytes()).hexdigest()[:12]
         return super().settings() | {"likelihoods": learnt}
+
+    def write_models(self, output: Path) -> list[Path]:
+        """Writes `retriever/`."""
+        return [self.export(output / RETRIEVER)] if self.args.should_save else []
 
     def export(self, folder: Path) -> Path:
         """Writes the retriever: a sentence-transformers folder, or an ImpRAG model that is there for its vectors."""

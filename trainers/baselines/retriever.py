@@ -15,16 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, 
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.errors import UserError, first_line, reason, refuse_missing_folder
-from revela_hub.hub_cards import write_card
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
-from revela_hub.hub_cards.card import CARD_FACTS
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.modeling.backbones import check_mask, checking, load_backbone
 from revela_hub.modeling.imprag_model import check_backbone
 from revela_hub.pickles import encoder, refuse_pickles
 from revela_hub.retrieval.encoder import learnt_positions, similarity_of
 from revela_hub.trainers.common.roles import is_encoder, refuse_fused
-from revela_hub.trainers.common.run import Run
 from revela_hub.trainers.common.trainer import MethodTrainer
 
 BESIDE = "beside_the_model.safetensors"
@@ -177,17 +174,9 @@ class RetrieverTrainer(MethodTrainer):
         make_readable(folder)
         return folder
 
-    def finish(self, run: Run, *, summary: str) -> None:
-        """Writes `retriever/` with its card, and publishes it if that was asked for."""
-        if self.args.should_save:
-            arguments: Any = self.args
-            facts = run.facts(self, models=("retriever",), summary=summary, sources=map(str, arguments.data))
-            folder = self.export()
-            facts.to_file(folder / CARD_FACTS)  # what `revela-hub publish` reads
-            write_card(folder, facts, repo_id=self.args.hub_model_id)
-        if self.args.push_to_hub:
-            self.push_to_hub()
-        run.finish(self)
+    def write_models(self, output: Path) -> list[Path]:
+        """Writes `retriever/`, and nothing else: the checkpoints are for resuming."""
+        return [self.export()] if self.args.should_save else []
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir or ".")

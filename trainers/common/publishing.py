@@ -31,6 +31,17 @@ class Publishing(Base):
 
         return assemble_part(self.method, checkpoint, folder, assembly)
 
+    def write_models(self, output: Path) -> list[Path]:
+        """Saves the model into the output folder and writes the folders that readers load; called by all processes.
+
+        Returns:
+            The folders that get a card; none in processes other than the main one.
+        """
+        from revela_hub.hub_cards.assemble import export_parts
+
+        self.save_model(str(output))
+        return export_parts(self.method, output, output, lm="lm" in self.method.parts) if self.args.should_save else []
+
     def push_to_hub(  # type: ignore[override] # what it returns says more
         self,
         commit_message: str | None = None,

@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,6 +103,35 @@ class Run:
             return facts
         figures = (self.outcome.figure(self.output),)
         return replace(facts, results=self.outcome.results(), verdict=self.outcome.explained(), figures=figures)
+
+    def complete(
+        self, trainer: MethodTrainer, *, models: Sequence[str], summary: str, sources: Iterable[object]
+    ) -> Path:
+        """Trains, exports with model cards, publishes if asked, and reports.
+
+        Args:
+            trainer: of the method.
+            models: the arguments that name the models it starts from; the first is the model of the card.
+            summary: of the training data, in words.
+            sources: paths and ids of the training data.
+
+        Returns:
+            The output folder.
+        """
+        from revela_hub.hub_cards import write_card
+        from revela_hub.hub_cards.card import CARD_FACTS
+
+        self.train(trainer)
+        folders = trainer.write_models(self.output)
+        if self.arguments.should_save:
+            facts = self.facts(trainer, models=models, summary=summary, sources=map(str, sources))
+            facts.to_file(self.output / CARD_FACTS)  # `revela-hub publish` reads it
+            for folder in folders:
+                write_card(folder, facts, repo_id=self.arguments.hub_model_id)
+        if self.arguments.push_to_hub:
+            trainer.push_to_hub()
+        self.finish(trainer)
+        return self.output
 
     def finish(self, trainer: MethodTrainer) -> None:
         """Draws the training curve and notes that the run has ended; to be called when everything is written."""

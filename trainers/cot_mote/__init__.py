@@ -24,7 +24,7 @@ COT_MOTE = Method(
     paper=PAPER,
     commands={
         "train cot-mote": Command(
-            "revela_hub.cli.commands.train_cot_mote",
+            "revela_hub.trainers.cot_mote.command",
             "pre-train and fine-tune a query and a passage expert with CoT-MoTE",
         )
     },

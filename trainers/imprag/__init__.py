@@ -20,10 +20,11 @@ IMPRAG = Method(
     paper=PAPER,
     commands={
         "train imprag": Command(
-            "revela_hub.cli.commands.train_imprag", "teach a decoder to retrieve, read and answer with ImpRAG"
+            "revela_hub.trainers.imprag.command", "teach a decoder to retrieve, read and answer with ImpRAG"
         ),
         "answer": Command(
-            "revela_hub.cli.commands.answer", "answer prompts with an ImpRAG model from the passages of an index"
+            "revela_hub.trainers.imprag.answer_command",
+            "answer prompts with an ImpRAG model from the passages of an index",
         ),
     },
     model_type="imprag",

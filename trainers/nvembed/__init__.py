@@ -22,7 +22,7 @@ NVEMBED = Method(
     paper=PAPER,
     commands={
         "train nvembed": Command(
-            "revela_hub.cli.commands.train_nvembed", "train a generalist embedder from a decoder with NV-Embed"
+            "revela_hub.trainers.nvembed.command", "train a generalist embedder from a decoder with NV-Embed"
         )
     },
     model_type="nvembed",

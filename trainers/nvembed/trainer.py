@@ -129,6 +129,10 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         shutil.rmtree(folder, ignore_errors=True)  # an earlier run's
         return self.assemble(folder.parent, folder, Assembly(dtype=dtype)).folder
 
+    def write_models(self, output: Path) -> list[Path]:
+        """Writes `embedder/` from the model in memory."""
+        return [self.export()] if self.args.should_save else []
+
     def get_batch_sampler(self, dataset: Dataset, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """As in the base class; `--batch_sampler no_duplicates` looks at texts alone, not at task and instruction."""
         sampler: BatchSampler | None = super().get_batch_sampler(dataset.select_columns(self.columns), *args, **kwargs)

@@ -18,7 +18,7 @@ RETROMAE = Method(
     paper=PAPER,
     commands={
         "train retromae": Command(
-            "revela_hub.cli.commands.train_retromae", "pre-train an encoder for retrieval on raw text with RetroMAE"
+            "revela_hub.trainers.retromae.command", "pre-train an encoder for retrieval on raw text with RetroMAE"
         )
     },
     model_type="retromae",

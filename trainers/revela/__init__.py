@@ -21,7 +21,7 @@ REVELA = Method(
     paper=PAPER,
     commands={
         "train revela": Command(
-            "revela_hub.cli.commands.train_revela", "learn a retriever from raw text or code with Revela"
+            "revela_hub.trainers.revela.command", "learn a retriever from raw text or code with Revela"
         )
     },
     model_type="revela",

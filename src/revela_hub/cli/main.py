@@ -110,8 +110,8 @@ def _dispatch(argv: list[str], options: set[str]) -> None:
     if not name:
         return
     # Here and not above: the parser imports what the list of commands can do without.
-    from revela_hub.cli.output import any_text, quiet
     from revela_hub.cli.parser import CommandParser, build_arguments
+    from revela_hub.output import any_text, quiet
 
     program, module = f"{PROGRAM} {name}", COMMANDS[name].module
     told = _told(module)

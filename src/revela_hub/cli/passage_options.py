@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from revela_hub.cli.encoders import load_dense
-from revela_hub.cli.output import shows_progress
 from revela_hub.errors import UserError
+from revela_hub.output import shows_progress
 from revela_hub.ranges import PositiveInt, TextLength
 
 if TYPE_CHECKING:

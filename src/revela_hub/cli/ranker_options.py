@@ -5,8 +5,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from revela_hub.cli.encoders import load_dense
-from revela_hub.cli.output import shows_progress
 from revela_hub.errors import UserError
+from revela_hub.output import shows_progress
 from revela_hub.ranges import NonNegativeFloat, PositiveInt, TextLength
 
 if TYPE_CHECKING:

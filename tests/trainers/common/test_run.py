@@ -14,11 +14,11 @@ from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
-from revela_hub.cli.commands import train_retromae
 from revela_hub.cli.main import main
 from revela_hub.cli.parser import parse_arguments
 from revela_hub.trainers.common.checkpoints import Record, last_complete
 from revela_hub.trainers.common.run import LOCK, TRAINING_CURVE
+from revela_hub.trainers.retromae import command as train_retromae
 
 SENTENCES = "The river carries sediment to the sea. A fox jumps over a dog. Paris is the capital of France. "
 

@@ -132,7 +132,7 @@ def test_recipe_is_understood(repository: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_has_no_key_that_the_command_lacks(repository: Path, name: str) -> None:
-    train = importlib.import_module("revela_hub.cli.commands.train_revela")
+    train = importlib.import_module("revela_hub.trainers.revela.command")
     recipe = yaml.safe_load((repository / "examples" / "revela" / f"{name}.yaml").read_text())
     assert set(recipe) <= {option.name for option in fields(train.Arguments)}
 

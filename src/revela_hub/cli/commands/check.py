@@ -40,9 +40,9 @@ def run(arguments: Arguments) -> None:
     from pathlib import Path
 
     from revela_hub.checkpoints import is_checkpoint
-    from revela_hub.cli.output import command_line
     from revela_hub.errors import UserError
     from revela_hub.hub_cards import as_table, check
+    from revela_hub.output import command_line
 
     model = arguments.model
     if Path(model).is_dir() and is_checkpoint(model):

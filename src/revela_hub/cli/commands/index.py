@@ -19,9 +19,9 @@ Examples:
 from dataclasses import dataclass, field
 from typing import Literal
 
-from revela_hub.cli.output import note, shows_progress
 from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
 from revela_hub.errors import UserError
+from revela_hub.output import note, shows_progress
 
 POSITIONALS = ("model",)
 

@@ -35,9 +35,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from revela_hub.cli.output import note
 from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.errors import UserError
+from revela_hub.output import note
 
 if TYPE_CHECKING:
     from revela_hub.retrieval.mining.mining import MiningSettings

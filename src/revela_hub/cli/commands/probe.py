@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.cli.output import command_line, note
 from revela_hub.errors import UserError
+from revela_hub.output import command_line, note
 from revela_hub.ranges import PositiveInt, Seed
 
 if TYPE_CHECKING:

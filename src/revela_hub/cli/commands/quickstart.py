@@ -30,13 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub import __version__
-from revela_hub.cli.output import command_line
 from revela_hub.errors import UserError
+from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt, Seed
 
 if TYPE_CHECKING:
-    from revela_hub.cli.commands import train_revela
     from revela_hub.evaluation import DocstringTask
+    from revela_hub.trainers.revela import command as train_revela
 
 REPORT = "report.json"
 REMARK = {
@@ -74,12 +74,13 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Runs the whole story and prints the table."""
-    from revela_hub.cli.commands import train_contriever, train_revela
     from revela_hub.data.own_folder import claim
     from revela_hub.data.sources.beir import write_beir
     from revela_hub.evaluation import docstring_task
     from revela_hub.evaluation.probe import MIN_QUERIES
     from revela_hub.retrieval.disk import try_folder
+    from revela_hub.trainers.baselines import contriever_command as train_contriever
+    from revela_hub.trainers.revela import command as train_revela
 
     began = time.monotonic()
     models, output = Path(arguments.models), Path(arguments.output_dir)

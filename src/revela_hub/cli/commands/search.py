@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from revela_hub.cli.output import note, shows_progress
 from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.errors import UserError
+from revela_hub.output import note, shows_progress
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:

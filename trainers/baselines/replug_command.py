@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from revela_hub.cli.output import command_line
+from revela_hub.output import command_line
 from revela_hub.ranges import GroupSize, PositiveInt, TextLength
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 from revela_hub.trainers.baselines.retriever import load_lm, load_retriever
@@ -89,6 +89,4 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             retrieval_task=task,
             **trainer_options,
         )
-        run.train(trainer)
-        trainer.finish(run, summary=str(report))
-    return run.output
+        return run.complete(trainer, models=("retriever",), summary=str(report), sources=arguments.data)

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from revela_hub.cli.output import command_line
 from revela_hub.data.own_folder import check_apart
+from revela_hub.output import command_line
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
 from revela_hub.trainers.imprag.checkpoint import load_imprag
@@ -77,9 +77,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     Raises:
         UserError: for data, models or options that do not work.
     """
-    from revela_hub.checkpoints import export_checkpoint
-    from revela_hub.hub_cards import write_card
-
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
@@ -107,15 +104,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         )
         if trainer.tokens.cut:
             arguments.say(trainer.tokens.what_is_cut)
-        run.train(trainer)
-        trainer.save_model(str(run.output))
-        if arguments.should_save:
-            sources = map(str, [*arguments.data, *arguments.passages])
-            facts = run.facts(trainer, models=("backbone",), summary=data.report, sources=sources)
-            facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
-            export_checkpoint(run.output, run.output)
-            write_card(run.output / MODEL, facts, repo_id=arguments.hub_model_id)
-        if arguments.push_to_hub:
-            trainer.push_to_hub()
-        run.finish(trainer)
-    return run.output
+        return run.complete(
+            trainer, models=("backbone",), summary=data.report, sources=[*arguments.data, *arguments.passages]
+        )

@@ -27,8 +27,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from revela_hub.cli.output import command_line
 from revela_hub.errors import UserError
+from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
@@ -114,9 +114,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     Raises:
         UserError: for data, models or options that do not work.
     """
-    from revela_hub.checkpoints import export_checkpoint
-    from revela_hub.hub_cards import write_card
-
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
@@ -125,19 +122,9 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         trainer, summary = (_pretrain if arguments.stage == "pretrain" else _finetune)(
             arguments, start, trainer_options
         )
-        run.train(trainer)
-        trainer.save_model(str(run.output))
-        if arguments.should_save:
-            sources = map(str, [*arguments.data, arguments.pairs or ""])
-            facts = run.facts(trainer, models=("encoder",), summary=summary, sources=sources)
-            facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
-            export_checkpoint(run.output, run.output)
-            for name in trainer.method.folders:
-                write_card(run.output / name, facts, repo_id=arguments.hub_model_id)
-        if arguments.push_to_hub:
-            trainer.push_to_hub()
-        run.finish(trainer)
-    return run.output
+        return run.complete(
+            trainer, models=("encoder",), summary=summary, sources=[*arguments.data, arguments.pairs or ""]
+        )
 
 
 def _check_stage(arguments: Arguments) -> None:

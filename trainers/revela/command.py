@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from revela_hub.cli.output import command_line
 from revela_hub.errors import UserError
+from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeFloat, PositiveFloat, TextLength
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones
 from revela_hub.trainers.common.arguments import ProbeArguments
@@ -86,8 +86,6 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
     Raises:
         UserError: for data, models or options that do not work.
     """
-    from revela_hub.checkpoints import export_checkpoint
-    from revela_hub.hub_cards import write_card
     from revela_hub.trainers import load_groups
 
     with open_run(arguments) as run:
@@ -113,22 +111,7 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
             train_dataset=groups,
             **trainer_options,
         )
-        run.train(trainer)
-        trainer.save_model(str(run.output))
-        if arguments.should_save:
-            facts = run.facts(
-                trainer,
-                models=("retriever", "lm"),
-                summary=str(report),
-                sources=map(str, arguments.data),
-            )
-            facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
-            export_checkpoint(run.output, run.output, lm=True)
-            write_card(run.output / "retriever", facts, repo_id=arguments.hub_model_id)
-        if arguments.push_to_hub:
-            trainer.push_to_hub()
-        run.finish(trainer)
-    return run.output
+        return run.complete(trainer, models=("retriever", "lm"), summary=str(report), sources=arguments.data)
 
 
 def _model_settings(arguments: Arguments) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from revela_hub.cli.output import command_line
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError
+from revela_hub.output import command_line
 from revela_hub.ranges import Negatives, TextLength
 from revela_hub.trainers.common.arguments import HeldOutArguments
 from revela_hub.trainers.common.run import open_run
@@ -126,7 +126,6 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
         UserError: for data, models or options that do not work.
     """
     from revela_hub.data.mixture.mixture import load_mixture
-    from revela_hub.hub_cards import write_card
     from revela_hub.trainers.nvembed.export import nvembed_encoder
 
     with open_run(arguments) as run:
@@ -151,21 +150,12 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
             retrieval_task=measured_on,
             **trainer_options,
         )
-        run.train(trainer)
-        if arguments.should_save:
-            facts = run.facts(
-                trainer,
-                models=("backbone", "mixture"),
-                summary=str(mixture.report),
-                sources=[task.source.path for task in mixture.tasks],
-            )
-            facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
-            folder = trainer.export(dtype=getattr(torch, arguments.dtype))
-            write_card(folder, facts, repo_id=arguments.hub_model_id)
-        if arguments.push_to_hub:
-            trainer.push_to_hub()
-        run.finish(trainer)
-    return run.output
+        return run.complete(
+            trainer,
+            models=("backbone", "mixture"),
+            summary=str(mixture.report),
+            sources=[task.source.path for task in mixture.tasks],
+        )
 
 
 def _load(arguments: Arguments) -> NVEmbedStart:

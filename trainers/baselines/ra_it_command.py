@@ -17,17 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revela_hub.cli.output import command_line
 from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
+from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
-from revela_hub.trainers.baselines.pasted import RAITTrainer
+from revela_hub.trainers.baselines.pasted import MODEL, RAITTrainer
 from revela_hub.trainers.baselines.retriever import load_reader
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
-
-MODEL = "model"
 
 
 @dataclass(kw_only=True)
@@ -60,8 +58,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     Raises:
         UserError: for data, models or options that do not work.
     """
-    from revela_hub.hub_cards import write_card
-
     if arguments.push_to_hub:
         raise UserError("a baseline is not published by its run: upload its model folder (hf upload OWNER/NAME FOLDER)")
     with open_run(arguments) as run:
@@ -84,10 +80,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             max_length=arguments.max_length,
             **trainer_options,
         )
-        run.train(trainer)
-        if arguments.should_save:
-            sources = map(str, [*arguments.data, *arguments.passages])
-            facts = run.facts(trainer, models=("backbone",), summary=data.report, sources=sources)
-            write_card(trainer.export(run.output / MODEL), facts, repo_id=arguments.hub_model_id)
-        run.finish(trainer)
-    return run.output
+        return run.complete(
+            trainer, models=("backbone",), summary=data.report, sources=[*arguments.data, *arguments.passages]
+        )

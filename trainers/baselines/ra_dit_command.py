@@ -19,14 +19,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.cli.output import command_line
 from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
+from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
-from revela_hub.trainers.baselines.retriever import LanguageModel, load_reader, load_retriever, load_tokenizer
+from revela_hub.trainers.baselines.retriever import (
+    RETRIEVER,
+    LanguageModel,
+    load_reader,
+    load_retriever,
+    load_tokenizer,
+)
 from revela_hub.trainers.common.prompts import tokenize_prompts
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
@@ -36,8 +42,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from revela_hub.trainers.imprag.data_arguments import ImpRAGData
-
-RETRIEVER = "retriever"
 
 
 @dataclass(kw_only=True)
@@ -77,8 +81,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     Raises:
         UserError: for data, models or options that do not work.
     """
-    from revela_hub.hub_cards import write_card
-
     if arguments.push_to_hub:
         raise UserError("a baseline is not published by its run: revela-hub publish takes its retriever folder")
     if (arguments.retriever is None) == (arguments.backbone is None):
@@ -113,14 +115,12 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             passage_length=arguments.l_max,
             **trainer_options,
         )
-        run.train(trainer)
-        if arguments.should_save:
-            sources = map(str, [*arguments.data, *arguments.passages])
-            models = ("backbone" if arguments.retriever is None else "retriever", "reader")
-            facts = run.facts(trainer, models=models, summary=data.report, sources=sources)
-            write_card(trainer.export(run.output / RETRIEVER), facts, repo_id=arguments.hub_model_id)
-        run.finish(trainer)
-    return run.output
+        return run.complete(
+            trainer,
+            models=("backbone" if arguments.retriever is None else "retriever", "reader"),
+            summary=data.report,
+            sources=[*arguments.data, *arguments.passages],
+        )
 
 
 def _retriever(arguments: Arguments) -> Retriever:

@@ -73,9 +73,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     Raises:
         UserError: for data, models or options that do not work.
     """
-    from revela_hub.checkpoints import export_checkpoint
-    from revela_hub.hub_cards import write_card
-
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
@@ -108,14 +105,4 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             retrieval_task=task,
             **trainer_options,
         )
-        run.train(trainer)
-        trainer.save_model(str(run.output))
-        if arguments.should_save:
-            facts = run.facts(trainer, models=("encoder",), summary=str(report), sources=map(str, arguments.data))
-            facts.to_file(run.output / "card.yaml")  # what `revela-hub publish` reads
-            export_checkpoint(run.output, run.output)
-            write_card(run.output / "encoder", facts, repo_id=arguments.hub_model_id)
-        if arguments.push_to_hub:
-            trainer.push_to_hub()
-        run.finish(trainer)
-    return run.output
+        return run.complete(trainer, models=("encoder",), summary=str(report), sources=arguments.data)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from revela_hub.cli.output import command_line
+from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.retriever import load_retriever
@@ -83,6 +83,4 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
         )
         trainer = ContrieverTrainer(model, arguments, train_dataset=rows, retrieval_task=task, **trainer_options)
-        run.train(trainer)
-        trainer.finish(run, summary=str(report))
-    return run.output
+        return run.complete(trainer, models=("retriever",), summary=str(report), sources=arguments.data)
