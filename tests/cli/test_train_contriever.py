@@ -59,7 +59,7 @@ def test_the_run_says_what_it_was_worth(
     # what the queries say was not trained on
     from datasets import Dataset
 
-    [rows] = (tmp_path / "cache").glob("passages-*/rows.arrow")
+    [rows] = (tmp_path / "cache" / "revela_hub").glob("passages-*/rows.arrow")
     trained = " ".join(" ".join(row["text"].split()) for row in Dataset.from_file(str(rows)))
     assert len(task.queries) >= 20 and not any(query in trained for query in task.queries.values())
 
@@ -82,7 +82,7 @@ def test_pairs_of_the_text_are_trained_on_without_those_that_measure(
     assert "The training made " in capsys.readouterr().out
     from datasets import Dataset
 
-    [file] = (tmp_path / "cache").glob("text-pairs-*/rows.arrow")
+    [file] = (tmp_path / "cache" / "revela_hub").glob("text-pairs-*/rows.arrow")
     rows, asked = Dataset.from_file(str(file)), set(read_beir(output / "probe").queries.values())
     assert len(asked) == 20 and len(rows) == 80 - 20 and not asked & set(rows["query"])
     for row in rows:

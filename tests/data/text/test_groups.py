@@ -190,7 +190,7 @@ def test_a_damaged_cache_is_made_again(
 ) -> None:
     path = write_documents(tmp_path / "d.jsonl", {"a": 40})
     whole = build(path, tmp_path)[:]
-    [rows] = (tmp_path / "cache").glob("groups-*/rows.arrow")
+    [rows] = (tmp_path / "cache" / "revela_hub").glob("groups-*/rows.arrow")
     content = rows.read_bytes()
     report = rows.with_name("report.json")
     if damage == "no report":
