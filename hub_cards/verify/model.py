@@ -169,7 +169,8 @@ def _untied(folder: Path, part: Any) -> str:
     from safetensors import safe_open
 
     whole = _whole(part)
-    prefix, found = f"{whole.base_model_prefix}.", {}
+    found: dict[str, torch.Tensor] = {}
+    prefix = f"{whole.base_model_prefix}."
     ties = getattr(whole, "all_tied_weights_keys", None) or {}
     wanted = {name.removeprefix(prefix) for pair in ties.items() for name in pair}
     for file in (folder / part.loaded_from).glob("*.safetensors"):
