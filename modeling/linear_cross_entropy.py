@@ -7,6 +7,9 @@ that the gradients to hidden, W and b, all in the forward pass. So a step has th
 plain version has, a few passes over memory less, and a peak that does not grow with the number of rows. Torch has the like
 from 2.13 on (`torch.nn.functional.linear_cross_entropy`), which took longer where it was measured (benchmarks/README.md).
 
+In float16 all of this is computed in float32: the loss scale comes with the backward pass, when gradients in float16 would
+already have underflowed.
+
 Shapes: P rows, D hidden size, V vocabulary, C rows of a block.
 """
 
@@ -40,7 +43,8 @@ def linear_cross_entropy(
         labelled_P = labels_P != IGNORED
         hidden_PD, labels_P = hidden_PD[labelled_P], labels_P[labelled_P]
     if torch.is_autocast_enabled(device):
-        hidden_PD = hidden_PD.to(torch.get_autocast_dtype(device))
+        hidden_PD = hidden_PD.to(_wide(torch.get_autocast_dtype(device)))
+    hidden_PD = hidden_PD.to(_wide(hidden_PD.dtype))
     if block is None:
         block = max(128, (BLOCK_ON_CPU if device == "cpu" else BLOCK_ELSEWHERE) // len(weight_VD))
     loss: Tensor = _apply(hidden_PD, weight_VD, bias_V, labels_P, block, torch.is_grad_enabled())
@@ -74,8 +78,10 @@ class LinearCrossEntropy(torch.autograd.Function):
         wide = torch.promote_types(hidden_PD.dtype, torch.float32)
         loss = torch.zeros((), dtype=wide, device=hidden_PD.device)
         d_hidden = torch.empty_like(hidden_PD) if needed[0] else None
-        d_weight = torch.zeros_like(weight_VD) if needed[1] else None
-        d_bias = torch.zeros_like(bias_V) if bias_V is not None and needed[2] else None
+        d_weight = torch.zeros_like(weight_VD, dtype=_wide(weight_VD.dtype)) if needed[1] else None
+        d_bias = None
+        if bias_V is not None and needed[2]:
+            d_bias = torch.zeros_like(bias_V, dtype=_wide(bias_V.dtype))
         for start in range(0, len(hidden_PD), block):
             rows = slice(start, start + block)
             hidden_CD, labels_C1 = hidden_PD[rows], labels_P[rows, None]
@@ -108,11 +114,19 @@ class LinearCrossEntropy(torch.autograd.Function):
             gradients = iter(torch.autograd.grad(loss, wanted, grads[0].to(loss.dtype), create_graph=True))
             return *(next(gradients) if needed else None for needed in ctx.needs_input_grad[:3]), None, None, None
         return (
-            *(None if d is None else d * grads[0].to(d.dtype) for d in (d_hidden, d_weight, d_bias)),
+            *(
+                None if d is None else (d * grads[0].to(d.dtype)).to(x.dtype)
+                for d, x in zip((d_hidden, d_weight, d_bias), inputs, strict=True)
+            ),
             None,
             None,
             None,
         )
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Of gradients before the loss scale."""
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -104,3 +104,20 @@ def test_a_loss_at_a_head_is_of_all_that_the_head_was_given() -> None:
     assert output is asked.output and output.shape == (2, 1, 11)
     torch.testing.assert_close(asked.result, plain(hidden.flatten(0, 1), head.weight, head.bias, labels))
     assert head(hidden).shape == (2, 3, 11), "asked for once"
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_gradients_of_float16_do_not_underflow_before_the_loss_scale(autocast: bool) -> None:
+    """A token of probability 1e-8 has gradients below float16's smallest number, 6e-8."""
+    dtype = torch.float32 if autocast else torch.float16
+    hidden = torch.tensor([[1.0, 0.0], [0.5, 0.0]], dtype=dtype, requires_grad=True)
+    weight = torch.tensor([[9.0, 1.0], [8.0, -1.0], [-9.0, 0.5]], dtype=dtype, requires_grad=True)
+    labels, scale = torch.tensor([0, -100]), 2.0**13
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        loss = linear_cross_entropy(hidden, weight, None, labels)
+    doubles = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    expected = torch.autograd.grad(scale * plain(doubles[0], doubles[1], None, labels), doubles)
+    for got, want in zip(torch.autograd.grad(scale * loss, (hidden, weight)), expected, strict=True):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), want, rtol=2e-3, atol=1e-7)
+    assert 0 < expected[1][2, 0] / scale < 6e-8
