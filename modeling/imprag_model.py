@@ -309,11 +309,26 @@ class ImpRAGModel(PreTrainedModel):
                     imprag=Reading(states=states),
                     use_cache=True,
                 ).logits[:, -1]
+                if float((whole - last).abs().max()) > tolerance(whole):
+                    raise ValueError("generating with a cache gives other logits than reading the whole text")
+                if torch.equal(whole, alone):
+                    raise ValueError("its logits do not depend on the passages")
+                if len(once) == len(self._layers()):
+                    self._check_against_text(prompt_1L[:, :3])
+                self.embed_queries(prompt_1L)
             backbone.set_attn_implementation(before)
-            if float((whole - last).abs().max()) > tolerance(whole):
-                raise ValueError("generating with a cache gives other logits than reading the whole text")
-            if torch.equal(whole, alone):
-                raise ValueError("its logits do not depend on the passages")
+
+    def _check_against_text(self, ids_1L: Tensor) -> None:
+        """Where all layers can read, a passage that all of them read is as good as a text in which it comes first."""
+        passage_1S, prompt_1L = ids_1L[:, :1], ids_1L[:, 1:]
+        layers = self.layer_states(passage_1S, range(len(self._layers())))
+        keys, values = tuple(layer.key for layer in layers), tuple(layer.value for layer in layers)
+        states = PassageStates(keys, values, torch.ones_like(passage_1S).bool(), 0)
+        positions_1L = torch.arange(1, ids_1L.shape[1], device=ids_1L.device)[None]
+        read = self.backbone(prompt_1L, position_ids=positions_1L, imprag=Reading(states=states), use_cache=False)
+        text = self.backbone(ids_1L, use_cache=False).logits[:, 1:]
+        if float((read.logits - text).abs().max()) > tolerance(text):
+            raise ValueError("its attention does not only depend on queries, keys, values and a mask")
 
     def _run_bottom(self, ids_NL: Tensor, last: int, reading: Reading, positions: Tensor | None) -> None:
         """Layers 0..last over right-padded tokens; causality hides the padding."""

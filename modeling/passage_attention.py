@@ -87,8 +87,11 @@ class Reading:
         """Changes the inputs of layer b, as a pre-hook of the layer."""
         if self.before_rotary and kwargs.get("position_embeddings") is not None:
             # A rotation by nothing, whatever the family's layout: what the attention gets is what the projections gave.
-            cos, sin = kwargs["position_embeddings"]
-            kwargs["position_embeddings"] = (torch.ones_like(cos), torch.zeros_like(sin))
+            rotation = kwargs["position_embeddings"]
+            if isinstance(rotation, Tensor):  # complex numbers (Llama 4, DeepSeek V2)
+                kwargs["position_embeddings"] = torch.ones_like(rotation)
+            else:
+                kwargs["position_embeddings"] = (torch.ones_like(rotation[0]), torch.zeros_like(rotation[1]))
         if self.repeats > 1:
             args = (args[0].repeat_interleave(self.repeats, 0), *args[1:])
         return args, kwargs
