@@ -6,24 +6,31 @@
 A case is caught if publishing is refused, or if what was planted stays on the machine. Each is decided by a dry run whose
 verification is made for all folders together, in one clean process, with a minute for each.
 
-All 96 cases are caught, in about two minutes on one core:
+All 158 cases are caught:
 
 | kind | cases | caught |
 |---|---:|---:|
 | files that stay | 12 | 12 |
 | links | 5 | 5 |
-| secrets | 8 | 8 |
+| secrets | 16 | 16 |
+| content | 13 | 13 |
+| shards | 5 | 5 |
+| contradictions | 13 | 13 |
 | home folders | 6 | 6 |
 | missing weights | 6 | 6 |
-| half precision | 3 | 3 |
+| half precision | 5 | 5 |
+| large batches | 2 | 2 |
 | process ends | 5 | 5 |
-| no text in the vector | 8 | 8 |
+| no text in the vector | 11 | 11 |
 | tokenizer and model | 11 | 11 |
+| tokenizer files | 11 | 11 |
+| tied weights | 3 | 3 |
+| never ends | 2 | 2 |
 | code elsewhere | 3 | 3 |
 | card and folder | 6 | 6 |
 | not as trained | 9 | 9 |
 | damaged files | 14 | 14 |
-| all | 96 | 96 |
+| all | 158 | 158 |
 
 What the first version of `publish` did with these very cases was not measured; of 141 others, planted by a reader of its
 tests, it let 84 through. A case that passes is a bug here or in the check: say in its commit which.
