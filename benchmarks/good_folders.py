@@ -299,6 +299,19 @@ def shifted(folder: Path, work: Path) -> None:
     encoder(folder, work)
 
 
+def chat_template(folder: Path, work: Path) -> None:
+    """Every text goes through a chat template."""
+    of("BertModel")(folder, work)
+    how = {"method": "forward", "method_output_name": "last_hidden_state"}
+    modality = {"text": how, "message": how | {"format": "flat"}}
+    settings = {"modality_config": modality, "module_output_name": "token_embeddings"}
+    template = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    changes = {"sentence_bert_config.json": settings | {"transformer_task": "feature-extraction"}}
+    for name, change in (changes | {"tokenizer_config.json": template}).items():
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | change))
+
+
 FAMILIES: dict[str, Callable[[Path, Path], None]] = {
     "BERT, mean": of("BertModel"),
     "BERT, first token": of("BertModel", "cls"),
@@ -342,6 +355,7 @@ FAMILIES: dict[str, Callable[[Path, Path], None]] = {
     "MultiVectorEncoder": late_interaction,
     "code of its own": remote_code,
     "slashes in labels and words": slashes,
+    "chat template": chat_template,
     "files beside the model": documented,
     "plain BertModel": plain("BertModel"),
     "plain BertForMaskedLM": plain("BertForMaskedLM"),

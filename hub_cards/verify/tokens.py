@@ -171,7 +171,11 @@ def _ending_check(model: Loaded) -> Check:
 
 def tokens_of_nothing(model: Loaded) -> bool:
     """Whether an empty text without a prompt has a token that its vector can be read off."""
-    return model.tokenizer is None or bool(_ids(model.tokenizer, _in_template(model.tokenizer, "")))
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        return True
+    # Behind a chat template no special tokens are added: it has those that it wants.
+    return bool(tokenizer(_in_template(tokenizer, ""), add_special_tokens=not tokenizer.chat_template)["input_ids"])
 
 
 def tokens_around(model: Loaded, kind: str) -> int:

@@ -19,14 +19,16 @@ GOOD = (
     "BERT without pooler", "BERT with PreTraining heads, embedded", "BERT in float16", "RoBERTa", "MPNet", "T5 encoder",
     "Llama in shards", "Gemma", "static embeddings", "Router of query and document", "SPLADE", "CrossEncoder",
     "MultiVectorEncoder", "code of its own", "slashes in labels and words", "files beside the model", "plain BertForMaskedLM",
-    "plain LlamaForCausalLM without padding token",
+    "plain LlamaForCausalLM without padding token", "chat template",
 )  # fmt: skip
 
 
 def test_faults_of_every_kind_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "verify", upload.verify)  # which the benchmark replaces
     cases = []
-    for kind in dict.fromkeys(case.kind for case in hostile_publish.CASES):
+    kinds = dict.fromkeys(case.kind for case in hostile_publish.CASES)
+    kinds.pop("never ends")  # a minute each; tests/hub_cards/test_verify.py has a shorter one
+    for kind in kinds:
         cases += [case for case in hostile_publish.CASES if case.kind == kind][-PER_KIND:]
     outcomes = hostile_publish.run(cases, tmp_path)
     missed = [f"{c.kind}: {c.name}: {o.said}" for c, o in zip(cases, outcomes, strict=True) if not o.caught]
