@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from revela_hub.data.mixture.sources import Column, read_rows, with_beir_parts
+from revela_hub.data.mixture.sources import Column, with_beir_parts
 from revela_hub.data.mixture.tasks import Task
 from revela_hub.data.row_cache import write_rows
-from revela_hub.data.sources.rows import Row
+from revela_hub.data.sources.beir import titled
+from revela_hub.data.sources.row_files import read_rows
+from revela_hub.data.sources.rows import Row, column_text, column_value
 from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
 
@@ -91,9 +93,11 @@ def _features(task: Task) -> dict[str, Any]:
 
 
 def _selected_rows(task: Task, dropped: Counter[str]) -> Iterator[Row]:
+    """The rows that `where` lets through; messages about them name the task too."""
     for row in read_rows(task.source):
+        row = Row(f"{row.where}: task {task.name}", row.columns)
         for name, allowed in task.where.items():
-            value = _column(row, name, task, "where")
+            value = column_value(row, name, "where names it")
             if value not in allowed and str(value) not in map(str, allowed):
                 dropped[LEFT_OUT] += 1
                 break
@@ -104,42 +108,34 @@ def _selected_rows(task: Task, dropped: Counter[str]) -> Iterator[Row]:
 # --- columns
 
 
-def _column(row: Row, name: str, task: Task, key: str) -> Any:
-    if name not in row.columns:
-        columns = ", ".join(repr(column) for column in row.columns) or "none"
-        remedy = "where names it" if key == "where" else f"choose with columns: {{{key}: ...}}"
-        raise UserError(f"{row.where}: task {task.name}: no column {name!r}; the columns are {columns} ({remedy})")
-    return row.columns[name]
+def _remedy(key: str) -> str:
+    return f"choose with columns: {{{key}: ...}}"
 
 
 def _texts(row: Row, key: str, task: Task, names: Sequence[str] = (), *, ids: bool = False) -> list[str]:
     """The texts, or ids, that a row has under a key, or in the columns `names`: one, or those of a list."""
     names = names or task.columns.get(key, (key,))
-    values = [_column(row, name, task, key) for name in names]
+    values = [(name, column_value(row, name, _remedy(key))) for name in names]
     if len(values) > 1:
-        texts = [_text(value, row, key, task, ids=ids) for value in values]
+        texts = [_text(value, name, row, key, ids=ids) for name, value in values]
         return [" ".join(text for text in texts if text)]
-    several = values[0] if isinstance(values[0], list | tuple) else values
-    return [_text(value, row, key, task, ids=ids) for value in several]
+    [(name, value)] = values
+    several = value if isinstance(value, list | tuple) else [value]
+    return [_text(value, name, row, key, ids=ids) for value in several]
 
 
-def _text(value: Any, row: Row, key: str, task: Task, *, ids: bool) -> str:
-    if value is None:
-        return ""
+def _text(value: Any, name: str, row: Row, key: str, *, ids: bool) -> str:
     if isinstance(value, Mapping) and isinstance(value.get("text"), str):  # passages written as {title, text}
-        return f"{value.get('title') or ''} {value['text']}".strip()
-    if isinstance(value, str) or (ids and isinstance(value, int)):
+        return titled(value.get("title"), value["text"])
+    if ids and isinstance(value, int):
         return str(value)
-    kind = type(value).__name__
-    raise UserError(
-        f"{row.where}: task {task.name}: {key} is of type {kind}, not text (choose with columns: {{{key}: ...}})"
-    )
+    return column_text(Row(row.where, {name: value}), name, _remedy(key))
 
 
 def _one(row: Row, key: str, task: Task, *, ids: bool = False) -> str:
     texts = _texts(row, key, task, ids=ids)
     if len(texts) != 1:
-        raise UserError(f"{row.where}: task {task.name}: {key} is a list of {len(texts)}; one text is needed")
+        raise UserError(f"{row.where}: {key} is a list of {len(texts)}; one text is needed")
     return texts[0]
 
 
@@ -177,33 +173,23 @@ class _Texts:
     """The texts of a corpus on disk, found by id; in memory are only the ids that are `wanted`."""
 
     def __init__(self, source: Source, wanted: set[str], path: Path) -> None:
-        self.source = source
-        self._wanted = wanted
         self._rows: dict[str, int] = {}
-        self._hashes = array("q")
-        self.dataset = write_rows(self._read(), {"text": _string_feature()}, path)
-        self.repeated = len(self._hashes) - len(np.unique(np.frombuffer(self._hashes, dtype=np.int64)))
+        hashes = array("q")
+        self.dataset = write_rows(self._read(source, wanted, hashes), {"text": _string_feature()}, path)
+        self.repeated = len(hashes) - len(np.unique(np.frombuffer(hashes, dtype=np.int64)))
         self._texts = Column[str](self.dataset, "text")
-        del self._wanted, self._hashes
 
-    def _read(self) -> Iterator[dict[str, str]]:
-        for number, row in enumerate(read_rows(self.source)):
-            id_, text = self._fields(row)
-            if id_ in self._wanted:
+    def _read(self, source: Source, wanted: set[str], hashes: "array[int]") -> Iterator[dict[str, str]]:
+        title = "title" if source.title_column is None else source.title_column
+        for number, row in enumerate(read_rows(source)):
+            id_ = str(column_value(row, source.id_column or "_id", "choose with id_column"))
+            if id_ in wanted:
                 self._rows.setdefault(id_, number)
-            self._hashes.append(hash(text))
+            # With a space between, as in BEIR and in the evaluation.
+            values = [column_value(row, name, "choose with text_column") for name in source.text_columns]
+            text = " ".join(str(value) for value in (row.columns.get(title), *values) if value)
+            hashes.append(hash(text))
             yield {"text": text}
-
-    def _fields(self, row: Row) -> tuple[str, str]:
-        """A passage's id, and its text after its title: with a space between, as in BEIR and in the evaluation."""
-        id_column = self.source.id_column or "_id"
-        title_column = "title" if self.source.title_column is None else self.source.title_column
-        for name, option in ((id_column, "id_column"), *((name, "text_column") for name in self.source.text_columns)):
-            if name not in row.columns:
-                columns = ", ".join(repr(column) for column in row.columns) or "none"
-                raise UserError(f"{row.where}: no column {name!r}; the columns are {columns} (choose with {option})")
-        parts = [row.columns.get(name) for name in (title_column, *self.source.text_columns) if name]
-        return str(row.columns[id_column]), " ".join(str(part) for part in parts if part)
 
     def find(self, id_: str) -> str | None:
         """The text with this id."""
@@ -268,28 +254,28 @@ class _NoIds:
             if not all(len(text.split()) < 2 and any(map(str.isdigit, text)) for text in _texts(row, role, self._task)):
                 del self._roles[role]
             elif any(map(_ID_COLUMN.search, self._task.columns.get(role, ()))):
-                raise self._error(role, f"{row.where}: ")
+                raise self._error(role, row.where)
 
     def end(self) -> None:
         """Refuses a column that held nothing else than what looks like ids."""
         if self._rows >= _SURE_OF_IDS and self._roles:
-            raise self._error(next(iter(self._roles)), "")
+            raise self._error(next(iter(self._roles)), f"task {self._task.name}")
 
     def _error(self, role: str, place: str) -> UserError:
         name = " and ".join(self._task.columns.get(role, (role,)))
         return UserError(
-            f"{place}task {self._task.name}: {role} is the column {name}, which has ids and no text: say where the "
-            f"texts are ({self._roles[role]}: FILE), or choose another with columns: {{{role}: ...}}"
+            f"{place}: {role} is the column {name}, which has ids and no text: say where the texts are "
+            f"({self._roles[role]}: FILE), or choose another with {_remedy(role)}"
         )
 
 
 def _labelled(task: Task, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
     (label_name,) = task.columns.get("label", ("label",))
     for row in _selected_rows(task, dropped):
-        texts, labels = _texts(row, "text", task), _column(row, label_name, task, "label")
+        texts, labels = _texts(row, "text", task), column_value(row, label_name, _remedy("label"))
         labels = labels if isinstance(labels, list | tuple) else [labels]
         if len(texts) != len(labels):
-            raise UserError(f"{row.where}: task {task.name}: {len(texts)} texts, but {len(labels)} labels")
+            raise UserError(f"{row.where}: {len(texts)} texts, but {len(labels)} labels")
         for text, label in zip(texts, labels, strict=True):
             yield {"text": text, "label": "" if label is None else str(label)}
 
@@ -297,12 +283,9 @@ def _labelled(task: Task, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
 def _scored(task: Task, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
     (score_name,) = task.columns.get("score", ("score",))
     for row in _selected_rows(task, dropped):
-        value = _column(row, score_name, task, "score")
+        value = column_value(row, score_name, _remedy("score"))
         try:
             score = float(value)
         except (TypeError, ValueError) as error:
-            remedy = "choose with columns: {score: ...}"
-            raise UserError(
-                f"{row.where}: task {task.name}: the score is {value!r}, not a number ({remedy})"
-            ) from error
+            raise UserError(f"{row.where}: the score is {value!r}, not a number ({_remedy('score')})") from error
         yield {"sentence1": _one(row, "sentence1", task), "sentence2": _one(row, "sentence2", task), "score": score}

@@ -1,19 +1,12 @@
-"""Rows of the sources of a mixture, and columns of Arrow files on disk.
-
-A source is a file, folder or pattern of JSON lines, a data set (`hf:...`), or a BEIR folder: corpus, queries, judgements.
-"""
+"""Columns of Arrow files on disk, and the parts of a BEIR folder."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, TypeVar, cast, overload
 
 from revela_hub.data.mixture.tasks import Task
-from revela_hub.data.sources.beir import beir_files, beir_splits, read_judgements
-from revela_hub.data.sources.documents import source_files
-from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.rows import JSON_LINES, Row, dataset_rows, json_lines_rows
-from revela_hub.data.sources.source import HUB_PREFIX, Source
+from revela_hub.data.sources.beir import beir_files, beir_splits
+from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,7 +40,7 @@ class Column(Sequence[T]):
 
 
 def with_beir_parts(task: Task) -> Task:
-    """A task on a BEIR folder as a task on its three files; its judgements are read by `read_rows`."""
+    """A task on a BEIR folder as a task on its three files."""
     folder = task.source.path
     splits = [] if task.source.is_dataset else beir_splits(folder)
     if not splits:
@@ -71,30 +64,3 @@ def with_beir_parts(task: Task) -> Task:
         corpus=Source(str(files.corpus)),
         queries=Source(str(files.queries)),
     )
-
-
-def read_rows(source: Source) -> Iterator[Row]:
-    """Streams the rows of JSON lines, of a data set, or of a BEIR folder's judgements (those above 0).
-
-    Raises:
-        UserError: There is nothing to read, or it cannot be read.
-    """
-    rows = dataset_rows(source) if source.is_dataset else _file_rows(source)
-    return islice(rows, source.max_documents)
-
-
-def _file_rows(source: Source) -> Iterator[Row]:
-    report, found = ReadReport(), False
-    for path in source_files(source, report):
-        found = True
-        if path.name.endswith((".tsv", ".tsv.gz")):
-            for where, query, document, grade in read_judgements(path):
-                if grade > 0:
-                    yield Row(where, {"query-id": query, "corpus-id": document, "score": grade})
-        elif path.name.endswith(JSON_LINES):
-            yield from json_lines_rows(path, report)
-        else:
-            forms = f"{', '.join(JSON_LINES)}, a BEIR folder, or a data set ({HUB_PREFIX}csv with data_files, ...)"
-            raise UserError(f"{path}: rows are read from {forms}")
-    if not found:
-        raise UserError(f"no such file or folder: {source.path}, or nothing in it")

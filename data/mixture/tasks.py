@@ -15,7 +15,6 @@
 The file may also be the list of tasks alone.
 """
 
-import difflib
 import math
 import os
 import re
@@ -28,7 +27,8 @@ import yaml
 
 from revela_hub.data.mixture.pairs import PairMode
 from revela_hub.data.sources.source import Source, parse_source
-from revela_hub.errors import UserError
+from revela_hub.data.yaml_lines import line_of, open_yaml
+from revela_hub.errors import UserError, did_you_mean
 
 TaskType: TypeAlias = Literal["retrieval", "pairs", "triplets", "classification", "clustering", "sts"]
 Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted"]
@@ -160,24 +160,14 @@ def parse_mixture(
 
 def _read_yaml(path: Path) -> tuple[Any, list[int]]:
     """What is in the file, and the line of each task."""
-    try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        root = loader.get_single_node()
+    with open_yaml(path, "mixture") as (loader, root):
         if root is None:
             return None, []
         node = root
         if isinstance(root, yaml.MappingNode):
             node = next((value for key, value in root.value if key.value == "tasks"), root)
-        lines = [item.start_mark.line + 1 for item in node.value] if isinstance(node, yaml.SequenceNode) else []
+        lines = [line_of(item) for item in node.value] if isinstance(node, yaml.SequenceNode) else []
         return loader.construct_document(root), lines
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the mixture: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: the mixture is not UTF-8 text") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or error
-        raise UserError(f"{path}{f':{mark.line + 1}' if mark else ''}: not valid YAML: {problem}") from error
 
 
 def _parse_task(given: Any, root: str, place: str) -> Task:
@@ -271,16 +261,15 @@ def _check_kinds(values: Mapping[str, Any], place: str) -> None:
 def _check_keys(given: Mapping[Any, Any], known: Sequence[str], place: str) -> None:
     for key in given:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            remedy = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(known)}"
+            remedy = did_you_mean(str(key), known, "{!r}") or f"the keys are {', '.join(known)}"
             raise UserError(f"{place}: unknown key {key!r}: {remedy}")
 
 
 def _check_choice(key: str, value: Any, choices: Sequence[str], place: str) -> None:
     if value not in choices:
-        close = difflib.get_close_matches(str(value), choices, n=1)
-        suggestion = f" (did you mean {close[0]}?)" if close else ""
-        raise UserError(f"{place}: {key} is {value!r}; it must be one of {', '.join(choices)}{suggestion}")
+        suggestion = did_you_mean(str(value), choices)
+        more = f" ({suggestion})" if suggestion else ""
+        raise UserError(f"{place}: {key} is {value!r}; it must be one of {', '.join(choices)}{more}")
 
 
 def _source(given: Any, root: str, place: str) -> Source:

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -77,8 +77,8 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalTask:
     """
     files = beir_files(folder, split)
     qrels = read_qrels(files.qrels)
-    queries = {id_: text for id_, text in _texts(files.queries, with_title=False) if id_ in qrels}
-    corpus = dict(_texts(files.corpus, with_title=True))
+    queries = {id_: text for id_, text in _texts(files.queries, with_titles=False) if id_ in qrels}
+    corpus = dict(_texts(files.corpus))
     if not corpus:
         raise UserError(f"{files.corpus} is empty: there is nothing to search")
     _warn(files, qrels, queries, corpus)
@@ -90,6 +90,32 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalTask:
     if not any(grade > 0 and document in corpus for judged in qrels.values() for document, grade in judged.items()):
         raise UserError(f"none of the documents that answer a query by {files.qrels} is in {files.corpus}")
     return RetrievalTask(corpus=corpus, queries=queries, qrels=qrels, name=f"{Path(folder).resolve().name}/{split}")
+
+
+def read_beir_pairs(folder: str | Path, split: str) -> Iterator[tuple[str, str]]:
+    """Reads a BEIR folder's judged queries with each document that answers them (a grade above 0).
+
+    Only these documents are held in memory, not the corpus.
+
+    Raises:
+        UserError: A file is missing or damaged, or there is no such pair.
+    """
+    corpus, queries, qrels_file = beir_files(folder, split)
+    qrels = read_qrels(qrels_file)
+    wanted = {document for judged in qrels.values() for document, grade in judged.items() if grade > 0}
+    documents = dict(_texts(corpus, wanted))
+    if len(documents) < len(wanted):
+        logger.warning(
+            "%s: %d judged documents are not in the corpus, left out", qrels_file, len(wanted) - len(documents)
+        )
+    found = False
+    for id_, query in _texts(queries, qrels, with_titles=False):
+        for document, grade in qrels[id_].items():
+            if grade > 0 and document in documents:
+                found = True
+                yield query, documents[document]
+    if not found:
+        raise UserError(f"none of the judgements in {qrels_file} joins a query in {queries} to a document in {corpus}")
 
 
 def write_beir(task: RetrievalTask, folder: str | Path, split: str = "test") -> Path:
@@ -107,23 +133,31 @@ def write_beir(task: RetrievalTask, folder: str | Path, split: str = "test") -> 
     return folder
 
 
-def find_file(folder: Path, name: str) -> Path:
+def is_beir(folder: str | Path) -> bool:
+    """Whether a folder has the queries of a BEIR folder."""
+    return _plain_or_gzipped(Path(folder).expanduser() / "queries.jsonl") is not None
+
+
+def find_file(folder: str | Path, name: str) -> Path:
     """The file of that name in a BEIR folder, plain or .gz.
 
     Raises:
         UserError: There is neither.
     """
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
+    folder = Path(folder).expanduser()
+    if path := _plain_or_gzipped(folder / name):
+        return path
     there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
     raise UserError(f"no {name} (or {name}.gz) in {folder}, which has: {there}")
 
 
+def _plain_or_gzipped(path: Path) -> Path | None:
+    return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
+
+
 def _find_qrels(folder: Path, split: str) -> Path:
-    for path in (folder / "qrels" / f"{split}.tsv", folder / "qrels" / f"{split}.tsv.gz"):
-        if path.is_file():
-            return path
+    if path := _plain_or_gzipped(folder / "qrels" / f"{split}.tsv"):
+        return path
     if splits := beir_splits(folder):
         raise UserError(
             f"no split {split!r} in {folder / 'qrels'}; there is: {', '.join(splits)}", split="choose with --split"
@@ -178,7 +212,8 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
         raise UserError(f"{path}: not UTF-8 text; ids that were changed join nothing")
 
 
-def _texts(path: Path, *, with_title: bool) -> Iterator[tuple[str, str]]:
+def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: bool = True) -> Iterator[tuple[str, str]]:
+    """The ids and texts of a file, or of those that are wanted."""
     report, seen = ReadReport(), set[str]()
     for row in json_lines_rows(path, report):
         id_, text = row.columns.get("_id"), row.columns.get("text")
@@ -190,13 +225,19 @@ def _texts(path: Path, *, with_title: bool) -> Iterator[tuple[str, str]]:
         title = row.columns.get("title") or ""
         if not isinstance(title, str):
             raise UserError(f'{row.where}: "title" is not a string')
+        if wanted is not None and str(id_) not in wanted:
+            continue
         if str(id_) in seen:
             raise UserError(f'{row.where}: the "_id" {str(id_)!r} was there before')
         seen.add(str(id_))
-        # As mteb does it, so that the numbers are the same.
-        yield str(id_), f"{title} {text}".strip() if with_title else text
+        yield str(id_), titled(title, text) if with_titles else text
     if report.replaced:
         raise UserError(f"{path}: not UTF-8 text; a task whose texts are not what was judged measures nothing")
+
+
+def titled(title: object, text: str) -> str:
+    """A passage as BEIR and mteb show it to a model, so that the numbers are the same: its title, a space, its text."""
+    return f"{title if isinstance(title, str) else ''} {text}".strip()
 
 
 def _json_type(value: object) -> str:

@@ -57,11 +57,12 @@ def read_documents(
     """
     parsed = parse_sources(sources, **defaults)
     for source in parsed:
-        _check_exists(source)
+        check_exists(source)
     return _read(parsed, ReadReport() if report is None else report)
 
 
-def _check_exists(source: Source) -> None:
+def check_exists(source: Source) -> None:
+    """Raises UserError where a source names a file or folder that is not there."""
     if not (source.is_dataset or Path(source.path).expanduser().exists() or glob.has_magic(source.path)):
         remedy = f"; a data set of the Hub is written {HUB_PREFIX}owner/name" if source.path.count("/") == 1 else ""
         raise UserError(f"no such file or folder: {source.path}{remedy}")

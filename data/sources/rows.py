@@ -41,33 +41,43 @@ def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:
             yield _document(row, _text(row, source), source)
         return
     column = source.merge_column
-    for _, parts in groupby(rows, key=lambda row: _column(row, column, "merge_column")):
+    for _, parts in groupby(rows, key=lambda row: column_value(row, column, "choose with merge_column")):
         merged = list(parts)
         text = " ".join(text for row in merged if (text := _text(row, source)))
         yield _document(merged[0], text, source)
 
 
-def _column(row: Row, name: str, option: str) -> Any:
+def column_value(row: Row, name: str, remedy: str) -> Any:
+    """What a row has in a column.
+
+    Raises:
+        UserError: There is no such column; the message names those that there are, and the remedy.
+    """
     if name not in row.columns:
         columns = ", ".join(repr(column) for column in row.columns) or "none"
-        raise UserError(f"{row.where}: no column {name!r}; the columns are {columns} (choose with {option})")
+        raise UserError(f"{row.where}: no column {name!r}; the columns are {columns} ({remedy})")
     return row.columns[name]
 
 
-def _string(row: Row, name: str, option: str) -> str:
-    value = _column(row, name, option)
+def column_text(row: Row, name: str, remedy: str) -> str:
+    """The text that a row has in a column; none for a null.
+
+    Raises:
+        UserError: There is no such column, or it holds something else.
+    """
+    value = column_value(row, name, remedy)
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{row.where}: column {name!r} holds {type(value).__name__}, not text (choose with {option})")
+        raise UserError(f"{row.where}: column {name!r} holds {type(value).__name__}, not text ({remedy})")
     return value
 
 
 def _text(row: Row, source: Source) -> str:
     columns = source.text_columns
     if len(columns) == 1:
-        return _string(row, columns[0], "text_column")
-    return "\n\n".join(text for name in columns if (text := _string(row, name, "text_column")))
+        return column_text(row, columns[0], "choose with text_column")
+    return "\n\n".join(text for name in columns if (text := column_text(row, name, "choose with text_column")))
 
 
 def _document(row: Row, text: str, source: Source) -> Document:
@@ -75,11 +85,11 @@ def _document(row: Row, text: str, source: Source) -> Document:
         title = row.columns.get("title")
         title = title if isinstance(title, str) else ""
     else:
-        title = _string(row, source.title_column, "title_column") if source.title_column else ""
+        title = column_text(row, source.title_column, "choose with title_column") if source.title_column else ""
     if source.id_column is None:
         name = row.columns.get("_id")
     else:
-        name = _column(row, source.id_column, "id_column") if source.id_column else None
+        name = column_value(row, source.id_column, "choose with id_column") if source.id_column else None
     # An empty line, so that the title is not taken for the beginning of the first sentence.
     text = f"{title}\n\n{text}" if title and text and not text.startswith(title) else text
     return Document(row.where if name is None else str(name), text, None, source.kind or "text")

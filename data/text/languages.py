@@ -1,7 +1,5 @@
 """What a text may be said to be in: sentencex takes any word for one, and treats an unknown one as English."""
 
-import difflib
-
 from revela_hub.errors import UserError
 
 # ISO 639-1, all of it.
@@ -22,6 +20,6 @@ def check_language(code: str) -> str:
     """
     if code in CODES or (len(code) == 3 and code.isascii() and code.isalpha() and code.islower()):
         return code
-    close = difflib.get_close_matches(code[:2].lower(), CODES, n=1, cutoff=1.0)
-    hint = f", such as {close[0]}" if close else ", such as en"
-    raise UserError(f"language {code!r} is not a code of ISO 639: two letters{hint}, or three")
+    near = code[:2].lower()
+    example = near if near in CODES else "en"
+    raise UserError(f"language {code!r} is not a code of ISO 639: two letters, such as {example}, or three")

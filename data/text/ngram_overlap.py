@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from datasketch import LeanMinHash, MinHash, MinHashLSH
 
+from revela_hub.data.sources.beir import find_file, is_beir
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.source import SourceLike, parse_sources
@@ -167,12 +168,11 @@ def read_excluded(sources: Sequence[SourceLike], n: int = 13, *, corpus: bool = 
     parsed = parse_sources(sources)
     names = Counter(Path(source.path).expanduser().resolve().name for source in parsed)
     for source in parsed:
-        folder = Path(source.path).expanduser()
         parts = [source]
-        if queries := sorted([*folder.glob("queries.jsonl"), *folder.glob("queries.jsonl.gz")])[:1]:
-            found = sorted([*folder.glob("corpus.jsonl"), *folder.glob("corpus.jsonl.gz")])[:1] if corpus else []
-            parts = [replace(source, path=str(file)) for file in queries + found]
-        name = folder.resolve().name
+        if is_beir(source.path):
+            files = ("queries.jsonl", "corpus.jsonl") if corpus else ("queries.jsonl",)
+            parts = [replace(source, path=str(find_file(source.path, name))) for name in files]
+        name = Path(source.path).expanduser().resolve().name
         name = name if names[name] == 1 else source.path  # a/queries.jsonl and b/queries.jsonl
         number = excluded.add(name, (document.text for document in read_documents(parts)))
         counts.append(f"{counted(number, 'text')} of {name}")

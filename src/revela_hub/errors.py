@@ -1,11 +1,12 @@
 """The one exception that means: the user can put this right; and what an error of a library says in one line."""
 
 import contextlib
+import difflib
 import errno
 import importlib.util
 import json
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 # What an error number of the operating system means to a user.
@@ -65,6 +66,18 @@ class UserError(Exception):
         """Return the message for a command with these options (names of fields, as `batch_size`), in one line."""
         shown = [self.message, *(words for name, words in self.remedies.items() if name in options)]
         return " ".join("; ".join(shown).split())
+
+
+def did_you_mean(word: str, known: Iterable[str], shown: str = "{}") -> str:
+    """Return the question whether one of the known words was meant, or nothing if none is like it.
+
+    >>> did_you_mean("--recal", ["recall", "rank"], "--{}")
+    'did you mean --recall?'
+    >>> did_you_mean("zebra", ["recall", "rank"])
+    ''
+    """
+    close = difflib.get_close_matches(word.lstrip("-"), list(known), n=1)
+    return f"did you mean {shown.format(close[0])}?" if close else ""
 
 
 def first_line(error: BaseException) -> str:

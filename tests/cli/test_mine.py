@@ -157,8 +157,9 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
     [
         ([], "give either --pairs FILE or --beir FOLDER"),
         (["--pairs", "pairs.jsonl", "--beir", "beir"], "give either --pairs FILE or --beir FOLDER"),
-        (["--pairs", "nowhere.jsonl"], "nowhere.jsonl: no such file or folder"),
-        (["--pairs", "beir/qrels"], "beir/qrels: no JSON lines"),
+        (["--pairs", "nowhere.jsonl"], "no such file or folder: nowhere.jsonl"),
+        (["--pairs", "beir/qrels"], "no column 'anchor'; the columns are 'query-id', 'corpus-id', 'score'"),
+        (["--pairs", "empty"], "empty: rows are read from .jsonl, .jsonl.gz, a BEIR folder, or a data set"),
         (
             ["--pairs", "pairs.jsonl", "--anchor-column", "query"],
             "pairs.jsonl:1: no column 'query'; the columns are 'anchor', 'positive' (choose with --anchor-column)",
@@ -169,7 +170,7 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
         ),
         (["--pairs", "numbers.jsonl"], "numbers.jsonl:1: column 'positive' holds int, not text"),
         (["--pairs", "broken.jsonl"], "broken.jsonl:2: not valid JSON"),
-        (["--pairs", "pairs.jsonl", "--corpus", "nowhere"], "nowhere: no such file or folder"),
+        (["--pairs", "pairs.jsonl", "--corpus", "nowhere"], "no such file or folder: nowhere"),
         (["--pairs", "pairs.jsonl", "--corpus", "beir", "--text-column", "body"], "corpus.jsonl:1: no column 'body'"),
         (["--pairs", "pairs.jsonl"], "1 negatives of a pair are more than there are: the corpus has 1 different"),
         (["--beir", "nowhere"], "no folder nowhere"),
@@ -185,6 +186,7 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
 )
 def test_mistakes_are_one_line(place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     write("numbers.jsonl", [{"anchor": "a", "positive": 1}])
+    Path("empty").mkdir()
     Path("broken.jsonl").write_text('{"anchor": "a", "positive": "b"}\n{"anchor"\n')
     words = words if "--output" in words else [*words, "--output", "mined.jsonl"]
     words = words if "--model" in words else ["bm25", *words]

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from revela_hub.data.yaml_lines import line_of, open_yaml
 from revela_hub.errors import UserError
 
 
@@ -22,29 +23,17 @@ def read_items(path: Path) -> list[Item]:
     Raises:
         UserError: with file and line, the file cannot be read, or is not such a mapping.
     """
-    try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        root = loader.get_single_node()
+    with open_yaml(path, "configuration file") as (loader, root):
         if root is None:
             return []
         if not isinstance(root, yaml.MappingNode):
-            line = root.start_mark.line + 1
-            raise UserError(f"{path}:{line}: expected a mapping from options to values (`key: value`)")
+            raise UserError(f"{path}:{line_of(root)}: expected a mapping from options to values (`key: value`)")
         # Not loader.get_data(): it forgets the lines, and lets the last of two equal keys win.
         return [
             Item(
                 loader.construct_object(key, deep=True),
                 loader.construct_object(value, deep=True),
-                f"{path}:{key.start_mark.line + 1}",
+                f"{path}:{line_of(key)}",
             )
             for key, value in root.value
         ]
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the configuration file: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: the configuration file is not UTF-8 text") from error
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{path}{line}: not valid YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from error

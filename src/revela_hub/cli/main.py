@@ -7,7 +7,6 @@ the module that is asked for is imported, so that help and mistakes answer at on
 Exit status: 0, 2 for a mistake of the user (one line on stderr, no traceback), 130 after Ctrl-C, 1 for anything else.
 """
 
-import difflib
 import importlib
 import os
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from revela_hub import __version__
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, did_you_mean
 from revela_hub.hub_cards.method import Command
 from revela_hub.trainers.methods import METHODS
 
@@ -153,8 +152,7 @@ def _command_name(argv: list[str]) -> tuple[str, list[str]]:
 
 
 def _unknown(kind: str, word: str, known: list[str], program: str) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(dict.fromkeys(known))}"
+    remedy = did_you_mean(word, known) or f"there are {', '.join(dict.fromkeys(known))}"
     return f"unknown {kind} {word!r}: {remedy} (see {program} --help)"
 
 

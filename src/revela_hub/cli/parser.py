@@ -10,7 +10,6 @@ What is added to `trl.TrlParser`:
 
 import argparse
 import dataclasses
-import difflib
 import importlib.util
 import json
 import re
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get
 from trl import TrlParser
 
 from revela_hub.cli.config_file import read_items
-from revela_hub.errors import UserError, first_line, install_hint
+from revela_hub.errors import UserError, did_you_mean, first_line, install_hint
 from revela_hub.ranges import expected_range, range_in_words
 
 ArgumentsT = TypeVar("ArgumentsT")
@@ -316,10 +315,8 @@ class CommandParser(TrlParser):
     def _unknown(self, word: str, kind: str) -> str:
         """The message for an option or a key of a file that no field answers to."""
         names = [option.lstrip("-") for option in self._option_string_actions]
-        close = difflib.get_close_matches(word.lstrip("-"), names, n=1)
-        dashes = "--" if kind == "option" else ""
-        suggestion = f": did you mean {dashes}{close[0]}?" if close else ""
-        return f"unknown {kind} {word!r}{suggestion}"
+        suggestion = did_you_mean(word, names, "--{}" if kind == "option" else "{}")
+        return f"unknown {kind} {word!r}" + (f": {suggestion}" if suggestion else "")
 
     # --- the configuration file
 

@@ -544,7 +544,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({"name": "t", "type": "retrieval", "source": "numbers.jsonl", "columns": {"anchor": "question", "positive": "document"}}, r"task t: positive is the column document, which has ids and no text: say where"),
         ({**STS, "threshold": 9}, r"task sts: no positives for training \(of .*: 6 below the threshold\); lower the threshold"),
         ({**STS, "columns": {"score": "sentence1"}}, r"sts\.jsonl:1: task sts: the score is 's0', not a number"),
-        ({**STS, "columns": {"sentence1": "score"}}, "sentence1 is of type float, not text"),
+        ({**STS, "columns": {"sentence1": "score"}}, r"sts\.jsonl:1: task sts: column 'score' holds float, not text \(choose with columns: \{sentence1"),
         ({"name": "t", "type": "pairs", "source": "beir/qrels", "columns": {"anchor": "query-id", "positive": "x"}}, "no column 'x'"),
         ({"name": "t", "type": "pairs", "source": "notes.txt"}, r"notes\.txt: rows are read from \.jsonl, \.jsonl\.gz, a BEIR folder"),
         ({"name": "t", "type": "pairs", "source": "empty.jsonl"}, r"task t: no positives for training \(.*empty\.jsonl has no rows\)"),

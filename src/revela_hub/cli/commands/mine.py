@@ -117,13 +117,14 @@ def run(arguments: Arguments) -> None:
 
 
 def _check_output(arguments: Arguments, output: Path) -> None:
+    from revela_hub.data.sources.beir import is_beir
+
     if output.is_dir() or (output.exists() and not arguments.overwrite):
         raise UserError(f"{output} is there already; choose another --output, or replace it with --overwrite")
     for option, source in (("--pairs", arguments.pairs), ("--corpus", arguments.corpus), ("--beir", arguments.beir)):
         path = Path(source or "").expanduser().resolve()
         if source and not source.startswith("hf:") and output.resolve().is_relative_to(path):
-            task = (path / "queries.jsonl").exists() or (path / "queries.jsonl.gz").exists()
-            if output.exists() or not task:  # of a BEIR folder nothing else is read than its own three files
+            if output.exists() or not is_beir(path):  # of a BEIR folder nothing else is read than its own three files
                 raise UserError(f"--output {output} is among the files that {option} reads: choose another")
 
 
@@ -137,7 +138,8 @@ def _settings(arguments: Arguments) -> "MiningSettings":
 
 def _input(arguments: Arguments) -> tuple[Iterator[tuple[str, str]], Iterator[str] | None]:
     """The pairs and the corpus, to be read once; None for the positives."""
-    from revela_hub.retrieval.mining.sources import read_beir_pairs, read_corpus, read_pairs
+    from revela_hub.data.sources.beir import read_beir_pairs
+    from revela_hub.retrieval.mining.sources import read_corpus, read_pairs
 
     if bool(arguments.pairs) == bool(arguments.beir):
         raise UserError("give either --pairs FILE or --beir FOLDER (see revela-hub mine --help)")
