@@ -287,7 +287,7 @@ class ImpRAGModel(PreTrainedModel):
             check_mask(backbone, causal=True)
             before = backbone.config._attn_implementation
             self._read_by_own_attention()
-            passage_1S, prompt_1L = some_tokens(backbone, 1, 7).split([3, 4], dim=-1)
+            passage_1S, prompt_1L = some_tokens(backbone, 1, 5).split([2, 3], dim=-1)
             with recorded_attention(backbone) as calls:
                 backbone(prompt_1L, imprag=Reading(), use_cache=False)
                 called = [call.layer for call in calls if "imprag" in call.arguments]
@@ -314,7 +314,7 @@ class ImpRAGModel(PreTrainedModel):
                 if torch.equal(whole, alone):
                     raise ValueError("its logits do not depend on the passages")
                 if len(once) == len(self._layers()):
-                    self._check_against_text(prompt_1L[:, :3])
+                    self._check_against_text(prompt_1L)
                 self.embed_queries(prompt_1L)
             backbone.set_attn_implementation(before)
 

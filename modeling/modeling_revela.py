@@ -141,7 +141,7 @@ class RevelaForCausalLM(PreTrainedModel):
         """
         with checking(self.lm, "Revela"):
             check_mask(self.lm, causal=True)
-            ids_NL = some_tokens(self.lm, 2, 4)
+            ids_NL = some_tokens(self.lm, 2, 2)
             similarity_GBB = (1 - torch.eye(2, device=ids_NL.device))[None].requires_grad_()
             before = self.lm.config._attn_implementation
             self._read_by_own_attention()

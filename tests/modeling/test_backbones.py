@@ -1,4 +1,4 @@
-"""What the methods ask of a pre-trained model: all of its weights, and attention that they reach."""
+"""Checks of a pre-trained model before a method builds on it: all of its weights, and attention that is reached."""
 
 from collections.abc import Callable
 from pathlib import Path
