@@ -76,7 +76,11 @@ class Method:
         vectors: Python file with a function `vectors(model, tokenizer, kind, texts)` for `kind` query and document, for the
             check of parts that sentence-transformers does not load. It runs in the verifying process, so it imports torch
             and nothing of ours.
-        encoder: full name of the function `(folder, device) -> encoder`, if sentence-transformers cannot encode with it.
+        encoder: full name of the function `(folder, device) -> encoder`, if sentence-transformers cannot encode with it. The
+            encoder has a method `warnings() -> list[str]`.
+        states: full name of the module with `check_states(encoder)` and `store_index_states(encoder, store, ...)`, if an index
+            can store what the model reads of its passages.
+        answerer: full name of the function `(model, index, *, k, device) -> answerer`, if the model answers questions.
         neutral_settings: arguments of its trainer that do not affect the trained weights.
     """
 
@@ -93,4 +97,6 @@ class Method:
     usage: Path | None = None
     vectors: Path | None = None
     encoder: str = ""
+    states: str = ""
+    answerer: str = ""
     neutral_settings: frozenset[str] = frozenset()
