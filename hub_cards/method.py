@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from revela_hub.hub_cards.verify.contents import read_json
+
 Part = str
 """What can be published of a checkpoint: `retriever`, `sparse` (its sparse form), `lm`, or `model` (all of it with its code)."""
 
@@ -100,3 +102,10 @@ class Method:
     states: str = ""
     answerer: str = ""
     neutral_settings: frozenset[str] = frozenset()
+
+
+def vectors_of(folder: Path, methods: Mapping[str, Method]) -> Path | None:
+    """The file that makes the vectors of a model, by the `model_type` in its config.json; None for most models."""
+    config = read_json(folder / "config.json")
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    return next((method.vectors for method in methods.values() if kind and method.model_type == kind), None)

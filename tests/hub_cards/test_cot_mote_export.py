@@ -19,6 +19,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, check, write_card
 from revela_hub.modeling import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.trainers.cot_mote import COT_MOTE
+from revela_hub.trainers.methods import METHODS
 
 TEXTS = [
     "fox",
@@ -147,7 +148,7 @@ def test_check_and_publish_know_the_three_forms(tmp_path: Path, wordpiece_tokeni
     trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
     export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
     for folder in ("dense", "sparse", "model"):
-        checks = check(tmp_path / "out" / folder, trust_remote_code=folder == "model")
+        checks = check(tmp_path / "out" / folder, trust_remote_code=folder == "model", methods=METHODS)
         assert [row for row in checks if not row.ok] == []
         compared = next(row.detail for row in checks if row.name == "weights")
         assert "(0 compared)" not in compared
