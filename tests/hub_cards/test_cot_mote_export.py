@@ -1,8 +1,8 @@
 """The three published forms of a CoT-MoTE: each loads without this package, and gives the model's own vectors."""
 
 import json
-import shutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
