@@ -9,14 +9,17 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig
 
+from revela_hub.data.own_folder import check_free
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assemble, Assembly, assemble_part, copy_finished, export_parts
+from revela_hub.hub_cards.card import OURS
 from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.repository import Destination
 from revela_hub.hub_cards.upload import Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
 from revela_hub.hub_cards.verify.contents import read_json
-from revela_hub.trainers.methods import METHODS as METHODS
+from revela_hub.trainers.common.checkpoints import RECORD
+from revela_hub.trainers.methods import METHODS
 
 
 def export_checkpoint(
@@ -37,12 +40,17 @@ def export_checkpoint(
         dtype: type of the stored weights; by default the one they have.
 
     Raises:
-        UserError: the folder is not a checkpoint, or has no language model.
+        UserError: the folder is not a checkpoint, or has no language model; a model would be written over files that are
+            not of an export or a run.
     """
     checkpoint, output = Path(checkpoint), Path(output)
-    export_parts(
-        method_of(checkpoint), checkpoint, output, lm=lm, assembly=Assembly(max_length=max_length, dtype=dtype)
-    )
+    method = method_of(checkpoint)
+    folders = [output / name for name in [*method.folders, *(["lm"] if lm else [])]]
+    for folder in folders:
+        check_free(folder, "--output", lambda folder: (folder / OURS).is_dir() or (output / RECORD).is_file())
+    for folder in folders:
+        (folder / OURS).mkdir(parents=True, exist_ok=True)
+    export_parts(method, checkpoint, output, lm=lm, assembly=Assembly(max_length=max_length, dtype=dtype))
     return output
 
 

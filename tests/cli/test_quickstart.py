@@ -53,6 +53,17 @@ def models(tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrain
     return folder
 
 
+@pytest.mark.parametrize("name", ["report.json", "retriever/config.json", "revela/config.json", "text/notes.txt"])
+def test_files_of_the_user_stay(tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    file = tmp_path / "out" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    (models / "lm" / "area.py").write_text(FUNCTION.format(name="area", number=1))
+    command = ["quickstart", "--models", str(models), "--data", str(models / "lm"), "--queries", "1"]
+    assert main([*command, "--output_dir", str(tmp_path / "out")]) == 2
+    assert file.read_text() == "{}" and Path(name).parts[0] in capsys.readouterr().err
+
+
 def test_the_whole_story(
     tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -461,3 +461,16 @@ def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.Capture
     assert "is not a checkpoint" in capsys.readouterr().err
     assert cli.main(["publish", str(output), "org/x", "--dry-run"]) == 2  # a run's folder that holds what it exported
     assert f"the model that its run exported is {output / 'retriever'}" in capsys.readouterr().err
+
+
+def test_export_does_not_write_over_a_model_of_the_user(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "here" / "retriever" / "model.safetensors"  # such as the base model, with --output .
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"the user's")
+    assert cli.main(["export", str(checkpoint), "--output", str(tmp_path / "here")]) == 2
+    assert "retriever holds files that revela-hub did not write" in capsys.readouterr().err
+    assert own.read_bytes() == b"the user's"
+    for _ in range(2):  # what was exported is
+        assert cli.main(["export", str(checkpoint), "--output", str(tmp_path / "new")]) == 0

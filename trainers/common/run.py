@@ -28,7 +28,7 @@ from revela_hub.trainers.common.checkpoints import (
     step_of,
 )
 from revela_hub.trainers.common.facts import facts_of_run
-from revela_hub.trainers.common.measuring import KEPT, OUTCOME, Outcome
+from revela_hub.trainers.common.measuring import CURVE, KEPT, OUTCOME, Outcome
 from revela_hub.trainers.common.processes import from_main
 from revela_hub.trainers.common.settings import LENGTH, changes, run_settings
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from revela_hub.hub_cards import ModelCardFacts
 
 LOCK = ".lock"
+TRAINING_CURVE = "training_curve.png"
 # What runs write into their output folders, which is theirs from their lock file on.
 WRITTEN = (
     *("checkpoint-*", KEPT, "retriever", "lm", "embedder", "encoder", "*_encoder", "model", "dense"),
@@ -44,8 +45,8 @@ WRITTEN = (
     *("*.safetensors", "*.safetensors.index.json", "config*.json", "generation_config.json", "modules.json"),
     *("sentence_bert_config.json", "tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "prompts.json"),
     *("adapter_config.json", "training_args.bin", "trainer_state.json", "card.yaml", "outcome.json", "[0-9]_*"),
+    *(LOCK, RECORD, INCOMPLETE, TRAINING_CURVE, CURVE),
 )
-TRAINING_CURVE = "training_curve.png"
 
 
 @dataclass
@@ -157,7 +158,7 @@ def open_run(arguments: RunArguments) -> Iterator[Run]:
     """
     with ExitStack() as stack:
         output = Path(arguments.output_dir or ".")
-        from_main(lambda: _refuse_foreign(output))
+        from_main(lambda: refuse_foreign(output))
         try:
             output.mkdir(parents=True, exist_ok=True)
             if arguments.process_index == 0:
@@ -177,13 +178,14 @@ def open_run(arguments: RunArguments) -> Iterator[Run]:
         yield _opened(arguments, output)
 
 
-def _refuse_foreign(output: Path) -> None:
+def refuse_foreign(output: Path) -> None:
     """Refuses an output folder with files that no run wrote and that this one would overwrite or delete.
 
     Raises:
-        UserError: it is one. A folder that a run has had has its lock file.
+        UserError: it is one. A folder that a run has had has its lock file, which is empty, or its record.
     """
-    if not output.is_dir() or (output / LOCK).exists() or (output / RECORD).exists():
+    lock = output / LOCK
+    if not output.is_dir() or Record.read(output) is not None or (lock.is_file() and not lock.stat().st_size):
         return
     foreign = sorted(path for name in WRITTEN for path in output.glob(name) if not path.is_dir() or any(path.iterdir()))
     if foreign:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from revela_hub.cli.commands import train_contriever
 from revela_hub.cli.parser import parse_arguments
 from revela_hub.data.sources.held_out import HELD_OUT
 from revela_hub.errors import UserError
+from revela_hub.trainers.baselines import contriever_command as train_contriever
 from revela_hub.trainers.common.checkpoints import Record
 from revela_hub.trainers.common.measuring import claim_kept
 from revela_hub.trainers.common.run import open_run
@@ -83,7 +83,11 @@ def test_a_resumed_run_of_an_earlier_version_has_its_probe(text: Path, tmp_path:
     assert given.task(resumed=True) == task and given.held_out == str(tmp_path / "out" / "probe")
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "embedder/a", "measured/a", "checkpoint-3/a"])
+FOREIGN = ["config.json", "model.safetensors", "embedder/a", "measured/a", "checkpoint-3/a"]
+FOREIGN += ["run.json", ".lock", ".incomplete/a", "training_curve.png"]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
 def test_files_that_no_run_wrote_are_not_overwritten(text: Path, tmp_path: Path, name: str) -> None:
     output = tmp_path / "out"
     (output / name).parent.mkdir(parents=True)
@@ -96,7 +100,8 @@ def test_files_that_no_run_wrote_are_not_overwritten(text: Path, tmp_path: Path,
         open_run(arguments(text, output, "--overwrite", "true")),
     ):
         pass
-    assert (output / name).read_text() == "mine" and not (output / ".lock").exists()
+    assert (output / name).read_text() == "mine"
+    assert {path.name for path in output.iterdir()} == {"notes.txt", Path(name).parts[0]}
     Record({}).write(output)  # of a run of an earlier version
     with pytest.raises(UserError, match="holds a run already"), open_run(arguments(text, output)):
         pass

@@ -74,12 +74,13 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Runs the whole story and prints the table."""
-    from revela_hub.data.own_folder import claim
+    from revela_hub.data.own_folder import check_free, claim
     from revela_hub.data.sources.beir import write_beir
     from revela_hub.evaluation import docstring_task
     from revela_hub.evaluation.probe import MIN_QUERIES
     from revela_hub.retrieval.disk import try_folder
     from revela_hub.trainers.baselines import contriever_command as train_contriever
+    from revela_hub.trainers.common.run import refuse_foreign
     from revela_hub.trainers.revela import command as train_revela
 
     began = time.monotonic()
@@ -91,10 +92,16 @@ def run(arguments: Arguments) -> None:
     if not root.is_dir():
         raise UserError(f"--data {root} is not a folder")
     try_folder(output, "--output_dir")
+    for folder in (output, output / "revela"):
+        refuse_foreign(folder)
+    for part in ("task", "text"):
+        check_free(output / part, "--output_dir", lambda _: _is_report(output / REPORT))
+    if (output / REPORT).exists() and not _is_report(output / REPORT):
+        raise UserError(f"--output_dir {output} holds a {REPORT} that quickstart did not write: give another folder")
     print(f"1/5  reading {root.name}: docstrings become queries, and leave the text")
     docstrings = docstring_task(root, queries=arguments.queries, functions=arguments.functions)
     for part in ("task", "text"):
-        claim(output / part, "--output_dir", lambda _: (output / REPORT).is_file())
+        claim(output / part, "--output_dir", lambda _: True)
     write_beir(docstrings.task, output / "task")
     _write_sources(docstrings, output / "text")
     print(f"     {len(docstrings.task.queries)} queries, {len(docstrings.task.corpus):,} functions to find")
@@ -125,6 +132,14 @@ def run(arguments: Arguments) -> None:
     (output / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     _write_card(report, models, output)
     _conclude(scores, models, output)
+
+
+def _is_report(file: Path) -> bool:
+    """Whether a file is the report of an earlier quickstart."""
+    try:
+        return "revela_hub" in json.loads(file.read_bytes())["versions"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _write_sources(docstrings: "DocstringTask", folder: Path) -> None:
