@@ -36,6 +36,9 @@ Probability = Annotated[float, Interval(ge=0, lt=1)]  # of a dropout: at 1 nothi
 TextLength = Annotated[int, Ge(4)]  # tokens: those that mark beginning and end, and something between
 GroupSize = Annotated[int, Interval(ge=1, le=4096)]  # chunks that are compared with each other: the cost is its square
 Negatives = Annotated[int, Interval(ge=1, le=1024)]  # a column each
+Layers = Annotated[int, Interval(ge=1, le=256)]  # of a decoder that is made
+Latents = Annotated[int, Interval(ge=1, le=65_536)]
+Rank = Annotated[int, Interval(ge=1, le=1_000_000)]
 TwoOrMore = Annotated[int, Ge(2)]  # of what is compared with each other
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # what numpy takes
 
@@ -46,7 +49,7 @@ INHERITED: dict[str, Any] = {
     "adam_beta2": Probability,
     "adam_epsilon": PositiveFloat,
     "data_seed": Seed,
-    "dataloader_num_workers": NonNegativeInt,
+    "dataloader_num_workers": Annotated[int, Interval(ge=0, le=256)],
     "dataloader_prefetch_factor": PositiveInt,
     "ddp_bucket_cap_mb": PositiveInt,
     "ddp_timeout": PositiveInt,
@@ -60,7 +63,7 @@ INHERITED: dict[str, Any] = {
     "max_grad_norm": NonNegativeFloat,
     "max_steps": Annotated[int, Ge(-1)],
     "neftune_noise_alpha": NonNegativeFloat,
-    "num_train_epochs": NonNegativeFloat,
+    "num_train_epochs": Annotated[float, Interval(ge=0, le=1_000_000)],
     "per_device_eval_batch_size": PositiveInt,
     "per_device_train_batch_size": PositiveInt,
     "save_steps": PositiveFloat,

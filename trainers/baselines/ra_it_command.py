@@ -74,7 +74,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             tokenizer=loaded.tokenizer,
             prompts=data.prompts,
             passages=data.passages,
-            ranking=warm_up_labels(arguments, data, arguments.k),
+            ranking=warm_up_labels(arguments, data, min(arguments.k, len(data.passages))),
             k=arguments.k,
             l_max=arguments.l_max,
             max_length=arguments.max_length,

@@ -1,6 +1,7 @@
 """Options of transformers that it looks at only when the models are loaded: tried on one weight, before anything is loaded."""
 
 import re
+from copy import copy
 from typing import Any, cast
 
 import torch
@@ -35,17 +36,7 @@ def check_early(arguments: TrainingArguments) -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     if arguments.optim != "adamw_torch_fused" or arguments.optim_args:
         _check_optimizer(arguments)
-    total, given = 10, cast("dict[str, Any]", arguments.lr_scheduler_kwargs or {})
-    _try(
-        "lr_scheduler_type",
-        lambda: get_scheduler(
-            arguments.lr_scheduler_type,
-            optimizer,
-            num_warmup_steps=arguments.get_warmup_steps(total),
-            num_training_steps=total,
-            scheduler_specific_kwargs=dict(given),
-        ),
-    )
+    _try("lr_scheduler_type", lambda: _schedule(arguments, optimizer))
 
 
 def _try(option: str, work: object) -> None:
@@ -55,6 +46,15 @@ def _try(option: str, work: object) -> None:
         raise UserError(f"--{option}: {first_line(error)}") from error
     except Exception as error:  # whatever the library raises, it is about this option
         raise ValueError(f"--{option}: {first_line(error)}") from error
+
+
+def _schedule(arguments: TrainingArguments, optimizer: torch.optim.Optimizer, steps: int = 10) -> None:
+    """Goes through the schedule, after one step of warm-up: it looks at some of its settings only then."""
+    given = cast("dict[str, Any]", arguments.lr_scheduler_kwargs or {})
+    schedule = get_scheduler(arguments.lr_scheduler_type, optimizer, 1, steps, dict(given))
+    for _ in range(0 if arguments.lr_scheduler_type in BY_METRIC else steps):
+        optimizer.step()
+        schedule.step()
 
 
 def _compiling(arguments: TrainingArguments) -> dict[str, Any]:
@@ -74,11 +74,22 @@ def _check_reports(arguments: TrainingArguments) -> None:
             )
 
 
+def _without_args(arguments: TrainingArguments) -> TrainingArguments:
+    plain = copy(arguments)
+    plain.optim_args = None
+    return plain
+
+
 def _check_optimizer(arguments: TrainingArguments) -> None:
     try:
         kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
         if arguments.optim_args:
+            if options == Trainer.get_optimizer_cls_and_kwargs(_without_args(arguments))[1]:
+                name = getattr(arguments.optim, "value", arguments.optim)
+                raise UserError(f"--optim_args has no effect on --optim {name}: leave it out")
             kind([nn.Parameter(torch.zeros(1))], **options)
+    except UserError:
+        raise
     except Exception as error:
         if not re.search("model", str(error), re.IGNORECASE):  # some look at the model's layers, which is not there yet
             option = (

@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from revela_hub.errors import UserError
 from revela_hub.output import command_line
-from revela_hub.ranges import PositiveInt
+from revela_hub.ranges import Layers, PositiveInt
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
@@ -79,7 +79,7 @@ class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
         metadata={"help": "pretrain: ar, every next token of the span (the default); ae, its masked tokens (CoT-MAE);"
                   " none, masked language modelling alone."},
     )  # fmt: skip
-    decoder_layers: PositiveInt | None = field(
+    decoder_layers: Layers | None = field(
         default=None, metadata={"help": "pretrain: layers of the decoder; by default 1."}
     )
     attention_window: PositiveInt | None = field(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from revela_hub.errors import require
-from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
+from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rank, TwoOrMore
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
 
 
@@ -34,10 +34,8 @@ class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
     num_negatives: NonNegativeInt = field(
         default=5, metadata={"help": "Warm-up: hard negatives drawn for each prompt."}
     )
-    first_negative_rank: PositiveInt = field(
-        default=10, metadata={"help": "Warm-up: hard negatives come from this rank..."}
-    )
-    last_negative_rank: PositiveInt = field(default=50, metadata={"help": "... up to this one, inclusive."})
+    first_negative_rank: Rank = field(default=10, metadata={"help": "Warm-up: hard negatives come from this rank..."})
+    last_negative_rank: Rank = field(default=50, metadata={"help": "... up to this one, inclusive."})
     num_candidates: TwoOrMore = field(
         default=10, metadata={"help": "Self-distillation: passages whose likelihoods are compared for each prompt."}
     )

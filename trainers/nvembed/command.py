@@ -28,7 +28,7 @@ import torch
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError
 from revela_hub.output import command_line
-from revela_hub.ranges import Negatives, TextLength
+from revela_hub.ranges import Latents, Negatives, TextLength
 from revela_hub.trainers.common.arguments import HeldOutArguments
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
@@ -73,7 +73,7 @@ class Arguments(HeldOutArguments, NVEmbedTrainingArguments):  # type: ignore[mis
     mask: Literal["bidirectional", "causal"] | None = field(
         default=None, metadata={"help": "What a token sees; of a decoder by default bidirectional."}
     )
-    num_latents: int | None = field(default=None, metadata={"help": "Latents; for a decoder by default 512."})
+    num_latents: Latents | None = field(default=None, metadata={"help": "Latents; for a decoder by default 512."})
     num_heads: int | None = field(
         default=None, metadata={"help": "Heads of the latent or self-attention; by default 8."}
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.errors import UserError
-from revela_hub.ranges import NonNegativeFloat, PositiveInt
+from revela_hub.ranges import Layers, NonNegativeFloat
 from revela_hub.trainers.common.arguments import ProbeArguments
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.retromae.arguments import RetroMAEDataArguments, RetroMAETrainingArguments, load_spans
@@ -41,7 +41,7 @@ class Arguments(ProbeArguments, RetroMAEDataArguments, RetroMAETrainingArguments
             " masked tokens (the paper's ablation); none, BERT's masked language modelling alone."
         },
     )
-    decoder_layers: PositiveInt = field(default=1, metadata={"help": "Layers of a basic decoder."})
+    decoder_layers: Layers = field(default=1, metadata={"help": "Layers of a basic decoder."})
     bag_of_words: bool = field(
         default=False, metadata={"help": "Also predict the set of the words from the tokens' logits (DupMAE)."}
     )

@@ -22,6 +22,7 @@ from revela_hub.errors import (
 LESS_MEMORY = {
     "per_device_train_batch_size": "lower --per_device_train_batch_size",
     "batch_size": "lower --batch-size",
+    "queue_size": "lower --queue_size",
     "max_length": "shorten texts with --max_length",
     "max_seq_length": "shorten texts with --max-seq-length",
 }

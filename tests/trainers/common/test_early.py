@@ -7,23 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from revela_hub.cli.commands import (
-    train_contriever,
-    train_imprag,
-    train_nvembed,
-    train_replug,
-    train_revela,
-)
 from revela_hub.cli.parser import parse_arguments
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
+from revela_hub.trainers.baselines import contriever_command, replug_command
+from revela_hub.trainers.imprag import command as imprag_command
+from revela_hub.trainers.nvembed import command as nvembed_command
+from revela_hub.trainers.revela import command as revela_command
 
 COMMANDS: dict[str, tuple[Any, list[str]]] = {
-    "contriever": (train_contriever, ["--retriever", "x"]),
-    "revela": (train_revela, ["--retriever", "x", "--lm", "y"]),
-    "imprag": (train_imprag, ["--backbone", "x"]),
-    "replug": (train_replug, ["--retriever", "x", "--lm", "y"]),
-    "nvembed": (train_nvembed, ["--backbone", "x", "--mixture", "y", "--stage", "1"]),
+    "contriever": (contriever_command, ["--retriever", "x"]),
+    "revela": (revela_command, ["--retriever", "x", "--lm", "y"]),
+    "imprag": (imprag_command, ["--backbone", "x"]),
+    "replug": (replug_command, ["--retriever", "x", "--lm", "y"]),
+    "nvembed": (nvembed_command, ["--backbone", "x", "--mixture", "y", "--stage", "1"]),
 }
 
 
@@ -74,6 +71,13 @@ def test_what_an_index_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         (["--optim_args", "nope"], "--optim_args: "),
         (["--lr_scheduler_type", "cosine_with_min_lr"], "--lr_scheduler_type: .*min_lr"),
         (["--lr_scheduler_kwargs", '{"nope": 1}'], "--lr_scheduler_type: .*nope"),
+        (
+            ["--lr_scheduler_type", "cosine", "--lr_scheduler_kwargs", '{"num_cycles": "x"}'],
+            "--lr_scheduler_type: .*'x'",
+        ),
+        (["--optim_args", "foo=1"], "--optim_args has no effect on --optim adamw_torch"),
+        (["--dataloader_num_workers", "100000"], "at most 256"),
+        (["--num_train_epochs", "1e300"], "at most 1000000"),
         (["--lr_scheduler_type", "reduce_lr_on_plateau", "--probe", "none"], "requires an eval strategy"),
         (["--torch_compile_backend", "nope"], "--torch_compile: Invalid backend: 'nope'"),
         (["--torch_compile_mode", "nope"], "--torch_compile: .*mode=nope"),
