@@ -1,12 +1,14 @@
 """Every decoder family of transformers with every class: correct, or rejected with a ValueError when the model is built."""
 
+import copy
 import inspect
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BertConfig, BertModel, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RevelaForCausalLM
@@ -73,23 +75,32 @@ FAMILIES = [
 ACCEPTED = (*SAMPLE, "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "olmo2", "smollm3", "deepseek_v3", "youtu")
 
 
-def decoder(family: str) -> PreTrainedModel:
-    """A random model of a few layers, in eval mode; the test is skipped if it cannot be made so small."""
+@cache
+def small(family: str) -> PreTrainedConfig | str:
+    """The configuration of a model of a few layers, or why there is none."""
     kind = CONFIG_MAPPING[family]
     try:
         default = kind()
         given = {name: size for name, size in SIZES.items() if hasattr(default, name)}
         optional = {name for name in given if getattr(default, name) is None} - {"head_dim", "num_key_value_heads"}
         given = {name: size for name, size in given.items() if name not in optional or name.endswith("token_id")}
-        config = kind(**(given | OTHERS.get(family, {})))
+        config: PreTrainedConfig = kind(**(given | OTHERS.get(family, {})))
         with torch.device("meta"):
             weights = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
         if weights > 2e6:
-            pytest.skip(f"a small {family} has {weights} weights")
-        lm: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
-        lm(input_ids=tokens(1, 4))
+            return f"a small {family} has {weights} weights"
+        AutoModelForCausalLM.from_config(config)(input_ids=tokens(1, 4))
     except Exception as error:
-        pytest.skip(f"no small {family}: {error!r}")
+        return f"no small {family}: {error!r}"
+    return config
+
+
+def decoder(family: str) -> PreTrainedModel:
+    """A random model in eval mode; the test is skipped if it cannot be made small."""
+    config = small(family)
+    if isinstance(config, str):
+        pytest.skip(config)
+    lm: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
     return lm
 
 
