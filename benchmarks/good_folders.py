@@ -25,7 +25,9 @@ from sentence_transformers.sentence_transformer.modules import LayerNorm, Poolin
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from revela_hub.hub_cards.method import vectors_of
 from revela_hub.hub_cards.verify.verify import verify_all
+from revela_hub.trainers.methods import METHODS
 
 TEXTS = (
     "What is the capital of France? The capital of France is Paris; the capital of Japan is Tokyo.",
@@ -388,7 +390,10 @@ def tasks(folders: dict[str, Path]) -> Iterator[dict[str, Any]]:
     """For `verify_all`."""
     for folder in folders.values():
         trust = any(folder.glob("*.py"))
-        yield {"folder": str(folder), "trust_remote_code": trust, "adapter_only": False, "reference": None}
+        vectors = vectors_of(folder, METHODS)
+        yield {"folder": str(folder), "trust_remote_code": trust, "adapter_only": False, "reference": None} | {
+            "vectors": str(vectors) if vectors else None
+        }
 
 
 def main() -> None:

@@ -66,6 +66,7 @@ class Assembled:
         method: that trained it; None for a finished folder, whose own card says it.
         base: the model it was trained from, a Hub id or a folder.
         reference: safetensors file of the vectors it has to give.
+        vectors: the file of the method's record that makes them, see `Method.vectors`.
         remote_code: whether the verification runs the folder's code.
         adapter_of: the base, where the folder holds an adapter alone.
         own_card: for a finished folder with a card of other hands, which stays unless the facts are others than these.
@@ -77,6 +78,7 @@ class Assembled:
     method: Method | None = None
     base: str | None = None
     reference: Path | None = None
+    vectors: Path | None = None
     remote_code: bool = False
     adapter_of: str | None = None
     own_card: ModelCardFacts | None = None

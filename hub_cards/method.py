@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from revela_hub.hub_cards.verify.contents import read_json
+
 Part = str
 """What can be published of a checkpoint: `retriever`, `sparse` (its sparse form), `lm`, or `model` (all of it with its code)."""
 
@@ -76,7 +78,11 @@ class Method:
         vectors: Python file with a function `vectors(model, tokenizer, kind, texts)` for `kind` query and document, for the
             check of parts that sentence-transformers does not load. It runs in the verifying process, so it imports torch
             and nothing of ours.
-        encoder: full name of the function `(folder, device) -> encoder`, if sentence-transformers cannot encode with it.
+        encoder: full name of the function `(folder, device) -> encoder`, if sentence-transformers cannot encode with it. The
+            encoder has a method `warnings() -> list[str]`.
+        states: full name of the module with `check_states(encoder)` and `store_index_states(encoder, store, ...)`, if an index
+            can store what the model reads of its passages.
+        answerer: full name of the function `(model, index, *, k, device) -> answerer`, if the model answers questions.
         neutral_settings: arguments of its trainer that do not affect the trained weights.
     """
 
@@ -93,4 +99,13 @@ class Method:
     usage: Path | None = None
     vectors: Path | None = None
     encoder: str = ""
+    states: str = ""
+    answerer: str = ""
     neutral_settings: frozenset[str] = frozenset()
+
+
+def vectors_of(folder: Path, methods: Mapping[str, Method]) -> Path | None:
+    """The file that makes the vectors of a model, by the `model_type` in its config.json; None for most models."""
+    config = read_json(folder / "config.json")
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    return next((method.vectors for method in methods.values() if kind and method.model_type == kind), None)

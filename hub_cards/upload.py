@@ -17,7 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 from revela_hub.errors import DISK_FULL, OS_ERRORS, UserError, causes, os_error, reason
 from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assembly, card_facts
 from revela_hub.hub_cards.card import OURS, check_card, write_card
-from revela_hub.hub_cards.method import Method
+from revela_hub.hub_cards.method import Method, vectors_of
 from revela_hub.hub_cards.repository import Destination, Plan, Repository, files_of, hub_errors, names, sha256
 from revela_hub.hub_cards.verify.consistency import contradictions
 from revela_hub.hub_cards.verify.contents import Contents, belongs_by_name, contents
@@ -136,7 +136,13 @@ def _assembled(
     found = contents(assembled.folder)
     for name in found.stays:
         (assembled.folder / name).unlink()
-    return replace(assembled, reference=reference, stays=assembled.stays | found.stays, timeout=assembly.timeout)
+    return replace(
+        assembled,
+        reference=reference,
+        vectors=vectors_of(assembled.folder, methods),
+        stays=assembled.stays | found.stays,
+        timeout=assembly.timeout,
+    )
 
 
 def check(
@@ -145,6 +151,7 @@ def check(
     revision: str | None = None,
     trust_remote_code: bool = False,
     timeout: float | None = None,
+    methods: Mapping[str, Method] = MappingProxyType({}),
 ) -> list[Check]:
     """Verifies a model, ours or not, as `publish` verifies what it uploads.
 
@@ -153,6 +160,7 @@ def check(
         revision: branch, tag or commit of a model on the Hub.
         trust_remote_code: run the code that the model brings with it.
         timeout: seconds that it may take; by default 300, and 180 more for each GB of weights.
+        methods: those whose models are checked by their own vectors.
 
     Raises:
         UserError: there is no such folder and no such model.
@@ -179,6 +187,7 @@ def check(
             trust_remote_code=trust_remote_code,
             adapter_only=(staged / "adapter_config.json").is_file() and not any(staged.glob("model*.safetensors")),
             reference=reference if reference.is_file() else None,
+            vectors=vectors_of(staged, methods),
             offline=False,
             timeout=timeout,
         )
@@ -201,6 +210,7 @@ def _verified(assembled: Assembled, folder: Path, consequence: str) -> list[Chec
         trust_remote_code=assembled.remote_code,
         adapter_only=assembled.adapter_of is not None,
         reference=assembled.reference,
+        vectors=assembled.vectors,
         timeout=assembled.timeout,
     )
     if failed := [check for check in checks if not check.ok]:

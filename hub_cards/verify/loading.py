@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from runpy import run_path
 from typing import TYPE_CHECKING, Any
 
 from .contents import read_json
@@ -15,7 +16,6 @@ from .texts import LONGEST_PROBE, SHORT
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
 # The first half of a pair that a CrossEncoder scores.
 _QUESTION = SHORT
@@ -36,11 +36,13 @@ class Loaded:
         tokenizer: None where there is none, or not one of transformers.
         dtype: of the weights as they are loaded.
         max_length: tokens that are kept; 10**9 or more where there is no limit.
+        vectors: the method's own function of model, tokenizer, kind and texts, for a transformers model that has one.
         causal: whether it is a decoder, whose texts can be read one at a time without a padding token.
     """
 
-    def __init__(self, folder: Path, trust_remote_code: bool) -> None:
+    def __init__(self, folder: Path, trust_remote_code: bool, vectors: Path | None = None) -> None:
         self.kind = _kind(folder)
+        self.vectors = None if self.kind or vectors is None else run_path(str(vectors))["vectors"]
         self.tokenizer: Any = None
         load = self._load_sentence_transformers if self.kind else self._load_transformers
         doing("loading the model")
@@ -81,11 +83,7 @@ class Loaded:
         )
         has_tokenizer = needed and not seq2seq and (folder / "tokenizer_config.json").is_file()
         self.kinds = ["text"] if has_tokenizer else []
-        # A model with an expert for each kind of text has to be told whose text it reads.
-        self.has_experts = "expert" in inspect.signature(self.module.forward).parameters
-        # A model that retrieves and reads makes other vectors of what it looks for than of what it finds.
-        self.retrieves = hasattr(self.module, "embed_queries") and hasattr(self.module, "embed_passages")
-        if has_tokenizer and (self.has_experts or self.retrieves):
+        if has_tokenizer and self.vectors is not None:
             self.kinds = ["query", "document"]
         if has_tokenizer:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -105,13 +103,9 @@ class Loaded:
         more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
         doing(f"encoding {texts[0][:30]!r}{more}")
         if not self.kind:
-            if self.has_experts:
-                return self._of_expert(kind, texts)
-            rows = [
-                self._read(kind, batch) if self.retrieves else self._last_states(batch)
-                for batch in self._batches(texts)
-            ]
-            return np.concatenate(rows)
+            if self.vectors is not None:
+                return np.asarray(self.vectors(self.module, self.tokenizer, kind, texts).numpy())
+            return np.concatenate([self._last_states(batch) for batch in self._batches(texts)])
         if self.kind == "CrossEncoder":
             import torch
 
@@ -138,26 +132,11 @@ class Loaded:
 
         return np.concatenate([self.encode(kind, texts[:-1]), self.encode(kind, texts[-1:])])
 
-    def _of_expert(self, kind: str, texts: list[str]) -> np.ndarray:
-        """(n_texts, d): the dense vectors, then the sparse ones."""
-        import torch
-
-        batch = self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
-        expert = {"query": "query", "document": "passage"}[kind]
-        with torch.no_grad():
-            output = self.module(batch.input_ids, batch.attention_mask, expert=expert)
-        vectors: np.ndarray = torch.cat([output.pooler_output, output.sparse], dim=-1).float().numpy()
-        return vectors
-
     def _batches(self, texts: list[str]) -> list[list[str]]:
         # An empty text has no token to read where the tokenizer adds none of its own.
         texts = [text or "a" for text in texts]
         # A language model may do without a padding token: one text at a time, then.
         return [texts] if self.tokenizer.pad_token is not None or not self.causal else [[text] for text in texts]
-
-    def _read(self, kind: str, texts: list[str]) -> np.ndarray:
-        found: np.ndarray = imprag_vectors(self.module, self.tokenizer, kind, texts).numpy()
-        return found
 
     def _last_states(self, texts: list[str]) -> np.ndarray:
         import torch
@@ -170,32 +149,6 @@ class Loaded:
             states = states[torch.arange(len(texts)), (tokens.attention_mask * places).argmax(1)]
         found: np.ndarray = states.float().numpy()
         return found
-
-
-def imprag_vectors(model: Any, tokenizer: Any, kind: str, texts: list[str]) -> torch.Tensor:
-    """(n_texts, d) float32: each text's vector, then the state behind a question that reads the text as its passage.
-
-    Args:
-        model: of ImpRAG, with its output projection or without.
-        tokenizer: cuts what is too long, and pads on the right, if there is more than one text.
-        kind: what the vectors are of, `query` or `document`.
-        texts: none empty.
-    """
-    import torch
-
-    tokens = tokenizer(texts, padding=len(texts) > 1, truncation=True, return_tensors="pt")
-    ids, mask = tokens.input_ids, tokens.attention_mask
-    question = tokenizer([_QUESTION], return_tensors="pt").input_ids.expand(len(texts), -1)
-    embed = {"query": model.embed_queries, "document": model.embed_passages}[kind]
-    passages = {
-        "passage_input_ids": ids[:, None, : model.config.l_max],
-        "passage_attention_mask": mask[:, None, : model.config.l_max],
-    }
-    with torch.no_grad():
-        output = model(input_ids=question, output_hidden_states=True, **passages)
-        states = output["hidden_states"][-1] if "logits" in output else output["last_hidden_state"]
-        found: torch.Tensor = torch.cat([embed(ids, mask).float(), states[:, -1].float()], dim=-1)
-    return found
 
 
 def positions(module: Any) -> int | None:

@@ -21,11 +21,13 @@ _HALF = {"torch.float16", "torch.bfloat16"}
 _OPERATIONS_IN_HALF = 2e11  # that a batch may take in half precision, for which many processors have no instructions
 
 
-def check_model(folder: Path, trust_remote_code: bool, adapter_only: bool, reference: Path | None) -> Iterator[Check]:
+def check_model(
+    folder: Path, trust_remote_code: bool, adapter_only: bool, reference: Path | None, vectors: Path | None
+) -> Iterator[Check]:
     """Yields the checks that need the model; the arguments are those of `verify`."""
     loads = _record_loads()
     try:
-        model = Loaded(folder, trust_remote_code)
+        model = Loaded(folder, trust_remote_code, vectors)
     except UnknownKind as error:
         yield Check("folder", False, str(error))
         return

@@ -39,7 +39,8 @@ def run(task: dict[str, Any]) -> None:
         readers.hide_everything_else()
         if all(check.ok for check in checks if check.name in ("folder", "remote code", "adapters")):
             reference = Path(task["reference"]) if task["reference"] else None
-            for check in check_model(folder, task["trust_remote_code"], task["adapter_only"], reference):
+            vectors = Path(task["vectors"]) if task.get("vectors") else None
+            for check in check_model(folder, task["trust_remote_code"], task["adapter_only"], reference, vectors):
                 checks.append(check)  # one by one: those before an exception count
         checks.append(LAST_WORD)
     except Exception as error:  # whatever it is, the reader would see it, too

@@ -61,6 +61,7 @@ def verify(
     trust_remote_code: bool = False,
     adapter_only: bool = False,
     reference: Path | None = None,
+    vectors: Path | None = None,
     offline: bool = True,
     timeout: float | None = None,
 ) -> list[Check]:
@@ -72,6 +73,7 @@ def verify(
         adapter_only: the folder is a PEFT repository, not a whole model.
         reference: a safetensors file with the (n_texts, d) vectors of `probe_texts` that the folder has to give, under
             the names `query` and `document`.
+        vectors: the file of the method's record, see `Method.vectors`.
         offline: keep the process from asking the Hub for anything.
         timeout: seconds that it may take; by default 300, and 180 more for each GB of weights.
 
@@ -83,6 +85,7 @@ def verify(
         "trust_remote_code": trust_remote_code,
         "adapter_only": adapter_only,
         "reference": str(Path(reference).resolve()) if reference else None,
+        "vectors": str(vectors) if vectors else None,
     }
     return verify_all([task], offline=offline, timeout=timeout)[0]
 
@@ -107,7 +110,7 @@ def _in_one_process(
     with tempfile.TemporaryDirectory(prefix="revela-hub-verify-", ignore_cleanup_errors=True) as scratch:
         answers = [Path(scratch, f"{number}.json") for number in range(len(tasks))]
         todo = [task | {"answers": str(a), "offline": offline} for task, a in zip(tasks, answers, strict=True)]
-        Path(scratch, "tasks").write_text(json.dumps(todo), encoding="utf-8")
+        Path(scratch, "tasks").write_text(json.dumps(todo, default=str), encoding="utf-8")
         limits = [timeout or _seconds(Path(str(task["folder"]))) for task in tasks]
         with _started(scratch, offline) as (process, said):
             late = _wait(process, answers, limits)

@@ -19,7 +19,7 @@ from revela_hub.hub_cards.upload import Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
 from revela_hub.hub_cards.verify.contents import read_json
 from revela_hub.trainers.common.checkpoints import RECORD
-from revela_hub.trainers.methods import METHODS
+from revela_hub.trainers.methods import METHODS as METHODS
 
 
 def export_checkpoint(

@@ -15,6 +15,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts
 from revela_hub.hub_cards.verify.verify import as_table, verify_all
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RetroMAEForPreTraining
+from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.export import assemble_imprag
 from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.export import export_nvembed
@@ -106,6 +107,7 @@ def test_imprag_folder_that_retrieves_or_reads_otherwise_is_found(
     bpe_tokenizer.save_pretrained(checkpoint)
     good = assemble_imprag(checkpoint, tmp_path / "good", Assembly(part="model"))
     reference = {"trust_remote_code": True, "adapter_only": False, "reference": str(good.reference)}
+    reference["vectors"] = str(IMPRAG.vectors)
     tasks = [{"folder": str(good.folder)} | reference]
     for change in ({"b": 1, "t": 1}, {"t": 1}, {"k": 3}, {"l_max": 16}):
         folder = tmp_path / "-".join(change)

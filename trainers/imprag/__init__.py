@@ -33,5 +33,7 @@ IMPRAG = Method(
     assembler="revela_hub.trainers.imprag.export.assemble_imprag",
     usage=Path(__file__).with_name("usage.md.j2"),
     vectors=Path(__file__).with_name("verification.py"),
-    encoder="revela_hub.trainers.imprag.answering.load_imprag_encoder",
+    encoder="revela_hub.trainers.imprag.encoder.load_imprag_encoder",
+    states="revela_hub.trainers.imprag.stored_states",
+    answerer="revela_hub.trainers.imprag.answering.open_answerer",
 )

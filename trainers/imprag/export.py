@@ -7,9 +7,9 @@ import torch
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
-from revela_hub.hub_cards.verify.loading import imprag_vectors, text_limit
+from revela_hub.hub_cards.verify.loading import text_limit
 from revela_hub.hub_cards.verify.texts import probe_texts
-from revela_hub.trainers.imprag import IMPRAG
+from revela_hub.trainers.imprag import IMPRAG, verification
 from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint, load_imprag_checkpoint
 
 
@@ -37,7 +37,7 @@ def _save_reference(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path) ->
     kinds = ("query", "document")
     try:
         vectors = {
-            kind: torch.cat([imprag_vectors(model, tokenizer, kind, [text]) for text in texts]) for kind in kinds
+            kind: torch.cat([verification.vectors(model, tokenizer, kind, [text]) for text in texts]) for kind in kinds
         }
     except ValueError as error:  # the backbone has no positions left for a prompt after the passages
         raise UserError(f"{checkpoint} cannot read passages: {error}") from error

@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGModel, PassageStates
 from revela_hub.retrieval.disk import whole_path, writing
 from revela_hub.retrieval.store import PassageStore
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
+from revela_hub.trainers.imprag.encoder import ImpRAGEncoder
 
 FOLDER = "states"
 METADATA = "states.json"
@@ -102,7 +102,7 @@ def store_states(
     Raises:
         UserError: the model does not encode passages independently, or the disk is full.
     """
-    check_states(model)
+    _check_independent(model)
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     starts = passages.starts - passages.starts[0]
@@ -124,12 +124,16 @@ def store_states(
     return StoredStates(folder, model.config.b, fingerprint)
 
 
-def check_states(model: ImpRAGModel) -> None:
+def check_states(encoder: ImpRAGEncoder) -> None:
     """Checks that the states of a model can be stored, before anything is encoded.
 
     Raises:
         UserError: the model does not encode passages independently.
     """
+    _check_independent(encoder.model)
+
+
+def _check_independent(model: ImpRAGModel) -> None:
     if model.config.passage_encoding != "independent":
         raise UserError(
             "states can be stored for passage_encoding independent only, and this model's is"
@@ -138,17 +142,12 @@ def check_states(model: ImpRAGModel) -> None:
 
 
 def store_index_states(
-    model: ImpRAGModel,
-    tokenizer: PreTrainedTokenizerBase,
-    store: PassageStore,
-    *,
-    batch_size: int = 32,
-    show_progress_bar: bool = False,
+    encoder: ImpRAGEncoder, store: PassageStore, *, batch_size: int = 32, show_progress_bar: bool = False
 ) -> StoredStates:
     """Stores the states of an index's passages in its folder; see `store_states`."""
     return store_states(
-        model,
-        tokenize_passages(tokenizer, store.texts(range(len(store))), model.config.l_max),
+        encoder.model,
+        tokenize_passages(encoder.tokenizer, store.texts(range(len(store))), encoder.model.config.l_max),
         store.folder / FOLDER,
         fingerprint=store.facts.fingerprint + store.facts.texts,
         batch_size=batch_size,

@@ -1,7 +1,8 @@
-"""`revela-hub evaluate MODEL --task qa`: answers of ImpRAG models to questions, scored as SQuAD does."""
+"""`revela-hub evaluate MODEL --task qa`: a model's answers to questions, scored as SQuAD does."""
 
 import json
 import sys
+from pkgutil import resolve_name
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -23,7 +24,7 @@ def evaluate_answers(
     """Prints exact match, F1 and answer recall of each model, as a table or as one JSON list.
 
     Args:
-        models: ImpRAG models.
+        models: models that answer questions.
         data: JSON lines of questions and answers.
         index: made by the model, so there can be one model only.
         k: passages for a question.
@@ -35,9 +36,9 @@ def evaluate_answers(
     Raises:
         UserError: an option is missing, or something cannot be read.
     """
+    from revela_hub.checkpoints import method_of_model
     from revela_hub.data.prompts.rows import read_prompts
     from revela_hub.evaluation.question_answering import score_answers
-    from revela_hub.trainers.imprag.answering import open_answerer
 
     if data is None or index is None:
         raise UserError(
@@ -46,7 +47,10 @@ def evaluate_answers(
     if len(models) > 1:
         raise UserError("--task qa measures one model: an index belongs to the model that made it")
     questions = read_prompts([data])
-    answerer = open_answerer(models[0], index, k=k, device=device)
+    method = method_of_model(models[0])
+    if method is None or not method.answerer:
+        raise UserError(f"{models[0]} does not answer questions: --task qa needs a model that reads passages")
+    answerer = resolve_name(method.answerer)(models[0], index, k=k, device=device)
     found = answerer.answer(
         list(questions["prompt"]),
         max_new_tokens=max_new_tokens,

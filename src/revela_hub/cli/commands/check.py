@@ -39,7 +39,7 @@ def run(arguments: Arguments) -> None:
     """Prints the table."""
     from pathlib import Path
 
-    from revela_hub.checkpoints import is_checkpoint
+    from revela_hub.checkpoints import METHODS, is_checkpoint
     from revela_hub.errors import UserError
     from revela_hub.hub_cards import as_table, check
     from revela_hub.output import command_line
@@ -51,7 +51,11 @@ def run(arguments: Arguments) -> None:
     if arguments.revision and Path(arguments.model).expanduser().exists():
         raise UserError(f"--revision is for a model on the Hub; {arguments.model} is a folder here")
     checks = check(
-        model, revision=arguments.revision, trust_remote_code=arguments.trust_remote_code, timeout=arguments.timeout
+        model,
+        revision=arguments.revision,
+        trust_remote_code=arguments.trust_remote_code,
+        timeout=arguments.timeout,
+        methods=METHODS,
     )
     failed = [row.name for row in checks if not row.ok]
     if arguments.json:

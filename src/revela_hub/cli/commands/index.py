@@ -17,6 +17,7 @@ Examples:
 """
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Literal
 
 from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
@@ -42,19 +43,19 @@ class Arguments(PassageOptions):
 
 
 def run(arguments: Arguments) -> None:
-    """Writes the index and says what is in it."""
+    """Writes the index and prints what is in it."""
+    from revela_hub.checkpoints import METHODS, method_of_model
     from revela_hub.retrieval import build_store
-    from revela_hub.trainers.imprag.answering import ImpRAGEncoder
-    from revela_hub.trainers.imprag.checkpoint import is_imprag
 
-    if arguments.states != "none" and not is_imprag(arguments.model):
-        raise UserError(f"--states is for ImpRAG models, and {arguments.model} is not one")
+    method, stores_states = method_of_model(arguments.model), arguments.states != "none"
+    if stores_states and not (method and method.states):
+        titles = ", ".join(each.title for each in METHODS.values() if each.states)
+        raise UserError(f"--states is for {titles} models, and {arguments.model} is not one")
     check_output(arguments)
     loaded = load_passage_encoder(arguments, index=arguments.index_type, milvus_uri=arguments.milvus_uri)
-    if arguments.states != "none":
-        from revela_hub.trainers.imprag.stored_states import check_states, store_index_states
-
-        check_states(loaded.encoder.model)
+    states = import_module(method.states) if method and stores_states else None
+    if states is not None:
+        states.check_states(loaded.encoder)
     store = build_store(
         loaded.write,
         loaded.encoder,
@@ -66,17 +67,10 @@ def run(arguments: Arguments) -> None:
     print(
         f"{len(store):,} passages, vectors of {store.facts.dimension} numbers ({store.facts.index}), in {store.folder}"
     )
-    if isinstance(loaded.encoder, ImpRAGEncoder) and loaded.encoder.cut:
-        l_max = loaded.encoder.model.config.l_max
-        note(
-            f"{loaded.encoder.cut:,} passages are longer than the model's l_max of {l_max} tokens and are cut: lower --max_words"
-        )
-    if arguments.states != "none":
-        stored = store_index_states(
-            loaded.encoder.model,
-            loaded.encoder.tokenizer,
-            store,
-            batch_size=arguments.batch_size,
-            show_progress_bar=shows_progress(),
+    for line in loaded.encoder.warnings() if method and method.encoder else ():
+        note(line)
+    if states is not None:
+        stored = states.store_index_states(
+            loaded.encoder, store, batch_size=arguments.batch_size, show_progress_bar=shows_progress()
         )
         print(f"states of {len(stored):,} passages, {stored.bytes / 1e6:,.1f} MB")

@@ -1,0 +1,16 @@
+"""The vectors of a CoT-MoTE model, for the check of a folder in a process that has only torch and transformers."""
+
+from typing import Any
+
+import torch
+
+EXPERTS = {"query": "query", "document": "passage"}
+
+
+def vectors(model: Any, tokenizer: Any, kind: str, texts: list[str]) -> torch.Tensor:
+    """(n_texts, d) float32: the dense vectors of the kind's expert, then the sparse ones."""
+    batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        output = model(batch.input_ids, batch.attention_mask, expert=EXPERTS[kind])
+    found: torch.Tensor = torch.cat([output.pooler_output, output.sparse], dim=-1).float()
+    return found

@@ -1,0 +1,34 @@
+"""The vectors of an ImpRAG model, for the check of a folder in a process that has only torch and transformers."""
+
+from typing import Any
+
+import torch
+
+QUESTION = "What is the capital of France?"
+
+
+def vectors(model: Any, tokenizer: Any, kind: str, texts: list[str]) -> torch.Tensor:
+    """(n_texts, d) float32: each text's vector, then the state behind a question that reads the text as its passage.
+
+    Args:
+        model: with its output projection or without.
+        tokenizer: cuts what is too long, and pads on the right.
+        kind: what the vectors are of, `query` or `document`.
+        texts: an empty one is replaced: it has no token to read if the tokenizer adds none.
+    """
+    texts = [text or "a" for text in texts]
+    if tokenizer.pad_token is None and len(texts) > 1:  # a decoder can do without: one text at a time
+        return torch.cat([vectors(model, tokenizer, kind, [text]) for text in texts])
+    tokens = tokenizer(texts, padding=len(texts) > 1, truncation=True, return_tensors="pt")
+    ids, mask = tokens.input_ids, tokens.attention_mask
+    question = tokenizer([QUESTION], return_tensors="pt").input_ids.expand(len(texts), -1)
+    embed = {"query": model.embed_queries, "document": model.embed_passages}[kind]
+    passages = {
+        "passage_input_ids": ids[:, None, : model.config.l_max],
+        "passage_attention_mask": mask[:, None, : model.config.l_max],
+    }
+    with torch.no_grad():
+        output = model(input_ids=question, output_hidden_states=True, **passages)
+        states = output["hidden_states"][-1] if "logits" in output else output["last_hidden_state"]
+        found: torch.Tensor = torch.cat([embed(ids, mask).float(), states[:, -1].float()], dim=-1)
+    return found
