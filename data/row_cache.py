@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.own_folder import claim
-from revela_hub.data.sources.documents import source_files
+from revela_hub.data.sources.documents import read_documents, source_files
 from revela_hub.data.sources.held_out import read_held_out
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.source import HUB_PREFIX, Source
+from revela_hub.data.sources.source import HUB_PREFIX, Document, Source, SourceLike, parse_sources
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,6 +29,35 @@ logger = logging.getLogger(__name__)
 
 # By this an unmarked cache of an earlier version is known.
 ROWS, REPORT = "rows.arrow", "report.json"
+
+
+def document_rows(
+    kind: str,
+    sources: Iterable[SourceLike] | SourceLike,
+    features: "Mapping[str, Any]",
+    made_with: Mapping[str, Any],
+    rows: Callable[[Iterator[Document], ReadReport], Iterator[Mapping[str, Any]]],
+    cache_dir: str | Path | None,
+    report: ReadReport | None,
+) -> "Dataset":
+    """The rows that `rows` makes of the sources' documents, or those of an earlier run; what was read is counted up.
+
+    Args:
+        kind: How the name of the rows' folder begins.
+        sources: As for `read_documents`.
+        features: Of the data set.
+        made_with: All that the rows depend on besides the sources.
+        rows: Makes rows of documents, and counts into the report.
+        cache_dir: As for `cached_rows`.
+        report: Is counted up.
+    """
+    parsed, fresh = parse_sources(sources), ReadReport()
+    documents = read_documents(parsed, report=fresh)  # here, so that a missing folder is not found to have been cached
+    name = f"{kind}-{rows_fingerprint(made_with, parsed)}"
+    dataset, counts = cached_rows(name, features, lambda: rows(documents, fresh), fresh.to_dict, cache_dir=cache_dir)
+    if report is not None:
+        report.add(ReadReport.from_dict(counts))
+    return dataset
 
 
 def cached_rows(

@@ -158,6 +158,12 @@ def document_vectors(
     store = VectorStore(
         folder, f"{settings.identity} document {settings.document_prompt!r}", dtype=settings.dtype, option=option
     )
+    _fill(store, texts, encoder, settings, "Encoding passages")
+    return store.vectors(texts, normalize=normalize)
+
+
+def _fill(store: VectorStore, texts: TextSource, encoder: Any, settings: RankerSettings, bar: str, **how: Any) -> None:
+    """Encodes the texts that the store lacks; `how` goes to `encode_texts`."""
     store.fill(
         texts,
         lambda batch, progress: encode_texts(
@@ -167,10 +173,10 @@ def document_vectors(
             batch_size=settings.batch_size,
             prompt=settings.document_prompt,
             progress=progress,
+            **how,
         ),
-        "Encoding passages" if settings.show_progress_bar else None,
+        bar if settings.show_progress_bar else None,
     )
-    return store.vectors(texts, normalize=normalize)
 
 
 class VectorRanker:
@@ -239,18 +245,13 @@ class SparseRanker:
         self._settings = settings
         most = settings.max_terms
         store = VectorStore(folder, f"{settings.sparse_identity} terms {most} {settings.document_prompt!r}")
-        store.fill(
+        _fill(
+            store,
             texts,
-            lambda batch, progress: encode_texts(
-                encoder,
-                batch,
-                "document",
-                batch_size=settings.batch_size,
-                prompt=settings.document_prompt,
-                convert=lambda weights, _: pack_terms(weights, most),
-                progress=progress,
-            ),
-            "Encoding passages (terms)" if settings.show_progress_bar else None,
+            encoder,
+            settings,
+            "Encoding passages (terms)",
+            convert=lambda weights, _: pack_terms(weights, most),
         )
         terms = store.vectors(texts)
         self.key = key_of("sparse", terms.key, settings.query_prompt, settings.max_query_terms)

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.row_cache import cached_rows, rows_fingerprint
-from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.row_cache import document_rows
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.source import Document, SourceLike, parse_sources
+from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.pseudo_queries import PseudoQueries
 from revela_hub.data.text.spans import (
     MIN_TOKENS,
@@ -88,14 +87,9 @@ def build_contexts(
     settings = SpanSettings(max_length, min_tokens, language, max_spans)
     _check_contexts(contexts, queries)
     check_tokenizer(tokenizer)
-    parsed = parse_sources(sources)
-    fresh = ReadReport()
-    documents = read_documents(parsed, report=fresh)
     tokens, starts = datasets.List(datasets.Value("int32")), datasets.List(datasets.Value("uint8"))
-    features = datasets.Features(
-        {"row": datasets.Value("int64"), "expert": datasets.Value("uint8")}
-        | {"input_ids": tokens, "word_starts": starts, "context_ids": tokens, "context_word_starts": starts}
-    )
+    features = {"row": datasets.Value("int64"), "expert": datasets.Value("uint8")}
+    features |= {"input_ids": tokens, "word_starts": starts, "context_ids": tokens, "context_word_starts": starts}
     made_with = {
         "format": _FORMAT,
         **{name: version(name) for name in ("sentencex", "tokenizers")},
@@ -104,12 +98,8 @@ def build_contexts(
         "contexts": sorted(contexts),
         "queries": None if queries is None else {"what": queries.description, "each": vars(queries).get("queries")},
     }
-    rows = partial(_rows, documents, tokenizer, settings, tuple(contexts), queries, fresh)
-    name = f"contexts-{rows_fingerprint(made_with, parsed)}"
-    dataset, written = cached_rows(name, features, rows, fresh.to_dict, cache_dir=cache_dir)
-    if report is not None:
-        report.add(ReadReport.from_dict(written))
-    return dataset
+    rows = partial(_rows, tokenizer, settings, tuple(contexts), queries)
+    return document_rows("contexts", sources, features, made_with, rows, cache_dir, report)
 
 
 def _check_contexts(contexts: Sequence[str], queries: PseudoQueries | None) -> None:
@@ -124,11 +114,11 @@ def _check_contexts(contexts: Sequence[str], queries: PseudoQueries | None) -> N
 
 
 def _rows(
-    documents: Iterable[Document],
     tokenizer: "PreTrainedTokenizerBase",
     settings: SpanSettings,
     contexts: Sequence[str],
     queries: PseudoQueries | None,
+    documents: Iterable[Document],
     report: ReadReport,
 ) -> Iterator[dict[str, Any]]:
     """The rows, numbered."""

@@ -19,10 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from revela_hub.data.row_cache import cached_rows, rows_fingerprint
-from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.row_cache import document_rows
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.source import Source, SourceLike, parse_sources
+from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.chunks import Chunk, chunk_document
 from revela_hub.data.text.languages import check_language
 from revela_hub.errors import UserError
@@ -98,17 +97,10 @@ def build_groups(
     import datasets
 
     settings = settings or GroupSettings()
-    parsed = parse_sources(sources)
-    fresh = ReadReport()
-    documents = read_documents(parsed, report=fresh)  # here, so that a missing folder is not found to have been cached
-    rows = partial(_rows, _chunks(documents, settings, fresh), settings, fresh)
     texts = datasets.List(datasets.Value("string"))
-    features = datasets.Features({"group": datasets.Value("int64"), "document": texts, "text": texts})
-    fingerprint = _fingerprint(parsed, settings)
-    groups, written = cached_rows(f"groups-{fingerprint}", features, rows, fresh.to_dict, cache_dir=cache_dir)
-    if report is not None:
-        report.add(ReadReport.from_dict(written))
-    return groups
+    features = {"group": datasets.Value("int64"), "document": texts, "text": texts}
+    rows = partial(_rows, settings)
+    return document_rows("groups", sources, features, _made_with(settings), rows, cache_dir, report)
 
 
 def mix_groups(
@@ -157,13 +149,13 @@ def groups_needed(weight: float, max_groups: int) -> int:
     return min(max_groups, math.ceil(max_groups * weight + 6 * math.sqrt(max_groups * weight * (1 - weight)) + 1))
 
 
-def _chunks(documents: Iterable[Any], settings: GroupSettings, report: ReadReport) -> Iterator[Chunk]:
+def _chunks(documents: Iterable[Document], settings: GroupSettings, report: ReadReport) -> Iterator[Chunk]:
     for document in documents:
         yield from chunk_document(document, settings.max_words, language=settings.language, report=report)
 
 
-def _rows(chunks: Iterator[Chunk], settings: GroupSettings, report: ReadReport) -> Iterator[dict[str, Any]]:
-    size = settings.group_size
+def _rows(settings: GroupSettings, documents: Iterable[Document], report: ReadReport) -> Iterator[dict[str, Any]]:
+    size, chunks = settings.group_size, _chunks(documents, settings, report)
     if settings.run_length not in (None, size):
         chunks = (chunk for run in _shuffled_runs(chunks, settings) for chunk in run)
     while report.groups != settings.max_groups:
@@ -207,9 +199,8 @@ def _shuffled_runs(chunks: Iterator[Chunk], settings: GroupSettings) -> Iterator
         yield short
 
 
-def _fingerprint(sources: Sequence[Source], settings: GroupSettings) -> str:
-    """Names the rows: by the settings, the splitter, and what the sources are."""
+def _made_with(settings: GroupSettings) -> dict[str, Any]:
+    """What the rows depend on besides the sources: the settings and the splitter."""
     if settings.run_length in (None, settings.group_size):
         settings = replace(settings, run_length=None, seed=0)  # nothing is drawn
-    made_with = {"format": _FORMAT, "sentencex": version("sentencex"), **asdict(settings)}
-    return rows_fingerprint(made_with, sources)
+    return {"format": _FORMAT, "sentencex": version("sentencex"), **asdict(settings)}

@@ -6,10 +6,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.data.row_cache import cached_rows, rows_fingerprint
-from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.row_cache import document_rows
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.source import Document, SourceLike, parse_sources
+from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.chunks import chunk_document, count_words
 from revela_hub.errors import UserError
 
@@ -48,21 +47,16 @@ def build_passages(
 
     if min_words < 1 or max_words < min_words:
         raise UserError(f"passages of {min_words} to {max_words} words: there are none; min_words must be 1 or more")
-    parsed, fresh = parse_sources(sources), ReadReport()
-    documents = read_documents(parsed, report=fresh)  # here, so that a missing folder is not found to have been cached
     text = datasets.Value("string")
     features = {"row": datasets.Value("int64"), "document": text, "text": text}
     settings = {"max_words": max_words, "min_words": min_words, "language": language}
-    fingerprint = rows_fingerprint({"format": _FORMAT, "sentencex": version("sentencex"), **settings}, parsed)
-    rows = partial(_rows, documents, max_words, min_words, language, fresh)
-    passages, written = cached_rows(f"passages-{fingerprint}", features, rows, fresh.to_dict, cache_dir=cache_dir)
-    if report is not None:
-        report.add(ReadReport.from_dict(written))
-    return passages
+    made_with = {"format": _FORMAT, "sentencex": version("sentencex"), **settings}
+    rows = partial(_rows, max_words, min_words, language)
+    return document_rows("passages", sources, features, made_with, rows, cache_dir, report)
 
 
 def _rows(
-    documents: Iterable[Document], max_words: int, min_words: int, language: str, report: ReadReport
+    max_words: int, min_words: int, language: str, documents: Iterable[Document], report: ReadReport
 ) -> Iterator[dict[str, Any]]:
     number = 0
     for document in documents:

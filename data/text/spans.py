@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from revela_hub.data.row_cache import cached_rows, rows_fingerprint
-from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.row_cache import document_rows
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.source import Document, SourceLike, parse_sources
+from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.chunks import UNSPACED_CHARACTER, document_pieces
 from revela_hub.data.text.languages import check_language
 from revela_hub.data.text.masking import Bools, Tokens, Vocabulary
@@ -106,24 +105,15 @@ def build_spans(
 
     settings = SpanSettings(max_length, min_tokens, language, max_spans)
     check_tokenizer(tokenizer)
-    parsed = parse_sources(sources)
-    fresh = ReadReport()
-    documents = read_documents(parsed, report=fresh)  # here, so that a missing folder is not found to have been cached
-    features = datasets.Features(
-        {
-            "span": datasets.Value("int64"),
-            "input_ids": datasets.List(datasets.Value("int32")),
-            "word_starts": datasets.List(datasets.Value("uint8")),
-        }
-    )
+    features = {
+        "span": datasets.Value("int64"),
+        "input_ids": datasets.List(datasets.Value("int32")),
+        "word_starts": datasets.List(datasets.Value("uint8")),
+    }
     versions = {name: version(name) for name in ("sentencex", "tokenizers")}
     made_with = {"format": _FORMAT, **versions, **vars(settings), "tokenizer": tokenizer_digest(tokenizer)}
-    fingerprint = rows_fingerprint(made_with, parsed)
-    rows = partial(_rows, documents, tokenizer, settings, fresh)
-    spans, written = cached_rows(f"spans-{fingerprint}", features, rows, fresh.to_dict, cache_dir=cache_dir)
-    if report is not None:
-        report.add(ReadReport.from_dict(written))
-    return spans
+    rows = partial(_rows, tokenizer, settings)
+    return document_rows("spans", sources, features, made_with, rows, cache_dir, report)
 
 
 def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -153,7 +143,7 @@ class DocumentTokens:
 
 
 def _rows(
-    documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings, report: ReadReport
+    tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings, documents: Iterable[Document], report: ReadReport
 ) -> Iterator[dict[str, Any]]:
     capacity = settings.max_length - 2
     for document in tokenized_documents(documents, tokenizer, settings, report):

@@ -11,10 +11,9 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.data.row_cache import cached_rows, rows_fingerprint
-from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.row_cache import document_rows
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.source import Document, SourceLike, parse_sources
+from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import KINDS
 from revela_hub.evaluation.probe_queries import Passage, passages_of
@@ -49,19 +48,13 @@ def build_text_pairs(
     """
     import datasets
 
-    parsed, fresh = parse_sources(sources), ReadReport()
-    documents = read_documents(parsed, report=fresh)
     text = datasets.Value("string")
     features = {"row": datasets.Value("int64"), "document": text, "query": text, "text": text}
-    fingerprint = rows_fingerprint({"format": _FORMAT, "sentencex": version("sentencex"), "seed": seed}, parsed)
-    rows = partial(_rows, documents, seed, fresh)
-    pairs, written = cached_rows(f"text-pairs-{fingerprint}", features, rows, fresh.to_dict, cache_dir=cache_dir)
-    if report is not None:
-        report.add(ReadReport.from_dict(written))
-    return pairs
+    made_with = {"format": _FORMAT, "sentencex": version("sentencex"), "seed": seed}
+    return document_rows("text-pairs", sources, features, made_with, partial(_rows, seed), cache_dir, report)
 
 
-def _rows(documents: Iterable[Document], seed: int, report: ReadReport) -> Iterator[dict[str, Any]]:
+def _rows(seed: int, documents: Iterable[Document], report: ReadReport) -> Iterator[dict[str, Any]]:
     number = 0
     for document in documents:
         for passage in passages_of(document, Random(f"{seed}/{document.id}")):
