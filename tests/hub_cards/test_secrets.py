@@ -13,7 +13,7 @@ HEX = "0a1b2c3d4e5f6789" * 4
 FOUND = {
     "a Hub token": ["hf" + f"_{LETTERS[:34]}", "api_org" + f"_{LETTERS[:34]}"],
     "an AWS key": ["AKIA" + "IOSFODNN7EXAMPLE", "A3TX" + "IOSFODNN7EXAMPLE", f'aws_secret_access_key = "{LETTERS[:40]}"'],
-    "an OpenAI or Anthropic key": ["sk" + f"-{LETTERS[:20]}T3BlbkFJ{LETTERS[:20]}", "sk" + f"-ant-api03-{LETTERS[:90]}"],
+    "an OpenAI or Anthropic key": ["sk" + f"-{LETTERS[:20]}T3BlbkFJ{LETTERS[:20]}", "sk" + f"-ant-api03-{LETTERS[:90]}", "sk" + f"-{HEX[:32]}"],
     "a private key": [
         *(f"-----BEGIN {kind}PRIVATE KEY-----" for kind in ("", "RSA ", "DSA ", "EC ", "OPENSSH ", "ENCRYPTED ")),
         "-----BEGIN PGP PRIVATE KEY" + " BLOCK-----", "---- BEGIN SSH2 ENCRYPTED" + " PRIVATE KEY ----",
@@ -31,7 +31,11 @@ FOUND = {
     ],
     "a storage key": ["AccountKey=" + LETTERS[:86] + "=="],
     "a signed token": ["eyJhbGciOiJIUzI1NiJ9" + ".eyJzdWIiOiIxMjM0NTY3ODkwIn0." + LETTERS[:43]],
-    "a password in an address": ["https://jane" + ":hunter2pass@proxy.org/simple"],
+    "a password in an address": ["https://jane" + ":hunter2pass@proxy.org/simple", f"https://{LETTERS[:36]}" + "@hub.example.org/x.git"],
+    "a token of a web service": [
+        "dop_v1" + f"_{HEX}", "hvs" + f".{LETTERS[:40]}", "glsa" + f"_{LETTERS[:32]}_{HEX[:8]}", "ATATT3xFf" + f"GF0{LETTERS[:90]}",
+    ],
+    "a login": ["machine huggingface.co login jane " + "password hunter2longpw", "curl -u jane:" + "hunter2pass https://x.org"],
     "a key or password": ["//registry.example.org/:_authToken=" + "1f2e3d4c-aaaa-4bbb-8ccc-0123456789ab"],
 }  # fmt: skip
 CASES = [(kind, secret) for kind, secrets in FOUND.items() for secret in secrets]
@@ -67,8 +71,24 @@ def test_every_kind_is_found_in_every_file(kind: str, secret: str, tmp_path: Pat
         "git@hub.example.org:org/model.git, https://example.org:8080/a@b, s3://bucket/a",
         "```\n-----BEGIN PUBLIC KEY-----\nMIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8A\n-----END PUBLIC KEY-----\n```",
         '{"eos_token": "<|endoftext|>", "pad_token_id": 151643, "token_type_ids": [0, 1]}',
+        "clone https://user:password@hub.example.org/m, curl -u user:password https://x.org, machine learning login",
         "1234567890: AABBCC is a row of the table, 12:34:56 a time, data:image/png;base64,iVBORw0KGgoAAAANSUhEUg==",
     ],
 )
 def test_what_only_looks_like_one_is_no_fault(text: str, tmp_path: Path) -> None:
     assert faults(tmp_path, "README.md", text.encode()) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/net/home/jane/x",
+        "/homes/jane/x",
+        "C:\\Users\\jane\\x",
+        "C:\\Documents and Settings\\jane",
+        "smb://nas/home/jane/x",
+    ],
+)
+def test_home_folders_of_every_kind_are_found(path: str, tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, "README.md", f"# M\ntrained from {path}\n".encode())
+    assert fault.startswith("README.md:2 names a home folder, ")
