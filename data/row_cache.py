@@ -11,7 +11,7 @@ import logging
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,7 +151,10 @@ def rows_fingerprint(made_with: Mapping[str, Any], sources: Sequence[Source]) ->
     for source in sources:
         # By what is held out, not by where it is written: the next run's folder is another one.
         held_out = read_held_out(source.held_out) if source.held_out else None
-        digest.update(json.dumps(asdict(source) | ({"held_out": held_out} if held_out else {})).encode())
+        said = asdict(replace(source, rows=None)) | ({"held_out": held_out} if held_out else {})
+        del said["rows"]
+        digest.update(json.dumps(said).encode())
+        digest.update(source.rows._fingerprint.encode() if source.rows is not None else b"")
         for file in _local_files(source):
             status = file.stat()
             digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
@@ -178,6 +181,8 @@ def cache_folder(cache_dir: str | Path | None) -> Path:
 
 def _local_files(source: Source) -> Iterator[Path]:
     """The files on this machine that the source's documents come from."""
+    if source.rows is not None:
+        return
     if not source.is_dataset:
         yield from source_files(source, ReadReport())
         return

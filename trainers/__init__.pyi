@@ -1,3 +1,7 @@
+from .baselines.contriever import ContrieverTrainer as ContrieverTrainer
+from .baselines.contriever import ContrieverTrainingArguments as ContrieverTrainingArguments
+from .baselines.replug import ReplugTrainer as ReplugTrainer
+from .baselines.replug import ReplugTrainingArguments as ReplugTrainingArguments
 from .cot_mote.arguments import CoTMoTETrainingArguments as CoTMoTETrainingArguments
 from .cot_mote.checkpoint import CoTMoTECheckpoint as CoTMoTECheckpoint
 from .cot_mote.checkpoint import load_cot_mote_checkpoint as load_cot_mote_checkpoint

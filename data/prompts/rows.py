@@ -3,6 +3,7 @@ r"""Rows of prompts and answers from JSON lines, in the forms in which such data
     {"prompt": "Who wrote Emma?\n", "answer": "Jane Austen"}                      as it is, no template
     {"task": "fact_checking", "input": "Emma is a novel.", "answer": "SUPPORTS"}  through a template of templates.yaml
     {"question": "Who wrote Emma?", "answers": ["Jane Austen", "Austen"]}         question answering: SQuAD, NQ open
+    {"question": "Who wrote Emma?", "answers": {"text": ["Jane Austen"]}}         SQuAD as a data set of the Hub
     {"input": "Who wrote Emma?", "output": [{"answer": "Jane Austen"}]}           KILT
 
 Optional in all of them: `id` or `_id`; `task`; `context`; `retrieve`, false for a row that should read no passages.
@@ -112,6 +113,7 @@ def _answers(row: Row) -> Iterator[str]:
     if not names:
         raise UserError(f"{row.where}: no answer; give it as answer, answers or output")
     value = row.columns[names[0]]
+    value = value.get("text", value) if isinstance(value, dict) else value
     for entry in value if isinstance(value, list) else [value]:
         if isinstance(entry, dict):
             if entry.get("answer") is None:

@@ -160,6 +160,8 @@ def dataset_rows(source: Source) -> Iterator[Row]:
 
 
 def _open_dataset(source: Source, name: str) -> Iterable[Mapping[str, Any]]:
+    if source.rows is not None:
+        return cast("Iterable[Mapping[str, Any]]", source.rows)
     import datasets
 
     saved = [file for file in ("dataset_dict.json", "state.json") if Path(name, file).is_file()]

@@ -12,11 +12,14 @@ the fields of `Source`:
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Kind: TypeAlias = Literal["text", "code"]
 
@@ -62,6 +65,7 @@ class Source:
         max_documents: Stop after as many documents.
         max_file_mib: Files that are larger are not read (they are held in memory whole; JSON lines are not).
         held_out: A probe's folder, or its `held_out.jsonl`: what its queries say is taken out of the documents.
+        rows: A data set that is open already, of which `path` is only the name.
     """
 
     path: str
@@ -78,6 +82,7 @@ class Source:
     max_documents: int | None = None
     max_file_mib: int = 64
     held_out: str | None = None
+    rows: "Dataset | None" = field(default=None, repr=False, compare=False)
 
     @property
     def is_dataset(self) -> bool:
@@ -108,7 +113,7 @@ def parse_source(source: SourceLike, **defaults: Any) -> Source:
     if isinstance(source, Source):
         return source
     given = dict(source) if isinstance(source, Mapping) else {"path": fspath(source)}
-    known = [field.name for field in fields(Source)]
+    known = [each.name for each in fields(Source) if each.name != "rows"]
     unknown = [str(key) for key in given if key not in known]
     if unknown or not isinstance(given.get("path"), str) or not given["path"]:
         problem = f"no such field as {', '.join(unknown)}" if unknown else "it needs a path"

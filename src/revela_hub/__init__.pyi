@@ -25,6 +25,8 @@ from .modeling import RetroMAEConfig as RetroMAEConfig
 from .modeling import RetroMAEForPreTraining as RetroMAEForPreTraining
 from .modeling import RevelaConfig as RevelaConfig
 from .modeling import RevelaForCausalLM as RevelaForCausalLM
+from .trainers import ContrieverTrainer as ContrieverTrainer
+from .trainers import ContrieverTrainingArguments as ContrieverTrainingArguments
 from .trainers import CoTMoTECollator as CoTMoTECollator
 from .trainers import CoTMoTEFinetuner as CoTMoTEFinetuner
 from .trainers import CoTMoTETrainer as CoTMoTETrainer
@@ -33,6 +35,8 @@ from .trainers import ImpRAGTrainer as ImpRAGTrainer
 from .trainers import ImpRAGTrainingArguments as ImpRAGTrainingArguments
 from .trainers import NVEmbedTrainer as NVEmbedTrainer
 from .trainers import NVEmbedTrainingArguments as NVEmbedTrainingArguments
+from .trainers import ReplugTrainer as ReplugTrainer
+from .trainers import ReplugTrainingArguments as ReplugTrainingArguments
 from .trainers import RetroMAECollator as RetroMAECollator
 from .trainers import RetroMAETrainer as RetroMAETrainer
 from .trainers import RetroMAETrainingArguments as RetroMAETrainingArguments

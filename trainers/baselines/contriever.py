@@ -27,13 +27,16 @@ from torch.nn import functional as F  # noqa: N812 (as everywhere)
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from revela_hub.data.text.chunks import UNSPACED_CHARACTER
+from revela_hub.data.text.passages import build_passages
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import CONTRIEVER
-from revela_hub.trainers.baselines.retriever import RetrieverTrainer, first_row_of_process
+from revela_hub.trainers.baselines.retriever import RetrieverTrainer, first_row_of_process, load_retriever
+from revela_hub.trainers.baselines.text_pairs import build_text_pairs
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.epochs import NewEpoch
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
 
 View = Literal["cropping", "inverse_cloze", "pairs"]
 
@@ -249,10 +252,20 @@ class _MovesOncePerStep(TrainerCallback):
 class ContrieverTrainer(RetrieverTrainer):
     """Trainer of `Contriever`.
 
+        trainer = ContrieverTrainer("sentence-transformers/all-MiniLM-L6-v2", train_dataset=texts)
+        trainer.train()
+        vectors = trainer.retriever.encode(["a passage"])
+        trainer.write_models(Path("outputs"))  # for SentenceTransformer(...) of the folder that it returns
+
     Args:
-        retriever: what is trained, in place.
-        args: the run.
-        **kwargs: of `Trainer`: `train_dataset` (columns row, text), `callbacks`, ...
+        model: the retriever: its Hub id or folder, or a loaded `SentenceTransformer`, which is trained in place.
+        args: the run; by default into a folder named after the retriever.
+        model_init_kwargs: of `load_retriever`: `max_length`, `trust_remote_code`.
+        **kwargs: of `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_passages`, for pairs of
+            `build_text_pairs`), `callbacks`, ...
+
+    Raises:
+        UserError: the retriever cannot be loaded, or the data set has other columns.
     """
 
     method = CONTRIEVER
@@ -260,18 +273,32 @@ class ContrieverTrainer(RetrieverTrainer):
     _tag_names = ("contriever",)
     args: ContrieverTrainingArguments
 
-    def __init__(self, retriever: SentenceTransformer, args: ContrieverTrainingArguments, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model: ModelLike,
+        args: ContrieverTrainingArguments | None = None,
+        *,
+        model_init_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        args = args or default_arguments(ContrieverTrainingArguments, model, self.method)
+        retriever = load_retriever(model, **(model_init_kwargs or {}))
+        pairs = args.views == "pairs"
+        columns, build = (("query", "text"), build_text_pairs) if pairs else (("row", "text"), build_passages)
+        kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), columns, args, build)
         if args.world_size > 1 and args.queue_size and args.queue_size < args.world_size:
             raise UserError("--queue_size must not be smaller than the number of processes")
         for name, parameter in retriever.named_parameters():
             # A pooler of BERT's kind gets no gradient from the token states; left in, it breaks DDP.
             if "pooler" in name.split("."):
                 parameter.requires_grad_(False)
-        model = Contriever(retriever, temperature=args.temperature, queue_size=args.queue_size, momentum=args.momentum)
+        contrastive = Contriever(
+            retriever, temperature=args.temperature, queue_size=args.queue_size, momentum=args.momentum
+        )
         collator = ViewCollator(retriever, args)
-        super().__init__(model=model, args=args, data_collator=collator, **kwargs)
+        super().__init__(model=contrastive, args=args, data_collator=collator, **kwargs)
         self.add_callback(NewEpoch(collator))
-        self.add_callback(_MovesOncePerStep(model))
+        self.add_callback(_MovesOncePerStep(contrastive))
 
     def compute_loss(
         self,

@@ -14,6 +14,7 @@ Letters: G groups, B chunks of a group, N = G B, P pairs, L tokens.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import REPLUG
-from revela_hub.trainers.baselines.retriever import RetrieverTrainer
+from revela_hub.trainers.baselines.retriever import RetrieverTrainer, load_lm, load_retriever
 from revela_hub.trainers.common.arguments import RunArguments
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
 
 
 @dataclass
@@ -186,16 +189,23 @@ class Replug(nn.Module):
 class ReplugTrainer(RetrieverTrainer):
     """Trainer of `Replug`.
 
+        trainer = ReplugTrainer("sentence-transformers/all-MiniLM-L6-v2", "HuggingFaceTB/SmolLM2-135M", train_dataset=texts)
+        trainer.train()
+        vectors = trainer.retriever.encode(["a passage"])
+        trainer.write_models(Path("outputs"))  # for SentenceTransformer(...) of the folder that it returns
+
     Args:
-        retriever: what is trained, in place.
-        lm: the language model, which is frozen.
-        args: the run.
-        lm_tokenizer: of the language model.
+        model: the retriever: its Hub id or folder, or a loaded `SentenceTransformer`, which is trained in place.
+        lm: the language model, which is frozen: Hub id, folder or loaded.
+        args: the run; by default into a folder named after the retriever.
+        lm_tokenizer: of the language model, by default its own.
         max_length: tokens of a chunk at most.
-        **kwargs: of `Trainer`: `train_dataset` (column text, a list of chunks), `callbacks`, ...
+        group_size: chunks of a group that is made of raw text.
+        trust_remote_code: for models whose code lies in their repository.
+        **kwargs: of `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_groups`), `callbacks`, ...
 
     Raises:
-        UserError: the language model has fewer positions than two chunks.
+        UserError: a model cannot be loaded, the data set has other columns, or the language model has fewer positions than two chunks.
     """
 
     method = REPLUG
@@ -205,14 +215,23 @@ class ReplugTrainer(RetrieverTrainer):
 
     def __init__(
         self,
-        retriever: SentenceTransformer,
-        lm: PreTrainedModel,
-        args: ReplugTrainingArguments,
+        model: ModelLike,
+        lm: ModelLike,
+        args: ReplugTrainingArguments | None = None,
         *,
-        lm_tokenizer: PreTrainedTokenizerBase,
+        lm_tokenizer: PreTrainedTokenizerBase | None = None,
         max_length: int = 160,
+        group_size: int = 16,
+        trust_remote_code: bool = False,
         **kwargs: Any,
     ) -> None:
+        args = args or default_arguments(ReplugTrainingArguments, model, self.method)
+        loaded = load_lm(lm, tokenizer=lm_tokenizer, trust_remote_code=trust_remote_code)
+        lm, lm_tokenizer = loaded.model, loaded.tokenizer
+        own_length = None if isinstance(model, SentenceTransformer) else max_length
+        retriever = load_retriever(model, max_length=own_length, trust_remote_code=trust_remote_code)
+        groups = partial(build_groups, settings=GroupSettings(group_size))
+        kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), ("group", "document"), args, groups)
         positions = getattr(lm.config, "max_position_embeddings", 2 * max_length)
         if 2 * max_length > positions:
             raise UserError(
@@ -222,7 +241,7 @@ class ReplugTrainer(RetrieverTrainer):
             if "pooler" in name.split("."):
                 parameter.requires_grad_(False)
         collator = GroupCollator(retriever, lm_tokenizer, max_length)
-        model = Replug(
+        distilled = Replug(
             retriever,
             lm,
             temperature=args.temperature,
@@ -230,7 +249,7 @@ class ReplugTrainer(RetrieverTrainer):
             lm_batch_size=args.lm_batch_size,
             begin=collator.begin,
         )
-        super().__init__(model=model, args=args, data_collator=collator, **kwargs)
+        super().__init__(model=distilled, args=args, data_collator=collator, **kwargs)
 
     def compute_loss(
         self,

@@ -21,6 +21,7 @@ from revela_hub.modeling.backbones import check_mask, checking, load_backbone
 from revela_hub.modeling.imprag_model import check_backbone
 from revela_hub.pickles import encoder, refuse_pickles
 from revela_hub.retrieval.encoder import learnt_positions, similarity_of
+from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.roles import is_encoder, refuse_fused
 from revela_hub.trainers.common.trainer import MethodTrainer
 
@@ -28,40 +29,48 @@ BESIDE = "beside_the_model.safetensors"
 RETRIEVER = "retriever"
 
 
-def load_retriever(name: str, *, max_length: int | None = None, trust_remote_code: bool = False) -> SentenceTransformer:
+def load_retriever(
+    retriever: ModelLike, *, max_length: int | None = None, trust_remote_code: bool = False
+) -> SentenceTransformer:
     """A sentence-transformers model to train, or any encoder, pooled by the mean; in float32.
 
     Args:
-        name: Hub id or folder.
+        retriever: Hub id or folder, or a loaded sentence-transformers model.
         max_length: tokens of a text at most; by default the model's own.
         trust_remote_code: for models whose code lies in their repository.
 
     Raises:
         UserError: it cannot be loaded, compares by a distance, or has fewer positions than `max_length`.
     """
-    refuse_missing_folder(name, "the retriever")
-    refuse_fused(name)
-    code = {"trust_remote_code": trust_remote_code}
-    weights: dict[str, Any] = {"dtype": torch.float32}
-    try:
-        if is_sentence_transformer_model(name):
-            model = encoder(SentenceTransformer, name, device="cpu", model_kwargs=weights, **code)
-        else:
-            own = {"processor_kwargs": dict(code), "config_kwargs": dict(code)}
-            transformer = encoder(Transformer, name, model_kwargs=weights | code, **own)
-            model = SentenceTransformer(
-                modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")], device="cpu"
-            )
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:  # remote code raises anything
-        raise UserError(f"cannot load the retriever {name!r}: {_reason(error, name, trust_remote_code)}") from error
+    name = name_of(retriever)
+    model = retriever if isinstance(retriever, SentenceTransformer) else _open(retriever, name, trust_remote_code)
     similarity_of(model, f"the retriever {name}")  # what is trained and measured is a cosine or a dot product
     if max_length is not None:
         if max_length > (positions := learnt_positions(model) or max_length):
             raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
         model.max_seq_length = max_length
     return model.float()
+
+
+def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code: bool) -> SentenceTransformer:
+    if isinstance(retriever, PreTrainedModel):
+        kind = type(retriever).__name__
+        raise UserError(f"a loaded retriever has to be a SentenceTransformer, this is a {kind}: give its folder or id")
+    refuse_missing_folder(name, "the retriever")
+    refuse_fused(name)
+    code = {"trust_remote_code": trust_remote_code}
+    weights: dict[str, Any] = {"dtype": torch.float32}
+    try:
+        if is_sentence_transformer_model(name):
+            return encoder(SentenceTransformer, name, device="cpu", model_kwargs=weights, **code)
+        own = {"processor_kwargs": dict(code), "config_kwargs": dict(code)}
+        transformer = encoder(Transformer, name, model_kwargs=weights | code, **own)
+        pooling = Pooling(transformer.get_embedding_dimension(), "mean")
+        return SentenceTransformer(modules=[transformer, pooling], device="cpu")
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # remote code raises anything
+        raise UserError(f"cannot load the retriever {name!r}: {_reason(error, name, trust_remote_code)}") from error
 
 
 def _reason(error: Exception, name: str, trusted: bool) -> str:
@@ -78,19 +87,24 @@ class LanguageModel:
     tokenizer: PreTrainedTokenizerBase
 
 
-def load_lm(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
-    """A decoder to read with, in float32.
+def load_lm(
+    lm: ModelLike, *, tokenizer: PreTrainedTokenizerBase | None = None, trust_remote_code: bool = False
+) -> LanguageModel:
+    """A decoder to read with: loaded in float32, or one that is loaded already, as it is.
 
     Raises:
         UserError: it cannot be loaded, or is an encoder.
     """
+    given, name = unwrapped(lm), name_of(lm)
     refuse_missing_folder(name, "the language model")
     try:
-        if is_encoder(name, trust_remote_code=trust_remote_code):
+        if is_encoder(given, trust_remote_code=trust_remote_code):
             raise UserError(
                 f"the language model {name!r} is an encoder: it has to be a decoder, which predicts the next token"
             )
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        tokenizer = tokenizer_of(lm, tokenizer, trust_remote_code=trust_remote_code)
+        if isinstance(given, PreTrainedModel):
+            return LanguageModel(given, tokenizer)
         refuse_pickles(name)
         model = load_backbone(AutoModelForCausalLM, name, trust_remote_code=trust_remote_code, dtype=torch.float32)
     except (UserError, MemoryError):

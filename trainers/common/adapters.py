@@ -1,9 +1,10 @@
 """Adapters on a model, in place, for any trainer."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from torch import nn
 
 from revela_hub.errors import UserError
@@ -12,9 +13,12 @@ from revela_hub.errors import UserError
 def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     """Puts adapters into the model, whose other weights are frozen; the adapters are float32 also beside frozen bf16.
 
-    The model's own structure and names stay: what is returned wraps it, for saving and merging.
+    The model's own structure and names stay: what is returned wraps it, for saving and merging. LoRA without
+    `target_modules` goes on every linear layer but output projections and BERT's unused pooler.
     """
     given: Any = model
+    if isinstance(config, LoraConfig) and config.target_modules is None:
+        config = replace(config, target_modules=linear_layers(model))
     try:
         adapted: Any = get_peft_model(given, config)
     except (RuntimeError, MemoryError) as error:
@@ -30,3 +34,12 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
             own.target_modules = sorted(own.target_modules)
     wrapped: PeftModel = adapted
     return wrapped
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """The names of the layers that adapters go on.
+
+    By name: of "all-linear", PEFT leaves out the output projections of the models that it knows.
+    """
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return [name for name in linear if not {"lm_head", "pooler"} & set(name.split("."))]

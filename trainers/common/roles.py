@@ -1,6 +1,6 @@
 """Whether a model can play its part in a run."""
 
-from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from revela_hub.errors import UserError
 
@@ -22,7 +22,11 @@ def refuse_fused(name: str) -> None:
         )
 
 
-def is_encoder(name: str, *, trust_remote_code: bool = False) -> bool:
+def is_encoder(model: str | PreTrainedModel, *, trust_remote_code: bool = False) -> bool:
     """Whether a model reads both ways, as BERT does: transformers would load it as a causal model all the same."""
-    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    config = (
+        AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        if isinstance(model, str)
+        else model.config
+    )
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)

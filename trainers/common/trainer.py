@@ -95,6 +95,11 @@ class MethodTrainer(Publishing, Trainer):
         """The retriever as it stands; of a method that is measured."""
         raise NotImplementedError
 
+    @property
+    def retriever(self) -> Any:
+        """The retriever as it stands, with `encode_query` and `encode_document`."""
+        return self.retrieval_encoder()
+
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
         """Retrieval on `retrieval_task` if there is one, then the loss on an evaluation data set if there is one."""
         if self.retrieval_task is None:

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.pickles import refuse_pickles
+from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import load_whole
 
 PRE_TRAINING = CoTMoTEForPreTraining.__name__
@@ -31,9 +32,10 @@ class CoTMoTECheckpoint:
 
 
 def load_cot_mote_start(
-    name: str,
+    start: ModelLike,
     *,
     pre_training: bool,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     query_encoder: str | None = None,
     fresh_head: bool = False,
     trust_remote_code: bool = False,
@@ -43,8 +45,9 @@ def load_cot_mote_start(
     """Loads what to train: an encoder, whose feed-forward both experts start from, or a CoT-MoTE, which keeps its own.
 
     Args:
-        name: Hub id or folder: of an encoder, or what an earlier run wrote.
+        start: Hub id or folder: of an encoder, or what an earlier run wrote; or a loaded encoder with its masked-LM head.
         pre_training: whether the decoder is needed. A model without one cannot be pre-trained on.
+        tokenizer: by default the one that is where the encoder is.
         query_encoder: another encoder to start the queries' from, with `variant="separate"`.
         fresh_head: whether an encoder without the weights of its masked-LM head will do.
         trust_remote_code: for models whose code lies in their repository.
@@ -56,27 +59,27 @@ def load_cot_mote_start(
             other settings than `config` asks for.
     """
     config = {field: value for field, value in config.items() if value is not None}
+    given, name = unwrapped(start), name_of(start)
     with loading(f"cannot load the encoder {name!r}", name):
-        fields, _ = PreTrainedConfig.get_config_dict(name)
-        settings: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        fields, _ = ({}, {}) if isinstance(given, PreTrainedModel) else PreTrainedConfig.get_config_dict(given)
         if fields.get("model_type") == CoTMoTEConfig.model_type:
             model = _trained(name, fields, pre_training, config)
             # With the configuration at hand, transformers does not ask whether it may run the folder's code to read it.
-            settings["config"] = model.config
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, config=model.config)
         else:
-            for encoder in (name, query_encoder):
-                if encoder is not None:
+            for encoder in (given, query_encoder):
+                if isinstance(encoder, str):
                     refuse_pickles(encoder)
             kind = CoTMoTEForPreTraining if pre_training else CoTMoTEModel
             model = kind.from_backbone(
-                name,
+                given,
                 query_backbone=query_encoder,
                 fresh_head=fresh_head,
                 trust_remote_code=trust_remote_code,
                 attn_implementation=attn_implementation,
                 **config,
             )
-        tokenizer = AutoTokenizer.from_pretrained(name, **settings)
+        tokenizer = tokenizer_of(start, tokenizer, trust_remote_code=trust_remote_code)
         if fields.get("model_type") != CoTMoTEConfig.model_type:
             model.config.special_token_ids = list(dict.fromkeys(tokenizer("")["input_ids"]))
         if query_encoder is not None:

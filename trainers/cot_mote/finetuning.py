@@ -11,57 +11,77 @@ from typing import Any
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sparse_encoder.losses import FlopsLoss, SpladeLoss
 from sentence_transformers.util import dot_score
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.errors import UserError
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
+from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, tokenizer_of, wrong_columns
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
+from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_start
 from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
 
 
 class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     """Trainer of a `CoTMoTEModel`.
 
+        trainer = CoTMoTEFinetuner("outputs", train_dataset=pairs)  # what a pre-training left
+        trainer.train()
+        vectors = trainer.retriever.encode_query(["a query"])  # dense and sparse
+        trainer.write_models(Path("tuned"))  # for SentenceTransformer("tuned/dense"), SparseEncoder("tuned/sparse")
+
     Args:
-        model: the model, pre-trained or not, trained in place.
-        args: the run, with `stage="finetune"`.
-        tokenizer: of the model; saved with every checkpoint.
+        model: what to start from: the folder or id of a CoT-MoTE or of an encoder, a loaded encoder with its masked-LM
+            head, or a `CoTMoTEModel`, which is trained in place.
+        args: the run, with `stage="finetune"`; by default the paper's, into a folder named after the model.
+        tokenizer: of the model, by default its own; saved with every checkpoint. Also under the name `processing_class`.
         train_dataset: columns anchor, positive, negative_1 to negative_N.
         query_max_length: tokens kept of a query, special ones included.
         max_length: tokens kept of a passage, special ones included.
+        model_init_kwargs: of `load_cot_mote_start`: `variant`, `fresh_head`, ...
         **kwargs: of `SentenceTransformerTrainer`: `callbacks`, ...
 
     Raises:
-        UserError: if a column is missing, a length leaves no room for text, or no negative differs from its positive.
+        UserError: if the model cannot be loaded, a column is missing, a length leaves no room for text, or no negative differs from its positive.
     """
 
     method = COT_MOTE
 
     def __init__(
         self,
-        model: CoTMoTEModel,
-        args: CoTMoTETrainingArguments,
+        model: ModelLike | CoTMoTEModel,
+        args: CoTMoTETrainingArguments | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         train_dataset: Dataset,
         query_max_length: int = 32,
         max_length: int = 144,
+        model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.args: CoTMoTETrainingArguments
-        self.cot_mote = model
+        check_split(train_dataset)
         columns = train_dataset.column_names
-        if missing := [name for name in ("anchor", "positive") if name not in columns]:
-            raise UserError(f"the training data has no column {missing[0]!r}; there are {', '.join(columns)}")
+        if not {"anchor", "positive"} <= set(columns):
+            raise wrong_columns(train_dataset, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
+        args = args or default_arguments(CoTMoTETrainingArguments, model, self.method, stage="finetune")
+        self.args: CoTMoTETrainingArguments
+        tokenizer = kwargs.pop("processing_class", tokenizer)
+        if not isinstance(model, CoTMoTEModel):
+            set_seed(args.seed)  # as the Trainer does, but before anything fresh is drawn
+            start = load_cot_mote_start(model, pre_training=False, tokenizer=tokenizer, **(model_init_kwargs or {}))
+            model, tokenizer = start.encoder, start.tokenizer
+            max_length = min(max_length, model.max_length)
+            model.config.max_seq_length = max_length  # what is published reads as much as it was trained with
+        tokenizer = tokenizer_of(model, tokenizer)
+        self.cot_mote = model
         if len(columns) == 2 and args.per_device_train_batch_size * args.world_size < 2:
             raise UserError("a batch of one pair has no negatives: raise per_device_train_batch_size or num_negatives")
         _check_lengths(tokenizer, query_max_length=query_max_length, max_length=max_length)
@@ -89,6 +109,10 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     def trained_config(self) -> CoTMoTEConfig:
         """That of the model inside of the sentence-transformers one."""
         return self.cot_mote.config
+
+    def retrieval_encoder(self) -> SentenceTransformer:
+        """The model as it stands, dense and sparse vector in one."""
+        return self.accelerator.unwrap_model(self.model)  # type: ignore[no-any-return]
 
     def model_names(self) -> str:
         """The encoder's."""

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
 from revela_hub.pickles import refuse_pickles
+from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import load_adapters, load_whole
 
 
@@ -30,11 +31,18 @@ def is_imprag(name: str | Path) -> bool:
     return bool(fields.get("model_type") == ImpRAGConfig.model_type)
 
 
-def load_imprag(name: str, *, trust_remote_code: bool = False, **config: Any) -> ImpRAGCheckpoint:
+def load_imprag(
+    backbone: ModelLike,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    trust_remote_code: bool = False,
+    **config: Any,
+) -> ImpRAGCheckpoint:
     """Loads what to train: a decoder, which is cut into layers, or an ImpRAG model, which goes on.
 
     Args:
-        name: Hub id or folder.
+        backbone: Hub id or folder, or a loaded decoder.
+        tokenizer: by default the one that is where the decoder is.
         trust_remote_code: for decoders whose code lies in their repository.
         **config: fields of `ImpRAGConfig`; None leaves a field to the model, or to the default.
 
@@ -42,9 +50,10 @@ def load_imprag(name: str, *, trust_remote_code: bool = False, **config: Any) ->
         UserError: it cannot be loaded, is no decoder, or has other layer boundaries than those asked for.
     """
     given = {key: value for key, value in config.items() if value is not None}
+    given_model, name = unwrapped(backbone), name_of(backbone)
     refuse_missing_folder(name, "the backbone")
     with loading(f"cannot make an ImpRAG model of {name!r}", name):
-        if is_imprag(name):
+        if isinstance(given_model, str) and is_imprag(name):
             loaded = load_imprag_checkpoint(name)
             for key, value in given.items():
                 if key in ("b", "t") and getattr(loaded.model.config, key) != value:
@@ -53,9 +62,10 @@ def load_imprag(name: str, *, trust_remote_code: bool = False, **config: Any) ->
                     )
                 setattr(loaded.model.config, key, value)
             return loaded
-        refuse_pickles(name)
-        model: Any = ImpRAGForCausalLM.from_backbone(name, trust_remote_code=trust_remote_code, **given)
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        if isinstance(given_model, str):
+            refuse_pickles(name)
+        model: Any = ImpRAGForCausalLM.from_backbone(given_model, trust_remote_code=trust_remote_code, **given)
+        tokenizer = tokenizer_of(backbone, tokenizer, trust_remote_code=trust_remote_code)
     return ImpRAGCheckpoint(model, _complete(tokenizer, name))
 
 

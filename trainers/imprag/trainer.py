@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
 from transformers import TrainingArguments as HFTrainingArguments
 
+from revela_hub.data.prompts.rows import COLUMNS, prompt_row
+from revela_hub.data.sources.rows import Row
 from revela_hub.errors import UserError
 from revela_hub.evaluation.question_answering import holds_answer
 from revela_hub.modeling import ImpRAGForCausalLM
@@ -32,13 +34,16 @@ from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.milvus import MilvusIndex
 from revela_hub.retrieval.vectors import VectorsInMemory
 from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, tokenizer_of
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.common.prompts import tokenize_prompts
+from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
 from revela_hub.trainers.common.settings import rows_digest
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
+from revela_hub.trainers.imprag.checkpoint import load_imprag
 from revela_hub.trainers.imprag.collator import ImpRAGCollator
 
 CANDIDATES = "candidates.safetensors"
@@ -56,20 +61,27 @@ class _Drawn:
 class ImpRAGTrainer(MethodTrainer):
     """Trainer of `ImpRAGForCausalLM`.
 
+        questions = Dataset.from_dict({"question": ["Who wrote Emma?", ...], "answer": ["Jane Austen", ...]})
+        trainer = ImpRAGTrainer("Qwen/Qwen3-0.6B-Base", train_dataset=questions, passages=passages)
+        trainer.train()
+        trainer.write_models(Path("outputs"))  # for open_answerer("outputs/model", ...)
+
     Args:
-        model: the model; it gets adapters in place, unless all weights are trained.
-        args: the run.
-        tokenizer: of the backbone, with an EOS token.
-        train_dataset: prompts, as `revela_hub.data.prompts.rows.read_prompts` gives them.
-        passages: M texts, the collection.
-        pseudo_labels: (rows, last_negative_rank) numbers of passages, best first, for the rows of `train_dataset`; needed
-            if the warm-up has any length.
-        peft_config: of the adapters; by default LoRA as `args` says.
+        model: the Hub id or folder of a decoder or of an ImpRAG model, or a loaded one; it gets adapters in place, if any.
+        args: the run; by default into a folder named after the model.
+        tokenizer: of the backbone, by default its own, with an EOS token. Also under the name `processing_class`.
+        train_dataset: questions with answers, in the columns that `revela_hub.data.prompts.rows` describes, or prompts as
+            `read_prompts` gives them.
+        passages: M texts, the collection, or a data set with a column text.
+        pseudo_labels: what ranks the passages in the warm-up: bm25, the id or folder of a retriever, or its ranking itself,
+            (rows, last_negative_rank) numbers of passages, best first, for the rows of `train_dataset`.
+        peft_config: of the adapters, instead of LoRA as `args` says; without `target_modules` on every linear layer.
         max_length: tokens of prompt and answer.
+        model_init_kwargs: of `load_imprag`: `b`, `t`, `k`, `l_max`, `trust_remote_code`, ...
         **kwargs: of `Trainer`: `callbacks`, ...
 
     Raises:
-        UserError: fewer passages than are to be read or compared, a prompt or a setting that does not fit the model.
+        UserError: the model cannot be loaded, a row has no question or answer, fewer passages than are to be read or compared, a prompt or a setting that does not fit the model.
     """
 
     method = IMPRAG
@@ -78,22 +90,41 @@ class ImpRAGTrainer(MethodTrainer):
 
     def __init__(
         self,
-        model: ImpRAGForCausalLM,
-        args: ImpRAGTrainingArguments,
+        model: ModelLike | ImpRAGForCausalLM,
+        args: ImpRAGTrainingArguments | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         train_dataset: Dataset,
-        passages: Sequence[str],
-        pseudo_labels: NDArray[np.int32] | None = None,
+        passages: Sequence[str] | Dataset,
+        pseudo_labels: NDArray[np.int32] | str | None = "bm25",
         peft_config: PeftConfig | None = None,
         max_length: int = 256,
+        model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        args = args or default_arguments(ImpRAGTrainingArguments, model, self.method)
+        tokenizer = kwargs.pop("processing_class", tokenizer)
+        train_dataset, passages = _prompts(train_dataset), _texts(passages)
+        if not isinstance(model, ImpRAGForCausalLM):
+            loaded = load_imprag(model, tokenizer=tokenizer, **(model_init_kwargs or {}))
+            model, tokenizer = loaded.model, loaded.tokenizer
+        tokenizer = tokenizer_of(model, tokenizer)
         self.args: ImpRAGTrainingArguments
         self.imprag, self.passages = model, passages
         _check(model, args, len(passages), max_length, pseudo_labels)
         self.tokens: PassageTokens = tokenize_passages(tokenizer, passages, model.config.l_max)
         data = tokenize_prompts(train_dataset, tokenizer, max_length, args.say)
+        if isinstance(pseudo_labels, str):
+            if args.retrieval_warmup_epochs:
+                pseudo_labels = rank_passages(
+                    pseudo_labels,
+                    train_dataset["input"],
+                    passages,
+                    args.last_negative_rank,
+                    show_progress_bar=not args.disable_tqdm,
+                )
+            else:
+                pseudo_labels = None
         # The rankings of the rows that are left.
         self.pseudo_labels = None if pseudo_labels is None else pseudo_labels[np.array(data["source_row"])]
         self.ranking: NDArray[np.int32] | None = None  # the index's: the best passages of each row
@@ -329,12 +360,30 @@ class _Schedule(TrainerCallback):
             trainer.rebuild_index()
 
 
+def _prompts(rows: Dataset) -> Dataset:
+    """Questions with answers as prompts; prompts as they are."""
+    check_split(rows)
+    if set(COLUMNS) <= set(rows.column_names):
+        return rows
+    made = (prompt_row(Row(f"train_dataset:{number}", row), "question_answering") for number, row in enumerate(rows))
+    return Dataset.from_list(list(made))
+
+
+def _texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
+    """The texts of a collection."""
+    if not isinstance(passages, Dataset):
+        return passages
+    if "text" not in passages.column_names:
+        raise UserError(f"the passages have the columns {', '.join(passages.column_names)}; they need text")
+    return list(passages["text"])
+
+
 def _check(
     model: ImpRAGForCausalLM,
     args: ImpRAGTrainingArguments,
     passages: int,
     max_length: int,
-    pseudo_labels: NDArray[np.int32] | None,
+    pseudo_labels: NDArray[np.int32] | str | None,
 ) -> None:
     config = model.config
     if passages == 0:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from revela_hub.errors import UserError, loading
@@ -16,6 +16,7 @@ from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.pickles import refuse_pickles
 from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.roles import is_encoder
 from revela_hub.trainers.common.weights import load_whole, refuse
 
@@ -33,12 +34,20 @@ class NVEmbedStart:
     prompts: dict[str, str] = field(default_factory=dict)
 
 
-def load_nvembed(backbone: str, *, dtype: torch.dtype = torch.float32, **config: Any) -> NVEmbedStart:
+def load_nvembed(
+    model: ModelLike,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    dtype: torch.dtype = torch.float32,
+    **config: Any,
+) -> NVEmbedStart:
     """Loads a decoder under fresh pooling weights, or an NV-Embed with the pooling weights it has.
 
     Args:
-        backbone: Hub id or folder: of a decoder, of an NV-Embed, or the output folder or a checkpoint of an NV-Embed run.
-        dtype: of the weights.
+        model: Hub id or folder: of a decoder, of an NV-Embed, or the output folder or a checkpoint of an NV-Embed run. Or a
+            loaded decoder, which is used as it is.
+        tokenizer: by default the one that is where the decoder is.
+        dtype: of the weights that are loaded.
         **config: of `NVEmbedModel.from_backbone`: `pooling`, `mask`, `num_latents`, `num_heads`; what is None is left to
             its defaults, or to the trained model.
 
@@ -46,6 +55,13 @@ def load_nvembed(backbone: str, *, dtype: torch.dtype = torch.float32, **config:
         UserError: if it cannot be loaded, or a trained model was made with other settings than those given.
     """
     config = {name: value for name, value in config.items() if value is not None}
+    given, backbone = unwrapped(model), name_of(model)
+    if isinstance(given, PreTrainedModel):
+        with loading(f"cannot put pooling on {backbone or type(given).__name__}", backbone):
+            if isinstance(given, NVEmbedModel):
+                return NVEmbedStart(given, tokenizer or given.tokenizer)
+            _check_decoder(given, backbone)
+            return NVEmbedStart(NVEmbedModel.from_backbone(given, **config), tokenizer_of(model, tokenizer))
     if (Path(backbone) / EMBEDDER / "config.json").is_file():
         backbone = str(Path(backbone) / EMBEDDER)
     with loading(f"cannot load the backbone {backbone!r}", backbone):
@@ -55,16 +71,18 @@ def load_nvembed(backbone: str, *, dtype: torch.dtype = torch.float32, **config:
             return start
         found, _ = PreTrainedConfig.get_config_dict(backbone)
         if found.get("model_type") != NVEmbedConfig.model_type:
-            if is_encoder(backbone):
-                raise UserError(
-                    f"the backbone {backbone!r} is an encoder: NV-Embed takes the causal mask off a decoder"
-                )
+            _check_decoder(backbone, backbone)
             refuse_pickles(backbone)
-            tokenizer = AutoTokenizer.from_pretrained(backbone)
+            tokenizer = tokenizer_of(backbone, tokenizer)
             return NVEmbedStart(NVEmbedModel.from_backbone(backbone, dtype=dtype, **config), tokenizer)
-        model = load_whole(NVEmbedModel, backbone, dtype=dtype)
-        _check_settings(backbone, model.config, config)
-        return NVEmbedStart(model, model.tokenizer, _saved_prompts(backbone))
+        trained = load_whole(NVEmbedModel, backbone, dtype=dtype)
+        _check_settings(backbone, trained.config, config)
+        return NVEmbedStart(trained, tokenizer or trained.tokenizer, _saved_prompts(backbone))
+
+
+def _check_decoder(model: str | PreTrainedModel, name: str) -> None:
+    if is_encoder(model):
+        raise UserError(f"the backbone {name!r} is an encoder: NV-Embed takes the causal mask off a decoder")
 
 
 def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:

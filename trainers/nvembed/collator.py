@@ -27,7 +27,10 @@ def text_columns(dataset: Dataset) -> list[str]:
     )
     needed = ["anchor", "positive", *negatives]
     if missing := [name for name in (*needed, TASK, ANCHOR_PROMPT, DOCUMENT_PROMPT) if name not in names]:
-        raise UserError(f"the training data has no column {missing[0]!r}; there are {', '.join(dataset.column_names)}")
+        raise UserError(
+            f"the training data has no column {missing[0]!r}; there are {', '.join(dataset.column_names)} (a mixture has task,"
+            " anchor_prompt and document_prompt; pairs have none of the three)"
+        )
     return needed
 
 

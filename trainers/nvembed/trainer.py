@@ -10,7 +10,7 @@ the model of the first.
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
@@ -25,52 +25,77 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
-from transformers import set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 
+from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, wrong_columns
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
-from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, PROMPTS, TRAINED_WEIGHTS
-from revela_hub.trainers.nvembed.collator import TASK, NVEmbedCollator, text_columns
-from revela_hub.trainers.nvembed.export import assemble_model
+from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, PROMPTS, TRAINED_WEIGHTS, load_nvembed
+from revela_hub.trainers.nvembed.collator import ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK, NVEmbedCollator, text_columns
+from revela_hub.trainers.nvembed.export import assemble_model, nvembed_encoder
 from revela_hub.trainers.nvembed.loss import NVEmbedLoss
 
 
 class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
     """Trainer of an `NVEmbedModel` as `nvembed_encoder` wraps it.
 
+        trainer = NVEmbedTrainer("Qwen/Qwen3-0.6B", train_dataset=pairs)  # columns anchor, positive, negative_1, ...
+        trainer.train()
+        vectors = trainer.retriever.encode_query(["a query"])
+        trainer.write_models(Path("outputs"))  # for SentenceTransformer("outputs/embedder", trust_remote_code=True)
+
     Args:
-        model: Transformer (an `NVEmbedModel`), Pooling, Normalize; its decoder gets adapters in place, unless all weights
-            are trained. The pooling on top is always trained in full.
-        args: the run.
-        train_dataset: the rows of a mixture (`revela_hub.data.Mixture.dataset`): task, anchor, positive, negative_1 to
-            negative_N, anchor_prompt, document_prompt.
-        peft_config: of the adapters; by default LoRA as `args` says.
+        model: the Hub id or folder of a decoder or of an NV-Embed, or a loaded decoder, or what `nvembed_encoder` gives:
+            Transformer (an `NVEmbedModel`), Pooling, Normalize. Its decoder gets adapters in place, unless all weights are
+            trained. The pooling on top is always trained in full.
+        args: the run; by default the paper's stage one, into a folder named after the model.
+        train_dataset: pairs (anchor, positive, and for hard negatives negative_1 to negative_N), whose anchors get the
+            model's prompt for queries; or the rows of a mixture (`revela_hub.data.Mixture.dataset`), which have the columns
+            task, anchor_prompt and document_prompt, too.
+        processing_class: the tokenizer, by default the decoder's own.
+        peft_config: of the adapters, instead of LoRA as `args` says; without `target_modules` on every linear layer.
+        max_length: tokens of a text, instruction and EOS included; of a model that `nvembed_encoder` gave, its own.
+        query_instruction: what goes before queries; of a model that `nvembed_encoder` gave, its own.
+        model_init_kwargs: of `load_nvembed`: `pooling`, `mask`, `num_latents`, `dtype`, ...
         **kwargs: of `MethodTrainer` (`retrieval_task`) and `SentenceTransformerTrainer`: `eval_dataset` with the same columns, `callbacks`, ...
 
     Raises:
-        UserError: if a column is missing, or an instruction leaves no room for a text.
+        UserError: if the model cannot be loaded, a column is missing, or an instruction leaves no room for a text.
     """
 
     method = NVEMBED
 
     def __init__(
         self,
-        model: SentenceTransformer,
-        args: NVEmbedTrainingArguments,
+        model: ModelLike,
+        args: NVEmbedTrainingArguments | None = None,
         *,
         train_dataset: Dataset,
+        processing_class: PreTrainedTokenizerBase | None = None,
         peft_config: PeftConfig | None = None,
+        max_length: int = 512,
+        query_instruction: str = "Given a question, retrieve passages that answer the question",
+        model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        args = args or default_arguments(NVEmbedTrainingArguments, model, self.method)
         self.args: NVEmbedTrainingArguments
+        if not isinstance(model, SentenceTransformer):
+            set_seed(args.seed)  # as the Trainer does, but before the pooling is drawn
+            start = load_nvembed(model, tokenizer=processing_class, **(model_init_kwargs or {}))
+            prompts = start.prompts | {"query": query_prompt(query_instruction), "document": ""}
+            length = min(max_length, start.model.config.text_config.max_position_embeddings)
+            model = nvembed_encoder(start.model, start.tokenizer, max_length=length, prompts=prompts)
+        train_dataset = _with_prompts(train_dataset, model.prompts)
         transformer: Any = model[0]
         self.nvembed: NVEmbedModel = transformer.auto_model
         self.columns = text_columns(train_dataset)
@@ -185,6 +210,19 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             raise UserError(
                 f"{folder} is not a checkpoint of this run: is --lora_rank, --pooling or the model another?"
             )
+
+
+def _with_prompts(rows: Dataset, prompts: Mapping[str, str | None]) -> Dataset:
+    """Pairs as the rows of a mixture of one task, with the model's own prompts; the rows of a mixture as they are."""
+    check_split(rows)
+    columns = {TASK: "retrieval", ANCHOR_PROMPT: prompts.get("query"), DOCUMENT_PROMPT: prompts.get("document")}
+    if not {"anchor", "positive"} <= set(rows.column_names):
+        raise wrong_columns(rows, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
+    if set(columns) & set(rows.column_names):
+        return rows
+    for name, value in columns.items():
+        rows = rows.add_column(name, [value or ""] * len(rows))
+    return rows
 
 
 def _check_processes(args: NVEmbedTrainingArguments) -> None:

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.pickles import refuse_pickles
+from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.roles import refuse_fused
 from revela_hub.trainers.common.weights import load_whole, refuse_remote_code
 
@@ -25,12 +26,18 @@ class RetroMAECheckpoint:
 
 
 def load_retromae_encoder(
-    name: str, *, trust_remote_code: bool = False, attn_implementation: str | None = None, **config: Any
+    encoder: ModelLike,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    trust_remote_code: bool = False,
+    attn_implementation: str | None = None,
+    **config: Any,
 ) -> RetroMAECheckpoint:
     """Loads what to pre-train: an encoder, which gets a fresh decoder, or a RetroMAE model, which keeps its own.
 
     Args:
-        name: Hub id or folder.
+        encoder: Hub id or folder, or a loaded model with its masked-LM head.
+        tokenizer: by default the one that is where the encoder is.
         trust_remote_code: for tokenizers whose code lies in their repository; models with such code are refused.
         attn_implementation: of the encoder; None for transformers' choice.
         **config: fields of `RetroMAEConfig`.
@@ -39,22 +46,23 @@ def load_retromae_encoder(
         UserError: if it cannot be loaded, is no encoder with a masked-LM head, has no mask token, or is a RetroMAE model
             with another decoder than `config` asks for.
     """
+    given, name = unwrapped(encoder), name_of(encoder)
     with loading(f"cannot load the encoder {name!r}", name):
-        fields, _ = PreTrainedConfig.get_config_dict(name)
-        settings: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        fields, _ = ({}, {}) if isinstance(given, PreTrainedModel) else PreTrainedConfig.get_config_dict(given)
         if fields.get("model_type") == RetroMAEConfig.model_type:
             model = load_whole(RetroMAEForPreTraining, name, dtype=torch.float32)
             if attn_implementation is not None:
                 model.encoder.set_attn_implementation(attn_implementation)
             # With the configuration at hand, transformers does not ask whether it may run the folder's code to read it.
-            settings["config"] = model.config
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, config=model.config)
         else:
-            refuse_fused(name)
-            refuse_pickles(name)
+            if isinstance(given, str):
+                refuse_fused(given)
+                refuse_pickles(given)
             model = RetroMAEForPreTraining.from_encoder(
-                name, trust_remote_code=trust_remote_code, attn_implementation=attn_implementation, **config
+                given, trust_remote_code=trust_remote_code, attn_implementation=attn_implementation, **config
             )
-        tokenizer = AutoTokenizer.from_pretrained(name, **settings)
+        tokenizer = tokenizer_of(encoder, tokenizer, trust_remote_code=trust_remote_code)
     refuse_remote_code(name, model)
     for field, value in config.items():
         if (kept := getattr(model.config, field)) != value:

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import is_sentence_transformer_model
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub import pickles
 from revela_hub.errors import UserError, loading
 from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
+from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.roles import is_encoder
 from revela_hub.trainers.common.weights import load_adapters, load_whole, refuse_remote_code
 
@@ -34,56 +37,66 @@ class _Retriever:
     settings: dict[str, Any]
 
 
-def load_backbones(retriever: str, lm: str, *, trust_remote_code: bool = False, **config: Any) -> RevelaBackbones:
+def load_backbones(
+    retriever: ModelLike,
+    lm: ModelLike,
+    *,
+    retriever_tokenizer: PreTrainedTokenizerBase | None = None,
+    lm_tokenizer: PreTrainedTokenizerBase | None = None,
+    trust_remote_code: bool = False,
+    **config: Any,
+) -> RevelaBackbones:
     """Loads a retriever and a language model to be trained together.
 
     A sentence-transformers retriever keeps its own pooling and prompts, so that training goes on from what it is. Any
     other model is taken for a decoder whose last token, EOS, is the embedding.
 
     Args:
-        retriever: Hub id or folder.
-        lm: Hub id or folder of a decoder.
+        retriever: Hub id, folder or loaded model.
+        lm: Hub id or folder of a decoder, or a loaded one.
+        retriever_tokenizer: by default the one that is where the retriever is.
+        lm_tokenizer: by default the one that is where the language model is.
         trust_remote_code: for tokenizers whose code lies in their repository; models with such code are refused.
         **config: fields of `RevelaConfig`; what is given wins over what the retriever brings.
 
     Raises:
         UserError: if a model cannot be loaded, or does something between its tokens and its vector that Revela cannot.
     """
-    with loading(f"cannot load the retriever {retriever!r}", retriever):
-        loaded = _load_retriever(retriever, trust_remote_code)
-        if (
-            loaded.model == retriever
-            and "pooling" not in config
-            and is_encoder(retriever, trust_remote_code=trust_remote_code)
-        ):
+    name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
+    with loading(f"cannot load the retriever {name!r}", name):
+        loaded = _load_retriever(retriever, retriever_tokenizer, trust_remote_code)
+        if "pooling" not in loaded.settings | config and is_encoder(loaded.model, trust_remote_code=trust_remote_code):
             raise UserError(
-                f"the retriever {retriever!r} is an encoder that says no pooling: give one (--pooling mean or cls)"
+                f"the retriever {name!r} is an encoder that says no pooling: give one (--pooling mean or cls)"
             )
-    with loading(f"cannot load the language model {lm!r}", lm):
-        lm_tokenizer = AutoTokenizer.from_pretrained(lm, trust_remote_code=trust_remote_code)
+    with loading(f"cannot load the language model {lm_name!r}", lm_name):
+        lm_tokenizer = tokenizer_of(lm, lm_tokenizer, trust_remote_code=trust_remote_code)
         if is_encoder(lm, trust_remote_code=trust_remote_code):
             raise UserError(
-                f"the language model {lm!r} is an encoder: it has to be a decoder, which predicts the next token"
+                f"the language model {lm_name!r} is an encoder: it has to be a decoder, which predicts the next token"
             )
-    with loading(f"cannot load the retriever and language model {retriever!r} and {lm!r}", retriever):
-        for name in (retriever, lm):
-            pickles.refuse_pickles(name)
+    with loading(f"cannot load the retriever and language model {name!r} and {lm_name!r}", name):
+        for given in (retriever, lm):
+            if isinstance(given, str | Path):
+                pickles.refuse_pickles(given)
         model = RevelaForCausalLM.from_backbones(
             loaded.model, lm, trust_remote_code=trust_remote_code, **(loaded.settings | config)
         )
-    for name, part in ((retriever, model.retriever), (lm, model.lm)):
-        refuse_remote_code(name, part)
+    for called, part in ((name, model.retriever), (lm_name, model.lm)):
+        refuse_remote_code(called, part)
     tokenizer = with_eos(loaded.tokenizer) if model.config.pooling == "last" else loaded.tokenizer
-    return RevelaBackbones(model, tokenizer, _with_padding(lm_tokenizer))
+    return RevelaBackbones(model, tokenizer, with_padding(lm_tokenizer))
 
 
-def _load_retriever(name: str, trust_remote_code: bool) -> _Retriever:
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.util import is_sentence_transformer_model
-
-    if not is_sentence_transformer_model(name):
-        return _Retriever(name, AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code), {})
-    encoder = pickles.encoder(SentenceTransformer, name, device="cpu", trust_remote_code=trust_remote_code)
+def _load_retriever(
+    retriever: ModelLike, tokenizer: PreTrainedTokenizerBase | None, trust_remote_code: bool
+) -> _Retriever:
+    name, encoder = name_of(retriever), retriever
+    if isinstance(retriever, str | Path) and is_sentence_transformer_model(name):
+        encoder = pickles.encoder(SentenceTransformer, name, device="cpu", trust_remote_code=trust_remote_code)
+    if not isinstance(encoder, SentenceTransformer):
+        tokenizer = tokenizer_of(retriever, tokenizer, trust_remote_code=trust_remote_code)
+        return _Retriever(unwrapped(retriever), tokenizer, {})
     kinds = [type(module).__name__ for module in encoder]
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Normalize"}:
         raise UserError(
@@ -96,11 +109,13 @@ def _load_retriever(name: str, trust_remote_code: bool) -> _Retriever:
         raise UserError(f"{name} pools by {', '.join(modes)}: Revela knows {', '.join(_POOLINGS)}")
     prompts = {key: encoder.prompts.get(key) or "" for key in ("query", "document")}
     return _Retriever(
-        transformer.auto_model.float(), encoder.tokenizer, {"pooling": _POOLINGS[modes[0]], "prompts": prompts}
+        transformer.auto_model.float(),
+        tokenizer or encoder.tokenizer,
+        {"pooling": _POOLINGS[modes[0]], "prompts": prompts},
     )
 
 
-def _with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Padding is masked everywhere, so any token will do."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -18,15 +18,18 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
 from transformers import TrainingArguments as HFTrainingArguments
 
+from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.epochs import NewEpoch
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
 from revela_hub.trainers.common.measuring import EncoderInTraining
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.revela import REVELA
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
+from revela_hub.trainers.revela.checkpoint import load_backbones, with_padding
 from revela_hub.trainers.revela.collator import RevelaCollator, tokenize_groups
 
 RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
@@ -35,17 +38,28 @@ RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
 class RevelaTrainer(MethodTrainer):
     """Trainer of `RevelaForCausalLM`.
 
+        trainer = RevelaTrainer("sentence-transformers/all-MiniLM-L6-v2", lm="HuggingFaceTB/SmolLM2-135M", train_dataset=texts)
+        trainer.train()
+        vectors = trainer.retriever.encode_document(["a passage"])
+        trainer.write_models(Path("outputs"))  # for SentenceTransformer("outputs/retriever")
+
     Args:
-        model: both models; it gets adapters in place, unless all weights are trained.
-        args: the run.
-        retriever_tokenizer: of the retriever; where that pools its last token, a copy that ends every text with EOS is used.
-        lm_tokenizer: of the language model.
-        peft_config: of the adapters; by default LoRA as `args` says.
+        model: the retriever, by its Hub id or folder, or loaded, or both models as a `RevelaForCausalLM`; what is loaded gets
+            adapters in place, unless all weights are trained.
+        args: the run; by default that of the paper, into a folder named after the retriever.
+        lm: the language model, a decoder: Hub id, folder or loaded model.
+        retriever_tokenizer: of the retriever, by default its own; where that pools its last token, a copy that ends every
+            text with EOS is used.
+        lm_tokenizer: of the language model, by default its own.
+        peft_config: of the adapters, instead of LoRA as `args` says; without `target_modules` on every linear layer.
         max_length: tokens kept of a chunk.
-        **kwargs: of `MethodTrainer` (`retrieval_task`) and `Trainer`: `train_dataset` (columns group, document, text), `callbacks`, ...
+        model_init_kwargs: of `load_backbones`: `temperature`, `pooling`, `trust_remote_code`, ...
+        **kwargs: of `MethodTrainer` (`retrieval_task`) and `Trainer`: `train_dataset` (raw text in a column text, or rows of
+            `build_groups`), `callbacks`, ...
 
     Raises:
-        UserError: if a model has fewer positions than `max_length`, or the tokenizers do not suit the collator.
+        UserError: if a model cannot be loaded or has fewer positions than `max_length`, the tokenizers do not suit the
+            collator, or the data set has other columns.
     """
 
     method = REVELA
@@ -55,16 +69,33 @@ class RevelaTrainer(MethodTrainer):
 
     def __init__(
         self,
-        model: RevelaForCausalLM,
-        args: RevelaTrainingArguments,
+        model: ModelLike | RevelaForCausalLM,
+        args: RevelaTrainingArguments | None = None,
         *,
-        retriever_tokenizer: PreTrainedTokenizerBase,
-        lm_tokenizer: PreTrainedTokenizerBase,
+        lm: ModelLike | None = None,
+        retriever_tokenizer: PreTrainedTokenizerBase | None = None,
+        lm_tokenizer: PreTrainedTokenizerBase | None = None,
         peft_config: PeftConfig | None = None,
         max_length: int = 160,
+        model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        args = args or default_arguments(RevelaTrainingArguments, model, self.method)
         self.args: RevelaTrainingArguments
+        rows = kwargs.get("train_dataset")
+        if not isinstance(model, RevelaForCausalLM):
+            if lm is None:
+                raise UserError("Revela trains two models: give the language model, too, as lm")
+            loaded = load_backbones(
+                model,
+                lm,
+                retriever_tokenizer=retriever_tokenizer,
+                lm_tokenizer=lm_tokenizer,
+                **(_group_size(rows) | (model_init_kwargs or {})),
+            )
+            model, retriever_tokenizer, lm_tokenizer = loaded.model, loaded.retriever_tokenizer, loaded.lm_tokenizer
+        retriever_tokenizer = tokenizer_of(model.retriever, retriever_tokenizer)
+        lm_tokenizer = with_padding(tokenizer_of(model.lm, lm_tokenizer))
         self.revela = model
         if model.config.pooling == "last":  # as the export has it: what is trained is what is published
             retriever_tokenizer = with_eos(retriever_tokenizer)
@@ -85,7 +116,9 @@ class RevelaTrainer(MethodTrainer):
             similarity_span=model.config.similarity_span,
             seed=args.seed,
         )
-        kwargs["train_dataset"] = self._tokenized(kwargs.get("train_dataset"), args)
+        settings = GroupSettings(group_size=model.config.group_size)
+        rows = prepared_rows(rows, ("group", "document"), args, partial(build_groups, settings=settings))
+        kwargs["train_dataset"] = self._tokenized(rows, args)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
         adapters = peft_config or args.lora_config(model)
         trained = model if adapters is None else add_adapters(model, adapters)
@@ -183,6 +216,13 @@ class RevelaTrainer(MethodTrainer):
         self.revela.config.save_pretrained(folder)
         self.retriever_tokenizer.save_pretrained(folder / RETRIEVER_TOKENIZER)
         self.lm_tokenizer.save_pretrained(folder / LM_TOKENIZER)
+
+
+def _group_size(rows: Any) -> dict[str, int]:  # noqa: ANN401 (any data set, or None)
+    """That of prepared groups, for the model's configuration."""
+    if isinstance(rows, Dataset) and {"group", "document"} <= set(rows.column_names) and len(rows):
+        return {"group_size": len(rows[0]["document"])}
+    return {}
 
 
 def similarity_statistics(similarity_GBB: Tensor, document_N: Tensor) -> dict[str, Tensor]:

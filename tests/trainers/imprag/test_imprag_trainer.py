@@ -311,7 +311,7 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTr
     with pytest.raises(UserError, match="do not fit into the backbone's 256"):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES, **(options | {"max_length": 200}))
     with pytest.raises(UserError, match="the warm-up needs rankings"):
-        ImpRAGTrainer(model(bpe_tokenizer), arguments(tmp_path), passages=PASSAGES, **options)
+        ImpRAGTrainer(model(bpe_tokenizer), arguments(tmp_path), passages=PASSAGES, pseudo_labels=None, **options)
     with pytest.raises(UserError, match=r"have more than 5 tokens, answer included \(first: data.jsonl:1\)"):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES, **(options | {"max_length": 5}))
     with pytest.raises(ValueError, match="ranks must go up"):

@@ -1,0 +1,264 @@
+"""Trainers in trl's form: a model by its name, a data set of raw text, and nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from peft import LoraConfig
+from sentence_transformers import SentenceTransformer
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertForMaskedLM,
+    BertModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+
+from revela_hub.errors import UserError
+from revela_hub.trainers import (
+    CoTMoTEFinetuner,
+    CoTMoTETrainer,
+    CoTMoTETrainingArguments,
+    ImpRAGTrainer,
+    ImpRAGTrainingArguments,
+    NVEmbedTrainer,
+    NVEmbedTrainingArguments,
+    RetroMAETrainer,
+    RetroMAETrainingArguments,
+    RevelaTrainer,
+    RevelaTrainingArguments,
+    load_backbones,
+)
+from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
+from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
+from revela_hub.trainers.common.inputs import default_arguments, tokenizer_of
+from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_start
+from revela_hub.trainers.imprag.checkpoint import load_imprag
+from revela_hub.trainers.nvembed.checkpoint import load_nvembed
+from revela_hub.trainers.nvembed.export import nvembed_encoder
+from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
+
+Start = Callable[[], dict[str, Any]]
+
+
+@pytest.fixture
+def raw(texts: list[str]) -> Dataset:
+    return Dataset.from_dict({"text": [f"{text} {other}" for text in texts for other in texts if other != text]})
+
+
+@pytest.fixture
+def masked_folder(tmp_path: Path, bert_folder: Path, tiny_bert: BertModel) -> Path:
+    """`bert_folder` with a masked-LM head."""
+    folder = tmp_path / "masked-bert"
+    BertForMaskedLM(tiny_bert.config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(bert_folder).save_pretrained(folder)
+    return folder
+
+
+def run(trainer: MethodTrainer) -> dict[str, torch.Tensor]:
+    """The weights of the trained model after the run."""
+    model: Any = trainer.model
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer.train()
+    after = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    assert any(not torch.equal(value, after[name]) for name, value in before.items()), "nothing was trained"
+    return after
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "output_dir": str(tmp_path / "out"),
+        "max_steps": 2,
+        "gradient_accumulation_steps": 1,
+        "warmup_steps": 0,
+        "learning_rate": 1e-2,
+        "save_strategy": "no",
+        "bf16": False,
+        "disable_tqdm": True,
+    }
+
+
+def test_revela_by_names_is_revela_by_objects(
+    raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    args = RevelaTrainingArguments(**settings, lora_rank=4)
+    init = {"group_size": 4}
+    names = RevelaTrainer(
+        model=str(retriever_folder),
+        lm=llama_folder,
+        args=args,
+        train_dataset=raw,
+        model_init_kwargs=init,
+        max_length=64,
+    )
+    assert names.revela.config.pooling == "mean" and names.revela.config.prompts["query"] == "Query: "
+    by_names = run(names)
+    objects = {
+        "model": SentenceTransformer(str(retriever_folder), device="cpu"),
+        "lm": AutoModelForCausalLM.from_pretrained(llama_folder),
+    }
+    equal(by_names, run(RevelaTrainer(**objects, args=args, train_dataset=raw, model_init_kwargs=init, max_length=64)))
+    whole = load_backbones(str(retriever_folder), str(llama_folder), group_size=4)
+    equal(by_names, run(RevelaTrainer(whole.model, args, train_dataset=raw, max_length=64)))
+    assert names.retriever.encode_document(["fox"]).shape == (1, 32)
+
+
+def test_revela_takes_adapters_of_peft_and_prepared_groups(
+    tmp_path: Path, raw: Dataset, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    groups = Dataset.from_list(
+        [{"group": g, "document": ["a", "b", "c"], "text": raw["text"][3 * g : 3 * g + 3]} for g in range(4)]
+    )
+    trainer = RevelaTrainer(
+        AutoModel.from_pretrained(llama_folder),
+        RevelaTrainingArguments(**settings),
+        lm=str(llama_folder),
+        train_dataset=groups,
+        peft_config=LoraConfig(r=2),
+        max_length=64,
+    )
+    assert trainer.revela.config.group_size == 3
+    weights = run(trainer)
+    adapters = {name for name in weights if "lora_A" in name}
+    assert any("retriever" in name for name in adapters) and any("lm" in name.split(".") for name in adapters)
+    assert all(weights[name].shape[0] == 2 for name in adapters)
+    folders = trainer.write_models(tmp_path / "models")
+    vectors = SentenceTransformer(str(folders[0]), device="cpu").encode_query(["fox"])
+    torch.testing.assert_close(
+        torch.nn.functional.normalize(torch.tensor(trainer.retriever.encode_query(["fox"]))),
+        torch.tensor(vectors),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_retromae(raw: Dataset, masked_folder: Path, settings: dict[str, Any]) -> None:
+    args = RetroMAETrainingArguments(**settings)
+    names = RetroMAETrainer(model=str(masked_folder), args=args, train_dataset=raw)
+    assert names.trained_config().max_seq_length == 128
+    by_names = run(names)
+    set_seed(args.seed)
+    loaded = load_retromae_encoder(str(masked_folder))
+    equal(by_names, run(RetroMAETrainer(loaded.model, args, tokenizer=loaded.tokenizer, train_dataset=raw)))
+    model = AutoModelForMaskedLM.from_pretrained(masked_folder)
+    equal(by_names, run(RetroMAETrainer(model, args, train_dataset=raw)))
+    assert names.retriever.encode_query(["fox"]).shape == (1, 32)
+
+
+def test_cot_mote_pre_trains_and_is_fine_tuned(
+    tmp_path: Path, raw: Dataset, masked_folder: Path, settings: dict[str, Any]
+) -> None:
+    args = CoTMoTETrainingArguments(**settings)
+    names = CoTMoTETrainer(model=str(masked_folder), args=args, train_dataset=raw)
+    by_names = run(names)
+    set_seed(args.seed)
+    loaded = load_cot_mote_start(str(masked_folder), pre_training=True)
+    equal(by_names, run(CoTMoTETrainer(loaded.model, args, processing_class=loaded.tokenizer, train_dataset=raw)))
+    assert names.retriever.encode_query(["fox"]).shape[0] == 1
+    names.save_model(str(tmp_path / "saved"))
+    pairs = Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4})
+    tuning = {"args": CoTMoTETrainingArguments(**settings, stage="finetune"), "train_dataset": pairs}
+    tuned = run(CoTMoTEFinetuner(str(tmp_path / "saved"), **tuning))
+    start = load_cot_mote_start(str(tmp_path / "saved"), pre_training=False)
+    trainer = CoTMoTEFinetuner(start.encoder, tokenizer=start.tokenizer, max_length=128, **tuning)
+    equal(tuned, run(trainer))
+    assert trainer.retriever.encode_query(["fox"]).shape[0] == 1
+
+
+@pytest.mark.parametrize("peft_config", [None, LoraConfig(r=2)])
+def test_nvembed(llama_folder: Path, settings: dict[str, Any], peft_config: LoraConfig | None) -> None:
+    pairs = Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4})
+    args = NVEmbedTrainingArguments(**settings, lora_dropout=0.0)
+    both = {"args": args, "train_dataset": pairs, "peft_config": peft_config}
+    init = {"num_latents": 4, "num_heads": 2}
+    names = NVEmbedTrainer(model=str(llama_folder), model_init_kwargs=init, **both)
+    by_names = run(names)
+    set_seed(args.seed)
+    start = load_nvembed(AutoModelForCausalLM.from_pretrained(llama_folder), **init)
+    prompts = {"query": names.model.prompts["query"], "document": ""}
+    equal(by_names, run(NVEmbedTrainer(nvembed_encoder(start.model, start.tokenizer, prompts=prompts), **both)))
+    assert prompts["query"].startswith("Instruct: ")
+    assert names.retriever.encode_query(["fox"]).shape == (1, 32)
+
+
+def test_imprag(llama_folder: Path, texts: list[str], settings: dict[str, Any]) -> None:
+    args = ImpRAGTrainingArguments(**settings, retrieval_warmup_epochs=1, num_candidates=2)
+    questions = {
+        "question": ["Where is Paris?", "Where is Tokyo?"] * 4,
+        "answers": [{"text": ["France"]}, {"text": ["Japan"]}] * 4,
+    }
+    both: dict[str, Any] = {"args": args, "train_dataset": Dataset.from_dict(questions), "max_length": 64}
+    init = {"b": 0, "t": 1, "k": 2, "l_max": 32}
+    by_names = run(ImpRAGTrainer(model=str(llama_folder), passages=texts, model_init_kwargs=init, **both))
+    model = load_imprag(AutoModelForCausalLM.from_pretrained(llama_folder), **init).model
+    equal(by_names, run(ImpRAGTrainer(model, passages=Dataset.from_dict({"text": texts}), **both)))
+    adapted = run(
+        ImpRAGTrainer(str(llama_folder), passages=texts, model_init_kwargs=init, peft_config=LoraConfig(r=2), **both)
+    )
+    assert any("lora_A" in name for name in adapted)
+
+
+def test_the_baselines(raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]) -> None:
+    args = ContrieverTrainingArguments(**settings, per_device_train_batch_size=4)
+    contriever = ContrieverTrainer(model=str(retriever_folder), args=args, train_dataset=raw)
+    loaded = SentenceTransformer(str(retriever_folder), device="cpu")
+    equal(run(contriever), run(ContrieverTrainer(model=loaded, args=args, train_dataset=raw)))
+    distilling: dict[str, Any] = {"train_dataset": raw, "group_size": 4, "max_length": 64}
+    distilling["args"] = ReplugTrainingArguments(**settings)
+    replug = ReplugTrainer(model=str(retriever_folder), lm=str(llama_folder), **distilling)
+    lm = AutoModelForCausalLM.from_pretrained(llama_folder)
+    loaded = SentenceTransformer(str(retriever_folder), device="cpu")
+    loaded.max_seq_length = 64
+    equal(run(replug), run(ReplugTrainer(model=loaded, lm=lm, **distilling)))
+    assert replug.retriever.encode("fox").shape == contriever.retriever.encode("fox").shape == (32,)
+
+
+def test_without_arguments_the_folder_is_named_after_model_and_method(llama_folder: Path) -> None:
+    args = default_arguments(RevelaTrainingArguments, "owner/tiny", RevelaTrainer.method)
+    assert args.output_dir == "tiny-Revela"
+    loaded = AutoModel.from_pretrained(llama_folder)
+    named = default_arguments(CoTMoTETrainingArguments, loaded, CoTMoTETrainer.method, stage="finetune")
+    assert named.output_dir == "tiny-llama-CoT-MoTE" and named.num_train_epochs == 3
+
+
+def test_a_model_that_comes_from_nowhere_needs_its_tokenizer(
+    tiny_llama: Any, bpe_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    with pytest.raises(UserError, match="does not say which folder or id it was loaded from: give its tokenizer"):
+        tokenizer_of(tiny_llama, None)
+    assert tokenizer_of(tiny_llama, bpe_tokenizer) is bpe_tokenizer
+
+
+def test_what_is_in_a_data_set_and_what_is_needed(
+    raw: Dataset, masked_folder: Path, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    bodies = raw.rename_column("text", "body")
+    found = r"train_dataset has the columns body; it needs .*"
+    masked = {"model": str(masked_folder), "args": RetroMAETrainingArguments(**settings)}
+    with pytest.raises(UserError, match=found + r"text .* or span, input_ids, word_starts"):
+        RetroMAETrainer(**masked, train_dataset=bodies)
+    with pytest.raises(UserError, match="has the splits train, test: give one of them"):
+        RetroMAETrainer(**masked, train_dataset=DatasetDict(train=raw, test=raw))
+    with pytest.raises(UserError, match=found + "anchor, positive"):
+        NVEmbedTrainer(str(llama_folder), NVEmbedTrainingArguments(**settings), train_dataset=bodies)
+    with pytest.raises(UserError, match=found + "anchor, positive"):
+        CoTMoTEFinetuner(str(masked_folder), train_dataset=bodies)
+    with pytest.raises(UserError, match=r"train_dataset:0: no prompt; .* \(the fields are 'body'\)"):
+        ImpRAGTrainer(str(llama_folder), ImpRAGTrainingArguments(**settings), train_dataset=bodies, passages=["a"])
+    with pytest.raises(UserError, match="give the language model, too, as lm"):
+        RevelaTrainer(str(retriever_folder), train_dataset=raw)
+    with pytest.raises(UserError, match="there is no such folder|cannot load"):
+        RetroMAETrainer("no/such/folder", train_dataset=raw)
