@@ -1,4 +1,4 @@
-"""What the constructors of our trainers take, in trl's form: models by name or loaded, raw rows or prepared ones."""
+"""The inputs of a trainer's constructor, in trl's form: models by name or loaded, rows that are raw or prepared."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,7 +50,7 @@ def tokenizer_of(
     """The tokenizer that is given, or that of a model.
 
     Raises:
-        UserError: there is none where the model comes from, or a loaded model does not say where that is.
+        UserError: it cannot be loaded, or a loaded model does not say where it came from.
     """
     if given is not None:
         return given

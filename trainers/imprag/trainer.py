@@ -81,7 +81,8 @@ class ImpRAGTrainer(MethodTrainer):
         **kwargs: of `Trainer`: `callbacks`, ...
 
     Raises:
-        UserError: the model cannot be loaded, a row has no question or answer, fewer passages than are to be read or compared, a prompt or a setting that does not fit the model.
+        UserError: the model cannot be loaded, a row has no question or answer, there are fewer passages than are to be read
+            or compared, or a prompt or a setting does not fit the model.
     """
 
     method = IMPRAG
@@ -115,16 +116,10 @@ class ImpRAGTrainer(MethodTrainer):
         self.tokens: PassageTokens = tokenize_passages(tokenizer, passages, model.config.l_max)
         data = tokenize_prompts(train_dataset, tokenizer, max_length, args.say)
         if isinstance(pseudo_labels, str):
-            if args.retrieval_warmup_epochs:
-                pseudo_labels = rank_passages(
-                    pseudo_labels,
-                    train_dataset["input"],
-                    passages,
-                    args.last_negative_rank,
-                    show_progress_bar=not args.disable_tqdm,
-                )
-            else:
-                pseudo_labels = None
+            ranker, depth, bar = pseudo_labels, args.last_negative_rank, not args.disable_tqdm
+            wanted = args.retrieval_warmup_epochs > 0
+            queries = train_dataset["input"]
+            pseudo_labels = rank_passages(ranker, queries, passages, depth, show_progress_bar=bar) if wanted else None
         # The rankings of the rows that are left.
         self.pseudo_labels = None if pseudo_labels is None else pseudo_labels[np.array(data["source_row"])]
         self.ranking: NDArray[np.int32] | None = None  # the index's: the best passages of each row
