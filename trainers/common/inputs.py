@@ -1,6 +1,7 @@
 """The inputs of a trainer's constructor, in trl's form: models by name or loaded, rows that are raw or prepared."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -61,7 +62,9 @@ def tokenizer_of(
         raise UserError(
             f"this {type(model).__name__} does not say which folder or id it was loaded from: give its tokenizer, too"
         )
-    with loading(f"cannot load the tokenizer of {name!r}", name):
+    # By its name the model itself is being loaded, and the caller says so.
+    of_a_name = isinstance(model, str | Path)
+    with nullcontext() if of_a_name else loading(f"cannot load the tokenizer of {name!r}", name):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     return tokenizer
 
