@@ -240,6 +240,9 @@ def _load_backbone(backbone: str | PreTrainedModel, fresh_head: bool, load: dict
     check_masked_lm(lm)
     if missing := sorted(info["missing_keys"]):
         names = ", ".join(missing)
+        body = [key for key in missing if key.startswith(f"{lm.base_model_prefix}.") and "pooler" not in key.split(".")]
+        if body:
+            raise ValueError(f"{backbone} has no weights for {', '.join(body)}: the encoder would start at random")
         if not fresh_head:
             raise ValueError(
                 f"{backbone} has no masked-LM head (no weights for {names}), from which sparse vectors come: give one that"

@@ -25,7 +25,7 @@ LAYERS = {
     "evaluation": {*BASE, "data", "retrieval"},
     "hub_cards": {*BASE, "data", "retrieval", "modeling", "evaluation"},
     "trainers": {*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards"},
-    "checkpoints": {*BASE, "modeling", "trainers", "hub_cards"},
+    "checkpoints": {*BASE, "data", "modeling", "trainers", "hub_cards"},
     "cli": {*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards", "trainers", "checkpoints"},
     "__main__": {"cli"},
 }

@@ -245,3 +245,11 @@ def test_mistakes_with_backbones_are_told_in_a_line(tmp_path: Path, bert_folder:
 def test_configurations_that_mean_nothing_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=error(message)):
         CoTMoTEConfig(transformers.BertConfig(), **settings)
+
+
+def test_a_checkpoint_that_lacks_a_layer_is_refused_even_with_a_fresh_head(tmp_path: Path) -> None:
+    lm = masked_lm()
+    weights = {name: value for name, value in lm.state_dict().items() if "layer.1.output.dense" not in name}
+    lm.save_pretrained(tmp_path, state_dict=weights)
+    with pytest.raises(ValueError, match=r"has no weights for bert\.encoder\.layer\.1\.output\.dense"):
+        CoTMoTEModel.from_backbone(str(tmp_path), fresh_head=True)
