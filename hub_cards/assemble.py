@@ -86,37 +86,51 @@ class Assembled:
     timeout: float | None = None
 
 
-# A method's own: (checkpoint, folder, assembly) -> what it wrote into that folder, which is not there yet.
+# (checkpoint, folder, assembly) -> what was written into that folder, which is not there yet.
 Assemble = Callable[[Path, Path, Assembly], Assembled]
 
 
 def assemble_part(method: Method, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Writes a part of a checkpoint, by the method's own function. A method without a retriever writes its first part.
+    """Writes a part of a checkpoint; see `assemble_parts`."""
+    return assemble_parts(method, checkpoint, {folder: assembly.part}, assembly)[0]
+
+
+def assemble_parts(
+    method: Method, checkpoint: Path, parts: Mapping[Path, Part], assembly: Assembly, loaded: object = None
+) -> list[Assembled]:
+    """Writes parts of a checkpoint by the method's own functions. A method without a retriever writes its first part for it.
+
+    Args:
+        method: that saved the checkpoint.
+        checkpoint: its folder.
+        parts: folder to write, which is not there yet -> the part.
+        assembly: what to make of it; its `part` does not count.
+        loaded: what `method.loader` returns, where it is in memory; by default it is loaded, once for all parts.
 
     Raises:
         UserError: the method has no such part, or its adapter cannot be published alone.
     """
-    part = assembly.part
-    if part == "retriever" and part not in method.parts:
-        part = method.parts[0]
-    if part not in method.parts:
-        raise UserError(
-            f"{checkpoint} was trained with {method.title}: its parts are {', '.join(method.parts)}, not {part}"
-        )
+    trained_with = f"{checkpoint} was trained with {method.title}"
+    wanted = {}
+    for folder, part in parts.items():
+        wanted[folder] = method.parts[0] if part == "retriever" and part not in method.parts else part
+        if wanted[folder] not in method.parts:
+            raise UserError(f"{trained_with}: its parts are {', '.join(method.parts)}, not {part}")
     if assembly.adapter_only and not method.adapter_only:
-        raise UserError(f"{checkpoint} was trained with {method.title}: its adapter cannot be published alone")
-    write: Assemble = resolve_name(method.assembler)
-    return write(checkpoint, folder, replace(assembly, part=part))
+        raise UserError(f"{trained_with}: its adapter cannot be published alone")
+    if loaded is None:
+        loaded = resolve_name(method.loader)(str(checkpoint))
+    write = resolve_name(method.assembler)
+    return [write(loaded, checkpoint, folder, replace(assembly, part=part)) for folder, part in wanted.items()]
 
 
 def export_parts(
     method: Method, checkpoint: Path, output: Path, *, lm: bool = False, assembly: Assembly | None = None
 ) -> list[Path]:
     """Writes the folders of a method from a checkpoint, and returns those that get a card: all but the language model."""
-    assembly = assembly or Assembly()
-    for folder, part in (({"lm": "lm"} if lm else {}) | dict(method.folders)).items():
-        assemble_part(method, checkpoint, output / folder, replace(assembly, part=part))
-    return [output / folder for folder in method.folders]
+    parts = {output / folder: part for folder, part in method.folders.items()}
+    assemble_parts(method, checkpoint, ({output / "lm": "lm"} if lm else {}) | parts, assembly or Assembly())
+    return list(parts)
 
 
 def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:

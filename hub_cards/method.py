@@ -72,7 +72,9 @@ class Method:
         config_folder: subfolder of a checkpoint that holds that file.
         parts: what can be published of a checkpoint, the default first.
         folders: folder that `export` writes -> the part in it.
-        assembler: full name of the function `(checkpoint, folder, assembly) -> Assembled`.
+        loader: full name of the function that loads a checkpoint's folder.
+        assembler: full name of the function `(loaded, checkpoint, folder, assembly) -> Assembled`, which writes a part of what
+            the loader returned.
         adapter_only: whether the retriever's LoRA adapter can be published alone.
         usage: Jinja template of the card's section on usage, for parts that sentence-transformers does not load.
         vectors: Python file with a function `vectors(model, tokenizer, kind, texts)` for `kind` query and document, for the
@@ -94,6 +96,7 @@ class Method:
     config_folder: str = ""
     parts: tuple[Part, ...] = ()
     folders: Mapping[str, Part] = field(default_factory=lambda: MappingProxyType({}))
+    loader: str = ""
     assembler: str = ""
     adapter_only: bool = False
     usage: Path | None = None

@@ -19,12 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from datasets import Dataset
+
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.text.passages import build_passages
 from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.retriever import load_retriever
+from revela_hub.trainers.baselines.text_pairs import build_text_pairs
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
 from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.run_probe import hold_out_text
 
 
 @dataclass(kw_only=True)
@@ -56,31 +62,26 @@ def run(arguments: Arguments) -> None:
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Trains and exports; returns the output folder, which holds `retriever/` and the last checkpoint.
 
-    Args:
-        arguments: the run.
-        **trainer_options: of `ContrieverTrainer`, such as `callbacks`.
-
-    Raises:
-        UserError: for data, models or options that do not work.
+    The options are those of `ContrieverTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
     """
-    from revela_hub.data.sources.report import ReadReport
-    from revela_hub.data.text.passages import build_passages
-    from revela_hub.trainers.baselines.text_pairs import build_text_pairs
-
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
-        task, report = arguments.task(resumed=run.checkpoint is not None), ReadReport()
-        with arguments.main_process_first(desc="reading the text"):
-            sources = arguments.sources(kind=None if arguments.kind == "auto" else arguments.kind)
-            kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "report": report}
-            if arguments.views == "pairs":
-                rows = build_text_pairs(sources, seed=arguments.seed, **kept)
-            else:
-                rows = build_passages(sources, max_words=arguments.max_words, language=arguments.language, **kept)
-        arguments.say(report)
+        task = hold_out_text(arguments, resumed=run.resumed)
+        rows, report = run.read("reading the text", lambda: _read(arguments))
         model = load_retriever(
             arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
         )
         trainer = ContrieverTrainer(model, arguments, train_dataset=rows, retrieval_task=task, **trainer_options)
-        return run.complete(trainer, models=("retriever",), summary=str(report), sources=arguments.data)
+        run.train(trainer)
+        run.export(trainer, models=("retriever",), summary=report, sources=arguments.data)
+        return run.report(trainer)
+
+
+def _read(arguments: Arguments) -> tuple[Dataset, ReadReport]:
+    report = ReadReport()
+    kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "report": report}
+    if arguments.views == "pairs":
+        return build_text_pairs(arguments.sources(), seed=arguments.seed, **kept), report
+    kept |= {"max_words": arguments.max_words, "language": arguments.language}
+    return build_passages(arguments.sources(), **kept), report

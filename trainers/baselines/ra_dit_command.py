@@ -74,12 +74,7 @@ def run(arguments: Arguments) -> None:
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Trains and exports; returns the output folder, which holds `retriever/` and the checkpoints.
 
-    Args:
-        arguments: the run.
-        **trainer_options: of `RADITTrainer`, such as `callbacks`.
-
-    Raises:
-        UserError: for data, models or options that do not work.
+    The options are those of `RADITTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
     """
     if arguments.push_to_hub:
         raise UserError("a baseline is not published by its run: revela-hub publish takes its retriever folder")
@@ -93,9 +88,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         check_apart(arguments.sources(), run.output)
         retriever = _retriever(arguments)
         reader = load_reader(arguments.reader, trust_remote_code=arguments.trust_remote_code)
-        with arguments.main_process_first(desc="reading prompts and passages"):
-            data = load_data(arguments, arguments.seed)
-        arguments.say(data.report)
+        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
         if arguments.num_candidates > len(data.passages):
             raise UserError(
                 f"--num_candidates {arguments.num_candidates} is more than the collection's {len(data.passages)} passages:"
@@ -115,12 +108,11 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             passage_length=arguments.l_max,
             **trainer_options,
         )
-        return run.complete(
-            trainer,
-            models=("backbone" if arguments.retriever is None else "retriever", "reader"),
-            summary=data.report,
-            sources=[*arguments.data, *arguments.passages],
-        )
+        run.train(trainer)
+        models = ("backbone" if arguments.retriever is None else "retriever", "reader")
+        sources = [*arguments.data, *arguments.passages]
+        run.export(trainer, models=models, summary=report, sources=sources)
+        return run.report(trainer)
 
 
 def _retriever(arguments: Arguments) -> Retriever:

@@ -51,12 +51,7 @@ def run(arguments: Arguments) -> None:
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Trains and exports; returns the output folder, which holds `model/` and the checkpoints.
 
-    Args:
-        arguments: the run.
-        **trainer_options: of `RAITTrainer`, such as `callbacks`.
-
-    Raises:
-        UserError: for data, models or options that do not work.
+    The options are those of `RAITTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
     """
     if arguments.push_to_hub:
         raise UserError("a baseline is not published by its run: upload its model folder (hf upload OWNER/NAME FOLDER)")
@@ -65,9 +60,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             return run.output
         check_apart(arguments.sources(), run.output)
         loaded = load_reader(arguments.backbone, trust_remote_code=arguments.trust_remote_code)
-        with arguments.main_process_first(desc="reading prompts and passages"):
-            data = load_data(arguments, arguments.seed)
-        arguments.say(data.report)
+        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
         trainer = RAITTrainer(
             loaded.model,
             arguments,
@@ -80,6 +73,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             max_length=arguments.max_length,
             **trainer_options,
         )
-        return run.complete(
-            trainer, models=("backbone",), summary=data.report, sources=[*arguments.data, *arguments.passages]
-        )
+        run.train(trainer)
+        sources = [*arguments.data, *arguments.passages]
+        run.export(trainer, models=("backbone",), summary=report, sources=sources)
+        return run.report(trainer)

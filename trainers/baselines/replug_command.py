@@ -16,12 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from datasets import Dataset
+
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.output import command_line
 from revela_hub.ranges import GroupSize, PositiveInt, TextLength
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 from revela_hub.trainers.baselines.retriever import load_lm, load_retriever
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
 from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.run_probe import hold_out_text
 
 
 @dataclass(kw_only=True)
@@ -52,29 +57,13 @@ def run(arguments: Arguments) -> None:
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Trains and exports; returns the output folder, which holds `retriever/` and the last checkpoint.
 
-    Args:
-        arguments: the run.
-        **trainer_options: of `ReplugTrainer`, such as `callbacks`.
-
-    Raises:
-        UserError: for data, models or options that do not work.
+    The options are those of `ReplugTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
     """
-    from revela_hub.data.sources.report import ReadReport
-    from revela_hub.data.text.groups import GroupSettings, build_groups
-
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
-        task, report = arguments.task(resumed=run.checkpoint is not None), ReadReport()
-        settings = GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language)
-        with arguments.main_process_first(desc="reading and grouping the text"):
-            groups = build_groups(
-                arguments.sources(kind=None if arguments.kind == "auto" else arguments.kind),
-                settings,
-                cache_dir=arguments.cache_dir,
-                report=report,
-            )
-        arguments.say(report)
+        task = hold_out_text(arguments, resumed=run.resumed)
+        groups, report = run.read("reading and grouping the text", lambda: _read(arguments))
         model = load_retriever(
             arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
         )
@@ -89,4 +78,14 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             retrieval_task=task,
             **trainer_options,
         )
-        return run.complete(trainer, models=("retriever",), summary=str(report), sources=arguments.data)
+        run.train(trainer)
+        run.export(trainer, models=("retriever",), summary=report, sources=arguments.data)
+        return run.report(trainer)
+
+
+def _read(arguments: Arguments) -> tuple[Dataset, ReadReport]:
+    settings, report = (
+        GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language),
+        ReadReport(),
+    )
+    return build_groups(arguments.sources(), settings, cache_dir=arguments.cache_dir, report=report), report

@@ -4,28 +4,19 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 from peft import LoraConfig
 from torch import nn
 from transformers import IntervalStrategy, TrainingArguments
 
 from revela_hub.data.own_folder import check_apart
-from revela_hub.data.sources.held_out import HELD_OUT
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.errors import UserError, require
+from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
-from revela_hub.trainers.common.early import BY_METRIC, MEASURING, METRIC, METRICS, check_early
+from revela_hub.trainers.common.early import BY_METRIC, MEASURING, METRIC, check_early
 from revela_hub.trainers.common.precision import settle_precision
-from revela_hub.trainers.common.processes import from_main
-from revela_hub.trainers.common.run_probe import free_folder, run_probe
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from revela_hub.data.mixture.held_out import HeldOut
-    from revela_hub.data.sources.beir import RetrievalTask
-    from revela_hub.evaluation.probe import Probe
 
 
 @dataclass
@@ -109,6 +100,16 @@ def _memory() -> float:
         return float("inf")
 
 
+def check_positions(name: str, positions: int, max_length: int) -> None:
+    """Refuses texts that are longer than a model can read.
+
+    Raises:
+        UserError: they may be.
+    """
+    if max_length > positions:
+        raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
+
+
 @dataclass
 class TextArguments:
     """Raw text to train on, and where what is made of it is kept."""
@@ -139,11 +140,8 @@ class TextArguments:
     )
     held_out: str | None = field(default=None, init=False)  # a probe's folder: its queries are no text to train on
 
-    def sources(self, **defaults: Any) -> list[Source]:
+    def sources(self) -> list[Source]:
         """What `data` names.
-
-        Args:
-            **defaults: of sources that do not say it themselves.
 
         Raises:
             UserError: nothing is named, or something that cannot be read; a number is out of its range.
@@ -152,21 +150,26 @@ class TextArguments:
             check_ranges(self)
         except ValueError as error:
             raise UserError(str(error)) from error
-        settings: dict[str, Any] = {
-            "text_column": self.text_column,
-            "exclude": tuple(self.exclude),
-            "max_documents": self.max_documents,
-            "held_out": self.held_out,
-        }
-        sources = parse_sources(self.data, **(settings | defaults))
+        kind = getattr(self, "kind", "auto")  # of a command that reads text and code differently
+        sources = parse_sources(
+            self.data,
+            kind=None if kind == "auto" else kind,
+            text_column=self.text_column,
+            exclude=tuple(self.exclude),
+            max_documents=self.max_documents,
+            held_out=self.held_out,
+        )
         if output := getattr(self, "output_dir", None):  # of a command, which has a run's arguments besides
             check_apart(sources, Path(output))
         return sources
 
 
 @dataclass
-class MeasureArguments:
-    """What retrieval is measured on; to be listed before the training arguments among a command's bases."""
+class ProbeArguments:
+    """What a run on raw text is measured on: a BEIR folder, or a probe made of the text itself (`run_probe.hold_out_text`).
+
+    To be listed before `TextArguments` and the training arguments among a command's bases.
+    """
 
     eval_corpus: str | None = field(
         default=None, metadata={"help": "BEIR folder to measure retrieval on, before, during and after training."}
@@ -178,15 +181,27 @@ class MeasureArguments:
     )
     eval_steps: float | None = field(
         default=None,
-        metadata={"help": "Measure every so many updates, or below 1 every such share of the run; by default 0.1."},
+        metadata={"help": "Measure every so many updates, or below 1 every such share of the run; by default 0.25."},
+    )
+    probe: str = field(
+        default="auto",
+        metadata={
+            "help": "What to measure on without --eval_corpus. auto: queries made of the text, which are taken out of what"
+            " is trained on; none; or a folder of revela-hub probe."
+        },
+    )
+    probe_queries: PositiveInt = field(default=200, metadata={"help": "Queries of the probe that is made, at most."})
+    probe_passages: PositiveInt = field(default=500, metadata={"help": "Passages of it: what a measurement costs."})
+    keep_worse: bool = field(
+        default=False, metadata={"help": "Export what was trained also where the start was better."}
     )
 
     def __post_init__(self) -> None:
         """Measures during the run where there is something to measure."""
         if self.eval_strategy is None:
-            self.eval_strategy = "steps" if self.eval_corpus else "no"
+            self.eval_strategy = "steps" if self.eval_corpus or self.probe != "none" else "no"
         if self.eval_strategy == "steps" and self.eval_steps is None:
-            self.eval_steps = 0.1
+            self.eval_steps = 0.25
         if self.eval_strategy != "no":
             require(*MEASURING)
             self._settle_best()
@@ -206,108 +221,15 @@ class MeasureArguments:
             raise ValueError(f"metric_for_best_model {name} is not measured: choose one of {', '.join(METRICS)}")
         of.metric_for_best_model, of.greater_is_better = name, True
 
-    def _measures_nothing(self) -> None:
+    def measure_nothing(self) -> None:
         """Has the Trainer not evaluate: there is nothing to measure on."""
         of: Any = self
         of.eval_strategy, of.load_best_model_at_end = IntervalStrategy.NO, False
 
-    def task(self) -> "RetrievalTask | None":
-        """What to measure on, if anything.
-
-        Raises:
-            UserError: there is nothing, but the time to measure it is given.
-        """
-        from revela_hub.data.sources.beir import read_beir
-
-        if self.eval_corpus:
-            return read_beir(self.eval_corpus, self.eval_split)
-        if self.eval_strategy != "no":
-            raise UserError("--eval_strategy needs something to measure: give --eval_corpus BEIR_FOLDER")
-        return None
-
-
-@dataclass
-class ProbeArguments(MeasureArguments):
-    """What a run on raw text is measured on: a BEIR folder, or a probe made of the text itself.
-
-    To be listed before `TextArguments` and the training arguments among a command's bases.
-    """
-
-    eval_steps: float | None = field(
-        default=None,
-        metadata={"help": "Measure every so many updates, or below 1 every such share of the run; by default 0.25."},
-    )
-    probe: str = field(
-        default="auto",
-        metadata={
-            "help": "What to measure on without --eval_corpus. auto: queries made of the text, which are taken out of what"
-            " is trained on; none; or a folder of revela-hub probe."
-        },
-    )
-    probe_queries: PositiveInt = field(default=200, metadata={"help": "Queries of the probe that is made, at most."})
-    probe_passages: PositiveInt = field(default=500, metadata={"help": "Passages of it: what a measurement costs."})
-    keep_worse: bool = field(
-        default=False, metadata={"help": "Export what was trained also where the start was better."}
-    )
-
-    def __post_init__(self) -> None:
-        """Measures during the run unless it is told not to."""
-        if self.eval_strategy is None and self.probe != "none":
-            self.eval_strategy = "steps"
-        if self.eval_strategy == "steps" and self.eval_steps is None:
-            self.eval_steps = 0.25
-        super().__post_init__()
-
-    def task(self, *, resumed: bool = False) -> "RetrievalTask | None":
-        """What to measure on: `--eval_corpus`, the probe of an earlier run or of a folder, or one that is made now.
-
-        Args:
-            resumed: whether the run goes on, and so does its probe.
-
-        Raises:
-            UserError: the folder is none of those, or does not say what it holds out, or the data cannot be read.
-        """
-        from revela_hub.evaluation.probe import read_probe_task
-
-        if self.eval_corpus or self.probe == "none":
-            return super().task()
-        made: Any = self
-        folder = run_probe(made, self._make_probe, resumed=resumed) if self.probe == "auto" else Path(self.probe)
-        if folder is None:
-            self._measures_nothing()
-            return None
-        task = read_probe_task(folder)
-        if not (folder / HELD_OUT).is_file():
-            self._refuse_open(folder)
-        else:
-            made.held_out = str(folder)
-        return task
-
-    def _refuse_open(self, folder: Path) -> None:
-        """Refuses a folder that does not say what to take out of the text."""
-        raise UserError(
-            f"--probe {folder} has no {HELD_OUT}, so its queries would be trained on: give a folder of revela-hub probe, or"
-            f" measure on it as it is with --eval_corpus {folder}"
-        )
-
-    def _make_probe(self) -> "Probe | None":
-        from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe
-
-        of: Any = self
-        kind = getattr(self, "kind", "auto")
-        sources = of.sources(kind=None if kind == "auto" else kind)
-        try:
-            probe = build_probe(sources, ProbeSettings(self.probe_queries, self.probe_passages, seed=0))
-        except NoProbe as error:
-            of.say(f"nothing is measured: {error}")
-            return None
-        of.say(probe)
-        return probe
-
 
 @dataclass
 class HeldOutArguments(ProbeArguments):
-    """What a run on labelled rows is measured on: a BEIR folder, or questions that are held out of the rows."""
+    """What a run on labelled rows is measured on: a BEIR folder, or questions held out of them (`run_probe.hold_out_rows`)."""
 
     probe: str = field(
         default="auto",
@@ -316,33 +238,3 @@ class HeldOutArguments(ProbeArguments):
             " not trained on; none; or a folder of revela-hub probe, whose queries are not trained on either."
         },
     )
-
-    def split(self, rows: "Dataset") -> "HeldOut":
-        """The rows to train on, and what to measure on.
-
-        Args:
-            rows: those of a mixture.
-
-        Raises:
-            UserError: the folder is no probe.
-        """
-        from revela_hub.data.mixture.held_out import HeldOut, hold_out, without_queries
-        from revela_hub.data.sources.beir import write_beir
-
-        if self.eval_corpus or self.probe != "auto":
-            task = self.task()
-            return HeldOut(without_queries(rows, task.queries.values()) if task else rows, task)
-        found, run = hold_out(rows, self.probe_queries, self.probe_passages), cast(Any, self)
-        if found.task is None:
-            self._measures_nothing()
-            run.say("nothing is measured: the mixture has fewer than 200 questions (give --eval_corpus or --probe)")
-            return found
-        task = found.task
-        folder = from_main(lambda: write_beir(task, free_folder(Path(run.output_dir or "."))))
-        run.say(
-            f"held out: {len(task.queries)} questions of the mixture with {len(task.corpus)} passages, in {folder.name}/"
-        )
-        return found
-
-    def _refuse_open(self, folder: Path) -> None:
-        """Nothing: of rows, those that ask the task's queries are left out (`split`)."""

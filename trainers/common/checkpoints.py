@@ -104,6 +104,16 @@ def checkpoints_in(output: Path) -> list[Path]:
     )
 
 
+def rotate(output: Path, limit: int, best: str | None) -> None:
+    """Deletes the checkpoints beyond a limit (0 is none), never the newest nor the best."""
+    if limit > 0:
+        newest, *older = checkpoints_in(output)
+        old = [checkpoint for checkpoint in older if best is None or checkpoint != Path(best)]
+        kept = limit - 1 - (best is not None and Path(best) != newest)
+        for checkpoint in old[max(0, kept) :]:
+            remove_checkpoint(checkpoint)
+
+
 def step_of(checkpoint: Path) -> int:
     """The number of updates in a checkpoint's name; -1 where it is none."""
     number = checkpoint.name.rpartition("-")[2]

@@ -16,7 +16,8 @@ MEASURING = ("bm25s", "Stemmer", "pytrec_eval", "matplotlib")
 """Modules without which no run can be measured."""
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 """Schedules that follow what is measured."""
-METRIC, METRICS = "ndcg_at_10", ("ndcg_at_10", "mrr_at_10", "recall_at_100")
+METRIC = "ndcg_at_10"
+"""What decides between two moments of a run."""
 
 
 def check_early(arguments: TrainingArguments) -> None:

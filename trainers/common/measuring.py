@@ -12,180 +12,35 @@ standard error.
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.hybrid_weight import FittedHybrid, fit_hybrid, halves
+from revela_hub.evaluation.hybrid_weight import fit_hybrid, halves
 from revela_hub.evaluation.retrieval import RetrievalScores, Run, bm25_run, retrieval_run, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.retrieval.encoder import Encoder
-from revela_hub.retrieval.encoding import batches, token_budget
+from revela_hub.trainers.common.early import METRIC
+from revela_hub.trainers.common.outcome import Outcome
 from revela_hub.trainers.common.processes import copy_from_main, from_main
-
-if TYPE_CHECKING:
-    from revela_hub.hub_cards.facts import Figure, Result
 
 MEASURED = "scores.json"
 KEPT = "measured"
-CURVE = "retrieval_curve.png"
-OUTCOME = "outcome.json"
-METRIC = "ndcg_at_10"
-PROBE = "probe"
-"""The name of a task that was made of the text."""
 MIN_QUERIES = 4
 """Of a task: two that choose and two that tell, or nothing can be said of chance."""
 
 CLEARLY_WORSE = 2
 """So many measurements in succession, each significantly below the best, end the run."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run was worth.
-
-    Attributes:
-        task: name of what was measured on.
-        queries: how many tell, and of how many.
-        start: scores before the run.
-        chosen: scores of the weights that are handed out.
-        step: the update they are of; 0 is the start.
-        averaged: whether they are the mean of that update's and the start's.
-        last_step: the last update that was measured.
-        difference: of what was chosen among the trained ones, beside the start, in nDCG@10 on the telling half.
-        bm25: its scores.
-        hybrid: what was chosen, together with BM25.
-        curve: update to the mean nDCG@10 over all queries.
-    """
-
-    task: str
-    queries: tuple[int, int]
-    start: RetrievalScores
-    chosen: RetrievalScores
-    step: int
-    averaged: bool
-    last_step: int
-    difference: PairedDifference
-    bm25: RetrievalScores
-    hybrid: FittedHybrid
-    curve: Mapping[int, float]
-
-    def sentence(self) -> str:
-        """What is to be said of the run, with its interval."""
-        d, on = self.difference, f"on {self.queries[0]} queries of {self.task}"
-        size = f"nDCG@10 (95% interval {d.low:+.3f} to {d.high:+.3f}, {on})"
-        if d.verdict == "better":
-            kept = f"; {self._weights()} is kept" if self.averaged else ""
-            return f"The training made the retriever better by {d.difference:.3f} {size}{kept}."
-        if d.verdict == "no difference":
-            kept = f"The training made no difference that can be told from chance: {d.difference:+.3f} {size}"
-            return f"{kept}; {self._weights()} is kept."
-        trained = self._weights() if self.averaged else "it"
-        what = (
-            "the start is what is exported" if self.step == 0 else f"{trained} is exported all the same, as asked for"
-        )
-        return f"The training made the retriever worse by {-d.difference:.3f} {size}: {what}."
-
-    def _weights(self) -> str:
-        """What is handed out."""
-        update = f"update {self.step} of {self.last_step}"
-        if not self.step:
-            return "the start"
-        return f"the mean of the start and {update}" if self.averaged else update
-
-    def advice(self) -> str:
-        """What BM25 beside it is worth, where that is more than chance; each query is ranked by a weight chosen without it."""
-        weight = self.hybrid.weight
-        d = compare_queries(self.chosen.per_query[METRIC], self.hybrid.scores.per_query[METRIC])
-        if not weight or d.verdict != "better":
-            return ""
-        return (
-            f"Together with BM25 (search --mode hybrid --weights {1 - weight:.1f} {weight:.1f}) it is better by {d.difference:.3f} "
-            f"nDCG@10 (95% interval {d.low:+.3f} to {d.high:+.3f}, on all {d.queries} queries)."
-        )
-
-    def explained(self) -> str:
-        """The sentence for those who did not see the run: with what a probe is."""
-        if self.task != PROBE:
-            return self.sentence()
-        return f"{self.sentence()} The queries of a probe are titles, docstrings and sentences, taken out of the training text."
-
-    def table(self) -> str:
-        """The rows before, after, BM25 and hybrid, over all queries."""
-        weight = self.hybrid.weight
-        rows = {
-            "before": self.start,
-            f"after ({self._weights()})": self.chosen,
-            "BM25": self.bm25,
-            f"hybrid ({1 - weight:.1f} of it, {weight:.1f} of BM25)": self.hybrid.scores,
-        }
-        width = max(map(len, rows))
-        lines = [f"{self.task}: {self.queries[1]} queries, {self.start.documents:,} passages"]
-        lines.append(f"{'':<{width}}  nDCG@10  MRR@10  Recall@100")
-        for name, s in rows.items():
-            lines.append(f"{name:<{width}}  {s.ndcg_at_10:7.3f}  {s.mrr_at_10:6.3f}  {s.recall_at_100:10.3f}")
-        return "\n".join(lines)
-
-    def results(self) -> "list[Result]":
-        """The rows of the model card."""
-        from revela_hub.hub_cards.facts import Result
-
-        weight = self.hybrid.weight
-        rows = {
-            None: self.chosen,
-            "before training": self.start,
-            "BM25": self.bm25,
-            f"hybrid ({1 - weight:.1f} of the model, {weight:.1f} of BM25)": self.hybrid.scores,
-        }
-        return [
-            Result(self.task, {m: getattr(s, m) for m in (METRIC, "mrr_at_10", "recall_at_100")}, model=name)
-            for name, s in rows.items()
-        ]
-
-    def write(self, file: Path) -> None:
-        """Writes all of it as JSON: the rows, the difference with its interval, the hybrid's weight, the curve."""
-        rows = {"start": self.start, "chosen": self.chosen, "bm25": self.bm25, "hybrid": self.hybrid.scores}
-        content = {
-            "sentence": self.sentence(),
-            "advice": self.advice(),
-            "task": self.task,
-            "step": self.step,
-            "averaged": self.averaged,
-            "last_step": self.last_step,
-            "difference": self.difference.to_dict(),
-            "bm25_weight": self.hybrid.weight,
-            "scores": {name: scores.to_dict() for name, scores in rows.items()},
-            "curve": {str(step): score for step, score in self.curve.items()},
-        }
-        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-    def figure(self, folder: Path) -> "Figure":
-        """Draws the curve over the run."""
-        from matplotlib.figure import Figure as Canvas
-
-        from revela_hub.hub_cards.facts import Figure
-
-        canvas = Canvas(figsize=(6, 3.2), layout="constrained")
-        axes = canvas.subplots()
-        axes.plot(list(self.curve), list(self.curve.values()), marker="o", color="#2a6f97", label="the retriever")
-        axes.axhline(self.bm25.ndcg_at_10, color="#999999", linestyle="--", label="BM25")
-        axes.axvline(self.step, color="#c0392b", linestyle=":", label="what is exported")
-        axes.set(xlabel="update", ylabel="nDCG@10")
-        axes.grid(alpha=0.3)
-        axes.legend()
-        canvas.savefig(folder / CURVE, dpi=150)
-        return Figure(str(folder / CURVE), f"nDCG@10 on {self.task} over the run")
 
 
 @dataclass
@@ -204,6 +59,30 @@ class _Memory:
         beside = file.with_suffix(".part")
         beside.write_text(json.dumps({"scores": self.scores, "best": self.best}), encoding="utf-8")
         beside.replace(file)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """What might be handed out: a measured update's weights, or their mean with the start's, and their hits if they are known."""
+
+    step: int
+    scores: RetrievalScores
+    run: Run | None
+    averaged: bool = False
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The names under which they were kept."""
+        if not self.step:
+            return ("start",)
+        return ("start", "best") if self.averaged else ("best",)
+
+
+def _is_kept(difference: PairedDifference, start: RetrievalScores, trained: RetrievalScores) -> bool:
+    """Whether training helped; where the half that tells cannot say which is better, the mean over both halves does."""
+    if difference.verdict == "no difference":
+        return trained.ndcg_at_10 > start.ndcg_at_10
+    return difference.verdict == "better"
 
 
 class Measured(TrainerCallback):
@@ -271,40 +150,41 @@ class Measured(TrainerCallback):
             step: the last update, which has been measured, and so has the start.
             keep_worse: leave the best of the trained weights also where the start is better.
         """
-        best = self.memory.best
-        start, trained, dense = self._scores(0), self._scores(best), self.runs.get(best)
-        averaged = False
-        if self.averages and self.keeps and best and self._has_mean():
-            self._load("start", "best")
-            run = self._run()
-            mean = score_run(run, self.task)
-            if averaged := self._as_good(mean, trained):
-                trained, dense = mean, run
-        difference = compare_queries(self._told(start), self._told(trained))
-        worse = difference.verdict == "worse"
-        # Where the half that tells cannot say which is better, the mean over both halves does.
-        back = worse or (difference.verdict == "no difference" and start.ndcg_at_10 >= trained.ndcg_at_10)
-        chosen = (0 if back and not keep_worse else best) if self.keeps else step
-        if self.keeps:
-            trained_ones = ("start", "best") if averaged else ("best",)
-            self._load(*(trained_ones if chosen else ("start",)))
-        if chosen != best:
-            dense, averaged = self.runs.get(chosen), False
-        dense = dense or self._run()
+        start, trained = self._moment(0), self._choose()
+        difference = compare_queries(self._told(start.scores), self._told(trained.scores))
+        if not self.keeps:
+            chosen = self._moment(step)
+        else:
+            chosen = trained if keep_worse or _is_kept(difference, start.scores, trained.scores) else start
+            self._load(*chosen.weights)
+        dense = chosen.run or self._run()
         bm25 = bm25_run(self.task)
         return Outcome(
             task=self.task.name,
             queries=(len(self.telling), len(self.task.queries)),
-            start=start,
+            start=start.scores,
             chosen=score_run(dense, self.task),
-            step=chosen,
-            averaged=averaged,
+            step=chosen.step,
+            averaged=chosen.averaged,
             last_step=step,
             difference=difference,
             bm25=score_run(bm25, self.task),
             hybrid=fit_hybrid(dense, bm25, self.task),
             curve={s: self._scores(s).ndcg_at_10 for s in sorted(self.memory.scores)},
         )
+
+    def _choose(self) -> "_Moment":
+        """Of the trained weights the best, or their mean with the start's where that may be and is as good."""
+        best = self._moment(self.memory.best)
+        if not (self.averages and self.keeps and best.step and self._has_mean()):
+            return best
+        self._load("start", "best")
+        run = self._run()
+        mean = _Moment(best.step, score_run(run, self.task), run, averaged=True)
+        return mean if self._as_good(mean.scores, best.scores) else best
+
+    def _moment(self, step: int) -> "_Moment":
+        return _Moment(step, self._scores(step), self.runs.get(step))
 
     def _run(self) -> Run:
         """The hits of the retriever as it stands: the main process's, for what others find may differ in the last bits."""
@@ -393,51 +273,3 @@ def claim_kept(folder: Path) -> Path:
     """
     names = {MEASURED, "scores.part", "start.safetensors", "best.safetensors"}
     return claim(folder, "--output_dir", lambda folder: names_in(folder) <= names)
-
-
-class EncoderInTraining:
-    """A retriever in the middle of its training, as an `Encoder`, whose vectors are trained to be compared by cosine.
-
-    Args:
-        model: its mode (training or not) is put back after encoding.
-        embed: `(input_ids, attention_mask) -> (N, d)`.
-        tokenizer: of the retriever.
-        prompts: what goes before a `query` and a `document`.
-        max_length: tokens of a text at most, as it is published.
-    """
-
-    similarity_fn_name = "cosine"  # of what in-batch attention and RetroMAE's export compare
-
-    def __init__(
-        self,
-        model: nn.Module,
-        embed: Callable[[Tensor, Tensor], Tensor],
-        tokenizer: PreTrainedTokenizerBase,
-        prompts: Mapping[str, str],
-        max_length: int,
-    ) -> None:
-        self.model, self.embed, self.tokenizer = model, embed, tokenizer
-        self.prompts, self.max_length = prompts, max_length
-
-    def encode_query(self, texts: list[str], **kwargs: Any) -> NDArray[np.float32]:
-        """Vectors (N, d) of queries."""
-        return self._encode(texts, self.prompts.get("query", ""), **kwargs)
-
-    def encode_document(self, texts: list[str], **kwargs: Any) -> NDArray[np.float32]:
-        """Vectors (N, d) of documents."""
-        return self._encode(texts, self.prompts.get("document", ""), **kwargs)
-
-    @torch.no_grad()
-    def _encode(self, texts: list[str], prompt: str, batch_size: int = 32, **_: Any) -> NDArray[np.float32]:
-        texts, cut = [prompt + text for text in texts], {"truncation": True, "max_length": self.max_length}
-        lengths_N = np.array([len(ids) for ids in self.tokenizer(texts, **cut)["input_ids"]])
-        device = next(self.model.parameters()).device
-        was_training, order, parts = self.model.training, [], []
-        self.model.eval()
-        for rows in batches(lengths_N, token_budget(device.type, batch_size), 8 * batch_size):
-            batch = self.tokenizer([texts[row] for row in rows], padding=True, return_tensors="pt", **cut).to(device)
-            parts.append(self.embed(batch["input_ids"], batch["attention_mask"]).float().cpu().numpy())
-            order.append(rows)
-        self.model.train(was_training)
-        found: NDArray[np.float32] = np.concatenate(parts)[np.argsort(np.concatenate(order))]
-        return found

@@ -2,11 +2,11 @@
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import datasets
 from filelock import FileLock, Timeout
@@ -28,7 +28,8 @@ from revela_hub.trainers.common.checkpoints import (
     step_of,
 )
 from revela_hub.trainers.common.facts import facts_of_run
-from revela_hub.trainers.common.measuring import CURVE, KEPT, OUTCOME, Outcome
+from revela_hub.trainers.common.measuring import KEPT, MIN_QUERIES, Measured
+from revela_hub.trainers.common.outcome import CURVE, OUTCOME, Outcome
 from revela_hub.trainers.common.processes import from_main
 from revela_hub.trainers.common.settings import LENGTH, changes, run_settings
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -36,6 +37,7 @@ from revela_hub.trainers.common.trainer import MethodTrainer
 if TYPE_CHECKING:
     from revela_hub.hub_cards import ModelCardFacts
 
+Rows = TypeVar("Rows")
 LOCK = ".lock"
 TRAINING_CURVE = "training_curve.png"
 # What runs write into their output folders, which is theirs from their lock file on.
@@ -72,20 +74,38 @@ class Run:
         """The output folder."""
         return Path(self.arguments.output_dir or ".")
 
+    @property
+    def resumed(self) -> bool:
+        """Whether it goes on from a checkpoint."""
+        return self.checkpoint is not None
+
+    def read(self, what: str, load: Callable[[], tuple[Rows, object]]) -> tuple[Rows, str]:
+        """Reads the training data, on a node's first process before the others, and says what was read.
+
+        Args:
+            what: is done, for the log.
+            load: returns the data and the report.
+        """
+        with self.arguments.main_process_first(desc=what):
+            rows, report = load()
+        self.arguments.say(report)
+        return rows, str(report)
+
     def train(self, trainer: MethodTrainer) -> None:
         """Trains; where there is a task, measures before, during and after, and leaves the best weights in the model."""
-        measured = trainer.measured(self.output, resumed=self.checkpoint is not None)
-        few = measured is None and trainer.retrieval_task is not None
-        if few and self.checkpoint is None:
-            self._say("before", trainer.evaluate())
+        if trainer.retrieval_task is None:
+            trainer.train(resume_from_checkpoint=self.checkpoint)
+            return
+        measured = self._measured(trainer)
         if measured is not None:
             trainer.add_callback(measured)
-            if not measured.memory.scores and self.checkpoint is None:
-                trainer.evaluate()
+        if not self.resumed:
+            metrics = trainer.evaluate()
+            if measured is None:
+                self._say("before", metrics)
         trainer.train(resume_from_checkpoint=self.checkpoint)
-        if few:
-            self._say("after", trainer.evaluate())
         if measured is None:
+            self._say("after", trainer.evaluate())
             return
         if trainer.state.global_step not in measured.memory.scores:
             trainer.evaluate()
@@ -93,11 +113,48 @@ class Run:
             keep_worse = getattr(self.arguments, "keep_worse", False)
             self.outcome = measured.finish(trainer.state.global_step, keep_worse=keep_worse)
 
+    def _measured(self, trainer: MethodTrainer) -> Measured | None:
+        """The callback that notes what the trainer measures; None where the queries are too few to tell anything."""
+        task = trainer.retrieval_task
+        if task is None or len(task.queries) < MIN_QUERIES:
+            return None
+        return Measured(
+            trainer.accelerator.unwrap_model(trainer.model),
+            trainer.retrieval_encoder(),
+            task,
+            trainer.last_measurement,
+            self.output,
+            averages=trainer.adapts_retriever,
+            resumed=self.resumed,
+            main=trainer.is_world_process_zero(),
+        )
+
     def _say(self, when: str, metrics: dict[str, float]) -> None:
         shown = [f"{name} {metrics[f'eval_{name}']:.4f}" for name in METRICS]
         self.arguments.say(f"{when} training: {', '.join(shown)} (too few queries to tell whether it helps)")
 
-    def facts(self, trainer: MethodTrainer, **of_the_method: Any) -> "ModelCardFacts":
+    def export(self, trainer: MethodTrainer, *, models: Sequence[str], summary: str, sources: Iterable[object]) -> None:
+        """Writes the folders for readers with their model cards, and publishes them if asked.
+
+        Args:
+            trainer: of the method, trained.
+            models: the arguments that name the models it starts from; the first is the model of the card.
+            summary: of the training data, in words.
+            sources: paths and ids of the training data.
+        """
+        from revela_hub.hub_cards import write_card
+        from revela_hub.hub_cards.card import CARD_FACTS
+
+        folders = trainer.write_models(self.output)
+        if self.arguments.should_save:
+            facts = self._facts(trainer, models=models, summary=summary, sources=map(str, sources))
+            facts.to_file(self.output / CARD_FACTS)  # `revela-hub publish` reads it
+            for folder in folders:
+                write_card(folder, facts, repo_id=self.arguments.hub_model_id)
+        if self.arguments.push_to_hub:
+            trainer.push_to_hub()
+
+    def _facts(self, trainer: MethodTrainer, **of_the_method: Any) -> "ModelCardFacts":
         """What the card says of the run; for the arguments see `facts_of_run`."""
         facts = facts_of_run(self.arguments, method=trainer.method, record=trainer.record, **of_the_method)
         if self.outcome is None:
@@ -105,37 +162,12 @@ class Run:
         figures = (self.outcome.figure(self.output),)
         return replace(facts, results=self.outcome.results(), verdict=self.outcome.explained(), figures=figures)
 
-    def complete(
-        self, trainer: MethodTrainer, *, models: Sequence[str], summary: str, sources: Iterable[object]
-    ) -> Path:
-        """Trains, exports with model cards, publishes if asked, and reports.
-
-        Args:
-            trainer: of the method.
-            models: the arguments that name the models it starts from; the first is the model of the card.
-            summary: of the training data, in words.
-            sources: paths and ids of the training data.
+    def report(self, trainer: MethodTrainer) -> Path:
+        """Draws the training curve, notes that the run has ended, and says what it was worth.
 
         Returns:
             The output folder.
         """
-        from revela_hub.hub_cards import write_card
-        from revela_hub.hub_cards.card import CARD_FACTS
-
-        self.train(trainer)
-        folders = trainer.write_models(self.output)
-        if self.arguments.should_save:
-            facts = self.facts(trainer, models=models, summary=summary, sources=map(str, sources))
-            facts.to_file(self.output / CARD_FACTS)  # `revela-hub publish` reads it
-            for folder in folders:
-                write_card(folder, facts, repo_id=self.arguments.hub_model_id)
-        if self.arguments.push_to_hub:
-            trainer.push_to_hub()
-        self.finish(trainer)
-        return self.output
-
-    def finish(self, trainer: MethodTrainer) -> None:
-        """Draws the training curve and notes that the run has ended; to be called when everything is written."""
         from revela_hub.hub_cards.figures import training_curve
 
         trainer.save_state()
@@ -147,6 +179,7 @@ class Run:
         if self.outcome is not None and self.arguments.should_log:
             said = [self.outcome.table(), self.outcome.sentence(), self.outcome.advice()]
             sys.stdout.write("\n" + "".join(f"{text}\n" for text in said if text))
+        return self.output
 
 
 @contextmanager

@@ -29,15 +29,13 @@ from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
     Record,
-    checkpoints_in,
     last_complete,
     publish_checkpoint,
-    remove_checkpoint,
+    rotate,
     step_of,
     whats_missing,
 )
 from revela_hub.trainers.common.early import MEASURING
-from revela_hub.trainers.common.measuring import MIN_QUERIES, Measured
 from revela_hub.trainers.common.processes import from_main
 from revela_hub.trainers.common.progress import Progress, count
 from revela_hub.trainers.common.publishing import Publishing
@@ -74,7 +72,7 @@ class MethodTrainer(Publishing, Trainer):
 
     def __init__(self, *args: Any, retrieval_task: RetrievalTask | None = None, **kwargs: Any) -> None:
         self.retrieval_task = retrieval_task
-        self.retrieval_measured: tuple[RetrievalScores, Run] | None = None
+        self._measurement: tuple[RetrievalScores, Run] | None = None
         if retrieval_task is not None:
             require(*MEASURING)  # before the run, not after it
             kwargs.setdefault("eval_dataset", {})  # the Trainer wants one before it evaluates anything
@@ -107,7 +105,7 @@ class MethodTrainer(Publishing, Trainer):
         found = retrieval_run(self.retrieval_encoder(), self.retrieval_task)  # by all: weights may be in shards
         run = from_main(lambda: found)
         scores = score_run(run, self.retrieval_task)
-        self.retrieval_measured = scores, run
+        self._measurement = scores, run
         metrics = {f"{metric_key_prefix}_{name}": getattr(scores, name) for name in METRICS}
         if eval_dataset or self.eval_dataset:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix) | metrics
@@ -115,26 +113,10 @@ class MethodTrainer(Publishing, Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def measured(self, output: Path, *, resumed: bool) -> Measured | None:
-        """What notes the measurements of this run and keeps its best weights; None where there are none, or too few queries."""
-        if self.retrieval_task is None or len(self.retrieval_task.queries) < MIN_QUERIES:
-            return None
-        model: Any = self.accelerator.unwrap_model(self.model)
-
-        def latest() -> tuple[RetrievalScores, Run]:
-            assert self.retrieval_measured is not None
-            return self.retrieval_measured
-
-        return Measured(
-            model,
-            self.retrieval_encoder(),
-            self.retrieval_task,
-            latest,
-            output,
-            averages=self.adapts_retriever,
-            resumed=resumed,
-            main=self.is_world_process_zero(),
-        )
+    def last_measurement(self) -> tuple[RetrievalScores, Run]:
+        """The scores and the hits of the last evaluation."""
+        assert self._measurement is not None
+        return self._measurement
 
     # --- metrics
 
@@ -338,7 +320,7 @@ class MethodTrainer(Publishing, Trainer):
                 self._correct_best(output, beside / name)
                 self.record.write(beside / name)
                 publish_checkpoint(beside / name, output / name)
-                self._rotate(output)
+                rotate(output, self.args.save_total_limit or 0, self.state.best_model_checkpoint)
             self.accelerator.wait_for_everyone()
         except Exception as error:
             shutil.rmtree(beside, ignore_errors=True)
@@ -362,16 +344,6 @@ class MethodTrainer(Publishing, Trainer):
         if best is not None and Path(best) == written:
             self.state.best_model_checkpoint = str(output / written.name)
             self.state.save_to_json(str(written / TRAINER_STATE_NAME))
-
-    def _rotate(self, output: Path) -> None:
-        """Deletes what is beyond `--save_total_limit`, never the newest nor the best."""
-        limit = self.args.save_total_limit or 0
-        if limit > 0:
-            best = self.state.best_model_checkpoint
-            old = [c for c in checkpoints_in(output)[1:] if best is None or c != Path(best)]
-            kept = limit - 1 - (best is not None and Path(best) != checkpoints_in(output)[0])
-            for checkpoint in old[max(0, kept) :]:
-                remove_checkpoint(checkpoint)
 
 
 def tokens_in(batch: dict[str, Any]) -> Tensor:

@@ -31,6 +31,7 @@ COT_MOTE = Method(
     model_type="cot_mote",
     parts=("retriever", "sparse", "model"),
     folders={"dense": "retriever", "sparse": "sparse", "model": "model"},
+    loader="revela_hub.trainers.cot_mote.checkpoint.load_cot_mote_checkpoint",
     assembler="revela_hub.trainers.cot_mote.export.assemble_cot_mote",
     usage=Path(__file__).with_name("usage.md.j2"),
     vectors=Path(__file__).with_name("verification.py"),

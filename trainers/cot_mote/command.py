@@ -30,15 +30,11 @@ from typing import Any, Literal
 from revela_hub.errors import UserError
 from revela_hub.output import command_line
 from revela_hub.ranges import Layers, PositiveInt
-from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.arguments import check_positions
+from revela_hub.trainers.common.run import Run, open_run
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
-from revela_hub.trainers.cot_mote.data_arguments import (
-    CoTMoTEDataArguments,
-    load_contexts,
-    load_pairs,
-    query_generator,
-)
+from revela_hub.trainers.cot_mote.data_arguments import CoTMoTEDataArguments, load_contexts, load_pairs
 from revela_hub.trainers.cot_mote.finetuning import CoTMoTEFinetuner
 from revela_hub.trainers.cot_mote.trainer import CoTMoTETrainer
 
@@ -107,24 +103,19 @@ def run(arguments: Arguments) -> None:
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Trains and exports; returns the output folder.
 
-    Args:
-        arguments: the run.
-        **trainer_options: of the trainer, such as `callbacks`.
-
-    Raises:
-        UserError: for data, models or options that do not work.
+    The options are those of the trainer, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
     """
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
         _check_stage(arguments)
         start = _load(arguments)
-        trainer, summary = (_pretrain if arguments.stage == "pretrain" else _finetune)(
-            arguments, start, trainer_options
-        )
-        return run.complete(
-            trainer, models=("encoder",), summary=summary, sources=[*arguments.data, arguments.pairs or ""]
-        )
+        prepare = _pretrain if arguments.stage == "pretrain" else _finetune
+        trainer, summary = prepare(run, arguments, start, trainer_options)
+        run.train(trainer)
+        sources = [*arguments.data, arguments.pairs or ""]
+        run.export(trainer, models=("encoder",), summary=summary, sources=sources)
+        return run.report(trainer)
 
 
 def _check_stage(arguments: Arguments) -> None:
@@ -158,19 +149,16 @@ def _load(arguments: Arguments) -> CoTMoTECheckpoint:
         **config,
     )
     longest = max(arguments.max_length, 0 if pre_training else arguments.query_max_length)
-    if longest > (positions := start.model.max_length):
-        raise UserError(f"{arguments.encoder} has {positions} positions, fewer than --max_length {longest}: lower it")
+    check_positions(arguments.encoder, start.model.max_length, longest)
     # What is published reads as much as it was trained with.
     start.model.config.max_seq_length = arguments.max_length
     return start
 
 
-def _pretrain(arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str, Any]) -> tuple[CoTMoTETrainer, str]:
-    queries = query_generator(arguments, arguments.seed)
-    with arguments.main_process_first(desc="reading the text"):
-        rows, report = load_contexts(arguments, start.tokenizer, queries)
-    summary = str(report) + (f"; pseudo-queries {queries.description}" if queries else "")
-    arguments.say(summary)
+def _pretrain(
+    run: Run, arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str, Any]
+) -> tuple[CoTMoTETrainer, str]:
+    rows, summary = run.read("reading the text", lambda: load_contexts(arguments, start.tokenizer, arguments.seed))
     model: Any = start.model
     trainer = CoTMoTETrainer(
         model,
@@ -185,10 +173,10 @@ def _pretrain(arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str,
     return trainer, summary
 
 
-def _finetune(arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str, Any]) -> tuple[CoTMoTEFinetuner, str]:
-    with arguments.main_process_first(desc="reading the pairs"):
-        rows, summary = load_pairs(arguments)
-    arguments.say(summary)
+def _finetune(
+    run: Run, arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str, Any]
+) -> tuple[CoTMoTEFinetuner, str]:
+    rows, summary = run.read("reading the pairs", lambda: load_pairs(arguments))
     trainer = CoTMoTEFinetuner(
         start.encoder,
         arguments,

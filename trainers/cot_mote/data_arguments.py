@@ -81,16 +81,17 @@ def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries
 
 
 def load_contexts(
-    arguments: CoTMoTEDataArguments, tokenizer: "PreTrainedTokenizerBase", queries: PseudoQueries | None
-) -> "tuple[Dataset, ReadReport]":
+    arguments: CoTMoTEDataArguments, tokenizer: "PreTrainedTokenizerBase", seed: int
+) -> "tuple[Dataset, str]":
     """Reads and tokenises what the arguments name; see `build_contexts` for the columns.
 
     Returns:
-        The rows, and the report to show.
+        The rows, and a line on what was read.
 
     Raises:
-        UserError: No data, or anything that `build_contexts` raises.
+        UserError: No data, or anything that `query_generator` and `build_contexts` raise.
     """
+    queries = query_generator(arguments, seed)
     if not arguments.data:
         raise UserError("no data to pre-train on: give --data with folders, files or data sets of text")
     report = ReadReport()
@@ -106,7 +107,7 @@ def load_contexts(
         cache_dir=arguments.cache_dir,
         report=report,
     )
-    return rows, report
+    return rows, str(report) + (f"; pseudo-queries {queries.description}" if queries else "")
 
 
 def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":

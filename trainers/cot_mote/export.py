@@ -28,16 +28,11 @@ from revela_hub.hub_cards.tokenizers import padding_right
 from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.trainers.cot_mote import COT_MOTE
-from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_checkpoint
+from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint
 
 
-def assemble_cot_mote(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Writes one of the three forms of a checkpoint's encoder.
-
-    Raises:
-        UserError: the checkpoint is damaged.
-    """
-    loaded = load_cot_mote_checkpoint(checkpoint)
+def assemble_cot_mote(loaded: CoTMoTECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+    """Writes one of the three forms of a checkpoint's encoder."""
     model, tokenizer = loaded.encoder, loaded.tokenizer
     base = model.config.encoder._name_or_path
     length = assembly.max_length or model.config.max_seq_length

@@ -30,6 +30,7 @@ IMPRAG = Method(
     model_type="imprag",
     parts=("model",),
     folders={"model": "model"},
+    loader="revela_hub.trainers.imprag.checkpoint.load_imprag_checkpoint",
     assembler="revela_hub.trainers.imprag.export.assemble_imprag",
     usage=Path(__file__).with_name("usage.md.j2"),
     vectors=Path(__file__).with_name("verification.py"),

@@ -70,12 +70,7 @@ def run(arguments: Arguments) -> None:
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Trains and exports; returns the output folder, which holds `model/` and the checkpoints.
 
-    Args:
-        arguments: the run.
-        **trainer_options: of `ImpRAGTrainer`, such as `callbacks`.
-
-    Raises:
-        UserError: for data, models or options that do not work.
+    The options are those of `ImpRAGTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
     """
     with open_run(arguments) as run:
         if run.nothing_to_do:
@@ -87,9 +82,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             trust_remote_code=arguments.trust_remote_code,
             **{name: getattr(arguments, name) for name in fields},
         )
-        with arguments.main_process_first(desc="reading prompts and passages"):
-            data = load_data(arguments, arguments.seed)
-        arguments.say(data.report)
+        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
         depth = arguments.last_negative_rank
         labels = warm_up_labels(arguments, data, depth) if arguments.retrieval_warmup_epochs else None
         trainer = ImpRAGTrainer(
@@ -104,6 +97,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         )
         if trainer.tokens.cut:
             arguments.say(trainer.tokens.what_is_cut)
-        return run.complete(
-            trainer, models=("backbone",), summary=data.report, sources=[*arguments.data, *arguments.passages]
-        )
+        run.train(trainer)
+        sources = [*arguments.data, *arguments.passages]
+        run.export(trainer, models=("backbone",), summary=report, sources=sources)
+        return run.report(trainer)

@@ -62,15 +62,14 @@ class ImpRAGDataArguments:
 
 
 class ImpRAGData(NamedTuple):
-    """What was loaded: prompts, the collection, and the report to show."""
+    """What was loaded: prompts and the collection."""
 
     prompts: Dataset
     passages: list[str]
-    report: str
 
 
-def load_data(arguments: ImpRAGDataArguments, seed: int) -> ImpRAGData:
-    """Reads prompts and passages, and makes the self-supervised rows.
+def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[ImpRAGData, str]:
+    """Reads prompts and passages, and makes the self-supervised rows; returns them with a line on what was read.
 
     Raises:
         UserError: nothing is named, or what `read_prompts` and `read_documents` raise.
@@ -94,7 +93,7 @@ def load_data(arguments: ImpRAGDataArguments, seed: int) -> ImpRAGData:
     ]
     made = sum(map(len, parts))
     report = f"{len(prompts):,} prompts, {made:,} rows made of raw text, {len(passages):,} passages"
-    return ImpRAGData(mix(prompts, parts, seed), passages, report)
+    return ImpRAGData(mix(prompts, parts, seed), passages), report
 
 
 def read_passage_texts(sources: list[str], max_words: int) -> list[str]:

@@ -10,16 +10,15 @@ from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.hub_cards.verify.loading import text_limit
 from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.trainers.imprag import IMPRAG, verification
-from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint, load_imprag_checkpoint
+from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint
 
 
-def assemble_imprag(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+def assemble_imprag(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
     """Writes the whole model, adapters merged: retriever, reader and generator are one.
 
     Raises:
-        UserError: the checkpoint is damaged.
+        UserError: it has no positions left for a prompt after the passages.
     """
-    loaded = load_imprag_checkpoint(checkpoint)
     backbone = loaded.model.config.backbone
     base = None if backbone is None else backbone._name_or_path
     save_backbone(loaded.model, folder, dtype=assembly.dtype)

@@ -29,5 +29,6 @@ NVEMBED = Method(
     config_folder=EMBEDDER,
     parts=("retriever",),
     folders={EMBEDDER: "retriever"},
+    loader="revela_hub.trainers.nvembed.checkpoint.load_nvembed",
     assembler="revela_hub.trainers.nvembed.export.assemble_nvembed",
 )

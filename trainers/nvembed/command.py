@@ -26,17 +26,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from revela_hub.data.mixture.instructions import query_prompt
-from revela_hub.errors import UserError
+from revela_hub.data.mixture.mixture import Mixture, load_mixture
+from revela_hub.data.mixture.report import MixtureReport
 from revela_hub.output import command_line
 from revela_hub.ranges import Latents, Negatives, TextLength
-from revela_hub.trainers.common.arguments import HeldOutArguments
+from revela_hub.trainers.common.arguments import HeldOutArguments, check_positions
 from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.run_probe import hold_out_rows
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, NVEmbedStart, load_nvembed
+from revela_hub.trainers.nvembed.export import nvembed_encoder
 from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
 
 if TYPE_CHECKING:
-    from revela_hub.data.mixture.mixture import Mixture
     from revela_hub.data.sources.beir import RetrievalTask
 
 LEARNING_RATES = {1: 2e-5, 2: 1.5e-5, None: 2e-5}
@@ -117,45 +119,38 @@ def run(arguments: Arguments) -> None:
 def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_options: Any) -> Path:
     """Trains and exports; returns the output folder, which holds `embedder/` and the checkpoints.
 
-    Args:
-        arguments: the run.
-        task: measured instead of `arguments.eval_corpus`.
-        **trainer_options: of `NVEmbedTrainer`, such as `callbacks`.
-
-    Raises:
-        UserError: for data, models or options that do not work.
+    The options are those of `NVEmbedTrainer`, such as `callbacks`; a task is measured instead of `arguments.eval_corpus`. Data,
+    models or options that do not work raise a `UserError`.
     """
-    from revela_hub.data.mixture.mixture import load_mixture
-    from revela_hub.trainers.nvembed.export import nvembed_encoder
-
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
-        with arguments.main_process_first(desc="reading the mixture"):
-            mixture = load_mixture(
-                arguments.mixture,
-                num_negatives=arguments.num_negatives,
-                seed=arguments.seed,
-                stage=arguments.stage,
-                cache_dir=arguments.cache_dir,
-            )
-        arguments.say(mixture.report)
-        rows, measured_on = (mixture.dataset, task) if task else arguments.split(mixture.dataset)
+        mixture, report = run.read("reading the mixture", lambda: _read(arguments))
+        rows, task = (mixture.dataset, task) if task else hold_out_rows(arguments, mixture.dataset)
         start = _load(arguments)
         prompts = _prompts(arguments, mixture, start.prompts)
         trainer = NVEmbedTrainer(
             nvembed_encoder(start.model, start.tokenizer, max_length=arguments.max_length, prompts=prompts),
             arguments,
             train_dataset=rows,
-            retrieval_task=measured_on,
+            retrieval_task=task,
             **trainer_options,
         )
-        return run.complete(
-            trainer,
-            models=("backbone", "mixture"),
-            summary=str(mixture.report),
-            sources=[task.source.path for task in mixture.tasks],
-        )
+        run.train(trainer)
+        sources = [task.source.path for task in mixture.tasks]
+        run.export(trainer, models=("backbone", "mixture"), summary=report, sources=sources)
+        return run.report(trainer)
+
+
+def _read(arguments: Arguments) -> tuple[Mixture, MixtureReport]:
+    mixture = load_mixture(
+        arguments.mixture,
+        num_negatives=arguments.num_negatives,
+        seed=arguments.seed,
+        stage=arguments.stage,
+        cache_dir=arguments.cache_dir,
+    )
+    return mixture, mixture.report
 
 
 def _load(arguments: Arguments) -> NVEmbedStart:
@@ -167,15 +162,11 @@ def _load(arguments: Arguments) -> NVEmbedStart:
         num_latents=arguments.num_latents,
         num_heads=arguments.num_heads,
     )
-    positions = start.model.config.text_config.max_position_embeddings
-    if arguments.max_length > positions:
-        raise UserError(
-            f"{arguments.backbone} has {positions} positions, fewer than --max_length {arguments.max_length}: lower it"
-        )
+    check_positions(arguments.backbone, start.model.config.text_config.max_position_embeddings, arguments.max_length)
     return start
 
 
-def _prompts(arguments: Arguments, mixture: "Mixture", before: dict[str, str]) -> dict[str, str]:
+def _prompts(arguments: Arguments, mixture: Mixture, before: dict[str, str]) -> dict[str, str]:
     """Those of the run before, of this run's tasks, and of `encode_query` and `encode_document`."""
     tasks = {task.name: query_prompt(task.instruction) for task in mixture.tasks}
     return before | tasks | {"query": query_prompt(arguments.query_instruction), "document": ""}

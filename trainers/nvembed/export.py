@@ -27,27 +27,12 @@ from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_s
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
 from revela_hub.trainers.nvembed import NVEMBED
-from revela_hub.trainers.nvembed.checkpoint import load_nvembed
+from revela_hub.trainers.nvembed.checkpoint import NVEmbedStart
 
 
-def assemble_nvembed(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Writes the embedder of a run's output folder anew, with the code of this package.
-
-    Raises:
-        UserError: there is no embedder.
-    """
-    start = load_nvembed(str(checkpoint))
-    return assemble_model(start.model, start.tokenizer, start.prompts, folder, assembly)
-
-
-def assemble_model(
-    model: NVEmbedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: dict[str, str],
-    folder: Path,
-    assembly: Assembly,
-) -> Assembled:
-    """Writes a model that is in memory, adapters merged."""
+def assemble_nvembed(loaded: NVEmbedStart, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+    """Writes the embedder, adapters merged, with the code of this package."""
+    model, tokenizer, prompts = loaded.model, loaded.tokenizer, loaded.prompts
     length = assembly.max_length or model.config.max_seq_length or 512
     export_nvembed(model, tokenizer, folder, max_length=length, prompts=prompts, dtype=assembly.dtype)
     tokenizer = nvembed_tokenizer(tokenizer)

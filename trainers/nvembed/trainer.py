@@ -39,9 +39,9 @@ from revela_hub.trainers.common.inputs import ModelLike, check_split, default_ar
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
-from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, PROMPTS, TRAINED_WEIGHTS, load_nvembed
+from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, PROMPTS, TRAINED_WEIGHTS, NVEmbedStart, load_nvembed
 from revela_hub.trainers.nvembed.collator import ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK, NVEmbedCollator, text_columns
-from revela_hub.trainers.nvembed.export import assemble_model, nvembed_encoder
+from revela_hub.trainers.nvembed.export import assemble_nvembed, nvembed_encoder
 from revela_hub.trainers.nvembed.loss import NVEmbedLoss
 
 
@@ -171,7 +171,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         prompts = {name: prompt or "" for name, prompt in self.model.prompts.items()}
         model = self.merge_adapters()
         nn.Module.to(model, assembly.dtype or model.dtype)  # the pooling is float32 beside a decoder in bf16
-        return assemble_model(model, self.model.tokenizer, prompts, folder, assembly)
+        return assemble_nvembed(NVEmbedStart(model, self.model.tokenizer, prompts), checkpoint, folder, assembly)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """A checkpoint holds what is trained (adapters and pooling, or everything), the configuration and the tokenizer."""

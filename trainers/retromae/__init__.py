@@ -24,5 +24,6 @@ RETROMAE = Method(
     model_type="retromae",
     parts=("retriever", "model"),
     folders={"encoder": "retriever"},
+    loader="revela_hub.trainers.retromae.checkpoint.load_retromae_checkpoint",
     assembler="revela_hub.trainers.retromae.export.assemble_retromae",
 )

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from revela_hub.errors import UserError
 from revela_hub.ranges import Layers, NonNegativeFloat
-from revela_hub.trainers.common.arguments import ProbeArguments
+from revela_hub.trainers.common.arguments import ProbeArguments, check_positions
 from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.run_probe import hold_out_text
 from revela_hub.trainers.retromae.arguments import RetroMAEDataArguments, RetroMAETrainingArguments, load_spans
 from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
 from revela_hub.trainers.retromae.trainer import RetroMAETrainer
@@ -66,12 +66,7 @@ def run(arguments: Arguments) -> None:
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Pre-trains and exports; returns the output folder, which holds `encoder/` and the last checkpoint.
 
-    Args:
-        arguments: the run.
-        **trainer_options: of `RetroMAETrainer`, such as `callbacks`.
-
-    Raises:
-        UserError: for data, models or options that do not work.
+    The options are those of `RetroMAETrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
     """
     with open_run(arguments) as run:
         if run.nothing_to_do:
@@ -85,16 +80,11 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             bag_of_words=arguments.bag_of_words,
             bag_of_words_weight=arguments.bag_of_words_weight,
         )
-        if arguments.max_length > (positions := loaded.model.max_length):
-            raise UserError(
-                f"{arguments.encoder} has {positions} positions, fewer than --max_length {arguments.max_length}: lower it"
-            )
+        check_positions(arguments.encoder, loaded.model.max_length, arguments.max_length)
         # What is published reads as much as it was trained with.
         loaded.model.config.max_seq_length = arguments.max_length
-        task = arguments.task(resumed=run.checkpoint is not None)
-        with arguments.main_process_first(desc="reading and packing the text"):
-            spans, report = load_spans(arguments, loaded.tokenizer)
-        arguments.say(report)
+        task = hold_out_text(arguments, resumed=run.resumed)
+        spans, report = run.read("reading and packing the text", lambda: load_spans(arguments, loaded.tokenizer))
         trainer = RetroMAETrainer(
             loaded.model,
             arguments,
@@ -105,4 +95,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             retrieval_task=task,
             **trainer_options,
         )
-        return run.complete(trainer, models=("encoder",), summary=str(report), sources=arguments.data)
+        run.train(trainer)
+        run.export(trainer, models=("encoder",), summary=report, sources=arguments.data)
+        return run.report(trainer)

@@ -7,16 +7,11 @@ import torch
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer, with_pooler
 from revela_hub.trainers.retromae import RETROMAE
-from revela_hub.trainers.retromae.checkpoint import load_retromae_checkpoint
+from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint
 
 
-def assemble_retromae(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Writes the encoder with its first token as the vector, or all of it with the decoder, to pre-train further.
-
-    Raises:
-        UserError: the checkpoint is damaged.
-    """
-    loaded = load_retromae_checkpoint(checkpoint)
+def assemble_retromae(loaded: RetroMAECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+    """Writes the encoder with its first token as the vector, or all of it with the decoder, to pre-train further."""
     base = loaded.model.config.encoder._name_or_path
     if assembly.part == "model":
         save_backbone(loaded.model, folder, dtype=assembly.dtype)

@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from revela_hub.data.sources.source import Source
 from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
+from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
-from revela_hub.trainers.common.measuring import EncoderInTraining
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments

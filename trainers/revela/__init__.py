@@ -27,6 +27,7 @@ REVELA = Method(
     model_type="revela",
     parts=("retriever", "lm", "model"),
     folders={"retriever": "retriever"},
+    loader="revela_hub.trainers.revela.checkpoint.load_checkpoint",
     assembler="revela_hub.trainers.revela.export.assemble_revela",
     adapter_only=True,
 )

@@ -119,7 +119,7 @@ def load_groups(arguments: RevelaDataArguments) -> "tuple[Dataset, ReadReport]":
     Raises:
         UserError: Options that do not fit together, or anything that `build_groups` raises.
     """
-    sources = arguments.sources(kind=None if arguments.kind == "auto" else arguments.kind)
+    sources = arguments.sources()
     report = ReadReport()
     if arguments.weights is None:
         return build_groups(sources, _settings(arguments), cache_dir=arguments.cache_dir, report=report), report

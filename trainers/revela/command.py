@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from revela_hub.errors import UserError
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeFloat, PositiveFloat, TextLength
-from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones
+from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones, load_groups
 from revela_hub.trainers.common.arguments import ProbeArguments
 from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.run_probe import hold_out_text
 
 if TYPE_CHECKING:
     from revela_hub.data.sources.beir import RetrievalTask
@@ -78,23 +79,14 @@ def run(arguments: Arguments) -> None:
 def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_options: Any) -> Path:
     """Trains and exports; returns the output folder, which holds `retriever/`, `lm/` and the last checkpoint.
 
-    Args:
-        arguments: the run.
-        task: measured during training instead of `arguments.eval_corpus`.
-        **trainer_options: of `RevelaTrainer`, such as `callbacks`.
-
-    Raises:
-        UserError: for data, models or options that do not work.
+    The options are those of `RevelaTrainer`, such as `callbacks`; a task is measured instead of `arguments.eval_corpus`. Data,
+    models or options that do not work raise a `UserError`.
     """
-    from revela_hub.trainers import load_groups
-
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
-        task = task or arguments.task(resumed=run.checkpoint is not None)
-        with arguments.main_process_first(desc="reading and grouping the text"):
-            groups, report = load_groups(arguments)
-        arguments.say(report)
+        task = task or hold_out_text(arguments, resumed=run.resumed)
+        groups, report = run.read("reading and grouping the text", lambda: load_groups(arguments))
         backbones = load_backbones(
             arguments.retriever,
             arguments.lm,
@@ -111,7 +103,9 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
             train_dataset=groups,
             **trainer_options,
         )
-        return run.complete(trainer, models=("retriever", "lm"), summary=str(report), sources=arguments.data)
+        run.train(trainer)
+        run.export(trainer, models=("retriever", "lm"), summary=report, sources=arguments.data)
+        return run.report(trainer)
 
 
 def _model_settings(arguments: Arguments) -> dict[str, Any]:

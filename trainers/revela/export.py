@@ -10,16 +10,15 @@ from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_s
 from revela_hub.hub_cards.tokenizers import padding_right, text_length
 from revela_hub.hub_cards.verify.texts import LONGEST_PROBE
 from revela_hub.trainers.revela import REVELA
-from revela_hub.trainers.revela.checkpoint import RevelaBackbones, load_checkpoint
+from revela_hub.trainers.revela.checkpoint import RevelaBackbones
 
 
-def assemble_revela(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Writes the part that is asked for; adapters are merged.
+def assemble_revela(loaded: RevelaBackbones, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+    """Writes the part that is asked for, adapters merged or alone.
 
     Raises:
-        UserError: the checkpoint is damaged, or does not have what was asked for.
+        UserError: the checkpoint does not have what was asked for.
     """
-    loaded = load_checkpoint(checkpoint)
     trained: Any = loaded.model.config.lm if assembly.part == "lm" else loaded.model.config.retriever
     base = trained._name_or_path
     if assembly.part == "retriever":

@@ -23,9 +23,9 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
-from revela_hub.trainers.common.measuring import EncoderInTraining
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.revela import REVELA
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments

@@ -15,7 +15,8 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs, halves
 from revela_hub.evaluation.retrieval import RetrievalScores, Run, bm25_run, retrieval_run, score_run
 from revela_hub.trainers.common.adapters import add_adapters
-from revela_hub.trainers.common.measuring import CURVE, Measured
+from revela_hub.trainers.common.measuring import Measured
+from revela_hub.trainers.common.outcome import CURVE
 
 WORDS = [f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(80)]
 

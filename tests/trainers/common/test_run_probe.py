@@ -17,6 +17,7 @@ from revela_hub.trainers.baselines import contriever_command as train_contriever
 from revela_hub.trainers.common.checkpoints import Record
 from revela_hub.trainers.common.measuring import claim_kept
 from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.run_probe import hold_out_text
 
 
 @pytest.fixture
@@ -44,17 +45,17 @@ def test_a_probe_that_no_run_wrote_stays(text: Path, tmp_path: Path) -> None:
     (output / "probe").mkdir(parents=True)
     (output / "probe" / "precious.txt").write_text("mine")
     given = arguments(text, output)
-    task = given.task()
+    task = hold_out_text(given)
     assert [path.name for path in (output / "probe").iterdir()] == ["precious.txt"]
     assert given.held_out == str(output / "run_probe") and len(task.queries) == 20
     # It is the run's, so the next run may replace it; a file of the user's in it stays all the same.
     (output / "run_probe" / "note.txt").write_text("mine, too")
-    assert arguments(text, output).task() == task
-    assert arguments(text, output).task(resumed=True) == task
+    assert hold_out_text(arguments(text, output)) == task
+    assert hold_out_text(arguments(text, output), resumed=True) == task
     assert (output / "run_probe" / "note.txt").is_file()
     (output / "run_probe" / ".of-a-run").unlink()
     with pytest.raises(UserError, match="probe and run_probe, which no run wrote"):
-        arguments(text, output).task()
+        hold_out_text(arguments(text, output))
 
 
 def test_a_probe_made_by_the_command_is_not_the_runs(text: Path, tmp_path: Path) -> None:
@@ -63,24 +64,24 @@ def test_a_probe_made_by_the_command_is_not_the_runs(text: Path, tmp_path: Path)
     folder = write_probe(build_probe(str(text), ProbeSettings(30, 60)), tmp_path / "out" / "probe")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     given = arguments(text, tmp_path / "out")
-    given.task()
+    hold_out_text(given)
     assert given.held_out == str(tmp_path / "out" / "run_probe")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     # What it is for: a run that names it.
     named = arguments(text, tmp_path / "other", "--probe", str(folder))
-    assert len(named.task().queries) == 30 and named.held_out == str(folder)
+    assert len(hold_out_text(named).queries) == 30 and named.held_out == str(folder)
     (folder / HELD_OUT).unlink()
     with pytest.raises(UserError, match="has no held_out.jsonl, so its queries would be trained on.*--eval_corpus"):
-        named.task()
+        hold_out_text(named)
 
 
 def test_a_resumed_run_of_an_earlier_version_has_its_probe(text: Path, tmp_path: Path) -> None:
-    task = arguments(text, tmp_path / "out").task()
+    task = hold_out_text(arguments(text, tmp_path / "out"))
     (tmp_path / "out" / "probe" / ".of-a-run").unlink()
     (tmp_path / "out" / "probe" / ".revela-hub").unlink()
     text.write_text(text.read_text()[: len(text.read_text()) // 2])
     given = arguments(text, tmp_path / "out")
-    assert given.task(resumed=True) == task and given.held_out == str(tmp_path / "out" / "probe")
+    assert hold_out_text(given, resumed=True) == task and given.held_out == str(tmp_path / "out" / "probe")
 
 
 FOREIGN = ["config.json", "model.safetensors", "embedder/a", "measured/a", "checkpoint-3/a"]
@@ -127,9 +128,10 @@ sys.path.insert(0, {tests!r})
 import test_measuring
 from test_run_probe import arguments
 from revela_hub.trainers.common.processes import from_main
+from revela_hub.trainers.common.run_probe import hold_out_text
 rank = int(sys.argv[1])
 own = Path({folder!r}) / f"node-{{rank}}"
-task = arguments(Path({text!r}), own).task()  # starts the process group
+task = hold_out_text(arguments(Path({text!r}), own))  # starts the process group
 model, words = test_measuring.Model(10), test_measuring.words_task()
 measured = test_measuring.measuring(model, words, own, averages=True, main=rank == 0)
 for step, skill in ((0, 10), (5, 60), (10, 50)):

@@ -173,7 +173,7 @@ def _training_arguments(command: Any, config: Path, output: Path, folder: Path, 
 
 def _bm25_weight(folder: Path) -> float:
     """BM25's share in the hybrid, as a run's probe chose it; half, where no probe could be made of the text."""
-    from revela_hub.trainers.common.measuring import OUTCOME
+    from revela_hub.trainers.common.outcome import OUTCOME
 
     outcome = folder / OUTCOME
     return float(json.loads(outcome.read_text(encoding="utf-8"))["bm25_weight"]) if outcome.exists() else 0.5
