@@ -260,13 +260,14 @@ def _describe_encoder(folder: Path) -> dict[str, Any]:
     length = _read(transformer / "sentence_bert_config.json").get("max_seq_length")
     if length is None and routes:  # sentence-transformers 6 leaves it to the tokenizer
         length = _read(transformer / "tokenizer_config.json").get("model_max_length")
+    prompts = config["prompts"] if isinstance(config.get("prompts"), dict) else {}
     return {
         "model_type": _read(transformer / "config.json").get("model_type", ""),
         "dimensions": pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension"),
         "max_length": length,
         "pooling": f"terms, {splade['pooling_strategy']} over the tokens" if splade else mode,
         "similarity": config.get("similarity_fn_name") or "cosine",
-        "prompts": {name: text for name, text in (config.get("prompts") or {}).items() if text},
+        "prompts": {name: text for name, text in prompts.items() if text},
         "loader": config.get("model_type") or "SentenceTransformer",
         "routes": tuple(routes),
     }

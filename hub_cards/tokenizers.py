@@ -65,6 +65,17 @@ def with_eos(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def never_without_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return the tokenizer; a copy that ends texts with EOS if it adds nothing of its own.
+
+    The vector of a text is read off its tokens: without any, as an empty text has then, there is none. A tokenizer that has
+    no EOS, or no tokenizer.json, is returned as it is.
+    """
+    if tokenizer("")["input_ids"] or tokenizer.eos_token_id is None or not tokenizer.is_fast:
+        return tokenizer
+    return with_eos(tokenizer)
+
+
 def text_length(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
     """The tokens that are kept of a text: as many as are wanted, if tokenizer and model have room for them.
 

@@ -16,6 +16,7 @@ from .consistency import contradictions
 from .contents import auto_maps, code_files, contents, read_json
 from .kinds import content_faults
 from .secrets import VOCABULARIES, secret_faults
+from .settings import setting_faults
 from .weights import NotReadable, adapter_faults, weights_faults
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -109,6 +110,7 @@ def _folder_faults(folder: Path) -> Iterator[str]:
     yield from _module_faults(folder)
     yield from weights_faults(folder)
     yield from contradictions(folder, found)
+    yield from setting_faults(folder)
 
 
 def _json(folder: Path, file: Path) -> Any:

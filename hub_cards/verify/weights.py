@@ -24,6 +24,7 @@ _ADAPTER_WEIGHT = re.compile(
     r"lora_|ia3_|prompt_embeddings|prompt_encoder|^base_model\.model\.|hada_w|lokr_w|[bh]?oft_|vera_lambda|adaption_"
 )
 _PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT")
+_NOT_READ_AS_NUMBERS = ("I", "U", "BOOL", "F8", "F6", "F4")
 _LARGEST_HEAD = 100 * 2**20
 
 
@@ -87,7 +88,7 @@ def _type_faults(file: Path, folder: Path) -> Iterator[str]:
     if isinstance(config, dict) and config.get("quantization_config"):
         return
     for name, entry in header.items():
-        if name.endswith("weight") and str(entry.get("dtype", "")).startswith(("I", "U", "F8")):
+        if name.endswith(("weight", "bias")) and str(entry.get("dtype", "")).startswith(_NOT_READ_AS_NUMBERS):
             yield f"{name} is stored as {entry['dtype']}, and config.json has no quantization_config to read it with"
 
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub import pickles
 from revela_hub.errors import UserError, loading
-from revela_hub.hub_cards.tokenizers import with_eos
+from revela_hub.hub_cards.tokenizers import never_without_token, with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.roles import is_encoder
@@ -85,6 +85,8 @@ def load_backbones(
     for called, part in ((name, model.retriever), (lm_name, model.lm)):
         refuse_remote_code(called, part)
     tokenizer = with_eos(loaded.tokenizer) if model.config.pooling == "last" else loaded.tokenizer
+    if not loaded.settings:  # a plain backbone; a retriever that was trained before keeps its tokenizer
+        tokenizer = never_without_token(tokenizer)
     return RevelaBackbones(model, tokenizer, with_padding(lm_tokenizer))
 
 

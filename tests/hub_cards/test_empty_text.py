@@ -1,0 +1,69 @@
+"""The empty text, which is in many a corpus, has a vector in what every method exports."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from transformers import BertForMaskedLM, BertModel, BertTokenizerFast, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from revela_hub.checkpoints import export_checkpoint
+from revela_hub.hub_cards.tokenizers import never_without_token
+from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining
+from revela_hub.trainers.nvembed.export import export_nvembed
+from revela_hub.trainers.revela.checkpoint import load_backbones
+
+NO_PROMPTS = {"query": "", "document": ""}
+
+
+def vectors_of_nothing(folder: Path) -> None:
+    model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=any(folder.glob("*.py")))
+    for encode in (model.encode, model.encode_query, model.encode_document):
+        alone, beside = encode(""), encode(["", "a fox"])
+        assert np.isfinite(alone).all() and alone.any()
+        np.testing.assert_allclose(beside[0], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_revela(
+    pooling: str, tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Of a decoder whose tokenizer adds nothing: with mean pooling, too, texts end with EOS."""
+    assert bpe_tokenizer("")["input_ids"] == []
+    tiny_llama.save_pretrained(tmp_path / "llama")
+    bpe_tokenizer.save_pretrained(tmp_path / "llama")
+    name = str(tmp_path / "llama")
+    start = load_backbones(name, name, group_size=2, pooling=pooling, prompts=NO_PROMPTS)
+    checkpoint = tmp_path / "checkpoint"
+    start.model.save_pretrained(checkpoint)
+    start.retriever_tokenizer.save_pretrained(checkpoint / "retriever_tokenizer")
+    start.lm_tokenizer.save_pretrained(checkpoint / "lm_tokenizer")
+    vectors_of_nothing(export_checkpoint(checkpoint, tmp_path / "out") / "retriever")
+
+
+def test_retromae(tmp_path: Path, tiny_bert: BertModel, wordpiece_tokenizer: BertTokenizerFast) -> None:
+    RetroMAEForPreTraining.from_encoder(BertForMaskedLM(tiny_bert.config)).save_pretrained(tmp_path / "checkpoint")
+    wordpiece_tokenizer.save_pretrained(tmp_path / "checkpoint")
+    vectors_of_nothing(export_checkpoint(tmp_path / "checkpoint", tmp_path / "out") / "encoder")
+
+
+def test_nvembed(tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    model = NVEmbedModel.from_backbone(tiny_llama, num_latents=4)
+    vectors_of_nothing(export_nvembed(model, bpe_tokenizer, tmp_path / "out", max_length=32, prompts={}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda tokenizer: setattr(tokenizer, "eos_token", None), lambda tokenizer: setattr(tokenizer, "bos_token", "a")],
+    ids=["no EOS", "BOS that is not added"],
+)
+def test_a_tokenizer_that_has_a_token_or_no_eos_stays(
+    change: Callable[[PreTrainedTokenizerFast], None],
+    bpe_tokenizer: PreTrainedTokenizerFast,
+    wordpiece_tokenizer: BertTokenizerFast,
+) -> None:
+    assert never_without_token(wordpiece_tokenizer) is wordpiece_tokenizer
+    change(bpe_tokenizer)
+    kept = never_without_token(bpe_tokenizer)
+    assert (kept is bpe_tokenizer) == (bpe_tokenizer.eos_token is None)
