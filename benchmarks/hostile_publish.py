@@ -6,17 +6,17 @@
 A case is caught if publishing is refused, or if what was planted stays on the machine. Each is decided by a dry run whose
 verification is made for all folders together, in one clean process, with a minute for each.
 
-All 158 cases are caught:
+All 179 cases are caught:
 
 | kind | cases | caught |
 |---|---:|---:|
 | files that stay | 12 | 12 |
 | links | 5 | 5 |
-| secrets | 16 | 16 |
+| secrets | 20 | 20 |
 | content | 13 | 13 |
 | shards | 5 | 5 |
 | contradictions | 13 | 13 |
-| home folders | 6 | 6 |
+| home folders | 8 | 8 |
 | missing weights | 6 | 6 |
 | half precision | 5 | 5 |
 | large batches | 2 | 2 |
@@ -24,13 +24,14 @@ All 158 cases are caught:
 | no text in the vector | 11 | 11 |
 | tokenizer and model | 11 | 11 |
 | tokenizer files | 11 | 11 |
+| settings | 15 | 15 |
 | tied weights | 3 | 3 |
 | never ends | 2 | 2 |
 | code elsewhere | 3 | 3 |
 | card and folder | 6 | 6 |
 | not as trained | 9 | 9 |
 | damaged files | 14 | 14 |
-| all | 158 | 158 |
+| all | 179 | 179 |
 
 What the first version of `publish` did with these very cases was not measured; of 141 others, planted by a reader of its
 tests, it let 84 through. A case that passes is a bug here or in the check: say in its commit which.
@@ -205,6 +206,17 @@ def without_module(kind: str) -> Callable[[Path], object]:
         (folder / "modules.json").write_text(
             json.dumps([entry for entry in listed if not entry["type"].endswith(kind)])
         )
+
+    return plant
+
+
+def modules_in_order(*places: int) -> Callable[[Path], object]:
+    """Lists the modules in another order."""
+
+    def plant(folder: Path) -> None:
+        listed = json.loads((folder / "modules.json").read_text())
+        entries = [listed[place] | {"idx": number, "name": str(number)} for number, place in enumerate(places)]
+        (folder / "modules.json").write_text(json.dumps(entries))
 
     return plant
 
@@ -506,6 +518,39 @@ CASES = [
             ("a word is special, in the configuration", edit("tokenizer_config.json", extra_special_tokens=["river"])),
         )
     ),
+    *(
+        Case("settings", name, base, plant)
+        for name, base, plant in (
+            ("unknown similarity", BERT, edit("config_sentence_transformers.json", similarity_fn_name="cosin")),
+            ("prompts as a list", BERT, edit("config_sentence_transformers.json", prompts=["query: "])),
+            ("default prompt that is none", BERT, edit("config_sentence_transformers.json", default_prompt_name="search")),
+            ("Normalize before Pooling", BERT, modules_in_order(0, 2, 1)),
+            ("pooling in two forms", BERT, module("Pooling", pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)),
+            ("no pooling in the old form", BERT, write("1_Pooling/config.json", json.dumps(
+                {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False}))),
+            ("other vocab.txt", BERT, lambda f: (f / "vocab.txt").write_text(
+                "\n".join(sorted(json.loads((f / "tokenizer.json").read_text())["model"]["vocab"])))),
+            ("other merges.txt", LLAMA, write("merges.txt", "#version: 0.2\na b\n")),
+            ("an added token with the id of another", BERT, tokenizer(
+                lambda t: t["added_tokens"].append(special(id=4, content="the") | {"special": False}))),
+            ("bias in int8", BERT, weights(lambda t: t.update(
+                {k: (v * 100).to(torch.int8) for k, v in t.items() if k.endswith("dense.bias")}))),
+            ("weights as yes and no", BERT, weights(lambda t: t.update(
+                {k: v > 0 for k, v in t.items() if k.endswith("query.weight")}))),
+            ("layer norms of zeros", BERT, weights(lambda t: [x.zero_() for k, x in t.items() if "LayerNorm" in k])),
+            ("NaN where nothing is read", BERT, weights(
+                lambda t: [x.fill_(float("nan")) for k, x in t.items() if "pooler" in k])),
+            ("a dense layer on its side", DENSE, lambda f: weights(
+                lambda t: t.update({"linear.weight": t["linear.weight"].T}), f"{next(f.glob('*_Dense')).name}/model.safetensors")(f)),
+            ("fewer layers than weights", LLAMA, edit("config.json", num_hidden_layers=1)),
+        )
+    ),
+    Case("secrets", "login of netrc", BERT, write("README.md", "# M\nmachine huggingface.co login jane password hunter2longpw\n")),
+    Case("secrets", "login of curl", BERT, write("NOTICE", "curl -u jane:hunter2pass https://x.org\n")),
+    Case("secrets", "token of a cloud", BERT, write("NOTICE", "use dop_v1_" + "0a1b2c3d" * 8)),
+    Case("secrets", "token as the user of an address", BERT, write("NOTICE", "https://" + "a1B2" * 10 + "@hub.example.org/x.git")),
+    Case("home folders", "of Windows XP", BERT, write("README.md", "# M\nfrom C:\\Documents and Settings\\jane\\m\n")),
+    Case("home folders", "on a server", BERT, write("README.md", "# M\nfrom smb://nas/home/jane/m\n")),
     Case("tied weights", "output of a language model", LLAMA, both(
         edit("config.json", tie_word_embeddings=True, architectures=["LlamaForCausalLM"]), weights(other_output))),
     Case("tied weights", "output of a masked language model", "SPLADE", weights(other_output)),

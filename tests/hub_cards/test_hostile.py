@@ -14,9 +14,8 @@ import hostile_publish
 from revela_hub.hub_cards import upload
 
 GOOD = (
-    "BERT with PreTraining heads, embedded", "BERT in float16", "RoBERTa", "Llama in shards", "Router of query and document",
+    "BERT with PreTraining heads, embedded", "RoBERTa", "Llama in shards", "Router of query and document",
     "SPLADE", "CrossEncoder", "code of its own", "slashes in labels and words", "files beside the model", "chat template",
-    "plain LlamaForCausalLM without padding token",
 )  # fmt: skip
 
 
