@@ -92,6 +92,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
     """
 
     method = RA_IT
+    smooths_labels = True
 
     args: RAITTrainingArguments
     _tag_names = ["ra-it"]  # noqa: RUF012 (as in trl)

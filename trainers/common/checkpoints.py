@@ -117,7 +117,7 @@ def rotate(output: Path, limit: int, best: str | None) -> None:
 def step_of(checkpoint: Path) -> int:
     """The number of updates in a checkpoint's name; -1 where it is none."""
     number = checkpoint.name.rpartition("-")[2]
-    return int(number) if checkpoint.name.startswith("checkpoint-") and number.isdigit() else -1
+    return int(number) if checkpoint.name.startswith("checkpoint-") and number.isdecimal() else -1
 
 
 def whats_missing(checkpoint: Path) -> str | None:

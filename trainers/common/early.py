@@ -2,11 +2,13 @@
 
 import re
 from copy import copy
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers.debug_utils import DebugOption
 from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
@@ -32,6 +34,10 @@ def check_early(arguments: TrainingArguments) -> None:
         require("liger_kernel")
     if arguments.torch_compile:
         _try("torch_compile", lambda: torch.compile(nn.Identity(), **_compiling(arguments)))
+    if DebugOption.UNDERFLOW_OVERFLOW in arguments.debug:
+        raise ValueError("--debug underflow_overflow is not supported: its hooks cannot read masks; leave it out")
+    for pattern in getattr(arguments, "learning_rate_mapping", None) or ():
+        _try("learning_rate_mapping", partial(re.compile, pattern))
     if arguments.load_best_model_at_end and arguments.eval_strategy == "no":
         raise ValueError("load_best_model_at_end needs something to measure during training: give eval_corpus")
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)

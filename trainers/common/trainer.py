@@ -70,6 +70,9 @@ class MethodTrainer(Publishing, Trainer):
     adapts_retriever: ClassVar[bool] = False
     """Whether the start is a retriever, and the mean of its and the trained weights may be one, too."""
 
+    smooths_labels: ClassVar[bool] = False
+    """Whether the loss reads `label_smoothing_factor`."""
+
     def __init__(self, *args: Any, retrieval_task: RetrievalTask | None = None, **kwargs: Any) -> None:
         self.retrieval_task = retrieval_task
         self._measurement: tuple[RetrievalScores, Run] | None = None
@@ -82,6 +85,8 @@ class MethodTrainer(Publishing, Trainer):
         self._tokens: Tensor | int = 0
         self._logged_at = time.monotonic()
         super().__init__(*args, **kwargs)
+        if self.args.label_smoothing_factor and not self.smooths_labels:
+            raise UserError("--label_smoothing_factor has no effect on this method's loss: leave it out")
         self._stop = StopOnSignal()
         self.remove_callback(PrinterCallback)
         for callback in (self._stop, Progress(self.args, self.describe_run)):
@@ -199,6 +204,11 @@ class MethodTrainer(Publishing, Trainer):
                 self._save_checkpoint(self.model_wrapped, trial)
             raise Interrupted(
                 f"ended after {saved}: --resume_from_checkpoint last goes on from there", self._stop.signum
+            )
+        if not self.state.global_step:
+            raise UserError(
+                "no training step was made: the data has fewer rows than a batch, and --dataloader_drop_last drops the rest;"
+                " lower --per_device_train_batch_size"
             )
         self.refuse_not_finite(self._went_wrong("{what}"))
         return result

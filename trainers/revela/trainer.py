@@ -63,6 +63,7 @@ class RevelaTrainer(MethodTrainer):
     """
 
     method = REVELA
+    smooths_labels = True
 
     _tag_names = ("revela",)
     adapts_retriever = True

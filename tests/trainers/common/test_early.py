@@ -82,6 +82,7 @@ def test_what_an_index_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         (["--torch_compile_backend", "nope"], "--torch_compile: Invalid backend: 'nope'"),
         (["--torch_compile_mode", "nope"], "--torch_compile: .*mode=nope"),
         (["--use_liger_kernel", "true"], "liger_kernel"),
+        (["--debug", "underflow_overflow"], "--debug underflow_overflow is not supported"),
         (["--load_best_model_at_end", "true", "--metric_for_best_model", "loss"], "metric_for_best_model loss is not"),
     ],
 )
