@@ -84,9 +84,10 @@ class MethodTrainer(Publishing, Trainer):
         self.record = Record({})
         self._tokens: Tensor | int = 0
         self._logged_at = time.monotonic()
+        for given in [*args, kwargs.get("args")]:
+            if isinstance(given, RunArguments) and given.label_smoothing_factor and not self.smooths_labels:
+                raise UserError("--label_smoothing_factor has no effect on this method's loss: leave it out")
         super().__init__(*args, **kwargs)
-        if self.args.label_smoothing_factor and not self.smooths_labels:
-            raise UserError("--label_smoothing_factor has no effect on this method's loss: leave it out")
         self._stop = StopOnSignal()
         self.remove_callback(PrinterCallback)
         for callback in (self._stop, Progress(self.args, self.describe_run)):
