@@ -18,6 +18,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, BertTokenizerFast, Pre
 from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, check, write_card
+from revela_hub.hub_cards.assemble import assemble_part
 from revela_hub.modeling import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.methods import METHODS
@@ -85,6 +86,17 @@ def expected(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerFast, expert: st
     batch = tokenizer(TEXTS, padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
     with torch.no_grad():
         return model(batch["input_ids"], batch["attention_mask"], expert=expert)
+
+
+def test_no_form_is_another_for_those_written_before_it(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> None:
+    """The checkpoint is loaded once for all three."""
+    trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
+    for name, part in COT_MOTE.folders.items():
+        alone = assemble_part(COT_MOTE, tmp_path / "checkpoint", tmp_path / "alone" / name, Assembly(part=part)).folder
+        folder = tmp_path / "out" / name
+        written = {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        assert written == {file.relative_to(alone): file.read_bytes() for file in alone.rglob("*") if file.is_file()}
 
 
 def test_readers_get_the_models_own_vectors_from_all_three_forms(

@@ -25,9 +25,10 @@ from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardFacts, Result, with_eos
+from revela_hub.hub_cards.assemble import assemble_part, assemble_parts
 from revela_hub.hub_cards.repository import hub_errors
 from revela_hub.modeling import RevelaForCausalLM
-from revela_hub.trainers.revela.export import assemble_revela
+from revela_hub.trainers.revela import REVELA
 
 # The module, which in the package stands behind the function of the same name.
 publishing = importlib.import_module("revela_hub.hub_cards.upload")
@@ -173,9 +174,26 @@ def test_no_part_keeps_a_local_path(checkpoint: Path, tmp_path: Path) -> None:
         config[part]["_name_or_path"] = str(tmp_path / part)
     (checkpoint / "config.json").write_text(json.dumps(config))
     for part in ("retriever", "lm", "model"):
-        folder = assemble_revela(checkpoint, tmp_path / f"out-{part}", Assembly(part=part)).folder
+        folder = assemble_part(REVELA, checkpoint, tmp_path / f"out-{part}", Assembly(part=part)).folder
         for file in filter(Path.is_file, folder.rglob("*")):
             assert str(tmp_path) not in file.read_text(errors="ignore"), file
+
+
+def test_a_checkpoint_is_loaded_once_for_all_its_parts(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no part is another for the parts that were written before it."""
+    module = importlib.import_module("revela_hub.trainers.revela.checkpoint")
+    load, loaded = module.load_checkpoint, []
+    monkeypatch.setattr(module, "load_checkpoint", lambda folder: loaded.append(folder) or load(folder))
+    together = {tmp_path / "together" / part: part for part in ("lm", "retriever", "model")}
+    assemble_parts(REVELA, checkpoint, together, Assembly())
+    assert loaded == [str(checkpoint)]
+    for folder, part in together.items():
+        alone = assemble_part(REVELA, checkpoint, tmp_path / "alone" / part, Assembly(part=part)).folder
+        written = {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        assert written == {file.relative_to(alone): file.read_bytes() for file in alone.rglob("*") if file.is_file()}
+    assert len(loaded) == 4
 
 
 def test_an_adapter_of_a_local_model_is_refused(

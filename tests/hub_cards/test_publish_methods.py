@@ -13,10 +13,10 @@ from transformers import BertForMaskedLM, BertModel, BertTokenizerFast, LlamaFor
 from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts
+from revela_hub.hub_cards.assemble import assemble_part
 from revela_hub.hub_cards.verify.verify import as_table, verify_all
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RetroMAEForPreTraining
 from revela_hub.trainers.imprag import IMPRAG
-from revela_hub.trainers.imprag.export import assemble_imprag
 from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.export import export_nvembed
 
@@ -105,7 +105,7 @@ def test_imprag_folder_that_retrieves_or_reads_otherwise_is_found(
     checkpoint = tmp_path / "imprag"
     ImpRAGForCausalLM.from_backbone(tiny_llama, b=0, t=0, k=2, l_max=32).save_pretrained(checkpoint)
     bpe_tokenizer.save_pretrained(checkpoint)
-    good = assemble_imprag(checkpoint, tmp_path / "good", Assembly(part="model"))
+    good = assemble_part(IMPRAG, checkpoint, tmp_path / "good", Assembly(part="model"))
     reference = {"trust_remote_code": True, "adapter_only": False, "reference": str(good.reference)}
     reference["vectors"] = str(IMPRAG.vectors)
     tasks = [{"folder": str(good.folder)} | reference]
@@ -117,7 +117,7 @@ def test_imprag_folder_that_retrieves_or_reads_otherwise_is_found(
         tasks.append({"folder": str(folder)} | reference)
     (checkpoint / "config.json").write_text(json.dumps(config | {"k": 1000}))
     with pytest.raises(UserError, match="cannot read passages: a prompt of .* does not fit"):
-        assemble_imprag(checkpoint, tmp_path / "never", Assembly(part="model"))
+        assemble_part(IMPRAG, checkpoint, tmp_path / "never", Assembly(part="model"))
     first, *others = verify_all(tasks)
     assert all(check.ok for check in first), as_table(first)
     for checks in others:
