@@ -141,22 +141,23 @@ def save_backbone(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype | 
             raise UserError(
                 f"the weight {name} is not finite: nothing is exported. Export a checkpoint from before that"
             )
-    if dtype is None or dtype == model.dtype:
-        model.save_pretrained(folder)
-        make_readable(folder)
-        return
+    casts = dtype is not None and dtype != model.dtype
     # Tensors that share their memory (tied embeddings) must go on sharing it, or they are stored twice.
     cast: dict[tuple[int, torch.Size], torch.Tensor] = {}
     weights = {
         name: cast.setdefault((tensor.data_ptr(), tensor.shape), tensor.to(dtype))
         if tensor.is_floating_point()
         else tensor
-        for name, tensor in model.state_dict().items()
+        for name, tensor in (model.state_dict().items() if casts else ())
     }
-    model.save_pretrained(folder, state_dict=weights)
+    fields = dict(vars(model.config))
+    model.save_pretrained(folder, state_dict=weights if casts else None)
+    vars(model.config).clear()  # it has the saved class now, and another part of the model may share it
+    vars(model.config).update(fields)
     make_readable(folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    _write_json_files(folder, {"config.json": config | {"dtype": str(dtype).removeprefix("torch.")}})
+    if casts:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        _write_json_files(folder, {"config.json": config | {"dtype": str(dtype).removeprefix("torch.")}})
 
 
 def make_readable(folder: Path) -> None:
