@@ -164,7 +164,7 @@ def make_readable(folder: Path) -> None:
     """Gives all weights the mode that the umask asks for: safetensors writes them for their owner alone."""
     umask = os.umask(0o077)
     os.umask(umask)
-    for file in folder.rglob("*.safetensors"):
+    for file in sorted(folder.rglob("*.safetensors")):
         if file.stat().st_mode & 0o777 == 0o600:
             file.chmod(0o666 & ~umask)
 

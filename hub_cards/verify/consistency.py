@@ -73,7 +73,7 @@ def _listing(folder: Path, found: Contents) -> Iterator[str]:
         kinds[place] = kind
         if place and kind.endswith(_CONFIGURED) and not (folder / place / "config.json").is_file():
             yield f"{place}/config.json is missing, which the module {kind} is read from"
-    for place in module_folders(folder) - kinds.keys():  # of a Router's routes
+    for place in sorted(module_folders(folder) - kinds.keys()):  # of a Router's routes
         kinds[place] = place.rpartition("_")[2]
     for name in found.goes:
         place = name.rpartition("/")[0]

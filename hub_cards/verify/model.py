@@ -175,7 +175,7 @@ def _untied(folder: Path, part: Any) -> str:
     prefix = f"{whole.base_model_prefix}."
     ties = getattr(whole, "all_tied_weights_keys", None) or {}
     wanted = {name.removeprefix(prefix) for pair in ties.items() for name in pair}
-    for file in (folder / part.loaded_from).glob("*.safetensors"):
+    for file in sorted((folder / part.loaded_from).glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             names = [name for name in tensors.keys() if name.removeprefix(prefix) in wanted]  # noqa: SIM118 (no mapping)
             found |= {name.removeprefix(prefix): tensors.get_tensor(name) for name in names}

@@ -132,7 +132,7 @@ def _in_one_process(
 
 def _seconds(folder: Path) -> float:
     """The time limit of a folder, by the size of its weights."""
-    size = sum(file.stat().st_size for file in folder.rglob("*.safetensors") if file.is_file())
+    size = sum(file.stat().st_size for file in sorted(folder.rglob("*.safetensors")) if file.is_file())
     return _SECONDS + _SECONDS_PER_GB * size / 1e9
 
 

@@ -78,8 +78,8 @@ def weights_faults(folder: Path) -> Iterator[str]:
     if not files:
         pickled = next((f": {file.name} is one" for file in sorted(folder.glob("*.bin"))), "")
         yield f"no weights in safetensors form (pickled weights can run code on the reader's machine{pickled})"
-    places = {file.parent for file in [*files, *folder.rglob(f"*{_INDEX}")]}
-    for place in sorted(places):
+    places = [file.parent for file in [*files, *sorted(folder.rglob(f"*{_INDEX}"))]]
+    for place in sorted(set(places)):
         yield from _shard_faults(place, folder)
 
 

@@ -142,7 +142,7 @@ def test_an_answer_without_tokens_and_an_encoder_are_refused(
     work: Path, bert_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(work, "out", "--backbone", str(bert_folder)) == 2
-    assert "BertLMHeadModel is not a causal decoder" in capsys.readouterr().err
+    assert "is an encoder: give a decoder" in capsys.readouterr().err
     with (work / "train.jsonl").open("a") as stream:
         stream.write('{"question": "Which?", "answers": [" "]}\n')
     assert train(work) == 2

@@ -179,6 +179,7 @@ def test_the_folder(tmp_path: Path, llama_folder: Path) -> None:
         "config.json",
         "config.json",
         "config_sentence_transformers.json",
+        "backbones.py",
         "configuration_nvembed.py",
         "latent_attention.py",
         "model.safetensors",

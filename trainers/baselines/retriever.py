@@ -98,10 +98,7 @@ def load_lm(
     given, name = unwrapped(lm), name_of(lm)
     refuse_missing_folder(name, "the language model")
     try:
-        if is_encoder(given, trust_remote_code=trust_remote_code):
-            raise UserError(
-                f"the language model {name!r} is an encoder: it has to be a decoder, which predicts the next token"
-            )
+        _refuse_encoder(given, name, trust_remote_code)
         tokenizer = tokenizer_of(lm, tokenizer, trust_remote_code=trust_remote_code)
         if isinstance(given, PreTrainedModel):
             return LanguageModel(given, tokenizer)
@@ -134,6 +131,13 @@ def load_reader(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
     return loaded
 
 
+def _refuse_encoder(model: str | PreTrainedModel, name: str, trust_remote_code: bool) -> None:
+    if is_encoder(model, trust_remote_code=trust_remote_code):
+        raise UserError(
+            f"the language model {name!r} is an encoder: it has to be a decoder, which predicts the next token"
+        )
+
+
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a decoder, without its weights.
 
@@ -142,6 +146,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     """
     refuse_missing_folder(name, "the language model")
     try:
+        _refuse_encoder(name, name, trust_remote_code)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise UserError(f"cannot load the tokenizer of {name!r}: {first_line(error)}") from error

@@ -11,6 +11,7 @@ from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
 from revela_hub.pickles import refuse_pickles
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.common.roles import is_encoder
 from revela_hub.trainers.common.weights import load_adapters, load_whole
 
 
@@ -63,6 +64,8 @@ def load_imprag(
                 setattr(loaded.model.config, key, value)
             return loaded
         if isinstance(given_model, str):
+            if is_encoder(given_model, trust_remote_code=trust_remote_code):
+                raise UserError(f"the backbone {name!r} is an encoder: give a decoder, which predicts the next token")
             refuse_pickles(name)
         model: Any = ImpRAGForCausalLM.from_backbone(given_model, trust_remote_code=trust_remote_code, **given)
         tokenizer = tokenizer_of(backbone, tokenizer, trust_remote_code=trust_remote_code)
