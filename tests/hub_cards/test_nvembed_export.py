@@ -176,10 +176,10 @@ def test_the_folder(tmp_path: Path, llama_folder: Path) -> None:
     export_nvembed(model, tokenizer, folder, max_length=MAX_LENGTH, prompts=PROMPTS, dtype=torch.bfloat16)
     assert model.config.official_instruction_mask, "the model that was given has changed"
     assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == [
+        "backbones.py",
         "config.json",
         "config.json",
         "config_sentence_transformers.json",
-        "backbones.py",
         "configuration_nvembed.py",
         "latent_attention.py",
         "model.safetensors",
