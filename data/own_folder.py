@@ -28,6 +28,11 @@ def names_in(folder: Path) -> set[str]:
     return {name for name in os.listdir(folder) if not name.startswith(".")}
 
 
+def _of_others(folder: Path) -> bool:
+    """Whether a folder holds anything but folders of ours, such as cached rows beside cached vectors."""
+    return not all(is_ours(folder / name) for name in names_in(folder))
+
+
 def check_free(folder: Path, option: str, known: Callable[[Path], bool] = lambda _: False) -> None:
     """Refuses a folder that holds files of the user; writes nothing.
 
@@ -41,7 +46,7 @@ def check_free(folder: Path, option: str, known: Callable[[Path], bool] = lambda
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{option} {folder} is a file, not a folder: choose another place with {option}")
-    if folder.is_dir() and not is_ours(folder) and names_in(folder) and not known(folder):
+    if folder.is_dir() and not is_ours(folder) and _of_others(folder) and not known(folder):
         raise UserError(
             f"{option} {folder} holds files that revela-hub did not write, and they could be replaced: give a new folder"
         )

@@ -72,6 +72,8 @@ def test_every_process_runs_and_those_that_fail_are_reported(command: str, capfd
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_children_end_with_their_parent(command: str, tmp_path: Path, signum: int) -> None:
     script = (
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where a shell started us in the background
         "from dataclasses import make_dataclass\n"
         "from revela_hub.cli.processes import run_in_processes\n"
         "Given = make_dataclass('Given', ['name', 'then'])\n"

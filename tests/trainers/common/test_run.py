@@ -158,6 +158,7 @@ def test_resuming_without_a_checkpoint_starts_from_the_beginning(
 ) -> None:
     half = tmp_path / "out" / ".incomplete" / "checkpoint-2"
     half.mkdir(parents=True)
+    (tmp_path / "out" / ".lock").touch()  # a run has had the folder
     assert main([*words, *LAST]) == 0
     assert "the run starts from the beginning" in capsys.readouterr().out
     assert not half.exists() and (tmp_path / "out" / "encoder" / "model.safetensors").is_file()
