@@ -55,10 +55,10 @@ from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decode
 from revela_hub.trainers.common.passages import tokenize_passages
 from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
 from revela_hub.trainers.common.retrieval_loss import multi_label_nce
-from revela_hub.trainers.imprag.answering import Answerer, left_padded
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
-from revela_hub.trainers.imprag.encoder import ImpRAGEncoder
-from revela_hub.trainers.imprag.stored_states import StoredStates, store_states
+from revela_hub.trainers.imprag.inference.answering import Answerer, left_padded
+from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
+from revela_hub.trainers.imprag.inference.stored_states import StoredStates, store_states
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 REPOSITORY = Path(__file__).resolve().parents[1]

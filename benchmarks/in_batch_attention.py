@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from revela_hub.modeling import RevelaForCausalLM
-from revela_hub.modeling.chunk_reads import Options
 from revela_hub.modeling.in_batch_attention import InBatch, all_pairs, cross_document_attention
+from revela_hub.modeling.in_batch_kernels import Options
 
 
 def einsum_attention(query: Tensor, key: Tensor, value: Tensor, similarity_GBB: Tensor, options: Options) -> Tensor:

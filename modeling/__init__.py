@@ -8,13 +8,13 @@ from .configuration_imprag import ImpRAGConfig
 from .configuration_nvembed import LatentAttentionConfig, NVEmbedConfig
 from .configuration_retromae import RetroMAEConfig
 from .configuration_revela import RevelaConfig
-from .imprag_model import ImpRAGModel, Retrieved
 from .modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel, CoTMoTEOutput, CoTMoTEPreTrainingOutput
 from .modeling_imprag import ImpRAGForCausalLM, ImpRAGOutput
 from .modeling_nvembed import NVEmbedModel, NVEmbedOutput
 from .modeling_retromae import RetroMAEForPreTraining, RetroMAEOutput
 from .modeling_revela import RevelaForCausalLM, RevelaOutput
 from .passage_attention import PassageStates
+from .reading_decoder import ImpRAGModel, Retrieved
 
 __all__ = [
     "ImpRAGConfig",

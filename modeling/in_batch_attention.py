@@ -12,7 +12,7 @@ It is one attention function, registered with transformers under the names `reve
 is copied: a model set to one of these names behaves as usual until `in_batch=InBatch(...)` reaches its forward.
 
 How it is computed is chosen once for a forward pass, by what comes in:
-- on a CPU pair by pair, by a function with a backward pass of its own (`chunk_reads.py`), only the pairs in the list;
+- on a CPU pair by pair, by a function with a backward pass of its own (`in_batch_kernels.py`), only the pairs in the list;
 - elsewhere all chunks j of a group in one fused call, or as many as fit `BLOCK_BYTES`, recomputed in the backward pass;
 - elsewhere with a list of pairs, as many pairs at a time as there are chunks.
 Neither the scores (B x B x L x L) nor the outputs (B x B x L x d) of all pairs of a large group ever exist together.
@@ -33,7 +33,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from .backbones import eager_attention
-from .chunk_reads import Options, checkpointed, key_mask, read_pairs, read_pairs_on_cpu, weighted_read
+from .in_batch_kernels import Options, checkpointed, key_mask, read_pairs, read_pairs_on_cpu, weighted_read
 
 # Of the outputs that one fused call on a GPU may have before they are weighted and summed.
 BLOCK_BYTES = 2**28

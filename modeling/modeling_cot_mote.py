@@ -38,9 +38,9 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import ModelOutput
 
 from .configuration_cot_mote import CoTMoTEConfig
+from .expert_encoders import CoTMoTEPreTrainedModel, keep_top_k
 from .linear_cross_entropy import IGNORED, watch_head
 from .masked_lm import additive, bert_layer_config, position_table, score, summed_cross_entropy
-from .textual_experts import CoTMoTEPreTrainedModel, keep_top_k
 
 
 @dataclass

@@ -27,9 +27,9 @@ from transformers import Cache, GenerationConfig, GenerationMixin, PreTrainedMod
 from transformers.utils import ModelOutput
 
 from .configuration_imprag import ImpRAGConfig
-from .imprag_model import ImpRAGModel
 from .linear_cross_entropy import IGNORED, HeadLoss, linear_cross_entropy, watch_head
 from .passage_attention import PassageStates, Reading
+from .reading_decoder import ImpRAGModel
 
 
 @dataclass

@@ -9,11 +9,11 @@ from .cot_mote.collator import CoTMoTECollator as CoTMoTECollator
 from .cot_mote.finetuning import CoTMoTEFinetuner as CoTMoTEFinetuner
 from .cot_mote.hybrid import hybrid_encoder as hybrid_encoder
 from .cot_mote.trainer import CoTMoTETrainer as CoTMoTETrainer
-from .imprag.answering import Answerer as Answerer
-from .imprag.answering import open_answerer as open_answerer
 from .imprag.arguments import ImpRAGTrainingArguments as ImpRAGTrainingArguments
 from .imprag.checkpoint import ImpRAGCheckpoint as ImpRAGCheckpoint
 from .imprag.checkpoint import load_imprag_checkpoint as load_imprag_checkpoint
+from .imprag.inference.answering import Answerer as Answerer
+from .imprag.inference.answering import open_answerer as open_answerer
 from .imprag.trainer import ImpRAGTrainer as ImpRAGTrainer
 from .nvembed.arguments import NVEmbedTrainingArguments as NVEmbedTrainingArguments
 from .nvembed.trainer import NVEmbedTrainer as NVEmbedTrainer

@@ -78,7 +78,7 @@ def test_imprag_says_what_index_it_wants_and_loads_without_this_package(
     published = publish(folder, Destination("org/reader"), Assembly(part="model"), keep=tmp_path / "work")
     assert published.commit and all(check.ok for check in published.checks)
     names = set(hub.repositories["org/reader"].files("main"))
-    assert {"model.safetensors", "modeling_imprag.py", "imprag_model.py", "passage_attention.py"} <= names
+    assert {"model.safetensors", "modeling_imprag.py", "reading_decoder.py", "passage_attention.py"} <= names
     card = (tmp_path / "work" / "model" / "README.md").read_text()
     assert "revela-hub index org/reader --passages" in card and "2506.02279" in card
     compared = {check.name: check.detail for check in published.checks}["same as checkpoint"]

@@ -6,8 +6,8 @@ from cot_mote_reference import Reference, ReferenceCoTMoTE, sparse_by_loop
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
+from revela_hub.modeling.expert_encoders import keep_top_k, sparse_vectors
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, cot_mae_names
-from revela_hub.modeling.textual_experts import keep_top_k, sparse_vectors
 
 VOCABULARY, CLS, SEP, MASK, IGNORED = 31, 2, 3, 4, -100
 LENGTHS, SPANS = (7, 5, 3, 2), (6, 8, 3, 2)  # special tokens counted; the last text and the last span are empty

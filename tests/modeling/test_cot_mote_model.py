@@ -164,7 +164,7 @@ def test_the_published_folder_loads_in_a_fresh_process_by_its_own_code(tmp_path:
     shake(model)
     model.encoder.save_pretrained(tmp_path)
     assert sorted(file.name for file in tmp_path.glob("*.py")) == [
-        "configuration_cot_mote.py", "linear_cross_entropy.py", "masked_lm.py", "modeling_cot_mote.py", "textual_experts.py",
+        "configuration_cot_mote.py", "linear_cross_entropy.py", "masked_lm.py", "modeling_cot_mote.py", "expert_encoders.py",
     ]  # fmt: skip
     subprocess.run(
         [sys.executable, "-c", LOADED_ELSEWHERE, str(tmp_path)], check=True, capture_output=True, cwd=tmp_path

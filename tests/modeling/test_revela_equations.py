@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from revela_hub.modeling import RevelaForCausalLM
-from revela_hub.modeling.chunk_reads import Options, _eager_read, _sdpa_read
+from revela_hub.modeling.in_batch_kernels import Options, _eager_read, _sdpa_read
 
 GROUPS, SIZE, VOCABULARY = 2, 3, 29
 LENGTHS = (5, 3, 6, 4, 6, 2)

@@ -18,7 +18,7 @@ from revela_hub.errors import UserError, first_line, reason, refuse_missing_fold
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.modeling.backbones import check_mask, checking, load_backbone
-from revela_hub.modeling.imprag_model import check_backbone
+from revela_hub.modeling.reading_decoder import check_backbone
 from revela_hub.pickles import encoder, refuse_pickles
 from revela_hub.retrieval.encoder import learnt_positions, similarity_of
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped

@@ -15,9 +15,9 @@ from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.top_k import Hits
 from revela_hub.trainers.common.passages import tokenize_passages
 from revela_hub.trainers.common.pseudo_labels import top_rows
-from revela_hub.trainers.imprag.answering import Answerer
-from revela_hub.trainers.imprag.encoder import ImpRAGEncoder
-from revela_hub.trainers.imprag.stored_states import StoredStates, store_states
+from revela_hub.trainers.imprag.inference.answering import Answerer
+from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
+from revela_hub.trainers.imprag.inference.stored_states import StoredStates, store_states
 
 PROMPTS = ["Which town has the river Dart?", "Which town has the river Kenn?", "Where is Alba"]
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from revela_hub.modeling import in_batch_attention
-from revela_hub.modeling.chunk_reads import Options, PairReads, read_pairs, read_pairs_on_cpu
 from revela_hub.modeling.in_batch_attention import InBatch, all_pairs, cross_document_attention, every_pair
+from revela_hub.modeling.in_batch_kernels import Options, PairReads, read_pairs, read_pairs_on_cpu
 
 GROUPS, SIZE, HEADS, KV_HEADS, LENGTH, DIM = 2, 3, 4, 2, 5, 4
 N = GROUPS * SIZE

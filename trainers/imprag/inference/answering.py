@@ -14,10 +14,10 @@ from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.trainers.common.passages import tokenize_passages
-from revela_hub.trainers.imprag.encoder import on_device
+from revela_hub.trainers.imprag.inference.encoder import on_device
 
 if TYPE_CHECKING:
-    from revela_hub.trainers.imprag.stored_states import StoredStates
+    from revela_hub.trainers.imprag.inference.stored_states import StoredStates
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def open_answerer(name: str, index: str, *, k: int | None = None, device: str | 
     from revela_hub.retrieval.encoder import model_identity
     from revela_hub.retrieval.store import PassageStore
     from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
-    from revela_hub.trainers.imprag.stored_states import FOLDER, StoredStates
+    from revela_hub.trainers.imprag.inference.stored_states import FOLDER, StoredStates
 
     loaded = load_imprag_checkpoint(name, dtype="auto")
     store = PassageStore(index, model_identity(name), name)

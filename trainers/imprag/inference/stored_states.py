@@ -26,7 +26,7 @@ from revela_hub.modeling import ImpRAGModel, PassageStates
 from revela_hub.retrieval.disk import whole_path, writing
 from revela_hub.retrieval.store import PassageStore
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
-from revela_hub.trainers.imprag.encoder import ImpRAGEncoder
+from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
 
 FOLDER = "states"
 METADATA = "states.json"

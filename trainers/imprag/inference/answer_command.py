@@ -20,7 +20,7 @@ from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
-    from revela_hub.trainers.imprag.answering import Answer
+    from revela_hub.trainers.imprag.inference.answering import Answer
 
 POSITIONALS = ("model", "prompt")
 WIDTH = 110
@@ -45,7 +45,7 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Opens the index, then answers the prompt, or those of standard input."""
-    from revela_hub.trainers.imprag.answering import open_answerer
+    from revela_hub.trainers.imprag.inference.answering import open_answerer
 
     if arguments.prompt is not None and not arguments.prompt.strip():
         raise UserError("the prompt is empty")
