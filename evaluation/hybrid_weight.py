@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.retrieval import TOP_K, RetrievalScores, Run, score_run
+from revela_hub.evaluation.retrieval import TOP_K, Rankings, RetrievalScores, score_run
 from revela_hub.retrieval.hybrid import fuse
 from revela_hub.retrieval.top_k import Hits
 
@@ -39,7 +39,7 @@ def halves(queries: Collection[str]) -> tuple[set[str], set[str]]:
     return set(ordered[::2]), set(ordered[1::2])
 
 
-def fit_hybrid(dense: Run, bm25: Run, task: RetrievalTask) -> FittedHybrid:
+def fit_hybrid(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> FittedHybrid:
     """Chooses the weight that gives the best nDCG@10, the smallest of equals.
 
     Args:
@@ -59,7 +59,7 @@ def fit_hybrid(dense: Run, bm25: Run, task: RetrievalTask) -> FittedHybrid:
     return FittedHybrid(best(task.queries), score_run(crossed, task))
 
 
-def fuse_runs(dense: Run, bm25: Run, task: RetrievalTask, weight: float) -> Run:
+def fuse_runs(dense: Rankings, bm25: Rankings, task: RetrievalTask, weight: float) -> Rankings:
     """The hits of both as one run, with so much of BM25."""
     documents = list(task.corpus)
     places = {document: place for place, document in enumerate(documents)}
@@ -71,7 +71,7 @@ def fuse_runs(dense: Run, bm25: Run, task: RetrievalTask, weight: float) -> Run:
     }
 
 
-def _hits(run: Run, queries: list[str], places: dict[str, int]) -> Hits:
+def _hits(run: Rankings, queries: list[str], places: dict[str, int]) -> Hits:
     parts = [Hits.none(1)]
     for query in queries:
         found = sorted(run.get(query, {}).items(), key=lambda item: -item[1])

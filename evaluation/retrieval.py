@@ -24,8 +24,8 @@ TOP_K = 100
 
 METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
 
-Run = dict[str, dict[str, float]]
-"""Query id to its hits, document id to score: what trec_eval calls a run."""
+Rankings = dict[str, dict[str, float]]
+"""Query id -> document id -> score, which trec_eval calls a run."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def retrieval_run(
     *,
     similarity: Literal["cosine", "dot"] | str | None = None,
     show_progress_bar: bool = False,
-) -> Run:
+) -> Rankings:
     """The hits that `evaluate_retrieval` scores; see there."""
     settings = RankerSettings(similarity=similarity, batch_size=batch_size, show_progress_bar=show_progress_bar)
     return ranking_run(task, settings, dense=encoder)
@@ -101,7 +101,7 @@ def evaluate_bm25(
     return score_run(bm25_run(task, settings, show_progress_bar=show_progress_bar), task)
 
 
-def bm25_run(task: RetrievalTask, settings: BM25Settings | None = None, *, show_progress_bar: bool = False) -> Run:
+def bm25_run(task: RetrievalTask, settings: BM25Settings | None = None, *, show_progress_bar: bool = False) -> Rankings:
     """The hits that `evaluate_bm25` scores; see there."""
     bm25 = settings or BM25Settings()
     return ranking_run(task, RankerSettings(mode="bm25", bm25=bm25, show_progress_bar=show_progress_bar))
@@ -169,7 +169,7 @@ def ranking_run(
     dense: Encoder | None = None,
     sparse: Any = None,
     cache_dir: str | Path | None = None,
-) -> Run:
+) -> Rankings:
     """The hits that `evaluate_ranking` scores; see there."""
     _require_pytrec_eval()  # before the long work, not after it
     texts = TextList([task.corpus[id_] for id_ in _documents(task)])
@@ -183,7 +183,7 @@ def ranking_run(
         return run_of(ranker, task)
 
 
-def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Run:
+def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
     """The best hits of each query.
 
     Where a query stands in the corpus under its own id, it would find itself first (ArguAna, Quora): as BEIR does it, a
@@ -207,7 +207,7 @@ def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Run:
     return dict(kept())
 
 
-def score_run(run: Run, task: RetrievalTask) -> RetrievalScores:
+def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
     """Scores hits against a task's judgements with trec_eval, a query without hits as 0.
 
     Args:

@@ -36,7 +36,7 @@ from revela_hub.data.sources.beir import RetrievalTask  # noqa: E402
 from revela_hub.evaluation import compare_queries  # noqa: E402
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs  # noqa: E402
 from revela_hub.evaluation.probe import ProbeSettings, build_probe  # noqa: E402
-from revela_hub.evaluation.retrieval import RetrievalScores, Run, bm25_run, retrieval_run, score_run  # noqa: E402
+from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run  # noqa: E402
 from revela_hub.trainers.common.measuring import Measured  # noqa: E402
 
 LM = REPOSITORY / "examples" / "quickstart" / "lm"
@@ -58,13 +58,13 @@ def load_start(name: str) -> SentenceTransformer:
     return model
 
 
-def run_of(model: SentenceTransformer, task: RetrievalTask, bf16: bool) -> Run:
+def run_of(model: SentenceTransformer, task: RetrievalTask, bf16: bool) -> Rankings:
     model.eval()
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         return retrieval_run(model, task)
 
 
-def scores(run: Run, task: RetrievalTask) -> dict[str, float]:
+def scores(run: Rankings, task: RetrievalTask) -> dict[str, float]:
     return {query: round(score, 5) for query, score in score_run(run, task).per_query[METRIC].items()}
 
 
@@ -131,7 +131,7 @@ class HandingOut:
     def __init__(self, model: SentenceTransformer, domain: Domain, given: argparse.Namespace, folder: Path) -> None:
         self.task = probe_of(json.dumps(domain.text))
 
-        def latest() -> tuple[RetrievalScores, Run]:
+        def latest() -> tuple[RetrievalScores, Rankings]:
             run = run_of(model, self.task, given.bf16)
             return score_run(run, self.task), run
 

@@ -27,7 +27,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, halves
-from revela_hub.evaluation.retrieval import RetrievalScores, Run, bm25_run, retrieval_run, score_run
+from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.early import METRIC
@@ -67,7 +67,7 @@ class _Moment:
 
     step: int
     scores: RetrievalScores
-    run: Run | None
+    run: Rankings | None
     averaged: bool = False
 
     @property
@@ -104,7 +104,7 @@ class Measured(TrainerCallback):
         model: nn.Module,
         encoder: Encoder,
         task: RetrievalTask,
-        latest: Callable[[], tuple[RetrievalScores, Run]],
+        latest: Callable[[], tuple[RetrievalScores, Rankings]],
         folder: Path,
         *,
         averages: bool = False,
@@ -118,14 +118,14 @@ class Measured(TrainerCallback):
         file = self.folder / MEASURED
         # Decisions are made on what the main process knows, so that all processes make the same.
         self.memory = from_main(lambda: _Memory.read(file) if resumed and file.is_file() else _Memory())
-        self.runs: dict[int, Run] = {}  # the hits of the start and of the best, if this process measured them
+        self.runs: dict[int, Rankings] = {}  # the hits of the start and of the best, if this process measured them
 
     @property
     def keeps(self) -> bool:
         """Not of weights in shards (FSDP's, ZeRO-3's), of which no process has all: such a run ends with what it ends with."""
         return not any(isinstance(p, DTensor) or hasattr(p, "ds_id") for p in self.model.parameters())
 
-    def note(self, step: int, scores: RetrievalScores, run: Run) -> None:
+    def note(self, step: int, scores: RetrievalScores, run: Rankings) -> None:
         """Notes the scores of the weights as they are, and keeps them if none since the start were better."""
         self.memory.scores[step] = {metric: dict(by_query) for metric, by_query in scores.per_query.items()}
         if step and (not self.memory.best or self._mean(step) > self._mean(self.memory.best)):
@@ -186,7 +186,7 @@ class Measured(TrainerCallback):
     def _moment(self, step: int) -> "_Moment":
         return _Moment(step, self._scores(step), self.runs.get(step))
 
-    def _run(self) -> Run:
+    def _run(self) -> Rankings:
         """The hits of the retriever as it stands: the main process's, for what others find may differ in the last bits."""
         run = retrieval_run(self.encoder, self.task)
         return from_main(lambda: run)

@@ -23,7 +23,7 @@ from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError, is_file_error, reason, require
-from revela_hub.evaluation.retrieval import METRICS, RetrievalScores, Run, retrieval_run, score_run
+from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, retrieval_run, score_run
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import (
@@ -75,7 +75,7 @@ class MethodTrainer(Publishing, Trainer):
 
     def __init__(self, *args: Any, retrieval_task: RetrievalTask | None = None, **kwargs: Any) -> None:
         self.retrieval_task = retrieval_task
-        self._measurement: tuple[RetrievalScores, Run] | None = None
+        self._measurement: tuple[RetrievalScores, Rankings] | None = None
         if retrieval_task is not None:
             require(*MEASURING)  # before the run, not after it
             kwargs.setdefault("eval_dataset", {})  # the Trainer wants one before it evaluates anything
@@ -119,8 +119,8 @@ class MethodTrainer(Publishing, Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def last_measurement(self) -> tuple[RetrievalScores, Run]:
-        """The scores and the hits of the last evaluation."""
+    def last_measurement(self) -> tuple[RetrievalScores, Rankings]:
+        """The scores and rankings of the last evaluation."""
         assert self._measurement is not None
         return self._measurement
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs, halves
-from revela_hub.evaluation.retrieval import RetrievalScores, Run, bm25_run, retrieval_run, score_run
+from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.measuring import Measured
 from revela_hub.trainers.common.outcome import CURVE
@@ -52,7 +52,7 @@ class Model(nn.Module):
 
 
 def measuring(model: Model, task: RetrievalTask, folder: Path, **options: Any) -> Measured:
-    def latest() -> tuple[RetrievalScores, Run]:
+    def latest() -> tuple[RetrievalScores, Rankings]:
         run = retrieval_run(model, task)
         return score_run(run, task), run
 
