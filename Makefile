@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 PACKAGE_FILES := find src modeling data retrieval trainers evaluation hub_cards -type f -not -name '*.pyc' -not -name '.*'
 
-.PHONY: quickstart test lint clean FORCE
+.PHONY: quickstart test lint docs clean FORCE
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed-eval
@@ -30,6 +30,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p revela_hub
+
+# The documentation site as HTML, and each page as Markdown next to it with llms.txt.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b markdown -d build/docs/.doctrees docs build/docs
 
 # The environment goes with `rm -r .venv`; without its build folder the installed package is not there either.
 clean:

@@ -1,0 +1,147 @@
+"""Sphinx extension: the command-line reference, equations as MathML, and llms.txt next to the Markdown pages."""
+
+import argparse
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.application import Sphinx
+
+from revela_hub.cli import main as cli
+from revela_hub.cli.parser import CommandParser
+
+FOLDER = "cli"
+GROUPS = {
+    "Train": r"quickstart|train ",
+    "Prepare data": r"mine|synthesize|probe",
+    "Search and measure": r"encode|index|search|answer|evaluate",
+    "Export and publish": r"export|check|publish",
+}
+
+
+def parser_of(name: str) -> CommandParser:
+    """Return the parser of the command `revela-hub NAME`."""
+    told = cli._told(cli.COMMANDS[name].module)
+    return CommandParser(told.Arguments, f"revela-hub {name}", told.__doc__ or "", getattr(told, "POSITIONALS", ()))
+
+
+def command_page(name: str) -> str:
+    """Return the page of a command: its usage, its description, and a table for each group of options."""
+    parser = parser_of(name)
+    hidden = {action.dest for action in parser.hidden}
+    parts = [f"# {name}", _sentence(cli.COMMANDS[name].summary), f"```text\n{parser.usage}\n```"]
+    parts.append(_description(parser.description or ""))
+    for group in parser._action_groups:
+        shown = [action for action in group._group_actions if action.help != argparse.SUPPRESS]
+        rows = [_row(action) for action in shown if action.dest not in hidden]
+        if rows:
+            heading = f"{str(group.title)[0].upper()}{str(group.title)[1:]}"
+            parts.append("\n".join([f"## {heading}\n", "| option | description |", "|---|---|", *rows]))
+    if hidden:
+        parts.append(
+            f"The other {len(hidden)} options of `transformers.TrainingArguments` are accepted, too;"
+            f" `revela-hub {name} --help-all` lists them."
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(action: argparse.Action) -> str:
+    option = max(action.option_strings, key=len)
+    metavar = f" {action.metavar}" if isinstance(action.metavar, str) and action.nargs != 0 else ""
+    shown = f"{option}{metavar}{' ...' if action.nargs == '+' else ''}".replace("|", r"\|")
+    return f"| `{shown}` | {_cell((action.help or '').replace('%%', '%'))} |"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _cell(text: str) -> str:
+    """Return a help text as the cell of a Markdown table."""
+    escaped = re.sub(r"([|<>*_\[\]$])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"(--[\w\\-]+)", lambda found: f"`{found[1]}`".replace("\\", ""), escaped)
+
+
+def _description(text: str) -> str:
+    """Return a command's docstring, with its indented lines as code blocks."""
+    parts: list[str] = []
+    for code, lines in groupby(text.strip().splitlines(), key=lambda line: line.startswith("  ")):
+        block = "\n".join(lines)
+        parts.append(f"\n```bash\n{dedent(block)}\n```\n" if code else re.sub(r"([*<>])", r"\\\1", block))
+    return "\n".join(parts)
+
+
+def write_reference(source: Path) -> None:
+    """Write one page for each command, and the page that lists them."""
+    folder = source / FOLDER
+    folder.mkdir(exist_ok=True)
+    pages = {f"{name.replace(' ', '-')}.md": command_page(name) for name in cli.COMMANDS}
+    pages["overview.md"] = "\n".join(_overview())
+    for page, text in pages.items():
+        file = folder / page
+        if not file.exists() or file.read_text(encoding="utf-8") != text:  # unchanged pages are not read again
+            file.write_text(text, encoding="utf-8")
+    for stale in {file.name for file in folder.glob("*.md")} - set(pages):
+        (folder / stale).unlink()
+
+
+def _overview() -> Iterator[str]:
+    yield "# Command line\n"
+    yield "`revela-hub COMMAND --help` prints the same text. Conventions that hold for every command:\n"
+    yield "- Options can also be given in a YAML file (`--config FILE`); command-line values take precedence."
+    yield "- Underscores and dashes are both accepted: `--output_dir` and `--output-dir` are the same option."
+    yield "- Invalid input is reported in one line with file, line number and fix, with exit status 2;"
+    yield "  add `--traceback` for the full trace."
+    yield "- `--quiet` prints results and errors only.\n"
+    for title, pattern in GROUPS.items():
+        names = [name for name in cli.COMMANDS if re.match(pattern, name)]
+        yield f"## {title}\n\n| command | description |\n|---|---|"
+        yield from (
+            f"| [{name}]({name.replace(' ', '-')}.md) | {_cell(cli.COMMANDS[name].summary)} |" for name in names
+        )
+        yield "\n```{toctree}\n:hidden:\n"
+        yield from (name.replace(" ", "-") for name in names)
+        yield "```\n"
+
+
+def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
+    """Write `llms.txt` (https://llmstxt.org): the title, a summary, and a link to the Markdown of every page."""
+    if error is not None or app.builder.name != "markdown":
+        return
+    lines = [f"# {app.config.project}", "", f"> {_first_paragraph(app, app.config.root_doc)}", "", "## Pages", ""]
+    for page in sorted(app.env.found_docs, key=lambda name: (name.count("/"), name)):
+        title = app.env.titles[page].astext()
+        lines.append(f"- [{title}]({page}.md): {_first_paragraph(app, page)}")
+    (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _first_paragraph(app: Sphinx, page: str) -> str:
+    paragraph = next(iter(app.env.get_doctree(page).findall(nodes.paragraph)), None)
+    return " ".join(paragraph.astext().split()) if paragraph else ""
+
+
+def _equation(translator: Any, node: nodes.Element) -> None:
+    """Write an equation as MathML, which browsers render without a script from elsewhere."""
+    translator.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
+    raise nodes.SkipNode
+
+
+def _plain_abbreviations(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Replace abbreviations (the `*` of a signature) by their text, as Markdown has none."""
+    if app.builder.name == "markdown":
+        for node in list(doctree.findall(nodes.abbreviation)):
+            node.replace_self(nodes.Text(node.astext()))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Connect the steps to the build."""
+    app.add_html_math_renderer("mathml", (_equation, None), (_equation, None))
+    app.connect("builder-inited", lambda app: write_reference(Path(app.srcdir)))
+    app.connect("doctree-resolved", _plain_abbreviations)
+    app.connect("build-finished", write_llms_txt)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,58 @@
+"""The documentation site builds without a warning, and its links lead somewhere."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+pytest.importorskip("furo", reason="the site is built with the extra docs")
+
+
+class Page(HTMLParser):
+    """The links and the anchors of a page."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.anchors: set[str] = set()
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src") and value and not re.match(r"[a-z]+:", value):
+                self.links.add(value)
+            if name == "id" and value:
+                self.anchors.add(value)
+
+
+def test_the_site(repository: Path, tmp_path: Path) -> None:
+    recipe = re.search(r"^docs:.*\n((?:\t.*\n)+)", (repository / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    for line in recipe[1].splitlines():
+        words = line.replace("$(BIN)/python", sys.executable).replace("build/docs", str(tmp_path)).split()
+        subprocess.run(words, cwd=repository, check=True)
+    pages = {file.resolve(): Page(file) for file in tmp_path.rglob("*.html") if "_static" not in file.parts}
+    broken = [
+        f"{file.relative_to(tmp_path)}: {link}"
+        for file, page in pages.items()
+        for link in page.links
+        if not _exists(file, link, pages)
+    ]
+    assert broken == []
+    # Each page is also there as Markdown, and llms.txt names it.
+    listed = set(re.findall(r"^- \[.*?\]\((\S+)\): \S", (tmp_path / "llms.txt").read_text(), re.MULTILINE))
+    written = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.md") if "_downloads" not in file.parts}
+    assert listed == written
+    assert {f"{name}.html" for name in (page.removesuffix(".md") for page in listed)} <= {
+        str(file.relative_to(tmp_path.resolve())) for file in pages
+    }
+
+
+def _exists(file: Path, link: str, pages: dict[Path, Page]) -> bool:
+    address, anchor = urldefrag(link)
+    target = (file.parent / unquote(address.partition("?")[0])).resolve() if address else file
+    return target.exists() and (not anchor or target not in pages or unquote(anchor) in pages[target].anchors)
