@@ -14,29 +14,29 @@ BASE = {
     f" --gradient_accumulation_steps 1 {TRAIN}",
     "cot-mote-finetune": "train cot-mote --stage finetune --pairs negatives.jsonl --encoder bert --num_negatives 1"
     f" --max_length 32 --per_device_train_batch_size 2 {TRAIN}",
-    "imprag": "train imprag --backbone llama --data prompts.jsonl --passages text --max_words 12 --b 1 --t 1 --k 2"
-    " --l_max 40 --max_length 64 --per_device_train_batch_size 2 --retrieval_warmup_epochs 1 --num_positives 1"
+    "imprag": "train imprag --backbone llama --data prompts.jsonl --corpus text --max_words 12 --retrieval_layer 1 --last_reading_layer 1 --num_passages 2"
+    " --max_passage_length 40 --max_length 64 --per_device_train_batch_size 2 --retrieval_warmup_epochs 1 --num_positives 1"
     f" --num_negatives 1 --first_negative_rank 2 --last_negative_rank 4 --num_candidates 2 {TRAIN}",
-    "ra-it": "train ra-it --backbone llama --data prompts.jsonl --passages text --max_words 12 --k 2 --l_max 40"
+    "ra-it": "train ra-it --backbone llama --data prompts.jsonl --corpus text --max_words 12 --num_passages 2 --max_passage_length 40"
     f" --max_length 64 --per_device_train_batch_size 2 {TRAIN}",
-    "ra-dit": "train ra-dit --reader done-ra-it/model --retriever retriever --data prompts.jsonl --passages text"
-    f" --max_words 12 --l_max 40 --max_length 64 --num_candidates 3 --per_device_train_batch_size 2 {TRAIN}",
-    "ra-dit-llama": "train ra-dit --reader done-ra-it/model --backbone llama --b 1 --data prompts.jsonl --passages text"
-    " --max_words 12 --l_max 40 --max_length 64 --num_candidates 3 --num_positives 1 --retrieval_warmup_epochs 1"
+    "ra-dit": "train ra-dit --reader done-ra-it/model --retriever retriever --data prompts.jsonl --corpus text"
+    f" --max_words 12 --max_passage_length 40 --max_length 64 --num_candidates 3 --per_device_train_batch_size 2 {TRAIN}",
+    "ra-dit-llama": "train ra-dit --reader done-ra-it/model --backbone llama --retrieval_layer 1 --data prompts.jsonl --corpus text"
+    " --max_words 12 --max_passage_length 40 --max_length 64 --num_candidates 3 --num_positives 1 --retrieval_warmup_epochs 1"
     f" --per_device_train_batch_size 2 {TRAIN}",
     "contriever": f"train contriever --data text --retriever retriever --max_words 12 {TRAIN}"
     " --per_device_train_batch_size 2",
     "replug": f"train replug --data text --retriever retriever --lm llama --max_words 8 --group_size 3 --max_length 32 {TRAIN}",
-    "encode": "encode retriever --passages text --output vectors --device cpu",
-    "index": "index retriever --passages text --output vectors --device cpu",
+    "encode": "encode retriever --corpus text --output_dir vectors --device cpu",
+    "index": "index retriever --corpus text --output_dir vectors --device cpu",
     "answer": "answer done-imprag/model --index done-index 'what rusts?' --max_new_tokens 2 --device cpu",
     "evaluate-qa": "evaluate done-imprag/model --task qa --data prompts.jsonl --index done-index --max_new_tokens 2"
     " --device cpu",
-    "probe": "probe essays.jsonl --output probe --queries 20 --passages 60",
+    "probe": "probe essays.jsonl --output_dir probe --queries 20 --passages 60",
     "search-sparse": "search done-cot-mote/sparse 'sediment in rivers' --corpus text --mode sparse --cache_dir cache"
     " --device cpu",
     "search-hybrid": "search done-cot-mote/dense 'sediment in rivers' --corpus text --mode hybrid --cache_dir cache"
-    " --parts dense sparse bm25 --sparse-model done-cot-mote/sparse --device cpu",
+    " --parts dense sparse bm25 --sparse_model done-cot-mote/sparse --device cpu",
     "mine": "mine bm25 --pairs pairs.jsonl --corpus corpus.jsonl --output mined.jsonl --positive_aware false",
     "mine-model": "mine retriever --pairs pairs.jsonl --corpus corpus.jsonl --output mined.jsonl --cache_dir cache"
     " --device cpu",
@@ -44,10 +44,10 @@ BASE = {
     "search-model": "search retriever 'sediment in rivers' --corpus text --cache_dir cache --device cpu",
     "evaluate": "evaluate bm25 --corpus beir",
     "evaluate-model": "evaluate retriever --corpus beir --device cpu",
-    "export": "export done-revela --output exported",
+    "export": "export done-revela --output_dir exported",
     "check": "check retriever",
-    "publish": "publish done-revela me/model --dry-run",
-    "synthesize": "synthesize --model llama --device cpu --count 2 --output made --max_new_tokens 4 --attempts 1 --patience 3",
+    "publish": "publish done-revela me/model --dry_run",
+    "synthesize": "synthesize --model llama --device cpu --count 2 --output_dir made --max_new_tokens 4 --attempts 1 --patience 3",
     "quickstart": "quickstart --models nowhere",
 }
 
@@ -88,22 +88,22 @@ NUMBERS = {
         "query_max_length": COUNT, "num_negatives": SIZE, "query_flops_weight": NUMBER, "passage_flops_weight": NUMBER,
     },
     "imprag": {
-        "b": SIZE, "t": COUNT, "k": COUNT, "l_max": COUNT, "max_words": COUNT, "max_length": COUNT,
+        "retrieval_layer": SIZE, "last_reading_layer": COUNT, "num_passages": COUNT, "max_passage_length": COUNT, "max_words": COUNT, "max_length": COUNT,
         "retrieval_weight": NUMBER, "retrieval_warmup_epochs": NUMBER, "temperature": RATE,
         "likelihood_temperature": RATE, "num_positives": COUNT, "num_negatives": SIZE, "first_negative_rank": COUNT,
-        "last_negative_rank": COUNT, "num_candidates": COUNT, "index_steps": SIZE, "likelihood_block_size": COUNT,
-        "encode_batch_size": COUNT, "plain_text_share": NUMBER, "lora_rank": SIZE,
+        "last_negative_rank": COUNT, "num_candidates": COUNT, "index_steps": SIZE, "likelihood_batch_size": COUNT,
+        "encode_batch_size": COUNT, "plain_text_fraction": NUMBER, "lora_rank": SIZE,
     },
     "ra-it": {
-        "k": COUNT, "l_max": COUNT, "max_words": COUNT, "max_length": COUNT, "plain_text_share": NUMBER,
-        "denoising_share": NUMBER, "lora_rank": SIZE, "lora_dropout": FRACTION, "learning_rate": NUMBER,
+        "num_passages": COUNT, "max_passage_length": COUNT, "max_words": COUNT, "max_length": COUNT, "plain_text_fraction": NUMBER,
+        "denoising_fraction": NUMBER, "lora_rank": SIZE, "lora_dropout": FRACTION, "learning_rate": NUMBER,
     },
     "ra-dit": {
-        "l_max": COUNT, "max_words": COUNT, "max_length": COUNT, "num_candidates": COUNT, "num_positives": COUNT,
+        "max_passage_length": COUNT, "max_words": COUNT, "max_length": COUNT, "num_candidates": COUNT, "num_positives": COUNT,
         "retrieval_warmup_epochs": NUMBER, "temperature": RATE, "likelihood_temperature": RATE,
         "likelihood_batch_size": COUNT, "learning_rate": NUMBER,
     },
-    "ra-dit-llama": {"b": SIZE},
+    "ra-dit-llama": {"retrieval_layer": SIZE},
     "contriever": {
         "max_words": COUNT, "max_length": COUNT, "min_ratio": RATE, "max_ratio": RATE, "deletion": NUMBER,
         "temperature": RATE, "queue_size": SIZE, "momentum": NUMBER,
@@ -113,19 +113,19 @@ NUMBERS = {
         "lm_batch_size": COUNT,
     },
     "encode": {"max_words": COUNT, "batch_size": COUNT, "num_shards": COUNT, "shard": SIZE, "num_processes": COUNT},
-    "index": {"max_seq_length": COUNT},
-    "answer": {"k": COUNT, "max_new_tokens": COUNT, "batch_size": COUNT},
-    "evaluate-qa": {"k": COUNT, "max_new_tokens": COUNT, "batch_size": COUNT},
+    "index": {"max_length": COUNT},
+    "answer": {"num_passages": COUNT, "max_new_tokens": COUNT, "batch_size": COUNT},
+    "evaluate-qa": {"num_passages": COUNT, "max_new_tokens": COUNT, "batch_size": COUNT},
     "probe": {"queries": COUNT, "passages": COUNT, "seed": SIZE, "max_documents": COUNT},
     "search-hybrid": {"depth": COUNT, "max_terms": COUNT, "max_query_terms": COUNT, "bm25_k1": NUMBER, "bm25_b": NUMBER},
     "mine": {
         "num_negatives": COUNT, "relative_margin": NUMBER, "absolute_margin": NUMBER, "max_score": NUMBER,
         "min_score": NUMBER, "range_min": SIZE, "range_max": COUNT, "seed": SIZE,
     },
-    "mine-model": {"batch_size": COUNT, "max_seq_length": COUNT},
+    "mine-model": {"batch_size": COUNT, "max_length": COUNT},
     "search": {"top_k": COUNT, "max_words": COUNT},
-    "search-model": {"batch_size": COUNT, "max_seq_length": COUNT},
-    "evaluate-model": {"batch_size": COUNT, "max_seq_length": COUNT},
+    "search-model": {"batch_size": COUNT, "max_length": COUNT},
+    "evaluate-model": {"batch_size": COUNT, "max_length": COUNT},
     "export": {"max_length": COUNT},
     "publish": {"max_length": COUNT},
     "synthesize": {
@@ -148,9 +148,9 @@ QUESTIONS = """
     --data longprompts.jsonl --max_length 4
     --data empty.txt
     --data corpus.jsonl
-    --passages nowhere
-    --passages empty.txt
-    --passages onepassage.jsonl
+    --corpus nowhere
+    --corpus empty.txt
+    --corpus onepassage.jsonl
     --task nothing
     --pseudo_labels ./nowhere
     --pseudo_labels retriever-nan
@@ -406,16 +406,16 @@ WRONG = {
         --backbone llama-nan
         --backbone llama-notokenizer
         --backbone done-revela
-        --b 2 --t 2
-        --b 2 --t 1
-        --t 5
-        --k 1000
-        --l_max 4000
-        --l_max 2  # are cut
+        --retrieval_layer 2 --last_reading_layer 2
+        --retrieval_layer 2 --last_reading_layer 1
+        --last_reading_layer 5
+        --num_passages 1000
+        --max_passage_length 4000
+        --max_passage_length 2  # are cut
         --max_length 4
         --data text
         --data numbers.jsonl
-        --text nowhere
+        --plain_text nowhere
         --pseudo_labels llama
         --first_negative_rank 6 --last_negative_rank 3
         --num_negatives 5
@@ -431,19 +431,19 @@ WRONG = {
         --data numbers.jsonl
         --data text/rivers.txt
         --data binary.bin
-        --passages empty
-        --passages bad.jsonl
-        --passages numbers.jsonl
-        --passages nocolumn.jsonl
+        --corpus empty
+        --corpus bad.jsonl
+        --corpus numbers.jsonl
+        --corpus nocolumn.jsonl
         --task fact_checking --data corpus.jsonl
-        --text nowhere
+        --plain_text nowhere
         --pseudo_labels retriever-cut
         --pseudo_labels llama-nan
-        --k 1000
-        --k 60
-        --l_max 1  # are cut
+        --num_passages 1000
+        --num_passages 60
+        --max_passage_length 1  # are cut
         --max_length 4
-        --max_length 4096 --k 20 --l_max 400 --passages unicode.txt --max_words 400
+        --max_length 4096 --num_passages 20 --max_passage_length 400 --corpus unicode.txt --max_words 400
         --resume_from_checkpoint done-imprag
         --output_dir text/rivers.txt
         --output_dir done-ra-it
@@ -473,8 +473,8 @@ WRONG = {
         --retriever done-imprag/model
         --retriever done-cot-mote/sparse
         --backbone llama
-        --b 1
-        --backbone llama --b 1
+        --retrieval_layer 1
+        --backbone llama --retrieval_layer 1
         --data noretrieval.jsonl
         --num_candidates 1
         --num_candidates 1000  # fewer
@@ -485,13 +485,13 @@ WRONG = {
         """,
     "ra-dit-llama": DECODERS
     + """
-        --b 2
-        --b 1000
-        --l_max 4000
+        --retrieval_layer 2
+        --retrieval_layer 1000
+        --max_passage_length 4000
         --data noretrieval.jsonl
         --num_candidates 1
         --num_positives 3
-        --passages onepassage.jsonl
+        --corpus onepassage.jsonl
         --resume_from_checkpoint done-ra-dit
         --output_dir done-ra-it
         """,
@@ -534,24 +534,24 @@ WRONG = {
         --output_dir text
         """,
     "encode": """
-        --passages nowhere
-        --passages empty.txt
-        --passages bad.jsonl
-        --output text/rivers.txt
-        --output /proc/vectors
-        --output ''
+        --corpus nowhere
+        --corpus empty.txt
+        --corpus bad.jsonl
+        --output_dir text/rivers.txt
+        --output_dir /proc/vectors
+        --output_dir ''
         --shard 1
         --shard 3 --num_shards 2
         --dtype int8
         --device cuda
-        --max_seq_length 100000
+        --max_length 100000
         """,
     "index": """
-        --passages nowhere
-        --passages empty
-        --passages numbers.jsonl
-        --output text/rivers.txt
-        --output done-index
+        --corpus nowhere
+        --corpus empty
+        --corpus numbers.jsonl
+        --output_dir text/rivers.txt
+        --output_dir done-index
         --index-type tree
         --index-type ivfpq  # too few
         --milvus-uri http://127.0.0.1:9
@@ -567,7 +567,7 @@ WRONG = {
         --index other-index
         --prompt ''
         --task nothing
-        --k 1000
+        --num_passages 1000
         --device cuda
         """,
     "evaluate-qa": """
@@ -584,18 +584,18 @@ WRONG = {
         --index empty
         --index cut-index
         --index other-index
-        --k 1000
+        --num_passages 1000
         --corpus beir
         --tasks SciFact
         --task qqa
         --device cuda
         """,
     "probe": """
-        --output text
-        --output text/rivers.txt
-        --output ''
-        --kinds
-        --kinds poem
+        --output_dir text
+        --output_dir text/rivers.txt
+        --output_dir ''
+        --query_kinds
+        --query_kinds poem
         --kind python
         --text_column body
         --model ./nowhere
@@ -619,9 +619,9 @@ WRONG = {
         --weights 0 0 0
         --weights 1 1 nan
         --fusion max
-        --sparse-model retriever
-        --sparse-model ./nowhere
-        --sparse-model bm25
+        --sparse_model retriever
+        --sparse_model ./nowhere
+        --sparse_model bm25
         --index-type milvus --milvus-uri http://127.0.0.1:9
         --bm25-stemmer klingon
         --bm25-stopwords xx
@@ -704,12 +704,12 @@ WRONG = {
     "evaluate-model": """
         --device cuda
         --device gpu
-        --max_seq_length 100000
+        --max_length 100000
         """,
     "export": """
-        --output text/rivers.txt
-        --output /proc/exported
-        --output ''
+        --output_dir text/rivers.txt
+        --output_dir /proc/exported
+        --output_dir ''
         --dtype int8
         --max_length 1
         --lm maybe
@@ -720,7 +720,7 @@ WRONG = {
         --card bad.yaml
         --card list.yaml
         --card unknown.yaml
-        --keep text/rivers.txt
+        --output_dir text/rivers.txt
         --dtype int8
         --adapter-only --part lm
         --tag 'a b'
@@ -741,7 +741,7 @@ WRONG = {
         --languages ''
         --domains ''
         --exclude nowhere
-        --output text/rivers.txt
+        --output_dir text/rivers.txt
         --device cuda
         """,
     "check": """
@@ -804,15 +804,15 @@ evaluate retriever-cut --corpus beir
 evaluate bm25 --tasks NoSuchTask
 evaluate bm25 bm52 --corpus beir
 export
-export nowhere --output exported
-export empty --output exported
-export text --output exported
+export nowhere --output_dir exported
+export empty --output_dir exported
+export text --output_dir exported
 export done-revela
-export done-revela-cut --output exported
-export done-revela-nan --output exported
-export retriever --output exported
-export llama --output exported
-export done-retromae --output exported --lm
+export done-revela-cut --output_dir exported
+export done-revela-nan --output_dir exported
+export retriever --output_dir exported
+export llama --output_dir exported
+export done-retromae --output_dir exported --lm
 check
 check nowhere
 check ./nowhere
@@ -826,15 +826,15 @@ check text/rivers.txt
 check remote
 publish
 publish done-revela
-publish done-revela 'not a name' --dry-run
-publish done-revela me/model/more --dry-run
-publish nowhere me/model --dry-run
-publish empty me/model --dry-run
-publish done-revela-cut me/model --dry-run
-publish done-revela-nan me/model --dry-run
-publish retriever-nan me/model --dry-run
-publish done-retromae me/model --dry-run --part lm
-publish done-revela me/model --dry-run --adapter-only
+publish done-revela 'not a name' --dry_run
+publish done-revela me/model/more --dry_run
+publish nowhere me/model --dry_run
+publish empty me/model --dry_run
+publish done-revela-cut me/model --dry_run
+publish done-revela-nan me/model --dry_run
+publish retriever-nan me/model --dry_run
+publish done-retromae me/model --dry_run --part lm
+publish done-revela me/model --dry_run --adapter-only
 publish done-revela me/model
 train cot-mote
 train cot-mote --data text
@@ -844,13 +844,13 @@ train imprag --backbone llama
 train imprag --backbone llama --data prompts.jsonl
 train ra-it --backbone llama
 train ra-it --backbone llama --data prompts.jsonl
-train ra-it --data prompts.jsonl --passages text
+train ra-it --data prompts.jsonl --corpus text
 train ra-it --backbon llama
 train ra-dit --reader llama
-train ra-dit --reader llama --data prompts.jsonl --passages text
-train ra-dit --retriever retriever --data prompts.jsonl --passages text
+train ra-dit --reader llama --data prompts.jsonl --corpus text
+train ra-dit --retriever retriever --data prompts.jsonl --corpus text
 train ra-dit --reader llama --retriever retriever --data prompts.jsonl
-train ra-dit --reader llama --backbone llama --data prompts.jsonl --passages text
+train ra-dit --reader llama --backbone llama --data prompts.jsonl --corpus text
 evaluate done-imprag/model --task qa
 evaluate done-imprag/model --task qa --data prompts.jsonl
 evaluate done-imprag/model done-imprag/model --task qa --data prompts.jsonl --index done-index
@@ -862,17 +862,17 @@ train replug --data text --retriever retriever
 train cot-mote --encodr bert
 train imprag --backbon llama
 encode
-encode bm25 --passages text --output vectors
-encode retriever --passages text
-encode retriever-nan --passages text --output vectors --device cpu
-encode retriever-cut --passages text --output vectors --device cpu
-encode llama-nan --passages text --output vectors --device cpu
-encode done-cot-mote/sparse --passages text --output vectors --device cpu
+encode bm25 --corpus text --output_dir vectors
+encode retriever --corpus text
+encode retriever-nan --corpus text --output_dir vectors --device cpu
+encode retriever-cut --corpus text --output_dir vectors --device cpu
+encode llama-nan --corpus text --output_dir vectors --device cpu
+encode done-cot-mote/sparse --corpus text --output_dir vectors --device cpu
 index
-index bm25 --passages text --output vectors
-index ./nowhere --passages text --output vectors
-index retriever-nan --passages text --output vectors --device cpu
-index bert --passages text --output vectors --device cpu --states float16
+index bm25 --corpus text --output_dir vectors
+index ./nowhere --corpus text --output_dir vectors
+index retriever-nan --corpus text --output_dir vectors --device cpu
+index bert --corpus text --output_dir vectors --device cpu --states float16
 search retriever sediment --index done-index --device cpu
 search retriever sediment --index nowhere --device cpu
 search retriever sediment --index text --device cpu
@@ -895,11 +895,11 @@ probe empty
 probe empty.txt
 probe bad.jsonl
 probe binary.bin
-export done-cot-mote-nan --output exported
-export done-imprag-nan --output exported
-export done-cot-mote-cut --output exported
-publish done-cot-mote me/model --dry-run --part lm
-publish done-cot-mote-nan me/model --dry-run --part dense
+export done-cot-mote-nan --output_dir exported
+export done-imprag-nan --output_dir exported
+export done-cot-mote-cut --output_dir exported
+publish done-cot-mote me/model --dry_run --part lm
+publish done-cot-mote-nan me/model --dry_run --part dense
 check done-cot-mote
 synthesize
 synthesize --count 1
@@ -957,17 +957,17 @@ train revela --help
 {imprag}
 {imprag} --retrieval_warmup_epochs 0
 {imprag} --pseudo_labels retriever
-{imprag} --passage_encoding independent --denoising_share 0.5
+{imprag} --passage_encoding independent --denoising_fraction 0.5
 {ra-it}
 {ra-it} --lora_rank 4
-{ra-it} --pseudo_labels retriever --denoising_share 0.5 --data prompts.jsonl noretrieval.jsonl
+{ra-it} --pseudo_labels retriever --denoising_fraction 0.5 --data prompts.jsonl noretrieval.jsonl
 {ra-it} --data kilt.jsonl
 {ra-dit}
 {ra-dit} --retriever bert
 {ra-dit} --retrieval_warmup_epochs 1 --num_positives 1
 {ra-dit} --pseudo_labels retriever
 {ra-dit-llama}
-{ra-dit-llama} --reader llama --b 0
+{ra-dit-llama} --reader llama --retrieval_layer 0
 {contriever}
 {contriever} --views inverse_cloze
 {contriever} --queue_size 4
@@ -981,11 +981,11 @@ train revela --help
 {answer}
 {answer} --task question_answering --json
 {probe}
-probe essays.jsonl text --output probe --queries 20
+probe essays.jsonl text --output_dir probe --queries 20
 {evaluate-qa}
 {evaluate-qa} --json
-{evaluate-qa} --data kilt.jsonl --k 1
-index done-ra-dit-llama/retriever --passages text --output vectors --max_words 12 --device cpu
+{evaluate-qa} --data kilt.jsonl --num_passages 1
+index done-ra-dit-llama/retriever --corpus text --output_dir vectors --max_words 12 --device cpu
 check done-ra-it/model
 search retriever sediment --index other-index --device cpu
 {search-sparse}
@@ -993,13 +993,13 @@ search retriever sediment --index other-index --device cpu
 {search-hybrid} --fusion rrf --json
 {encode} --config processes.yaml
 {search-hybrid} --fusion sum --weights 1 2 3
-export done-cot-mote --output exported
-export done-pretrained --output exported
-export done-imprag --output exported
+export done-cot-mote --output_dir exported
+export done-pretrained --output_dir exported
+export done-imprag --output_dir exported
 check done-cot-mote/dense
 check done-cot-mote/sparse
-publish done-cot-mote me/model --dry-run --part sparse
-publish done-imprag me/model --dry-run
+publish done-cot-mote me/model --dry_run --part sparse
+publish done-imprag me/model --dry_run
 {mine}
 {mine} --num_negatives 2 --scores --fewer keep
 {mine} --sampling random --seed 3
@@ -1013,21 +1013,21 @@ search bm25 --query 'sediment' --corpus text
 search bm25 sediment --corpus unicode.txt crlf.txt
 search bm25 --corpus text < queries.txt
 {search-model}
-{search-model} --max-seq-length 16
+{search-model} --max_length 16
 {evaluate}
 {evaluate} --json
 {evaluate-model}
 evaluate bm25 retriever --corpus beir --device cpu
 {export}
 {export} --lm --dtype bfloat16
-export done-revela --output done-revela
-export done-retromae --output exported
+export done-revela --output_dir done-revela
+export done-retromae --output_dir exported
 {check}
 check exported-retriever
 {publish}
-publish retriever me/model --dry-run
-publish done-revela me/model --dry-run --part lm
-publish done-retromae me/model --dry-run
+publish retriever me/model --dry_run
+publish done-revela me/model --dry_run --part lm
+publish done-retromae me/model --dry_run
 """
 
 # Commands, and the package that they are run without.

@@ -137,8 +137,8 @@ def build(root: Path) -> None:
         made(f"{BASE[name]} --output_dir done-{name} {saved}")
     made(f"{BASE['cot-mote']} --output_dir done-pretrained {saved}")
     made(f"{BASE['cot-mote-finetune']} --output_dir done-cot-mote {saved}")
-    made("index done-imprag/model --passages text --output done-index --max_words 12 --device cpu")
-    made("index retriever --passages text --output other-index --device cpu")
+    made("index done-imprag/model --corpus text --output_dir done-index --max_words 12 --device cpu")
+    made("index retriever --corpus text --output_dir other-index --device cpu")
     shutil.copytree(root / "other-index", root / "cut-index")
     for file in (root / "cut-index").rglob("*.arrow"):
         cut(file)

@@ -94,11 +94,33 @@ def make_inputs(root: Path) -> dict[str, list[str]]:
         "--gradient_accumulation_steps",
         1,
     ]
-    imprag = ["--backbone", llama, "--data", root / "prompts.jsonl", "--passages", root / "text", "--max_words", 12]
-    imprag += ["--b", 1, "--t", 1, "--k", 2, "--l_max", 32, "--max_length", 48, "--per_device_train_batch_size", 4]
+    imprag = ["--backbone", llama, "--data", root / "prompts.jsonl", "--corpus", root / "text", "--max_words", 12]
+    imprag += [
+        "--retrieval_layer",
+        1,
+        "--last_reading_layer",
+        1,
+        "--num_passages",
+        2,
+        "--max_passage_length",
+        32,
+        "--max_length",
+        48,
+        "--per_device_train_batch_size",
+        4,
+    ]
     imprag += ["--retrieval_warmup_epochs", 1, "--num_positives", 1, "--num_negatives", 2, "--first_negative_rank", 2]
     imprag += ["--last_negative_rank", 8, "--num_candidates", 4]
-    reading = ["--data", root / "prompts.jsonl", "--passages", root / "text", "--max_words", 12, "--l_max", 32]
+    reading = [
+        "--data",
+        root / "prompts.jsonl",
+        "--corpus",
+        root / "text",
+        "--max_words",
+        12,
+        "--max_passage_length",
+        32,
+    ]
     reading += ["--max_length", 48, "--per_device_train_batch_size", 4]
     ra_dit = [*reading, "--reader", llama, "--num_candidates", 4, "--num_positives", 1]
     contriever = ["--data", root / "text", "--retriever", bert, "--max_words", 12, "--per_device_train_batch_size", 4]
@@ -115,9 +137,9 @@ def make_inputs(root: Path) -> dict[str, list[str]]:
             *[*cot_mote, *cached],
         ],
         "imprag": ["train", "imprag", *imprag, *common],
-        "ra-it": ["train", "ra-it", *reading, "--backbone", llama, "--k", 2, *common],
+        "ra-it": ["train", "ra-it", *reading, "--backbone", llama, "--num_passages", 2, *common],
         "ra-dit": ["train", "ra-dit", *ra_dit, "--retriever", bert, *common],
-        "ra-dit, Llama": ["train", "ra-dit", *ra_dit, "--backbone", llama, "--b", 1, *common],
+        "ra-dit, Llama": ["train", "ra-dit", *ra_dit, "--backbone", llama, "--retrieval_layer", 1, *common],
         "contriever": ["train", "contriever", *contriever, *cached],
         "contriever, queue": ["train", "contriever", *contriever, "--queue_size", 8, *cached],
         "replug": ["train", "replug", *replug, *cached],

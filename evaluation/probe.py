@@ -169,7 +169,7 @@ def build_probe(
 _NO_TASK = RetrievalTask({}, {}, {}, "probe")
 
 
-def check_probe_folder(folder: Path, option: str = "--output") -> None:
+def check_probe_folder(folder: Path, option: str = "--output_dir") -> None:
     """Looks, before the work, whether a probe may be written to a folder.
 
     Raises:
@@ -182,7 +182,7 @@ def _is_probe(folder: Path) -> bool:
     return {SETTINGS, HELD_OUT} <= names_in(folder) <= {SETTINGS, HELD_OUT, "corpus.jsonl", "queries.jsonl", "qrels"}
 
 
-def write_probe(probe: Probe, folder: str | Path, option: str = "--output") -> Path:
+def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") -> Path:
     """Writes the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`.
 
     Raises:

@@ -241,7 +241,7 @@ def save_adapter(checkpoint: Path, folder: Path, *, part: str, base: str) -> str
     if not HUB_ID.fullmatch(base) or Path(base).exists():
         raise UserError(
             f"the adapter belongs to {base or 'a model without a name'}, which is not a Hub id, so nobody else could load it:"
-            " publish the whole model (without --adapter-only), or train from a model on the Hub"
+            " publish the whole model (without --adapter_only), or train from a model on the Hub"
         )
     inner, outer = "base_model.model.", f"base_model.model.{part}."
     tensors = {

@@ -81,7 +81,7 @@ def publish(
     checkpoint, assembly = Path(checkpoint), assembly or Assembly()
     repository, before = Repository(destination), None
     repo_id = destination.repo_id
-    remedy = "choose another --keep" if keep else ""
+    remedy = "choose another --output_dir" if keep else ""
     with (
         tempfile.TemporaryDirectory(prefix="revela-hub-publish-") as scratch,
         _disk_errors("nothing was published", remedy),

@@ -106,7 +106,7 @@ class FaissIndex:
     """
 
     def __init__(
-        self, vectors: NumberedVectors, kind: str, path: Path | None = None, option: str = "--cache-dir"
+        self, vectors: NumberedVectors, kind: str, path: Path | None = None, option: str = "--cache_dir"
     ) -> None:
         """Reads the index, or makes it."""
         self._faiss = require_faiss()
@@ -194,7 +194,7 @@ def open_index(
     folder: Path | None = None,
     device: "str | torch.device" = "cpu",
     milvus_uri: str | None = None,
-    option: str = "--cache-dir",
+    option: str = "--cache_dir",
 ) -> VectorIndex:
     """An index over vectors, made where it is not on disk yet.
 

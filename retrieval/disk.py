@@ -37,7 +37,7 @@ def default_cache_folder(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "revela-hub" / name
 
 
-def make_folder(folder: Path, option: str = "--cache-dir") -> Path:
+def make_folder(folder: Path, option: str = "--cache_dir") -> Path:
     """Makes a folder for files of `whole_file`, and removes what a killed process left half written in it.
 
     Args:
@@ -68,7 +68,7 @@ def check_folder(folder: Path, option: str) -> None:
     try_folder(folder, option)
 
 
-def claim_folder(folder: Path, option: str = "--cache-dir") -> Path:
+def claim_folder(folder: Path, option: str = "--cache_dir") -> Path:
     """`make_folder` for an index or a cache: marked as ours, and never one that holds files of the user.
 
     Raises:
@@ -107,7 +107,7 @@ def try_folder(folder: Path, option: str) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, option: str = "--cache-dir") -> Iterator[IO[bytes]]:
+def whole_file(path: Path, option: str = "--cache_dir") -> Iterator[IO[bytes]]:
     """Opens a file for writing that appears under its name when the block is left without an exception.
 
     Args:
@@ -122,7 +122,7 @@ def whole_file(path: Path, option: str = "--cache-dir") -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def whole_path(path: Path, option: str = "--cache-dir") -> Iterator[Path]:
+def whole_path(path: Path, option: str = "--cache_dir") -> Iterator[Path]:
     """A name for a file or folder to write, which gets its own name when the block is left without an exception.
 
     Several threads, processes and machines may write the same path: each has a temporary name of its own, and the one
@@ -192,7 +192,7 @@ class _Output(io.FileIO):
 
 
 @contextlib.contextmanager
-def writing(folder: Path, option: str = "--cache-dir") -> Iterator[None]:
+def writing(folder: Path, option: str = "--cache_dir") -> Iterator[None]:
     """A block that only writes: whatever the system refuses in it is said of the folder.
 
     Raises:

@@ -90,7 +90,7 @@ def load_sparse_encoder(
             return model
     raise UserError(
         f"{name} gives no weights of terms: mode sparse needs a SparseEncoder",
-        sparse_model="give one with --sparse-model",
+        sparse_model="give one with --sparse_model",
         mode="or use --mode dense or hybrid",
     )
 
@@ -221,7 +221,7 @@ def _load(kind: Any, name: str, device: str | None, trust_remote_code: bool, max
         if "trust_remote_code" in str(error) and not trust_remote_code:
             raise UserError(
                 f"{name} comes with code of its own",
-                trust_remote_code="read it, then pass --trust-remote-code if you trust it",
+                trust_remote_code="read it, then pass --trust_remote_code if you trust it",
             ) from error
         raise UserError(f"cannot load the model {name}: {reason(error, name)}") from error
     if max_seq_length is not None:

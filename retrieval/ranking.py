@@ -147,7 +147,7 @@ def _build(part: str, texts: TextSource, settings: RankerSettings, folder: Path,
 
 
 def document_vectors(
-    texts: TextSource, encoder: Encoder, settings: RankerSettings, folder: Path, *, option: str = "--cache-dir"
+    texts: TextSource, encoder: Encoder, settings: RankerSettings, folder: Path, *, option: str = "--cache_dir"
 ) -> Vectors:
     """The vectors of texts, those that are not in the folder encoded now.
 

@@ -65,7 +65,7 @@ class PassageStore:
     """An index that is on disk.
 
     Args:
-        folder: What `revela-hub index --output` wrote.
+        folder: What `revela-hub index --output_dir` wrote.
         fingerprint: Of the model whose vectors will be searched for (`encoder.model_identity`); None: not compared.
         model: The model's name, for the message.
 
@@ -81,11 +81,11 @@ class PassageStore:
             raise UserError(
                 f"{self.folder} was made by {self.facts.model} ({_short(self.facts.fingerprint)}), and {model} is another "
                 f"model or version ({_short(fingerprint)}): its vectors mean something else; make an index for it "
-                f"(revela-hub index {model} --passages ... --output ...)"
+                f"(revela-hub index {model} --corpus ... --output_dir ...)"
             )
         self.passages = Passages(Texts(self.folder / f"texts-{self.facts.texts}.arrow"))
         identity = f"{self.facts.fingerprint} document {self.facts.document_prompt!r}"
-        store = VectorStore(self.folder, identity, dtype=self.facts.dtype, option="--output")
+        store = VectorStore(self.folder, identity, dtype=self.facts.dtype, option="--output_dir")
         self.vectors = store.vectors(self.passages.texts, normalize=self.facts.similarity == "cosine")
         self.index = open_index(self.vectors, self.facts.index, folder=self.folder, milvus_uri=self.facts.milvus_uri)
 
@@ -140,13 +140,15 @@ def build_store(
     Raises:
         UserError: There is no passage; the folder has the index of another model; the disk is full.
     """
-    folder = claim_folder(Path(output).expanduser(), "--output")
+    folder = claim_folder(Path(output).expanduser(), "--output_dir")
     if (folder / FACTS).is_file() and read_facts(folder).fingerprint != settings.identity:
-        raise UserError(f"{folder} has the index of {read_facts(folder).model}: choose another --output, or delete it")
+        raise UserError(
+            f"{folder} has the index of {read_facts(folder).model}: choose another --output_dir, or delete it"
+        )
     passages = write(folder)
     if not len(passages):
         raise UserError("there is no passage with text in it")
-    vectors = document_vectors(passages.texts, encoder, settings, folder, option="--output")
+    vectors = document_vectors(passages.texts, encoder, settings, folder, option="--output_dir")
     facts = IndexFacts(
         model=model,
         fingerprint=settings.identity,
@@ -160,8 +162,8 @@ def build_store(
         max_length=max_length,
         milvus_uri=settings.milvus_uri,
     )
-    open_index(vectors, settings.index, folder=folder, milvus_uri=settings.milvus_uri, option="--output")
-    with whole_file(folder / FACTS, "--output") as stream:
+    open_index(vectors, settings.index, folder=folder, milvus_uri=settings.milvus_uri, option="--output_dir")
+    with whole_file(folder / FACTS, "--output_dir") as stream:
         stream.write(json.dumps(asdict(facts), indent=2).encode() + b"\n")
     return PassageStore(folder, settings.identity, model)
 

@@ -172,7 +172,7 @@ class VectorStore:
         UserError: The folder cannot be made.
     """
 
-    def __init__(self, folder: Path, identity: str, *, dtype: str = "float32", option: str = "--cache-dir") -> None:
+    def __init__(self, folder: Path, identity: str, *, dtype: str = "float32", option: str = "--cache_dir") -> None:
         """Reads which vectors are there."""
         self.identity = identity
         self.folder = make_folder(Path(folder) / f"vectors-{key_of(identity, dtype)[:16]}", option)

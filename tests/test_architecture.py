@@ -11,12 +11,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "revela_hub"
 
 # Small modules at the bottom, which everything but modeling may import.
-BASE = {"errors", "output", "ranges", "precision", "pickles", "__version__"}
+BASE = {"errors", "output", "ranges", "renamed", "precision", "pickles", "__version__"}
 # What each folder of the package may import, besides itself.
 LAYERS = {
     "errors": set(),
     "output": set(),
     "ranges": set(),
+    "renamed": set(),
     "precision": set(),
     "pickles": {"errors"},
     "modeling": set(),

@@ -23,7 +23,7 @@ def read_held_out(path: str | Path) -> dict[str, list[str]]:
     file = Path(path).expanduser()
     file = file / HELD_OUT if file.is_dir() else file
     if not file.is_file():
-        raise UserError(f"no {file}: a probe's folder has one (revela-hub probe DATA --output DIR)")
+        raise UserError(f"no {file}: a probe's folder has one (revela-hub probe DATA --output_dir DIR)")
     held_out: dict[str, list[str]] = defaultdict(list)
     for row in json_lines_rows(file, ReadReport()):
         document, text = row.columns.get("document"), row.columns.get("text")

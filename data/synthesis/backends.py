@@ -102,7 +102,7 @@ class LocalModel:
         from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer, pipeline
 
         if batch_size < 1:
-            raise UserError(f"--batch-size must be at least 1, not {batch_size}")
+            raise UserError(f"--batch_size must be at least 1, not {batch_size}")
         try:
             model = pretrained(
                 AutoModelForCausalLM, name, dtype=loading_dtype(device), trust_remote_code=trust_remote_code
@@ -158,7 +158,7 @@ class LocalModel:
                 **settings,
             )
         except torch.OutOfMemoryError as error:
-            raise UserError("the device has too little memory: lower --batch-size or --max-new-tokens") from error
+            raise UserError("the device has too little memory: lower --batch_size or --max_new_tokens") from error
         except (RuntimeError, ValueError, IndexError, TypeError, TemplateError) as error:
             # NaN among the logits; a prompt and reply longer than the model's positions; a broken chat template.
             raise UserError(f"the model {self._name} cannot write a reply: {first_line(error)}") from error

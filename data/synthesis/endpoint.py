@@ -58,7 +58,7 @@ class Endpoint:
         """Checks the options; nothing is sent."""
         check_ranges(self)
         if self.api_key and not re.fullmatch(r"[!-~]+", self.api_key):
-            raise UserError("the API key (--api-key-env) has a space, a line break or a letter that no header can hold")
+            raise UserError("the API key (--api_key_env) has a space, a line break or a letter that no header can hold")
         self._client = self._connect()
         self._answered = self._follows_schema = self._refused_schema = False
 
@@ -71,7 +71,7 @@ class Endpoint:
         if not valid:
             raise UserError(f"{public_url(self.url)} is not the URL of a server, such as http://localhost:8000/v1")
         if parts.username or parts.password:
-            raise UserError(f"{public_url(self.url)}: no user or password in the URL; name --api-key-env instead")
+            raise UserError(f"{public_url(self.url)}: no user or password in the URL; name --api_key_env instead")
         try:
             from openai import Omit, OpenAI
         except ModuleNotFoundError as error:
@@ -94,7 +94,7 @@ class Endpoint:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The settings that replies depend on. --extra-body may hold a secret, so only its hash is recorded."""
+        """The settings that replies depend on. --extra_body may hold a secret, so only its hash is recorded."""
         extra = json.dumps(dict(self.extra_body), sort_keys=True).encode()
         body = hashlib.sha256(extra).hexdigest() if self.extra_body else None
         return self.sampling.recorded() | {"weights": None, "extra_body": body}
@@ -210,14 +210,14 @@ class Endpoint:
             remedy = (
                 "was refused: check its value" if self.api_key else "is needed: put it into an environment variable"
             )
-            raise UserError(f"{message}; the API key {remedy} (--api-key-env NAME)") from error
+            raise UserError(f"{message}; the API key {remedy} (--api_key_env NAME)") from error
         wait = error.response.headers.get("Retry-After")
         if wait and status in (429, 503):  # longer than the client waits, or again and again
             raise UserError(f"{message}; it asks to wait (Retry-After: {wait}): run again then") from error
         if status in (408, 409, 429) or status >= 500:
             raise UserError(f"{message} {tries}") from error
         raise UserError(
-            f"{message}; check --endpoint and --model {self.model}, or leave fields out with --extra-body"
+            f"{message}; check --endpoint and --model {self.model}, or leave fields out with --extra_body"
         ) from error
 
     def _shown(self, error: object) -> str:
@@ -252,7 +252,7 @@ def api_key(variable: str | None) -> str | None:
     key = os.environ.get(variable, "").strip() if variable is not None else None
     if key == "":
         raise UserError(
-            "--api-key-env: there is no environment variable of that name, or it is empty; it must hold the key"
+            "--api_key_env: there is no environment variable of that name, or it is empty; it must hold the key"
         )
     return key
 

@@ -29,7 +29,7 @@ TASK_PREFIX = "synthetic/"  # of the column `task`: synthetic/short-long
 # Settings of which no value is shown, only a hash kept.
 _HASHED = {
     "exclude": "other --exclude texts",
-    "extra_body": "another --extra-body",
+    "extra_body": "another --extra_body",
     "prompts": "other prompts (of another version of revela-hub)",
     "weights": "other weights of --model (or a server's, or not a server's)",
 }
@@ -109,9 +109,11 @@ class SyntheticFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
         except Timeout as error:
-            raise UserError(f"{self.path}: another run is writing there; choose another --output") from error
+            raise UserError(f"{self.path}: another run is writing there; choose another --output_dir") from error
         except OSError as error:
-            raise UserError(f"{self.path}: cannot write there ({error.strerror}); choose another --output") from error
+            raise UserError(
+                f"{self.path}: cannot write there ({error.strerror}); choose another --output_dir"
+            ) from error
         try:
             begun = self._begun()
             if overwrite and begun:
@@ -170,14 +172,16 @@ class SyntheticFolder:
         file = self.path / SETTINGS
         if not file.exists():
             if taken := [name for name in _LINES if (self.path / name).exists()]:
-                raise UserError(f"{self.path / taken[0]} is there, but no {SETTINGS} of ours; choose another --output")
+                raise UserError(
+                    f"{self.path / taken[0]} is there, but no {SETTINGS} of ours; choose another --output_dir"
+                )
             return {}
         try:
             begun = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(begun, dict) or "examples_per_task" not in begun:
                 raise ValueError("not written by revela-hub synthesize")
         except ValueError as error:
-            raise UserError(f"{file}: not the settings of a run ({error}); choose another --output") from error
+            raise UserError(f"{file}: not the settings of a run ({error}); choose another --output_dir") from error
         return begun
 
     def _check_settings(self, begun: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -189,10 +193,9 @@ class SyntheticFolder:
             begun = {}
         for name, value in settings.items():
             if begun.get(name, value) != value:
-                option = name.replace("_", "-")
-                what = _HASHED.get(name, f"--{option} {_SHORT.repr(begun[name])}, not {_SHORT.repr(value)}")
+                what = _HASHED.get(name, f"--{name} {_SHORT.repr(begun[name])}, not {_SHORT.repr(value)}")
                 raise UserError(
-                    f"{self.path} was begun with {what}; choose another --output, or start over with --overwrite"
+                    f"{self.path} was begun with {what}; choose another --output_dir, or start over with --overwrite"
                 )
         if begun != settings:
             draft = self.path / f"{SETTINGS}.{os.getpid()}.tmp"

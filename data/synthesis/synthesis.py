@@ -321,7 +321,7 @@ class _Run:
                     return UserError(
                         f"{name}: {counted(useless, 'answer')} in a row could not be used (of this run: {skips(reasons)}); "
                         f"the last one began {sample!r}; what was accepted is in {self.folder.path}: try a higher "
-                        "--max-new-tokens or --patience, or another model with another --output"
+                        "--max_new_tokens or --patience, or another model with another --output_dir"
                     )
         return None
 

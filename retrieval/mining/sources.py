@@ -14,9 +14,9 @@ def read_pairs(source: SourceLike, anchor_column: str, positive_column: str) -> 
     Raises:
         UserError: There is no such source, a column is not there, or holds something else than text.
     """
-    remedy = "choose with --positive-column"
+    remedy = "choose with --positive_column"
     for row in read_rows(parse_source(source)):
-        anchor = column_text(row, anchor_column, "choose with --anchor-column")
+        anchor = column_text(row, anchor_column, "choose with --anchor_column")
         value = column_value(row, positive_column, remedy)
         for positive in value if isinstance(value, list) else [value]:
             yield anchor, column_text(Row(row.where, {positive_column: positive}), positive_column, remedy)
@@ -34,5 +34,5 @@ def read_corpus(source: SourceLike, text_column: str) -> Iterator[str]:
     if not parsed.is_dataset and is_beir(parsed.path):
         parsed = parse_source(find_file(parsed.path, "corpus.jsonl"))
     for row in read_rows(parsed):
-        text, title = column_text(row, text_column, "choose with --text-column"), row.columns.get("title")
+        text, title = column_text(row, text_column, "choose with --text_column"), row.columns.get("title")
         yield titled(title, text) if title and text_column != "title" else text

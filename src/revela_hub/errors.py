@@ -6,7 +6,7 @@ import errno
 import importlib.util
 import json
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 # What an error number of the operating system means to a user.
@@ -69,7 +69,12 @@ class UserError(Exception):
 
 
 def did_you_mean(word: str, known: Iterable[str], shown: str = "{}") -> str:
-    """Return the question whether one of the known words was meant, or nothing if none is like it.
+    """Return a suggestion for an unknown word, or an empty string if no known word is similar.
+
+    Args:
+        word: the unknown word.
+        known: the known words, or a mapping from them to the words to suggest.
+        shown: how a suggestion is formatted.
 
     >>> did_you_mean("--recal", ["recall", "rank"], "--{}")
     'did you mean --recall?'
@@ -77,7 +82,9 @@ def did_you_mean(word: str, known: Iterable[str], shown: str = "{}") -> str:
     ''
     """
     close = difflib.get_close_matches(word.lstrip("-"), list(known), n=1)
-    return f"did you mean {shown.format(close[0])}?" if close else ""
+    if not close:
+        return ""
+    return f"did you mean {shown.format(known[close[0]] if isinstance(known, Mapping) else close[0])}?"
 
 
 def first_line(error: BaseException) -> str:

@@ -51,7 +51,7 @@ def test_prints_nothing_but_json(task: Path, capsys: pytest.CaptureFixture[str])
         (["bm25"], "give either --corpus BEIR_FOLDER or --tasks NAME"),
         (["bm25", "--corpus", "{task}", "--tasks", "SciFact"], "give either"),
         (["bm25", "--corpus", "{task}", "--split", "dev"], "no split 'dev'"),
-        (["bm25", "--corpus", "{task}", "--batch-size", "0"], "--batch-size: must be at least 1"),
+        (["bm25", "--corpus", "{task}", "--batch_size", "0"], "--batch_size: must be at least 1"),
         (["./nowhere", "--corpus", "{task}"], "./nowhere is not a folder"),
         (["bm25", "--tasks", "NoSuchTask"], "no task or benchmark 'NoSuchTask'"),
     ],

@@ -26,7 +26,7 @@ def work(tmp_path: Path, llama_folder: Path) -> Path:
 
 
 def train(work: Path, output: str = "out", *options: str) -> int:
-    words = ["train", "imprag", "--data", str(work / "train.jsonl"), "--passages", str(work / "docs")]
+    words = ["train", "imprag", "--data", str(work / "train.jsonl"), "--corpus", str(work / "docs")]
     words += [
         "--backbone",
         str(work / "tiny-llama"),
@@ -34,11 +34,11 @@ def train(work: Path, output: str = "out", *options: str) -> int:
         str(work / output),
         "--max_steps",
         "3",
-        "--k",
+        "--num_passages",
         "2",
     ]
     words += [
-        "--l_max",
+        "--max_passage_length",
         "80",
         "--per_device_train_batch_size",
         "4",
@@ -55,11 +55,11 @@ def train(work: Path, output: str = "out", *options: str) -> int:
 def test_from_questions_to_answers(
     work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert train(work, "out", "--passage_encoding", "independent", "--denoising_share", "0.5") == 0
+    assert train(work, "out", "--passage_encoding", "independent", "--denoising_fraction", "0.5") == 0
     model, index = str(work / "out" / "model"), str(work / "index")
     assert "revela-hub answer" in capsys.readouterr().out
     assert "retrieve with its lower layers" in (work / "out" / "model" / "README.md").read_text()
-    build = ["index", model, "--passages", str(work / "docs"), "--output", index]
+    build = ["index", model, "--corpus", str(work / "docs"), "--output_dir", index]
     assert main([*build, "--states", "float16"]) == 0
     assert "12 passages" in capsys.readouterr().out
     answer = ["answer", model, "--index", index, "--task", "question_answering", "--max-new-tokens", "4"]
@@ -78,7 +78,7 @@ def test_from_questions_to_answers(
     assert scores["questions"] == 12
     assert 0 <= scores["exact_match"] <= scores["f1"] <= 1
     assert 0 < scores["answer_recall"] <= 1
-    assert main([*evaluate, "--k", "13"]) == 2
+    assert main([*evaluate, "--num_passages", "13"]) == 2
     assert "k=13 passages were asked for, but the model reads at most 2" in capsys.readouterr().err
     assert main(["answer", model, "--index", index, "x " * 2000]) == 2
     assert "there is room for" in capsys.readouterr().err
@@ -94,9 +94,9 @@ def test_from_questions_to_answers(
             [
                 "index",
                 str(work / "tiny-llama"),
-                "--passages",
+                "--corpus",
                 str(work / "docs"),
-                "--output",
+                "--output_dir",
                 index,
                 "--states",
                 "float16",
@@ -112,7 +112,7 @@ def test_from_questions_to_answers(
     assert main(["answer", other, "--index", index, "Where?"]) == 2
     assert "is another model or version" in capsys.readouterr().err
     assert (
-        main(["index", other, "--passages", str(work / "docs"), "--output", str(work / "i2"), "--states", "float16"])
+        main(["index", other, "--corpus", str(work / "docs"), "--output_dir", str(work / "i2"), "--states", "float16"])
         == 2
     )
     assert "states can be stored for passage_encoding independent only" in capsys.readouterr().err
@@ -121,12 +121,12 @@ def test_from_questions_to_answers(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--k", "20"], "k=20 passages are to be read, but the collection has 12: lower --k"),
-        (["--b", "1", "--t", "0"], "b=1 is above t=0"),
-        (["--t", "2"], "t=2 is beyond the last layer: the backbone has layers 0 to 1"),
-        (["--l_max", "1500"], "do not fit into the backbone's 2048"),
+        (["--num_passages", "20"], "k=20 passages are to be read, but the collection has 12: lower --num_passages"),
+        (["--retrieval_layer", "1", "--last_reading_layer", "0"], "b=1 is above t=0"),
+        (["--last_reading_layer", "2"], "t=2 is beyond the last layer: the backbone has layers 0 to 1"),
+        (["--max_passage_length", "1500"], "do not fit into the backbone's 2048"),
         (["--backbone", "./nowhere"], "cannot load the backbone './nowhere': there is no such folder"),
-        (["--passages", "nowhere"], "no such file or folder: nowhere"),
+        (["--corpus", "nowhere"], "no such file or folder: nowhere"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(
@@ -155,8 +155,8 @@ def test_an_answer_without_tokens_and_an_encoder_are_refused(
     assert "--task qa needs --data" in capsys.readouterr().err
     assert main(["evaluate", "x", "--task", "qa", "--data", "d", "--index", "i", "--corpus", "c"]) == 2
     assert "--corpus is of --task retrieval" in capsys.readouterr().err
-    assert main(["evaluate", "x", "--corpus", "c", "--k", "3"]) == 2
-    assert "--k is of --task qa" in capsys.readouterr().err
+    assert main(["evaluate", "x", "--corpus", "c", "--num_passages", "3"]) == 2
+    assert "--num_passages is of --task qa" in capsys.readouterr().err
 
 
 def test_the_baselines_are_trained_on_the_same_data_and_load(
@@ -168,17 +168,20 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
     common = [
         "--data",
         str(work / "train.jsonl"),
-        "--passages",
+        "--corpus",
         str(work / "docs"),
         "--max_steps",
         "2",
-        "--l_max",
+        "--max_passage_length",
         "80",
     ]
     common += ["--per_device_train_batch_size", "4", "--bf16", "false", "--report_to", "none", "--quiet", "true"]
     common += ["--max_length", "200"]
     lm, reader = str(work / "tiny-llama"), str(work / "ra-it" / "model")
-    assert main(["train", "ra-it", *common, "--backbone", lm, "--k", "2", "--output_dir", str(work / "ra-it")]) == 0
+    assert (
+        main(["train", "ra-it", *common, "--backbone", lm, "--num_passages", "2", "--output_dir", str(work / "ra-it")])
+        == 0
+    )
     assert f"--reader {reader}" in capsys.readouterr().out
     assert type(AutoModelForCausalLM.from_pretrained(reader)).__name__ == "LlamaForCausalLM"
     card = (Path(reader) / "README.md").read_text()
@@ -190,7 +193,7 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
         *dit,
         "--backbone",
         lm,
-        "--b",
+        "--retrieval_layer",
         "1",
         "--retrieval_warmup_epochs",
         "0.3",
@@ -201,17 +204,17 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
     retriever = str(work / "llama" / "retriever")
     for folder in (work / "ra-dit" / "retriever", Path(retriever)):
         assert str(work) not in "".join(file.read_text() for file in folder.glob("*.[mj][ds]*"))
-    assert main(["index", retriever, "--passages", str(work / "docs"), "--output", str(work / "index")]) == 0
+    assert main(["index", retriever, "--corpus", str(work / "docs"), "--output_dir", str(work / "index")]) == 0
     assert "12 passages" in capsys.readouterr().out
     assert main(["search", retriever, "--index", str(work / "index"), "Which town has the river Dart?"]) == 0
     assert "1. " in capsys.readouterr().out
-    assert main(["search", retriever, "--corpus", str(work / "docs"), "--query", "Dart", "--max-seq-length", "9"]) == 2
+    assert main(["search", retriever, "--corpus", str(work / "docs"), "--query", "Dart", "--max_length", "9"]) == 2
     assert "was trained with ImpRAG, which reads texts as they are" in capsys.readouterr().err
     for wrong, message in (
-        ([], "either --retriever, or --backbone and --b"),
-        (["--backbone", lm], "--backbone and --b go together"),
-        (["--backbone", lm, "--b", "9"], "b=9 is beyond the last layer"),
-        (["--backbone", str(bert_folder), "--b", "1"], "is an encoder"),
+        ([], "either --retriever, or --backbone and --retrieval_layer"),
+        (["--backbone", lm], "--backbone and --retrieval_layer go together"),
+        (["--backbone", lm, "--retrieval_layer", "9"], "b=9 is beyond the last layer"),
+        (["--backbone", str(bert_folder), "--retrieval_layer", "1"], "is an encoder"),
         (["--reader", str(bert_folder), "--retriever", str(retriever_folder)], "is an encoder"),
         (["--reader", "./nowhere", "--retriever", str(retriever_folder)], "'./nowhere': there is no such folder"),
         (["--retriever", str(retriever_folder), "--push_to_hub", "true", "--hub_model_id", "a/b"], "not published"),

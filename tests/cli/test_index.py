@@ -27,7 +27,7 @@ def test_shards_become_an_index_that_is_searched(
     from sentence_transformers import SentenceTransformer
 
     model = str(retriever_folder)
-    common = [model, "--passages", "notes.jsonl", "--output", "index", "--device", "cpu"]
+    common = [model, "--corpus", "notes.jsonl", "--output_dir", "index", "--device", "cpu"]
     for shard, number in ((1, 10), (0, 10), (2, 10)):
         assert main(["encode", *common, "--num-shards", "3", "--shard", str(shard)]) == 0
         assert f"{number} passages of 30 have their vectors" in capsys.readouterr().out
@@ -36,7 +36,7 @@ def test_shards_become_an_index_that_is_searched(
         patched.setattr(SentenceTransformer, "encode", None)  # all shards are there
         assert main(["index", *common, "--index-type", "hnsw"]) == 0
     assert "30 passages, vectors of 32 numbers (hnsw)" in capsys.readouterr().out
-    words = ["search", model, "--index", "index", "--device", "cpu", "--json", "--top-k", "3"]
+    words = ["search", model, "--index", "index", "--device", "cpu", "--json", "--top_k", "3"]
     assert main([*words, "Note 7 rivers"]) == 0
     [hits] = [json.loads(line)["hits"] for line in capsys.readouterr().out.splitlines()]
     assert len(hits) == 3
@@ -56,12 +56,12 @@ def test_mistakes_are_one_line(
         assert main(list(words)) == 2
         return capsys.readouterr().err.splitlines()[-1]
 
-    common = ["--passages", "notes.jsonl", "--output", "index", "--device", "cpu"]
+    common = ["--corpus", "notes.jsonl", "--output_dir", "index", "--device", "cpu"]
     assert main(["index", str(retriever_folder), *common]) == 0
     assert "is another model or version" in message("search", str(minimal_change), "x", "--index", "index")
     assert "has the index of" in message("index", str(minimal_change), *common)
     assert "the shards are 0 to 2" in message(
-        "encode", str(retriever_folder), *common, "--num-shards", "3", "--shard", "3"
+        "encode", str(retriever_folder), *common, "--num_shards", "3", "--shard", "3"
     )
     assert "bm25 has no vectors" in message("index", "bm25", *common)
     assert "is no index" in message("search", "bm25", "x", "--index", "nowhere")
@@ -100,16 +100,16 @@ def test_the_output_stays_apart_from_files_of_the_user(
     (full / "precious.txt").write_text("mine")
     model = str(retriever_folder)
     for command in ("index", "encode"):
-        common = [command, model, "--device", "cpu", "--passages"]
-        assert "full holds files that revela-hub did not write" in message(*common, str(notes), "--output", "full")
-        assert "texts/index lies in the data" in message(*common, "texts", "--output", "texts/index")
-    probe = ["probe", "texts", "--output"]
+        common = [command, model, "--device", "cpu", "--corpus"]
+        assert "full holds files that revela-hub did not write" in message(*common, str(notes), "--output_dir", "full")
+        assert "texts/index lies in the data" in message(*common, "texts", "--output_dir", "texts/index")
+    probe = ["probe", "texts", "--output_dir"]
     assert "full holds files that revela-hub did not write" in message(*probe, "full")
     assert "texts/probe lies in the data" in message(*probe, "texts/probe")
-    search = ["search", model, "rivers", "--corpus", "texts", "--device", "cpu", "--cache-dir"]
-    assert "--cache-dir full holds files" in message(*search, "full")
-    mine = ["mine", model, "--pairs", "pairs.jsonl", "--output", "mined.jsonl", "--cache-dir"]
-    assert "--cache-dir full holds files" in message(*mine, "full")
+    search = ["search", model, "rivers", "--corpus", "texts", "--device", "cpu", "--cache_dir"]
+    assert "--cache_dir full holds files" in message(*search, "full")
+    mine = ["mine", model, "--pairs", "pairs.jsonl", "--output", "mined.jsonl", "--cache_dir"]
+    assert "--cache_dir full holds files" in message(*mine, "full")
     assert sorted(map(str, Path().rglob("*"))) == ["full", "full/precious.txt", "texts", "texts/notes.jsonl"]
     # A cache among the texts is not read by the next search.
     assert main([*search, "texts/cache", "--json"]) == 0

@@ -366,7 +366,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (HfHubHTTPError("500 Server Error"), "the Hub: 500 Server Error"),
         (
             RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of"),
-            "out of memory on the GPU: 20.0 GiB could not be allocated; lower --batch-size",
+            "out of memory on the GPU: 20.0 GiB could not be allocated; lower --batch_size",
         ),
         (
             RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:32930"),
@@ -377,7 +377,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
             "Torch not compiled with CUDA enabled; this torch runs",
         ),
         (RuntimeError("Invalid device string: 'gpu'"), "Invalid device string: 'gpu'; --device takes cpu"),
-        (MemoryError(), "out of memory; lower --batch-size"),
+        (MemoryError(), "out of memory; lower --batch_size"),
         (
             RuntimeError(
                 "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 128000 bytes."
@@ -388,8 +388,8 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (RuntimeError("std::bad_alloc"), "out of memory"),
         (OverflowError("Python int too large to convert to C long"), "out of memory"),
         (
-            UserError("no split 'x'", split="choose with --split", batch_size="lower --batch-size"),
-            "no split 'x'; lower --batch-size",
+            UserError("no split 'x'", split="choose with --split", batch_size="lower --batch_size"),
+            "no split 'x'; lower --batch_size",
         ),
         (caused(RuntimeError("writing failed"), OSError(28, "x", "out")), "out: the disk is full"),
     ],

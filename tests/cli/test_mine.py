@@ -59,7 +59,7 @@ def test_mines_with_a_model_and_resumes(
 ) -> None:
     from sentence_transformers import SentenceTransformer
 
-    words = ["mine", str(retriever_folder), "--beir", "beir", "--device", "cpu", "--no-positive-aware", "--scores"]
+    words = ["mine", str(retriever_folder), "--beir", "beir", "--device", "cpu", "--no_positive_aware", "--scores"]
     assert main([*words, "--output", "first.jsonl"]) == 0
     model = SentenceTransformer(str(retriever_folder), device="cpu")
     for row in read("first.jsonl"):
@@ -90,7 +90,7 @@ def test_a_model_with_code_of_its_own(place: Path, bert_folder: Path, capsys: py
     modules = json.loads((folder / "modules.json").read_text())
     modules[1]["type"] = "own_pooling.OwnPooling"
     (folder / "modules.json").write_text(json.dumps(modules))
-    words = ["mine", "./remote", "--beir", "beir", "--device", "cpu", "--output", "mined.jsonl", "--no-positive-aware"]
+    words = ["mine", "./remote", "--beir", "beir", "--device", "cpu", "--output", "mined.jsonl", "--no_positive_aware"]
     assert main([*words, "--trust-remote-code"]) == 0
     assert len(read("mined.jsonl")) == 2
 
@@ -100,7 +100,7 @@ def test_columns_lists_of_positives_and_a_corpus_with_titles(place: Path, capsys
     write(
         "corpus.jsonl", [{"title": "River", "body": "and rope"}, {"title": "", "body": "river sea lamp"}, {"body": " "}]
     )
-    columns = ["--anchor-column", "q", "--positive-column", "answers", "--text-column", "body"]
+    columns = ["--anchor_column", "q", "--positive_column", "answers", "--text_column", "body"]
     words = ["mine", "bm25", "--pairs", "pairs.jsonl", "--corpus", "corpus.jsonl", "--output", "mined.jsonl"]
     assert main([*words, *columns, "--positive-aware", "false"]) == 0
     assert [row["positive"] for row in read("mined.jsonl")] == ["river sea lamp", "sea"]
@@ -161,27 +161,27 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
         (["--pairs", "beir/qrels"], "no column 'anchor'; the columns are 'query-id', 'corpus-id', 'score'"),
         (["--pairs", "empty"], "empty: rows are read from .jsonl, .jsonl.gz, a BEIR folder, or a data set"),
         (
-            ["--pairs", "pairs.jsonl", "--anchor-column", "query"],
-            "pairs.jsonl:1: no column 'query'; the columns are 'anchor', 'positive' (choose with --anchor-column)",
+            ["--pairs", "pairs.jsonl", "--anchor_column", "query"],
+            "pairs.jsonl:1: no column 'query'; the columns are 'anchor', 'positive' (choose with --anchor_column)",
         ),
         (
-            ["--pairs", "pairs.jsonl", "--positive-column", "answer"],
-            "pairs.jsonl:1: no column 'answer'; the columns are 'anchor', 'positive' (choose with --positive-column)",
+            ["--pairs", "pairs.jsonl", "--positive_column", "answer"],
+            "pairs.jsonl:1: no column 'answer'; the columns are 'anchor', 'positive' (choose with --positive_column)",
         ),
         (["--pairs", "numbers.jsonl"], "numbers.jsonl:1: column 'positive' holds int, not text"),
         (["--pairs", "broken.jsonl"], "broken.jsonl:2: not valid JSON"),
         (["--pairs", "pairs.jsonl", "--corpus", "nowhere"], "no such file or folder: nowhere"),
-        (["--pairs", "pairs.jsonl", "--corpus", "beir", "--text-column", "body"], "corpus.jsonl:1: no column 'body'"),
+        (["--pairs", "pairs.jsonl", "--corpus", "beir", "--text_column", "body"], "corpus.jsonl:1: no column 'body'"),
         (["--pairs", "pairs.jsonl"], "1 negatives of a pair are more than there are: the corpus has 1 different"),
         (["--beir", "nowhere"], "no folder nowhere"),
         (["--beir", "beir", "--split", "test"], "no split 'test'"),
-        (["--beir", "beir", "--num-negatives", "0"], "num_negatives must be at least 1"),
-        (["--beir", "beir", "--batch-size", "0"], "--batch-size: must be at least 1"),
+        (["--beir", "beir", "--num_negatives", "0"], "num_negatives must be at least 1"),
+        (["--beir", "beir", "--batch_size", "0"], "--batch_size: must be at least 1"),
         (["--beir", "beir", "--sampling", "best"], "--sampling: expected one of top, random, not 'best'"),
         (["--beir", "beir", "--model", "./nowhere"], "./nowhere is not a folder"),
         (["--beir", "beir", "--output", "beir"], "beir is there already"),
         (["--beir", "beir", "--output", "pairs.jsonl/mined.jsonl"], "choose another place with --output"),
-        (["--beir", "beir", "--cache-dir", "pairs.jsonl"], "choose another place with --cache-dir"),
+        (["--beir", "beir", "--cache_dir", "pairs.jsonl"], "choose another place with --cache_dir"),
     ],
 )
 def test_mistakes_are_one_line(place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,7 +202,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mine", "--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("usage: revela-hub mine MODEL [options]")
-    assert "--query-prompt $'Instruct: Retrieve passages that answer the question\\nQuery: '" in out
+    assert "--query_prompt $'Instruct: Retrieve passages that answer the question\\nQuery: '" in out
 
 
 def test_the_output_is_never_the_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +216,7 @@ def test_the_output_is_never_the_input(place: Path, capsys: pytest.CaptureFixtur
 
 
 def test_mines_with_a_hybrid(place: Path, retriever_folder: Path) -> None:
-    words = ["mine", str(retriever_folder), "--beir", "beir", "--device", "cpu", "--no-positive-aware"]
+    words = ["mine", str(retriever_folder), "--beir", "beir", "--device", "cpu", "--no_positive_aware"]
     assert main([*words, "--output", "dense.jsonl"]) == 0
     assert main([*words, "--output", "hybrid.jsonl", "--mode", "hybrid", "--weights", "0", "1", "--scores"]) == 0
     assert all(row["scores"][0] >= 0 for row in read("hybrid.jsonl"))

@@ -23,9 +23,9 @@ TRAINED = {
     "train nvembed": "--backbone b --mixture m.yaml --stage 1",
     "train retromae": f"--encoder e {TEXT}",
     "train cot-mote": f"--encoder e {TEXT}",
-    "train imprag": "--backbone b --data q.jsonl --passages docs 'more docs'",
-    "train ra-it": "--backbone b --data q.jsonl --passages docs",
-    "train ra-dit": "--reader m --retriever r --data q.jsonl --passages docs 'more docs'",
+    "train imprag": "--backbone b --data q.jsonl --corpus docs 'more docs'",
+    "train ra-it": "--backbone b --data q.jsonl --corpus docs",
+    "train ra-dit": "--reader m --retriever r --data q.jsonl --corpus docs 'more docs'",
 }
 
 
@@ -64,7 +64,7 @@ def test_what_a_training_run_prints_at_its_end(
         values = read(given)
         assert values.get("query") in (None, "your query")
         assert values.get("prompt") in (None, "your prompt")
-        assert values.get("passages") in (None, ["PATH"], ["docs", "more docs"])
+        assert values.get("corpus") in (None, ["PATH"], ["docs", "more docs"])
     if shown and shown[0][0] == "search":
         shutil.copytree(retriever_folder, shown[0][1])
         (tmp_path / "PATH").write_text("Rivers carry sediment to the sea.")
@@ -96,9 +96,11 @@ def test_what_the_quickstart_prints_at_its_end(
 
 @cache
 def known(command: str) -> set[str]:
-    """The options of a command."""
+    """The options of a command as its help text shows them: neither old names nor dashes."""
     parser = CommandParser(outline(cli.COMMANDS[command].module).Arguments, command, "")
-    return {*parser._option_string_actions}
+    return {
+        option for action in parser._actions for option in action.option_strings if action.dest not in parser.renamed
+    }
 
 
 def test_the_commands_in_messages_are_known_with_these_options() -> None:

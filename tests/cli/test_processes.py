@@ -121,11 +121,11 @@ def test_no_part_is_divided_again_wherever_its_options_come_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    (tmp_path / "encode.yaml").write_text("num_processes: 2\nnum_shards: 3\nshard: 1\nmax_words: 7\npassages: [a, b]\n")
-    first, second = parts(f"my-model --output o --config {tmp_path}/encode.yaml --max_words 9")
+    (tmp_path / "encode.yaml").write_text("num_processes: 2\nnum_shards: 3\nshard: 1\nmax_words: 7\ncorpus: [a, b]\n")
+    first, second = parts(f"my-model --output_dir o --config {tmp_path}/encode.yaml --max_words 9")
     assert (first.num_processes, second.num_processes) == (1, 1)
     assert (first.num_shards, first.shard, second.num_shards, second.shard) == (6, 2, 6, 3)
-    assert (first.model, first.output, first.passages, first.max_words) == ("my-model", "o", ["a", "b"], 9)
+    assert (first.model, first.output_dir, first.corpus, first.max_words) == ("my-model", "o", ["a", "b"], 9)
     assert first.device is None
     assert [part.num_processes for part in encode.parts_of(first)] == [1]
 
@@ -133,7 +133,7 @@ def test_no_part_is_divided_again_wherever_its_options_come_from(
 def test_every_gpu_gets_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     def devices(count: int, more: str = "") -> list[str | None]:
         monkeypatch.setattr("torch.cuda.device_count", lambda: count)
-        return [part.device for part in parts(f"m --passages a --output o --num-processes 3 {more}")]
+        return [part.device for part in parts(f"m --corpus a --output_dir o --num-processes 3 {more}")]
 
     assert devices(0) == devices(1) == [None] * 3
     assert devices(2) == ["cuda:0", "cuda:1", "cuda:0"]
@@ -145,10 +145,10 @@ def test_encode_in_processes_of_a_file_of_options(
 ) -> None:
     """The whole command from Python: what the children would read from `sys.argv` is somebody else's."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["somebody-else", "--passages", "nowhere"])
+    monkeypatch.setattr(sys, "argv", ["somebody-else", "--corpus", "nowhere"])
     rows = [{"text": f"Note {number}: rivers carry sediment past {number * 7} stones."} for number in range(9)]
     (tmp_path / "notes.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "encode.yaml").write_text("num_processes: 2\npassages: [notes.jsonl]\noutput: index\ndevice: cpu\n")
+    (tmp_path / "encode.yaml").write_text("num_processes: 2\ncorpus: [notes.jsonl]\noutput_dir: index\ndevice: cpu\n")
     assert main(["encode", str(retriever_folder), "--config", "encode.yaml", "--dtype", "float16"]) == 0
     vectors = [np.load(path)["vector"] for path in Path("index").glob("vectors-*/*.npy")]
     assert [len(part) for part in vectors] in ([4, 5], [5, 4])

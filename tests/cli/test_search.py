@@ -60,7 +60,7 @@ def test_queries_come_from_standard_input(
 def test_a_model_is_searched_with_through_its_cache(
     corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["search", str(retriever_folder), "--corpus", ".", "--device", "cpu", "rivers", "--top-k", "1"]
+    words = ["search", str(retriever_folder), "--corpus", ".", "--device", "cpu", "rivers", "--top_k", "1"]
     assert main(words) == 0
     first = capsys.readouterr()
     assert "2 documents, 2 chunks" in first.err
@@ -71,7 +71,7 @@ def test_a_model_is_searched_with_through_its_cache(
     assert second.out.startswith("1. ") and "\n2. " not in second.out
     assert "2 passages, 2 of them from the cache" in second.err
     assert list((corpus.parent / "xdg" / "revela-hub" / "passages").glob("vectors-*/*.npy"))
-    assert main([*words, "--cache-dir", str(corpus.parent / "own"), "--max-seq-length", "16"]) == 0
+    assert main([*words, "--cache-dir", str(corpus.parent / "own"), "--max_length", "16"]) == 0
     assert "0 of them from the cache" in capsys.readouterr().err
     assert list((corpus.parent / "own").glob("vectors-*/*.npy"))
 
@@ -84,12 +84,12 @@ def test_a_model_is_searched_with_through_its_cache(
         (["bm25", "--corpus", "docs", "width?"], "a query goes before --corpus, or is named: --query TEXT"),
         (["bm25", "query"], "corpus"),
         (["bm25", " ", "--corpus", "docs"], "the query is empty"),
-        (["bm25", "query", "--corpus", "docs", "--top-k", "0"], "--top-k: must be at least 1, not 0"),
+        (["bm25", "query", "--corpus", "docs", "--top_k", "0"], "--top_k: must be at least 1, not 0"),
         (["./nowhere", "query", "--corpus", "docs"], "./nowhere is not a folder"),
         (["bm25", "river", "--corpus", "docs", "--weights", "1", "2"], "--weights is of --mode hybrid"),
-        (["bm25", "river", "--corpus", "docs", "--sparse-model", "x"], "--sparse-model is of --mode sparse"),
+        (["bm25", "river", "--corpus", "docs", "--sparse_model", "x"], "--sparse_model is of --mode sparse"),
         (
-            ["bm25", "river", "--corpus", "docs", "--milvus-uri", "http://a:1"],
+            ["bm25", "river", "--corpus", "docs", "--milvus_uri", "http://a:1"],
             "a Milvus server is for the index milvus",
         ),
     ],
@@ -162,7 +162,7 @@ def test_a_query_without_a_hit_says_why(
     assert capsys.readouterr().out == f"{words}\n"
     assert main(["search", sparse, "river", "--corpus", "docs", "--mode", "sparse"]) == 0
     assert capsys.readouterr().out == f"{weights}\n"
-    hybrid = ["--mode", "hybrid", "--parts", "sparse", "bm25", "--sparse-model", sparse]
+    hybrid = ["--mode", "hybrid", "--parts", "sparse", "bm25", "--sparse_model", sparse]
     assert main(["search", sparse, "zebra", "--corpus", "docs", *hybrid]) == 0
     assert capsys.readouterr().out == f"{weights}; {words.removeprefix('nothing found: ')}\n"
     assert main(["search", sparse, "rivers", "--corpus", "docs", *hybrid]) == 0

@@ -123,7 +123,7 @@ def pairs(folder: Path) -> list[dict[str, Any]]:
 
 
 def command(server: Server, output: Path, *options: str) -> list[str]:
-    return ["synthesize", "--endpoint", server.url, "--model", "m", "--output", str(output), *options]
+    return ["synthesize", "--endpoint", server.url, "--model", "m", "--output_dir", str(output), *options]
 
 
 # --- the command
@@ -133,7 +133,7 @@ def test_the_command_makes_what_was_asked_for(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
-    options = ["--count", "12", "--api-key-env", "MY_KEY", "--temperature", "0.7", "--max-new-tokens", "99"]
+    options = ["--count", "12", "--api_key_env", "MY_KEY", "--temperature", "0.7", "--max_new_tokens", "99"]
     extra = json.dumps({"max_tokens": None, "max_completion_tokens": 99, "reasoning_effort": "low"})
     assert main(command(server, tmp_path / "out", *options, "--extra-body", extra)) == 0
     out = capsys.readouterr().out
@@ -149,7 +149,7 @@ def test_the_command_makes_what_was_asked_for(
     assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
     assert not any(KEY in file.read_text() for file in (tmp_path / "out").iterdir())
     # again: there is nothing to do; and with a higher count, three more; with other settings, none
-    again = command(server, tmp_path / "out", *options[2:], "--extra-body", extra)
+    again = command(server, tmp_path / "out", *options[2:], "--extra_body", extra)
     assert main([*again, "--count", "12"]) == 0
     assert len(server.bodies) == 15 and "12 of them from earlier runs" in capsys.readouterr().out
     assert main([*again, "--count", "15"]) == 0
@@ -164,7 +164,7 @@ def test_the_recipe_is_a_configuration_of_the_command(
     server: Server, repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = repository / "examples" / "nvembed" / "synthesize.yaml"
-    options = ["--config", str(recipe), "--endpoint", server.url, "--count", "3", "--output", str(tmp_path)]
+    options = ["--config", str(recipe), "--endpoint", server.url, "--count", "3", "--output_dir", str(tmp_path)]
     assert main(["synthesize", *options]) == 0
     assert server.bodies[0]["model"] == "mistralai/Mixtral-8x22B-Instruct-v0.1" and len(pairs(tmp_path)) == 3
 
@@ -240,14 +240,14 @@ def test_ctrl_c_stops_at_once_and_loses_nothing(server: Server, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--api-key-env", KEY], "--api-key-env: there is no environment variable of that name"),
-        (["--extra-body", "{seed: 1}"], "--extra-body is not JSON"),
-        (["--extra-body", "[1]"], "--extra-body must be a JSON object"),
+        (["--api_key_env", KEY], "--api_key_env: there is no environment variable of that name"),
+        (["--extra_body", "{seed: 1}"], "--extra_body is not JSON"),
+        (["--extra_body", "[1]"], "--extra_body must be a JSON object"),
         (["--count", "0"], "--count: must be at least 1"),
         (["--concurrency", "0"], "--concurrency: must be at least 1"),
         (["--timeout", "0"], "--timeout: must be above 0"),
-        (["--api-key", KEY], "unknown option '--api-key': did you mean --api-key-env?"),
-        ([f"--api-key={KEY}"], "unknown option '--api-key'"),
+        (["--api_key", KEY], "unknown option '--api_key': did you mean --api_key_env?"),
+        ([f"--api_key={KEY}"], "unknown option '--api_key'"),
         (["--forms", "long-long"], "--forms must be different ones of short-long"),
         (["--temperature", "-1"], "--temperature: must be at least 0"),
         (["--endpoint", "localhost:8000"], "localhost:8000 is not the URL of a server"),
@@ -267,8 +267,8 @@ def test_options_that_do_not_work(
 
 
 def test_options_of_a_server_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["synthesize", "--model", "m", "--api-key-env", "K", "--output", str(tmp_path)]) == 2
-    assert "--api-key-env is for a server: give its URL with --endpoint" in capsys.readouterr().err
+    assert main(["synthesize", "--model", "m", "--api-key-env", "K", "--output_dir", str(tmp_path)]) == 2
+    assert "--api_key_env is for a server: give its URL with --endpoint" in capsys.readouterr().err
 
 
 def test_secrets_are_in_no_file_and_no_message(
@@ -277,8 +277,8 @@ def test_secrets_are_in_no_file_and_no_message(
     """In a variable, in the URL's query, and among the fields of --extra-body; the server repeats them all."""
     for name in ("MY_KEY", "OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, f"{KEY}-{name}")
-    given = ["synthesize", "--model", "m", "--api-key-env", "MY_KEY", "--output", str(tmp_path), "--retries", "0"]
-    given += ["--endpoint", f"{server.url}?key={KEY}-url", "--extra-body", json.dumps({"token": f"{KEY}-body"})]
+    given = ["synthesize", "--model", "m", "--api_key_env", "MY_KEY", "--output_dir", str(tmp_path), "--retries", "0"]
+    given += ["--endpoint", f"{server.url}?key={KEY}-url", "--extra_body", json.dumps({"token": f"{KEY}-body"})]
     assert main([*given, "--count", "3"]) == 0
     assert all(path.endswith(f"?key={KEY}-url") for path in server.paths) and server.bodies[0]["token"] == f"{KEY}-body"
     server.respond = lambda body, number: (500, {}, {"error": f"{KEY}-MY_KEY {KEY}-url {KEY}-body"})
@@ -410,9 +410,9 @@ def test_a_server_that_goes_away(server: Server) -> None:
         (403, {"error": "no"}, "HTTP 403 .*the API key was refused"),
         (404, {"error": {"message": "The model `m` does not exist."}}, "HTTP 404 .*does not exist.*--model m"),
         (404, b"<html>nothing here</html>", r"HTTP 404; check --endpoint"),
-        (400, {"error": {"message": "unknown field seed"}}, "HTTP 400 .*unknown field seed.*--extra-body"),
+        (400, {"error": {"message": "unknown field seed"}}, "HTTP 400 .*unknown field seed.*--extra_body"),
         (422, {"detail": [{"msg": "no such field"}]}, "HTTP 422 .*no such field"),
-        (422, ["what", "is", "this"], "HTTP 422 .*--extra-body"),
+        (422, ["what", "is", "this"], "HTTP 422 .*--extra_body"),
     ],
 )
 def test_what_cannot_work_fails_at_once(server: Server, status: int, answer: Any, message: str) -> None:
@@ -442,7 +442,7 @@ def test_a_reply_that_is_none_is_one_bad_reply(server: Server, answer: Any) -> N
 
 def test_without_a_key_a_refusal_says_how_to_give_one(server: Server) -> None:
     server.respond = lambda body, number: (401, {}, {"error": "who are you?"})
-    with pytest.raises(UserError, match=r"is needed: put it into an environment variable \(--api-key-env NAME\)"):
+    with pytest.raises(UserError, match=r"is needed: put it into an environment variable \(--api_key_env NAME\)"):
         ask(endpoint(server))
 
 

@@ -83,7 +83,7 @@ def test_from_text_and_pairs_to_three_forms(
     assert "gives no weights of terms" in capsys.readouterr().err
     search[1] = str(second / "sparse")
     assert main([*search, "--cache-dir", str(tmp_path / "vectors")]) == 0
-    assert main(["export", str(second), "--output", str(tmp_path / "again")]) == 0
+    assert main(["export", str(second), "--output_dir", str(tmp_path / "again")]) == 0
     printed = capsys.readouterr().out
     assert 'SparseEncoder("' in printed and "trust_remote_code=True" in printed
 

@@ -91,7 +91,7 @@ def test_resume_last_goes_on_where_the_run_stopped(tmp_path: Path, llama_folder:
         (["--lm", "nowhere/model"], "nowhere/model"),
         (["--temperature", "0"], "--temperature: must be above 0"),
         (["--eval_strategy", "steps", "--probe", "none"], "--eval_corpus"),
-        (["--query_prompt", "q: "], "both --query_prompt and --passage_prompt"),
+        (["--query_prompt", "q: "], "both --query_prompt and --document_prompt"),
         (["--run_length", "3"], "run_length"),
     ],
 )

@@ -214,7 +214,7 @@ def test_settings_that_make_no_probe(settings: dict[str, object], message: str) 
 
 def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "probe"
-    words = ["probe", str(text), "--output", str(output), "--queries", "30", "--passages", "60"]
+    words = ["probe", str(text), "--output_dir", str(output), "--queries", "30", "--passages", "60"]
     assert main(words) == 0
     captured = capsys.readouterr()
     assert "probe: 30 queries (10 docstring, 10 sentence, 10 title) for 60 passages of" in captured.out
@@ -241,7 +241,7 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_mistakes(
     text: Path, tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["probe", str(text), "--output", str(tmp_path / "probe"), *options]) == 2
+    assert main(["probe", str(text), "--output_dir", str(tmp_path / "probe"), *options]) == 2
     assert re.search(message, capsys.readouterr().err)
 
 

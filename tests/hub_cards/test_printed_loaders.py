@@ -81,7 +81,7 @@ def test_what_is_printed_loads_in_a_clean_process(
         make(checkpoint, copy.deepcopy(given))  # NV-Embed takes the causal mask off the model that it is given
         capsys.readouterr()
         more = ["--lm"] if make is revela else []
-        assert cli.main(["export", str(checkpoint), "--output", str(output), *more]) == 0
+        assert cli.main(["export", str(checkpoint), "--output_dir", str(output), *more]) == 0
         printed = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
         loaders += printed
         codes += printed

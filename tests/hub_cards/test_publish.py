@@ -334,7 +334,7 @@ def test_a_full_disk_that_was_chosen(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_pretrained)
-    with pytest.raises(UserError, match="nothing was published. Free some, or choose another --keep"):
+    with pytest.raises(UserError, match="nothing was published. Free some, or choose another --output_dir"):
         publish(checkpoint, Destination("org/x"), keep=tmp_path / "kept", dry_run=True)
 
 
@@ -459,7 +459,7 @@ def test_a_finished_folder_keeps_its_card(
 
 def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "exported"
-    assert cli.main(["export", str(checkpoint), "--output", str(output), "--lm", "--max_length", "99"]) == 0
+    assert cli.main(["export", str(checkpoint), "--output_dir", str(output), "--lm", "--max_length", "99"]) == 0
     assert f'SentenceTransformer("{output / "retriever"}")' in capsys.readouterr().out
     assert json.loads((output / "retriever" / "sentence_bert_config.json").read_text())["max_seq_length"] == 99
     from transformers import AutoModel, AutoModelForCausalLM
@@ -475,7 +475,7 @@ def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.Capture
         assert not any(loading.values())
         for name, tensor in expected.state_dict().items():
             assert torch.equal(model.state_dict()[name], tensor), name
-    assert cli.main(["export", str(tmp_path), "--output", str(output)]) == 2
+    assert cli.main(["export", str(tmp_path), "--output_dir", str(output)]) == 2
     assert "is not a checkpoint" in capsys.readouterr().err
     assert cli.main(["publish", str(output), "org/x", "--dry-run"]) == 2  # a run's folder that holds what it exported
     assert f"the model that its run exported is {output / 'retriever'}" in capsys.readouterr().err
@@ -484,11 +484,11 @@ def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.Capture
 def test_export_does_not_write_over_a_model_of_the_user(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = tmp_path / "here" / "retriever" / "model.safetensors"  # such as the base model, with --output .
+    own = tmp_path / "here" / "retriever" / "model.safetensors"  # such as the base model, with --output_dir .
     own.parent.mkdir(parents=True)
     own.write_bytes(b"the user's")
-    assert cli.main(["export", str(checkpoint), "--output", str(tmp_path / "here")]) == 2
+    assert cli.main(["export", str(checkpoint), "--output_dir", str(tmp_path / "here")]) == 2
     assert "retriever holds files that revela-hub did not write" in capsys.readouterr().err
     assert own.read_bytes() == b"the user's"
     for _ in range(2):  # what was exported is
-        assert cli.main(["export", str(checkpoint), "--output", str(tmp_path / "new")]) == 0
+        assert cli.main(["export", str(checkpoint), "--output_dir", str(tmp_path / "new")]) == 0

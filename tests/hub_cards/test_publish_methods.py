@@ -80,7 +80,7 @@ def test_imprag_says_what_index_it_wants_and_loads_without_this_package(
     names = set(hub.repositories["org/reader"].files("main"))
     assert {"model.safetensors", "modeling_imprag.py", "reading_decoder.py", "passage_attention.py"} <= names
     card = (tmp_path / "work" / "model" / "README.md").read_text()
-    assert "revela-hub index org/reader --passages" in card and "2506.02279" in card
+    assert "revela-hub index org/reader --corpus" in card and "2506.02279" in card
     compared = {check.name: check.detail for check in published.checks}["same as checkpoint"]
     assert "on 6 texts" in compared
     with pytest.raises(UserError, match="was trained with ImpRAG: its parts are model, not lm"):

@@ -114,7 +114,7 @@ def test_vectors_of_another_model_are_refused(tmp_path: Path) -> None:
     message = r"was made by mine \(folder@0123\), and other is another model or version \(folder@4567\)"
     with pytest.raises(UserError, match=message):
         PassageStore(tmp_path / "index", "folder@4567", "other")
-    with pytest.raises(UserError, match="has the index of mine: choose another --output"):
+    with pytest.raises(UserError, match="has the index of mine: choose another --output_dir"):
         build(tmp_path / "index", identity="folder@4567")
     with pytest.raises(UserError, match=r"vectors of 16 numbers, and these are of shape \(1, 3\)"):
         PassageStore(tmp_path / "index").search(np.ones((1, 3)), 1)

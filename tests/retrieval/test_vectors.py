@@ -163,7 +163,7 @@ def test_a_full_disk_is_one_message_and_loses_nothing(tmp_path: Path, monkeypatc
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match="the disk is full at .*run the command again.*--cache-dir"):
+    with pytest.raises(UserError, match="the disk is full at .*run the command again.*--cache_dir"):
         fill(tmp_path, Encode())
     assert list(tmp_path.rglob("*.tmp")) == []
     encode = Encode()
@@ -230,7 +230,7 @@ def test_what_cannot_be_read_is_not_what_cannot_be_written(tmp_path: Path) -> No
     with pytest.raises(OSError, match="corpus.jsonl"):
         write_texts(texts(), tmp_path)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UserError, match="cannot write to .*gone: No such file or directory; choose .* --cache-dir"):
+    with pytest.raises(UserError, match="cannot write to .*gone: No such file or directory; choose .* --cache_dir"):
         write_texts(["one"], tmp_path / "gone")
 
 
@@ -294,7 +294,7 @@ def test_a_folder_replaces_one_of_another_process(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_no_half_written_folder(tmp_path: Path) -> None:
     with (
-        pytest.raises(UserError, match="the disk is full at .*--cache-dir"),
+        pytest.raises(UserError, match="the disk is full at .*--cache_dir"),
         whole_path(tmp_path / "index") as temporary,
         writing(tmp_path),
     ):

@@ -62,7 +62,7 @@ def pasted_prompts(prompts: Dataset, passages: Sequence[str], ranking: NDArray[n
         UserError: k is more than there are passages.
     """
     if k > len(passages):
-        raise UserError(f"k={k} passages are to be read, but the collection has {len(passages)}: lower --k")
+        raise UserError(f"k={k} passages are to be read, but the collection has {len(passages)}: lower --num_passages")
 
     def pasted(row: dict[str, Any], number: int) -> dict[str, str]:
         read = [passages[at] for at in ranking[number, :k].tolist() if at >= 0] if row["retrieve"] else []
@@ -152,7 +152,7 @@ def _check_room(model: PreTrainedModel, longest: int) -> None:
     if positions is not None and longest > positions:
         raise UserError(
             f"with its passages a prompt has up to {longest} tokens, answer included, and the decoder has {positions}"
-            " positions: lower --l_max or --max_length, or read fewer passages"
+            " positions: lower --max_passage_length or --max_length, or read fewer passages"
         )
 
 

@@ -2,17 +2,17 @@ r"""Tunes a retriever by what helps a reader answer: RA-DIT (arXiv 2310.01352, e
 
 The reader is what `revela-hub train ra-it` made, and stays as it is: for each prompt it says how likely the answer is after
 each of the best passages of --pseudo_labels, and the retriever's scores learn that. --retriever is any sentence-transformers
-model (RA-DIT). With --backbone in its place, the retriever is that decoder's first layers, up to --b (RA-DIT-Llama, the
+model (RA-DIT). With --backbone in its place, the retriever is that decoder's first layers, up to --retrieval_layer (RA-DIT-Llama, the
 baseline of the ImpRAG paper), which knows nothing of retrieval and needs --retrieval_warmup_epochs.
 
 What comes out, in --output_dir: retriever/, for SentenceTransformer(...), or of a decoder an ImpRAG model, which `revela-hub
 index` takes; checkpoint-*/, from which --resume_from_checkpoint last goes on with the same result as if nothing had happened.
 
 Examples:
-  revela-hub train ra-dit --data train.jsonl --passages docs --reader outputs/ra-it/model \
+  revela-hub train ra-dit --data train.jsonl --corpus docs --reader outputs/ra-it/model \
       --retriever sentence-transformers/all-MiniLM-L6-v2
-  revela-hub train ra-dit --data train.jsonl --passages docs --reader outputs/ra-it/model \
-      --backbone Qwen/Qwen3-0.6B-Base --b 7 --retrieval_warmup_epochs 1
+  revela-hub train ra-dit --data train.jsonl --corpus docs --reader outputs/ra-it/model \
+      --backbone Qwen/Qwen3-0.6B-Base --retrieval_layer 7 --retrieval_warmup_epochs 1
 """
 
 from dataclasses import dataclass, field
@@ -53,11 +53,14 @@ class Arguments(ImpRAGDataArguments, RADITTrainingArguments):
         default=None, metadata={"help": "The retriever to train: a sentence-transformers model, Hub id or folder."}
     )
     backbone: str | None = field(
-        default=None, metadata={"help": "In its place, a decoder, of which the layers up to --b are the retriever."}
+        default=None,
+        metadata={"help": "In its place, a decoder, of which the layers up to --retrieval_layer are the retriever."},
     )
-    b: NonNegativeInt | None = field(default=None, metadata={"help": "The last layer of --backbone, counted from 0."})
+    retrieval_layer: NonNegativeInt | None = field(
+        default=None, metadata={"help": "The last layer of --backbone, counted from 0."}
+    )
     output_dir: str = field(default="outputs/ra-dit", metadata={"help": "Where everything is written."})
-    l_max: PositiveInt = field(default=160, metadata={"help": "Tokens of a passage at most."})
+    max_passage_length: PositiveInt = field(default=160, metadata={"help": "Tokens of a passage at most."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
 
 
@@ -67,8 +70,8 @@ def run(arguments: Arguments) -> None:
     if arguments.should_save:
         retriever = folder / RETRIEVER
         print(f"\nretriever: {retriever}")
-        words = ["index", retriever, "--max_words", arguments.max_words, "--output", "my-index"]
-        print("next: ", command_line(*words, "--passages", *arguments.passages))
+        words = ["index", retriever, "--max_words", arguments.max_words, "--output_dir", "my-index"]
+        print("next: ", command_line(*words, "--corpus", *arguments.corpus))
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
@@ -79,9 +82,9 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     if arguments.push_to_hub:
         raise UserError("a baseline is not published by its run: revela-hub publish takes its retriever folder")
     if (arguments.retriever is None) == (arguments.backbone is None):
-        raise UserError("name what is to be trained: either --retriever, or --backbone and --b")
-    if (arguments.backbone is None) != (arguments.b is None):
-        raise UserError("--backbone and --b go together: the retriever is the decoder's layers 0 to b")
+        raise UserError("name what is to be trained: either --retriever, or --backbone and --retrieval_layer")
+    if (arguments.backbone is None) != (arguments.retrieval_layer is None):
+        raise UserError("--backbone and --retrieval_layer go together: the retriever is the decoder's layers 0 to b")
     with open_run(arguments) as run:
         if run.nothing_to_do:
             return run.output
@@ -105,20 +108,20 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             candidates=candidates,
             log_likelihoods=_likelihoods(arguments, reader, data, candidates),
             max_length=arguments.max_length,
-            passage_length=arguments.l_max,
+            passage_length=arguments.max_passage_length,
             **trainer_options,
         )
         run.train(trainer)
         models = ("backbone" if arguments.retriever is None else "retriever", "reader")
-        sources = [*arguments.data, *arguments.passages]
+        sources = [*arguments.data, *arguments.corpus]
         run.export(trainer, models=models, summary=report, sources=sources)
         return run.report(trainer)
 
 
 def _retriever(arguments: Arguments) -> Retriever:
-    if arguments.backbone is not None and arguments.b is not None:
+    if arguments.backbone is not None and arguments.retrieval_layer is not None:
         tokenizer = load_tokenizer(arguments.backbone, trust_remote_code=arguments.trust_remote_code)
-        return decoder_retriever(arguments.backbone, arguments.b, tokenizer, arguments.l_max)
+        return decoder_retriever(arguments.backbone, arguments.retrieval_layer, tokenizer, arguments.max_passage_length)
     model = load_retriever(str(arguments.retriever), trust_remote_code=arguments.trust_remote_code)
     return Retriever(model, model.tokenizer, decoder=False)
 
@@ -132,7 +135,7 @@ def _likelihoods(
         reader.model,
         reader.tokenizer,
         data.prompts,
-        shortened(data.passages, reader.tokenizer, arguments.l_max, arguments.say),
+        shortened(data.passages, reader.tokenizer, arguments.max_passage_length, arguments.say),
         candidates,
         arguments.likelihood_batch_size,
         show_progress_bar=not arguments.disable_tqdm,

@@ -9,8 +9,8 @@ which --resume_from_checkpoint last goes on with the same result as if nothing h
 tunes a retriever for that reader.
 
 Examples:
-  revela-hub train ra-it --data train.jsonl --passages docs --backbone Qwen/Qwen3-0.6B-Base --output_dir outputs/ra-it
-  revela-hub train ra-dit --data train.jsonl --passages docs --reader outputs/ra-it/model --retriever my-retriever
+  revela-hub train ra-it --data train.jsonl --corpus docs --backbone Qwen/Qwen3-0.6B-Base --output_dir outputs/ra-it
+  revela-hub train ra-dit --data train.jsonl --corpus docs --reader outputs/ra-it/model --retriever my-retriever
 """
 
 from dataclasses import dataclass, field
@@ -34,8 +34,8 @@ class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[mis
 
     backbone: str = field(metadata={"help": "The decoder to tune: Hub id or folder."})
     output_dir: str = field(default="outputs/ra-it", metadata={"help": "Where everything is written."})
-    k: PositiveInt = field(default=10, metadata={"help": "Passages read for a prompt."})
-    l_max: PositiveInt = field(default=160, metadata={"help": "Tokens of a passage at most."})
+    num_passages: PositiveInt = field(default=10, metadata={"help": "Passages read for a prompt."})
+    max_passage_length: PositiveInt = field(default=160, metadata={"help": "Tokens of a passage at most."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
 
 
@@ -45,7 +45,7 @@ def run(arguments: Arguments) -> None:
     if arguments.should_save:
         print(f"\nmodel: {folder / MODEL}")
         words = ["train", "ra-dit", "--reader", folder / MODEL, "--retriever", "RETRIEVER", "--data", "FILE"]
-        print("next: ", command_line(*words, "--passages", "PATH"))
+        print("next: ", command_line(*words, "--corpus", "PATH"))
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
@@ -67,13 +67,13 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             tokenizer=loaded.tokenizer,
             prompts=data.prompts,
             passages=data.passages,
-            ranking=warm_up_labels(arguments, data, min(arguments.k, len(data.passages))),
-            k=arguments.k,
-            l_max=arguments.l_max,
+            ranking=warm_up_labels(arguments, data, min(arguments.num_passages, len(data.passages))),
+            k=arguments.num_passages,
+            l_max=arguments.max_passage_length,
             max_length=arguments.max_length,
             **trainer_options,
         )
         run.train(trainer)
-        sources = [*arguments.data, *arguments.passages]
+        sources = [*arguments.data, *arguments.corpus]
         run.export(trainer, models=("backbone",), summary=report, sources=sources)
         return run.report(trainer)

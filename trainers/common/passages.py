@@ -39,7 +39,7 @@ class PassageTokens:
         """A line for the user."""
         return (
             f"{self.cut:,} of {len(self):,} passages are longer than {self.max_length} tokens and are cut: lower"
-            " --max_words or raise --l_max"
+            " --max_words or raise --max_passage_length"
         )
 
     def batch(self, rows: NDArray[np.integer]) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from revela_hub.renamed import with_new_names
+
 # Arguments that do not affect the result, by their exact names: what is printed, stored, sent or how fast it goes. Every other
 # one is compared when a run is resumed, those that a later transformers adds among them.
 NO_EFFECT = {
@@ -35,19 +37,19 @@ NO_EFFECT = {
     *("dataloader_multiprocessing_context", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_static_graph"),
     *("ddp_backend", "ddp_timeout", "per_device_eval_batch_size", "eval_accumulation_steps", "eval_use_gather_object"),
     *("eval_do_concat_batches", "eval_on_start", "do_train", "do_eval", "do_predict", "milvus_uri"),
-    *("mini_batch_size", "mini_batch_num_tokens", "lm_batch_size", "likelihood_batch_size", "likelihood_block_size"),
+    *("mini_batch_size", "mini_batch_num_tokens", "lm_batch_size", "likelihood_batch_size"),
     *("encode_batch_size",),
     # follow from others: a probe's place from the probe, the experts' columns from the data
     *("held_out", "router_mapping"),
 }
 # Arguments whose value may be a place on this machine, and the words that are none.
 PLACES = {
-    *("data", "passages", "text", "pairs", "mixture", "eval_corpus", "probe", "pseudo_labels", "query_generator"),
+    *("data", "corpus", "plain_text", "pairs", "mixture", "eval_corpus", "probe", "pseudo_labels", "query_generator"),
     *("retriever", "lm", "encoder", "query_encoder", "backbone", "reader", "deepspeed"),
 }
 WORDS = {"auto", "none", "bm25", "extractive"}
 # Arguments that name data of which a checkpoint's record has the rows' digest.
-OF_THE_ROWS = {"data", "text", "pairs", "mixture"}
+OF_THE_ROWS = {"data", "plain_text", "pairs", "mixture"}
 NOT_THE_FORM = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache", "auto_map"}
 # How long the run goes on: a run may be made longer.
 LENGTH = {"max_steps", "num_train_epochs"}
@@ -143,6 +145,7 @@ def changes(before: dict[str, Any], now: dict[str, Any], *, by_name: bool = Fals
         now: those of the run.
         by_name: whether the record, an older version's, has places by their last name alone.
     """
+    before = with_new_names(before, now)
     return {
         name: (before[name], now[name])
         for name in before

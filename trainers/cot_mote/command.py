@@ -15,10 +15,10 @@ SparseEncoder(...) and model/ for AutoModel with its own code, with their cards;
 
 Examples:
   revela-hub train cot-mote --data path/to/texts --encoder google-bert/bert-base-uncased --output_dir outputs/pretrained
-  revela-hub mine bm25 --pairs pairs.jsonl --corpus corpus.jsonl --num-negatives 15 --output bm25.jsonl
+  revela-hub mine bm25 --pairs pairs.jsonl --corpus corpus.jsonl --num_negatives 15 --output bm25.jsonl
   revela-hub train cot-mote --stage finetune --encoder outputs/pretrained --pairs bm25.jsonl --output_dir outputs/first
-  revela-hub mine outputs/first/dense --mode hybrid --parts dense sparse --fusion sum --sparse-model outputs/first/sparse \
-      --pairs pairs.jsonl --corpus corpus.jsonl --num-negatives 15 --output mined.jsonl
+  revela-hub mine outputs/first/dense --mode hybrid --parts dense sparse --fusion sum --sparse_model outputs/first/sparse \
+      --pairs pairs.jsonl --corpus corpus.jsonl --num_negatives 15 --output mined.jsonl
   revela-hub train cot-mote --stage finetune --encoder outputs/pretrained --pairs mined.jsonl --output_dir outputs/second
   accelerate launch -m revela_hub train cot-mote --config examples/cot-mote/pretrain.yaml
 """

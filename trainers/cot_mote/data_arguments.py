@@ -125,7 +125,7 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
     if arguments.pairs is None:
         raise UserError("no pairs to fine-tune on: give --pairs FILE, as revela-hub mine writes it")
     if not Path(arguments.pairs).is_file():
-        raise UserError(f"{arguments.pairs} is not there: write it with revela-hub mine bm25 --num-negatives 15 ...")
+        raise UserError(f"{arguments.pairs} is not there: write it with revela-hub mine bm25 --num_negatives 15 ...")
     try:
         # Marked as ours, for the rows of the text go there, too.
         kept = str(cache_folder(arguments.cache_dir)) if arguments.cache_dir else None
@@ -139,7 +139,7 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
     wanted = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(arguments.num_negatives))]
     if missing := [name for name in wanted if name not in rows.column_names]:
         raise UserError(
-            f"{arguments.pairs} has no column {missing[0]!r}: mine it with --num-negatives {arguments.num_negatives}, or"
+            f"{arguments.pairs} has no column {missing[0]!r}: mine it with --num_negatives {arguments.num_negatives}, or"
             " lower --num_negatives"
         )
     rows = rows.select_columns(wanted)

@@ -50,7 +50,7 @@ class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
         default=None,
         metadata={"help": "Milvus server, for --index_type milvus; by default a file in --output_dir."},
     )
-    likelihood_block_size: PositiveInt = field(
+    likelihood_batch_size: PositiveInt = field(
         default=16, metadata={"help": "Candidate passages in memory at a time while likelihoods are computed."}
     )
     encode_batch_size: PositiveInt = field(

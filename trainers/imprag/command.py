@@ -9,10 +9,10 @@ What comes out, in --output_dir: model/, for AutoModelForCausalLM (trust_remote_
 if nothing had happened.
 
 Examples:
-  revela-hub train imprag --data train.jsonl --passages docs --backbone Qwen/Qwen3-0.6B-Base --output_dir outputs/imprag
+  revela-hub train imprag --data train.jsonl --corpus docs --backbone Qwen/Qwen3-0.6B-Base --output_dir outputs/imprag
   revela-hub train imprag --config examples/imprag/squad.yaml
   accelerate launch -m revela_hub train imprag --config examples/imprag/squad.yaml
-  revela-hub index outputs/imprag/model --passages docs --output my-index
+  revela-hub index outputs/imprag/model --corpus docs --output_dir my-index
   revela-hub answer outputs/imprag/model --index my-index "Question: Who wrote Emma?
 Answer:"
 """
@@ -38,17 +38,19 @@ class Arguments(ImpRAGDataArguments, ImpRAGTrainingArguments):
 
     backbone: str = field(metadata={"help": "The decoder to start from, or an ImpRAG model: Hub id or folder."})
     output_dir: str = field(default="outputs/imprag", metadata={"help": "Where everything is written."})
-    b: int | None = field(
+    retrieval_layer: int | None = field(
         default=None,
         metadata={
             "help": "Layer of retrieval, counted from 0; by default a quarter of the layers is below, of 6 or 7 two."
         },
     )
-    t: int | None = field(
+    last_reading_layer: int | None = field(
         default=None, metadata={"help": "Last layer that reads passages; by default 0.7 of the layers are below."}
     )
-    k: int | None = field(default=None, metadata={"help": "Passages read for a prompt; by default 10."})
-    l_max: int | None = field(default=None, metadata={"help": "Tokens of a passage at most; by default 160."})
+    num_passages: int | None = field(default=None, metadata={"help": "Passages read for a prompt; by default 10."})
+    max_passage_length: int | None = field(
+        default=None, metadata={"help": "Tokens of a passage at most; by default 160."}
+    )
     passage_encoding: Literal["full", "segmented", "independent"] | None = field(
         default=None,
         metadata={"help": "full: passages are one text; segmented: each sees itself; independent: and starts at 0."},
@@ -62,8 +64,8 @@ def run(arguments: Arguments) -> None:
     if arguments.should_save:
         model = folder / MODEL
         print(f"\nmodel: {model}")
-        words = ["index", model, "--max_words", arguments.max_words, "--output", "my-index"]
-        print("next: ", command_line(*words, "--passages", *arguments.passages))
+        words = ["index", model, "--max_words", arguments.max_words, "--output_dir", "my-index"]
+        print("next: ", command_line(*words, "--corpus", *arguments.corpus))
         print("then: ", command_line("answer", model, "your prompt", "--index", "my-index"))
 
 
@@ -76,11 +78,14 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         if run.nothing_to_do:
             return run.output
         check_apart(arguments.sources(), run.output)
-        fields = ("b", "t", "k", "l_max", "passage_encoding")
         loaded = load_imprag(
             arguments.backbone,
             trust_remote_code=arguments.trust_remote_code,
-            **{name: getattr(arguments, name) for name in fields},
+            b=arguments.retrieval_layer,
+            t=arguments.last_reading_layer,
+            k=arguments.num_passages,
+            l_max=arguments.max_passage_length,
+            passage_encoding=arguments.passage_encoding,
         )
         data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
         depth = arguments.last_negative_rank
@@ -98,6 +103,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         if trainer.tokens.cut:
             arguments.say(trainer.tokens.what_is_cut)
         run.train(trainer)
-        sources = [*arguments.data, *arguments.passages]
+        sources = [*arguments.data, *arguments.corpus]
         run.export(trainer, models=("backbone",), summary=report, sources=sources)
         return run.report(trainer)

@@ -28,7 +28,7 @@ class ImpRAGDataArguments:
             " revela_hub.data.prompts.rows."
         },
     )
-    passages: list[str] = field(
+    corpus: list[str] = field(
         default_factory=list,
         metadata={"help": "The collection to retrieve from: folders, files, JSON lines or data sets (hf:owner/name)."},
     )
@@ -42,23 +42,23 @@ class ImpRAGDataArguments:
         default="bm25",
         metadata={"help": "The retriever of the warm-up: a sentence-transformers folder or Hub id, or bm25."},
     )
-    text: list[str] = field(
+    plain_text: list[str] = field(
         default_factory=list,
         metadata={"help": "Raw text for self-supervised rows; by default the passages' own documents."},
     )
-    plain_text_share: NonNegativeFloat = field(
+    plain_text_fraction: NonNegativeFloat = field(
         default=0.1, metadata={"help": "Rows of plain text, as a share of the prompts in --data."}
     )
-    denoising_share: NonNegativeFloat = field(
+    denoising_fraction: NonNegativeFloat = field(
         default=0.0, metadata={"help": "Rows with a phrase to fill in, as a share of the prompts in --data."}
     )
-    sentence_share: NonNegativeFloat = field(
+    sentence_fraction: NonNegativeFloat = field(
         default=0.0, metadata={"help": "Rows asking for the next, and as many for the previous, sentence: a share too."}
     )
 
     def sources(self) -> list[Source]:
         """All that is read."""
-        return parse_sources([*self.data, *self.passages, *self.text])
+        return parse_sources([*self.data, *self.corpus, *self.plain_text])
 
 
 class ImpRAGData(NamedTuple):
@@ -76,20 +76,22 @@ def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[ImpRAGData, st
     """
     if not arguments.data:
         raise UserError("no prompts: name JSON lines with --data")
-    if not arguments.passages:
-        raise UserError("no passages to retrieve from: name a folder or file with --passages")
+    if not arguments.corpus:
+        raise UserError("no passages to retrieve from: name a folder or file with --corpus")
     prompts = read_prompts(arguments.data, arguments.task)
-    passages = read_passage_texts(arguments.passages, arguments.max_words)
-    shares = {
-        "plain_text": arguments.plain_text_share,
-        "phrase_denoising": arguments.denoising_share,
-        "next_sentence": arguments.sentence_share,
-        "previous_sentence": arguments.sentence_share,
+    passages = read_passage_texts(arguments.corpus, arguments.max_words)
+    fractions = {
+        "plain_text": arguments.plain_text_fraction,
+        "phrase_denoising": arguments.denoising_fraction,
+        "next_sentence": arguments.sentence_fraction,
+        "previous_sentence": arguments.sentence_fraction,
     }
     parts = [
-        text_prompts(read_documents(arguments.text or arguments.passages), kind, round(share * len(prompts)), seed=seed)
-        for kind, share in shares.items()
-        if round(share * len(prompts))
+        text_prompts(
+            read_documents(arguments.plain_text or arguments.corpus), kind, round(fraction * len(prompts)), seed=seed
+        )
+        for kind, fraction in fractions.items()
+        if round(fraction * len(prompts))
     ]
     made = sum(map(len, parts))
     report = f"{len(prompts):,} prompts, {made:,} rows made of raw text, {len(passages):,} passages"

@@ -210,7 +210,7 @@ class ImpRAGTrainer(MethodTrainer):
                 inputs["labels"][retrieving],
                 inputs["candidate_input_ids"].view(rows, width, -1)[retrieving],
                 inputs["candidate_attention_mask"].view(rows, width, -1)[retrieving],
-                block_size=self.args.likelihood_block_size,
+                block_size=self.args.likelihood_batch_size,
             ).to(scores_BC.dtype)
         return kl_to_retrieval(likelihood_BC, scores_BC, self.args.likelihood_temperature)
 
@@ -384,12 +384,14 @@ def _check(
     if passages == 0:
         raise UserError("there are no passages to read")
     if config.k > passages:
-        raise UserError(f"k={config.k} passages are to be read, but the collection has {passages}: lower --k")
+        raise UserError(
+            f"k={config.k} passages are to be read, but the collection has {passages}: lower --num_passages"
+        )
     positions = getattr(config.backbone, "max_position_embeddings", None)
     if positions is not None and config.k * config.l_max + max_length > positions:
         raise UserError(
             f"k * l_max + max_length = {config.k * config.l_max + max_length} positions do not fit into the backbone's"
-            f" {positions}: lower --k, --l_max or --max_length"
+            f" {positions}: lower --num_passages, --max_passage_length or --max_length"
         )
     if args.retrieval_warmup_epochs and pseudo_labels is None:
         raise UserError("the warm-up needs rankings: give a retriever, or set --retrieval_warmup_epochs 0")

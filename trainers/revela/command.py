@@ -55,7 +55,7 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
     query_prompt: str | None = field(
         default=None, metadata={"help": "Put before queries. By default the retriever's own, or 'Query: '."}
     )
-    passage_prompt: str | None = field(
+    document_prompt: str | None = field(
         default=None, metadata={"help": "Put before passages. By default the retriever's own, or 'Passage: '."}
     )
     export_max_length: TextLength = field(
@@ -120,8 +120,8 @@ def _model_settings(arguments: Arguments) -> dict[str, Any]:
     }
     if arguments.pooling is not None:
         settings["pooling"] = arguments.pooling
-    if (arguments.query_prompt is None) != (arguments.passage_prompt is None):
-        raise UserError("give both --query_prompt and --passage_prompt, or neither")
-    if arguments.query_prompt is not None and arguments.passage_prompt is not None:
-        settings["prompts"] = {"query": arguments.query_prompt, "document": arguments.passage_prompt}
+    if (arguments.query_prompt is None) != (arguments.document_prompt is None):
+        raise UserError("give both --query_prompt and --document_prompt, or neither")
+    if arguments.query_prompt is not None and arguments.document_prompt is not None:
+        settings["prompts"] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     return settings

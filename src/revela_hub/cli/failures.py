@@ -21,10 +21,9 @@ from revela_hub.errors import (
 
 LESS_MEMORY = {
     "per_device_train_batch_size": "lower --per_device_train_batch_size",
-    "batch_size": "lower --batch-size",
+    "batch_size": "lower --batch_size",
     "queue_size": "lower --queue_size",
     "max_length": "shorten texts with --max_length",
-    "max_seq_length": "shorten texts with --max-seq-length",
 }
 ON_THE_CPU = {"device": "leave --device out, or give --device cpu", "use_cpu": "give --use_cpu true"}
 DEVICES = {"device": "--device takes cpu, cuda, cuda:1, mps"}

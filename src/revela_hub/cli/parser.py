@@ -9,6 +9,7 @@ What is added to `trl.TrlParser`:
 """
 
 import argparse
+import copy
 import dataclasses
 import importlib.util
 import json
@@ -21,7 +22,9 @@ from trl import TrlParser
 
 from revela_hub.cli.config_file import read_items
 from revela_hub.errors import UserError, did_you_mean, first_line, install_hint
+from revela_hub.output import note
 from revela_hub.ranges import expected_range, range_in_words
+from revela_hub.renamed import old_names
 
 ArgumentsT = TypeVar("ArgumentsT")
 
@@ -91,14 +94,13 @@ def build_arguments(arguments: type[ArgumentsT], values: dict[str, Any], program
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the description, and writes an option one way: `--max-length`, and not `--max_length` besides."""
+    """Keeps the lines of the description, and shows one spelling of an option: `--max_length`, and not `--max_length`, which is accepted as well."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=36, width=120)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        # The last way is that with dashes; those who train know transformers' options with underscores.
-        name = action.option_strings[0 if " train " in self._prog else -1]
+        name = action.option_strings[0 if action.dest != "help" else -1]
         return (
             name if action.nargs == 0 else f"{name} {action.metavar or 'WORD'}{' ...' if action.nargs == '+' else ''}"
         )
@@ -109,6 +111,7 @@ class _Places(NamedTuple):
 
     values: dict[str, Any]
     file: Path | None
+    old: list[str]  # the old names that it uses
 
 
 class CommandParser(TrlParser):
@@ -130,6 +133,9 @@ class CommandParser(TrlParser):
             allow_abbrev=False,  # an abbreviation that works today would break when an option is added
             add_help=False,
         )
+        self.renamed = old_names({action.dest for action in self._actions})
+        for old, new in self.renamed.items():
+            self._accept(old, self._action(new))
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)  # -1e-4 is a value
         names = [f"{name.upper()}{' ...' if self._action(name).nargs == '+' else ''}" for name in self.positionals]
         self.usage = " ".join([program, *names, "[options]"])
@@ -167,6 +173,13 @@ class CommandParser(TrlParser):
             self._parse_dataclass_field(groups[_title(owner, dtype)], field)  # type: ignore[arg-type]
             for action in self._actions[count:]:
                 self._finish(action, field, own=not owner.__module__.startswith(LIBRARIES))
+
+    def _accept(self, old: str, action: argparse.Action) -> None:
+        """Accepts the old name of an option, without showing it."""
+        renamed = copy.copy(action)
+        renamed.dest, renamed.help = old, argparse.SUPPRESS
+        renamed.option_strings = list(dict.fromkeys([f"--{old}", f"--{old.replace('_', '-')}"]))
+        self._add_action(renamed)
 
     def _finish(self, action: argparse.Action, field: "dataclasses.Field[Any]", *, own: bool) -> None:
         """Gives an action its help text and its checks; what was not given stays out of the result."""
@@ -248,6 +261,11 @@ class CommandParser(TrlParser):
                 raise UserError(f"{self._unknown(word.partition('=')[0], 'option')} (see {self.prog} --help)")
         known, rest = self.parse_known_args(self._whole_switches(words))
         given = vars(known)
+        old = {name: given[name] for name in self.renamed if name in given}
+        for name, value in old.items():
+            if (new := self.renamed[name]) in given:
+                raise UserError(f"--{name} is the old name of --{new}: give one of the two (see {self.prog} --help)")
+            given[new] = value
         configured = self._configured(given.pop("config", None), words)
         values = configured.values | {name: value for name, value in given.items() if name in self.hints}
         values |= self._without_names([*rest, *free], values, configured)
@@ -255,6 +273,8 @@ class CommandParser(TrlParser):
             if name in self.required and name not in values:
                 raise UserError(f"{self._missing(name)} (see {self.prog} --help)")
         self.quiet = bool(values.get("quiet"))
+        for name in [] if self.quiet else dict.fromkeys([*old, *configured.old]):
+            note(f"--{name} is now called --{self.renamed[name]}; the old name still works")
         if not self.has_quiet:
             values.pop("quiet", None)
         return values
@@ -265,7 +285,7 @@ class CommandParser(TrlParser):
         Raises:
             UserError: always.
         """
-        message = re.sub(r"^argument (--\S+/)?(--\S+): ", r"\2: ", message)
+        message = re.sub(r"^argument (--[^\s/]+)\S*: ", r"\1: ", message)
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def _print_help(self, *, everything: bool) -> None:
@@ -314,8 +334,9 @@ class CommandParser(TrlParser):
 
     def _unknown(self, word: str, kind: str) -> str:
         """The message for an option or a key of a file that no field answers to."""
-        names = [option.lstrip("-") for option in self._option_string_actions]
-        suggestion = did_you_mean(word, names, "--{}" if kind == "option" else "{}")
+        names = {option.lstrip("-").replace("-", "_") for option in self._option_string_actions} - {"h"}
+        known = {name: self.renamed.get(name, name) for name in sorted(names)}
+        suggestion = did_you_mean(word.replace("-", "_").lstrip("_"), known, "--{}" if kind == "option" else "{}")
         return f"unknown {kind} {word!r}" + (f": {suggestion}" if suggestion else "")
 
     # --- the configuration file
@@ -330,17 +351,24 @@ class CommandParser(TrlParser):
         if sum(word == "--config" or word.startswith("--config=") for word in words) > 1 or file == "":
             raise UserError(f"--config takes one YAML file, once (see {self.prog} --help)")
         values: dict[str, Any] = {}
+        old: list[str] = []
         for key, value, place in read_items(Path(file)) if file is not None else ():
             name = str(key).replace("-", "_")
+            if name in self.renamed:
+                old.append(name)
+                name = self.renamed[name]
             if name not in self.hints:
                 raise UserError(f"{place}: {self._unknown(str(key), 'key')}")
             if name in values:
-                raise UserError(f"{place}: {key} is given twice")
+                formerly = (
+                    f" (old name: {', '.join(word for word in old if self.renamed[word] == name)})" if old else ""
+                )
+                raise UserError(f"{place}: {name}{formerly} is given twice")
             try:
                 values[name] = self._from_file(self._action(name), value, self.hints[name])
             except argparse.ArgumentTypeError as error:
                 raise UserError(f"{place}: {key}: {error}") from error
-        return _Places(values, None if file is None else Path(file))
+        return _Places(values, None if file is None else Path(file), old)
 
     def _from_file(self, action: argparse.Action, value: Any, hint: Any) -> Any:
         """A value from YAML as the command line would have given it.

@@ -21,10 +21,10 @@ class PassageOptions:
     _argument_group_name = "passages"
 
     model: str = field(metadata={"help": "Sentence-transformers folder or Hub id."})
-    passages: list[str] = field(
+    corpus: list[str] = field(
         metadata={"help": "Folders, files, JSON lines, patterns or data sets (hf:owner/name) of text."}
     )
-    output: str = field(metadata={"help": "Folder of the index."})
+    output_dir: str = field(metadata={"help": "Folder of the index."})
     max_words: PositiveInt = field(default=120, metadata={"help": "The largest number of words in a passage."})
     document_prompt: str | None = field(
         default=None, metadata={"help": "Goes before every passage, in place of the model's own prompt for documents."}
@@ -33,7 +33,7 @@ class PassageOptions:
     batch_size: PositiveInt = field(default=32, metadata={"help": "Passages per forward pass."})
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    max_seq_length: TextLength | None = field(default=None, metadata={"help": "Cut passages at this many tokens."})
+    max_length: TextLength | None = field(default=None, metadata={"help": "Cut passages at this many tokens."})
 
 
 class Loaded(NamedTuple):
@@ -54,9 +54,9 @@ def check_output(options: PassageOptions) -> None:
     from revela_hub.data.sources.source import parse_sources
     from revela_hub.retrieval.disk import check_folder
 
-    output = Path(options.output).expanduser()
-    check_apart(parse_sources(options.passages), output, "--output")
-    check_folder(output, "--output")
+    output = Path(options.output_dir).expanduser()
+    check_apart(parse_sources(options.corpus), output, "--output_dir")
+    check_folder(output, "--output_dir")
 
 
 def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvus_uri: str | None = None) -> Loaded:
@@ -72,16 +72,16 @@ def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvu
     if options.model == "bm25":
         raise UserError("bm25 has no vectors: it needs no index of them (revela-hub search bm25 --corpus ...)")
     report = ReadReport()
-    documents = read_documents(options.passages, report=report)  # a wrong path should not cost the loading of a model
+    documents = read_documents(options.corpus, report=report)  # a wrong path should not cost the loading of a model
     encoder = load_dense(
         options.model,
         device=options.device,
         trust_remote_code=options.trust_remote_code,
-        max_seq_length=options.max_seq_length,
+        max_seq_length=options.max_length,
         prompt=options.document_prompt,
     )
     settings = RankerSettings(
-        identity=model_identity(options.model, options.max_seq_length),
+        identity=model_identity(options.model, options.max_length),
         document_prompt=options.document_prompt,
         batch_size=options.batch_size,
         dtype=options.dtype,

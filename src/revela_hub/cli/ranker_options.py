@@ -67,7 +67,7 @@ class RankerOptions:
     batch_size: PositiveInt = field(default=32, metadata={"help": "Texts per forward pass."})
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    max_seq_length: TextLength | None = field(default=None, metadata={"help": "Cut texts at this many tokens."})
+    max_length: TextLength | None = field(default=None, metadata={"help": "Cut texts at this many tokens."})
 
 
 def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
@@ -81,7 +81,7 @@ def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
         of_mode |= {"sparse": ("sparse_model",)}
     for mode, names in of_mode.items():
         for name in sorted(given(options) & {*names}) if mode not in modes else ():
-            raise UserError(f"--{name.replace('_', '-')} is of --mode {mode}: give that, or leave it out")
+            raise UserError(f"--{name} is of --mode {mode}: give that, or leave it out")
 
 
 def given(options: Any) -> set[str]:
@@ -128,7 +128,7 @@ def load_models(options: RankerOptions, model: str, mode: str | None) -> Models:
     loading: dict[str, Any] = {
         "device": options.device,
         "trust_remote_code": options.trust_remote_code,
-        "max_seq_length": options.max_seq_length,
+        "max_seq_length": options.max_length,
     }
     dense = sparse = None
     found: dict[str, Any] = {}
@@ -136,11 +136,11 @@ def load_models(options: RankerOptions, model: str, mode: str | None) -> Models:
         prompt = settings.query_prompt or settings.document_prompt
         dense = load_dense(model, **loading, prompt=prompt)
         found |= {
-            "identity": model_identity(model, options.max_seq_length),
+            "identity": model_identity(model, options.max_length),
             "device": dense.device,
         }
     if "sparse" in settings.used:
         name = options.sparse_model or model
         sparse = load_sparse_encoder(name, **loading)
-        found["sparse_identity"] = model_identity(name, options.max_seq_length)
+        found["sparse_identity"] = model_identity(name, options.max_length)
     return Models(RankerSettings(**vars(settings) | found), dense, sparse)

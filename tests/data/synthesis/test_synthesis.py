@@ -183,7 +183,9 @@ def test_a_line_that_was_cut_off_is_made_again(tmp_path: Path, settings: Synthes
 
 def test_what_draws_depend_on_must_stay(tmp_path: Path, settings: SynthesisSettings) -> None:
     synthesize(Model(), tmp_path, settings)
-    with pytest.raises(UserError, match=r"was begun with --seed 0, not 3; choose another --output, or .* --overwrite"):
+    with pytest.raises(
+        UserError, match=r"was begun with --seed 0, not 3; choose another --output_dir, or .* --overwrite"
+    ):
         synthesize(Model(), tmp_path, replace(settings, seed=3))
 
 
@@ -209,11 +211,11 @@ def test_a_run_is_not_resumed_with_another_model_or_other_settings(
     refused: list[tuple[str, Model, SynthesisSettings, ExcludedTexts | None]] = [
         ("--model 'm', not 'n'", Recorded(), replace(settings, model="n"), excluded),
         ("--temperature 0.5, not 0.7", warmer, settings, excluded),
-        ("another --extra-body", other_body, settings, excluded),
+        ("another --extra_body", other_body, settings, excluded),
         ("other --exclude texts", Recorded(), settings, other_texts),
         ("other --exclude texts", Recorded(), settings, None),
         ("--languages", Recorded(), replace(settings, languages=["English"]), excluded),
-        ("--duplicate-similarity 0.8, not 0.9", Recorded(), replace(settings, duplicate_similarity=0.9), excluded),
+        ("--duplicate_similarity 0.8, not 0.9", Recorded(), replace(settings, duplicate_similarity=0.9), excluded),
     ]
     for message, model, other, texts in refused:
         with pytest.raises(UserError, match=f"was begun with {message}.*start over with --overwrite"):
@@ -249,7 +251,7 @@ def test_a_folder_of_an_earlier_release_is_resumed_with_its_model_alone(
 
 
 def test_where_nothing_was_accepted_there_is_nothing_to_mix(tmp_path: Path, settings: SynthesisSettings) -> None:
-    with pytest.raises(UserError, match="another model with another --output"):
+    with pytest.raises(UserError, match="another model with another --output_dir"):
         synthesize(Model(lambda request: "no"), tmp_path, settings)
     report = synthesize(Model(), tmp_path, replace(settings, model="n", seed=1))
     assert report.pairs.total() == 20 and json.loads((tmp_path / "settings.json").read_text())["seed"] == 1
@@ -259,7 +261,11 @@ def test_where_nothing_was_accepted_there_is_nothing_to_mix(tmp_path: Path, sett
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("pairs.jsonl", '{"mine": 1}\n', "pairs.jsonl is there, but no settings.json of ours; choose another --output"),
+        (
+            "pairs.jsonl",
+            '{"mine": 1}\n',
+            "pairs.jsonl is there, but no settings.json of ours; choose another --output_dir",
+        ),
         ("settings.json", '{"mine": 1}', "settings.json: not the settings of a run"),
         ("settings.json", "[]", "settings.json: not the settings of a run"),
     ],
@@ -333,7 +339,7 @@ def test_gives_up_with_the_reasons_and_a_sample(tmp_path: Path) -> None:
         synthesize(Model(spoiled(1.0, "Certainly!\nHere is an example for you.")), tmp_path / "a", settings)
     message = str(caught.value)
     assert "short-long: 12 answers in a row could not be used (of this run: 12 not JSON)" in message
-    assert "'Certainly! Here is an example for you.'" in message and "--max-new-tokens" in message
+    assert "'Certainly! Here is an example for you.'" in message and "--max_new_tokens" in message
     with pytest.raises(UserError, match=r"short-long tasks: 10 answers .*10 no list of tasks.*'Tasks are hard.'"):
         synthesize(Model(lambda request: "Tasks are hard."), tmp_path / "b", settings)
     # cut off before the JSON's end, and nothing at all
@@ -609,7 +615,9 @@ def test_settings_that_do_not_work(tmp_path: Path, values: dict[str, Any], messa
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, settings: SynthesisSettings) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file/sub: cannot write there \(Not a directory\); choose another --output"):
+    with pytest.raises(
+        UserError, match=r"file/sub: cannot write there \(Not a directory\); choose another --output_dir"
+    ):
         synthesize(Model(), tmp_path / "file" / "sub", settings)
 
 
@@ -718,7 +726,7 @@ def test_a_local_model_that_cannot_be_used(
 def test_a_local_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot load the model .*nothing"):
         LocalModel(str(tmp_path / "nothing"))
-    with pytest.raises(UserError, match="--batch-size must be at least 1"):
+    with pytest.raises(UserError, match="--batch_size must be at least 1"):
         LocalModel("x", batch_size=0)
 
 

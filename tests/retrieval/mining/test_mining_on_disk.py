@@ -213,7 +213,7 @@ def test_a_full_disk_is_one_message_and_loses_nothing(
     first, second = Encoder(), Encoder()
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(UserError, match="the disk is full at .*run the command again.*--cache-dir"):
+        with pytest.raises(UserError, match="the disk is full at .*run the command again.*--cache_dir"):
             mined_rows(first, tmp_path)
     assert list(tmp_path.rglob("*.tmp")) == []
     assert mined_rows(second, tmp_path) == mined_rows(Encoder(), None)
@@ -224,7 +224,7 @@ def test_a_full_disk_is_one_message_and_loses_nothing(
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write to .*file.*--cache-dir"):
+    with pytest.raises(UserError, match="cannot write to .*file.*--cache_dir"):
         mined_rows(Encoder(), tmp_path / "file" / "cache")
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 TRAIN = "--max_steps 2 --save_strategy steps --save_steps 2 --learning_rate 1e-3 --warmup_steps 0 --bf16 false --report_to none"
 TEXTS = "--data texts --cache_dir cache"
 BATCH = "--per_device_train_batch_size 4"
-READ = "--data prompts.jsonl --passages texts --max_words 12 --l_max 32 --max_length 96"
+READ = "--data prompts.jsonl --corpus texts --max_words 12 --max_passage_length 32 --max_length 96"
 RUNS = {
     "revela": f"revela {TEXTS} --retriever llama --lm llama --max_words 20 --group_size 4 --max_length 24"
     " --temperature 0.1 --lora_rank 4 --lora_dropout 0.1 --gradient_accumulation_steps 1",
@@ -30,11 +30,11 @@ RUNS = {
     " --in_batch_negatives true --num_latents 8 --num_heads 2 --lora_rank 4 --cache_dir cache --query_instruction P",
     "nvembed-2": f"nvembed --stage 2 --backbone nvembed-out --mixture mixture.yaml --num_negatives 1 --max_length 96"
     f" {BATCH} --cache_dir cache --query_instruction P --lora_rank 4",
-    "imprag": f"imprag --backbone llama {READ} --b 0 --t 1 --k 2 --num_positives 1 --num_negatives 2"
+    "imprag": f"imprag --backbone llama {READ} --retrieval_layer 0 --last_reading_layer 1 --num_passages 2 --num_positives 1 --num_negatives 2"
     f" --first_negative_rank 2 --last_negative_rank 6 --num_candidates 3 --lora_rank 4 {BATCH}",
-    "ra-it": f"ra-it --backbone llama {READ} --k 2 {BATCH}",
+    "ra-it": f"ra-it --backbone llama {READ} --num_passages 2 {BATCH}",
     "ra-dit": f"ra-dit --reader ra-it-out/model --retriever bert {READ} --num_candidates 3 --num_positives 1 {BATCH}",
-    "ra-dit-llama": f"ra-dit --reader ra-it-out/model --backbone llama --b 0 {READ} --num_candidates 3"
+    "ra-dit-llama": f"ra-dit --reader ra-it-out/model --backbone llama --retrieval_layer 0 {READ} --num_candidates 3"
     f" --num_positives 1 {BATCH}",
 }
 TIMES = ("trainer_state.json", "run.json")  # they say how long the run took

@@ -45,8 +45,8 @@ def words(tmp_path: Path, llama_folder: Path, wordpiece_tokenizer: BertTokenizer
         f" --cache_dir {tmp_path / 'cache'} --query_instruction Place",
         "cot-mote": f"--data {texts} {pre} --gradient_accumulation_steps 1",
         "cot-mote --stage finetune": f"--pairs {tmp_path / 'pairs.jsonl'} --num_negatives 1 {pre}",
-        "imprag": f"--backbone {llama_folder} --data {tmp_path / 'prompts.jsonl'} --passages {texts} --max_words 12"
-        " --b 0 --t 1 --k 2 --l_max 32 --max_length 64 --num_positives 1 --num_negatives 2 --first_negative_rank 2"
+        "imprag": f"--backbone {llama_folder} --data {tmp_path / 'prompts.jsonl'} --corpus {texts} --max_words 12"
+        " --retrieval_layer 0 --last_reading_layer 1 --num_passages 2 --max_passage_length 32 --max_length 64 --num_positives 1 --num_negatives 2 --first_negative_rank 2"
         " --last_negative_rank 6 --num_candidates 3 --per_device_train_batch_size 4",
     }
     common = "--max_steps 3 --save_strategy no --learning_rate 1e-3 --warmup_steps 0 --bf16 false --report_to none"

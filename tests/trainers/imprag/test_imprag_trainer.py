@@ -304,7 +304,7 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTr
     args = arguments(tmp_path, retrieval_warmup_epochs=0)
     with pytest.raises(UserError, match="there are no passages to read"):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=[], **options)
-    with pytest.raises(UserError, match="k=2 passages are to be read, but the collection has 1: lower --k"):
+    with pytest.raises(UserError, match="k=2 passages are to be read, but the collection has 1: lower --num_passages"):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES[:1], **options)
     with pytest.raises(UserError, match="--num_candidates 4 is more than the collection's 3 passages"):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES[:3], **options)

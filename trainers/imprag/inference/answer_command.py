@@ -34,7 +34,7 @@ class Arguments:
     index: str = field(metadata={"help": "Folder of an index that `revela-hub index` made with this model."})
     prompt: str | None = field(default=None, metadata={"help": "The prompt; without it, lines of standard input."})
     task: str | None = field(default=None, metadata={"help": "Put prompts into the template of this task."})
-    k: PositiveInt | None = field(
+    num_passages: PositiveInt | None = field(
         default=None, metadata={"help": "Passages to read; by default as many as the model does."}
     )
     max_new_tokens: PositiveInt = field(default=64, metadata={"help": "Tokens of an answer, at most."})
@@ -49,7 +49,7 @@ def run(arguments: Arguments) -> None:
 
     if arguments.prompt is not None and not arguments.prompt.strip():
         raise UserError("the prompt is empty")
-    answerer = open_answerer(arguments.model, arguments.index, k=arguments.k, device=arguments.device)
+    answerer = open_answerer(arguments.model, arguments.index, k=arguments.num_passages, device=arguments.device)
     answered = 0
     for batch in _batches(arguments):
         rendered = [_rendered(prompt, arguments.task) for _, prompt in batch]

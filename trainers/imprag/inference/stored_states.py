@@ -107,7 +107,7 @@ def store_states(
     folder.parent.mkdir(parents=True, exist_ok=True)
     starts = passages.starts - passages.starts[0]
     batches = range(0, len(passages), batch_size)
-    with whole_path(folder, "--output") as temporary, writing(folder.parent, "--output"):
+    with whole_path(folder, "--output_dir") as temporary, writing(folder.parent, "--output_dir"):
         temporary.mkdir()
         # Not a memory map that is written to: where the disk is full, it ends the process.
         with (temporary / "states.npy").open("wb") as stream:

@@ -9,7 +9,7 @@ a batch and with padding on either side, and those of the checkpoint that it was
 Examples:
   revela-hub check my-retriever
   revela-hub check sentence-transformers/all-MiniLM-L6-v2
-  revela-hub check org/model --revision v1 --trust-remote-code
+  revela-hub check org/model --revision v1 --trust_remote_code
   revela-hub check my-retriever --json
 """
 
@@ -46,7 +46,7 @@ def run(arguments: Arguments) -> None:
 
     model = arguments.model
     if Path(model).is_dir() and is_checkpoint(model):
-        publish = command_line("publish", model, "NAME/MODEL", "--dry-run")
+        publish = command_line("publish", model, "NAME/MODEL", "--dry_run")
         raise UserError(f"{model} is a training checkpoint: `{publish}` makes a model of it and checks that")
     if arguments.revision and Path(arguments.model).expanduser().exists():
         raise UserError(f"--revision is for a model on the Hub; {arguments.model} is a folder here")

@@ -5,9 +5,9 @@ written within seconds; run an interrupted command again and it goes on, a passa
 all shards are there, `revela-hub index` with the same model, passages and output reads them and makes the index.
 
 Examples:
-  revela-hub encode my-retriever --passages wiki.jsonl --output wiki-index --num-processes 4
-  revela-hub encode my-retriever --passages wiki.jsonl --output wiki-index --num-shards 64 --shard 7
-  revela-hub index my-retriever --passages wiki.jsonl --output wiki-index
+  revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --num_processes 4
+  revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --num_shards 64 --shard 7
+  revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index
 """
 
 from dataclasses import dataclass, field, replace
@@ -60,11 +60,11 @@ def run(arguments: Arguments) -> None:
         run_in_processes(__name__, parts_of(arguments))
         return
     loaded = load_passage_encoder(arguments)
-    folder = claim_folder(Path(arguments.output).expanduser(), "--output")
+    folder = claim_folder(Path(arguments.output_dir).expanduser(), "--output_dir")
     texts = loaded.write(folder).texts
     # Whole blocks, not every n-th: what stands together in the corpus is read together later.
     start, stop = (len(texts) * (arguments.shard + end) // arguments.num_shards for end in (0, 1))
-    vectors = document_vectors(Rows(texts, start, stop), loaded.encoder, loaded.settings, folder, option="--output")
+    vectors = document_vectors(Rows(texts, start, stop), loaded.encoder, loaded.settings, folder, option="--output_dir")
     print(f"{len(vectors):,} passages of {len(texts):,} have their vectors in {folder}")
 
 

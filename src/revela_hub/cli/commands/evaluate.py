@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 POSITIONALS = ("models",)
 
-OF_QA = ("data", "index", "k", "max_new_tokens")
+OF_QA = ("data", "index", "num_passages", "max_new_tokens")
 OF_BOTH = ("models", "task", "batch_size", "device", "json")
 METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
 
@@ -63,7 +63,7 @@ class Arguments(RankerOptions):
     task: Literal["retrieval", "qa"] = field(default="retrieval", metadata={"help": "qa: answers of an ImpRAG model."})
     data: str | None = field(default=None, metadata={"help": "--task qa: JSON lines of questions and answers."})
     index: str | None = field(default=None, metadata={"help": "--task qa: folder of the model's index."})
-    k: PositiveInt | None = field(
+    num_passages: PositiveInt | None = field(
         default=None, metadata={"help": "--task qa: passages for a question; by default the model's."}
     )
     max_new_tokens: PositiveInt = field(default=32, metadata={"help": "--task qa: tokens of an answer, at most."})
@@ -79,7 +79,7 @@ def run(arguments: Arguments) -> None:
             arguments.models,
             arguments.data,
             arguments.index,
-            k=arguments.k,
+            k=arguments.num_passages,
             max_new_tokens=arguments.max_new_tokens,
             batch_size=arguments.batch_size,
             device=arguments.device,
@@ -123,7 +123,7 @@ def _check_used(arguments: Arguments) -> None:
     unused = given(arguments) & {*OF_QA} if retrieval else given(arguments) - {*OF_QA, *OF_BOTH}
     for name in sorted(unused):
         other = "qa" if retrieval else "retrieval"
-        raise UserError(f"--{name.replace('_', '-')} is of --task {other}: give that, or leave it out")
+        raise UserError(f"--{name} is of --task {other}: give that, or leave it out")
 
 
 def _on_folder(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":

@@ -6,8 +6,8 @@ RetroMAE comes OUTPUT/encoder, a sentence-transformers model whose vector is the
 come OUTPUT/dense (SentenceTransformer), OUTPUT/sparse (SparseEncoder) and OUTPUT/model (AutoModel, with its code).
 
 Examples:
-  revela-hub export outputs/revela/checkpoint-1000 --output my-retriever
-  revela-hub export outputs/revela --output my-retriever --lm --dtype bfloat16
+  revela-hub export outputs/revela/checkpoint-1000 --output_dir my-retriever
+  revela-hub export outputs/revela --output_dir my-retriever --lm --dtype bfloat16
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class Arguments:
     """Arguments of `revela-hub export`."""
 
     checkpoint: str = field(metadata={"help": "Folder that `revela-hub train` saved."})
-    output: str = field(metadata={"help": "Folder to write into; made if it is not there."})
+    output_dir: str = field(metadata={"help": "Folder to write into; made if it is not there."})
     lm: bool = field(default=False, metadata={"help": "Also write the co-trained language model."})
     max_length: TextLength | None = field(
         default=None, metadata={"help": "Tokens kept of a text, EOS included; by default those of the checkpoint."}
@@ -42,10 +42,10 @@ def run(arguments: Arguments) -> None:
     from revela_hub.hub_cards.facts import describe
     from revela_hub.retrieval.disk import try_folder
 
-    try_folder(Path(arguments.output), "--output")
+    try_folder(Path(arguments.output_dir), "--output_dir")
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
     output = export_checkpoint(
-        arguments.checkpoint, arguments.output, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype
+        arguments.checkpoint, arguments.output_dir, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype
     )
     for name in [*method_of(Path(arguments.checkpoint)).folders, *(["lm"] if arguments.lm else [])]:
         folder = output / name

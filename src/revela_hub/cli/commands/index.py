@@ -2,18 +2,18 @@
 
 The index belongs to the model that made it: another one's vectors are refused. exact reads the vectors from disk block by
 block and needs next to no memory; hnsw and ivfpq (FAISS) answer in milliseconds from millions of vectors and miss a few;
-milvus keeps the vectors in a Milvus server (--milvus-uri http://host:19530), or in a file of the folder. An interrupted run
+milvus keeps the vectors in a Milvus server (--milvus_uri http://host:19530), or in a file of the folder. An interrupted run
 goes on; shards that `revela-hub encode` has written are read.
 
 For an ImpRAG model whose passages are encoded independently, `--states float16` also stores the keys and values that the model
 reads of each passage, so that `revela-hub answer` does not have to compute them.
 
 Examples:
-  revela-hub index my-retriever --passages docs --output my-index
-  revela-hub index my-retriever --passages wiki.jsonl --output wiki-index --index-type hnsw
-  revela-hub index my-retriever --passages wiki.jsonl --output wiki-index --index-type milvus --milvus-uri http://db:19530
+  revela-hub index my-retriever --corpus docs --output_dir my-index
+  revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type hnsw
+  revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type milvus --milvus_uri http://db:19530
   revela-hub search my-retriever --index my-index "what is a shard?"
-  revela-hub index outputs/imprag/model --passages docs --output my-index --states float16
+  revela-hub index outputs/imprag/model --corpus docs --output_dir my-index --states float16
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class Arguments(PassageOptions):
         default="exact", metadata={"help": "How vectors are searched; hnsw and ivfpq are approximate."}
     )
     milvus_uri: str | None = field(
-        default=None, metadata={"help": "Milvus server, for --index-type milvus; by default a file in the folder."}
+        default=None, metadata={"help": "Milvus server, for --index_type milvus; by default a file in the folder."}
     )
     states: Literal["none", "float16"] = field(
         default="none", metadata={"help": "ImpRAG: also store the keys and values of the passages."}
@@ -59,10 +59,10 @@ def run(arguments: Arguments) -> None:
     store = build_store(
         loaded.write,
         loaded.encoder,
-        arguments.output,
+        arguments.output_dir,
         loaded.settings,
         model=arguments.model,
-        max_length=arguments.max_seq_length,
+        max_length=arguments.max_length,
     )
     print(
         f"{len(store):,} passages, vectors of {store.facts.dimension} numbers ({store.facts.index}), in {store.folder}"

@@ -20,12 +20,12 @@ negatives in that order. sentence-transformers' losses train on it as it is.
 
 Examples:
   revela-hub mine my-retriever --beir data/beir/scifact --split train --output mined.jsonl
-  revela-hub mine bm25 --pairs pairs.jsonl --corpus corpus.jsonl.gz --num-negatives 4 --output mined.jsonl
-  revela-hub mine my-retriever --pairs hf:sentence-transformers/natural-questions --anchor-column query \
-      --positive-column answer --range-min 10 --range-max 100 --sampling random --output mined.jsonl
-  revela-hub mine org/embedder --trust-remote-code --pairs pairs.jsonl --output mined.jsonl \
-      --query-prompt $'Instruct: Retrieve passages that answer the question\nQuery: '
-  revela-hub mine bm25 --pairs pairs.jsonl --positive-aware false --output mined.jsonl      # the best, whatever they score
+  revela-hub mine bm25 --pairs pairs.jsonl --corpus corpus.jsonl.gz --num_negatives 4 --output mined.jsonl
+  revela-hub mine my-retriever --pairs hf:sentence-transformers/natural-questions --anchor_column query \
+      --positive_column answer --range_min 10 --range_max 100 --sampling random --output mined.jsonl
+  revela-hub mine org/embedder --trust_remote_code --pairs pairs.jsonl --output mined.jsonl \
+      --query_prompt $'Instruct: Retrieve passages that answer the question\nQuery: '
+  revela-hub mine bm25 --pairs pairs.jsonl --positive_aware false --output mined.jsonl      # the best, whatever they score
 """
 
 import json
@@ -106,7 +106,7 @@ def run(arguments: Arguments) -> None:
     _check_output(arguments, output)
     check_used(arguments, [arguments.mode])
     folder = Path(arguments.cache_dir or default_cache_folder("mining")).expanduser()
-    check_folder(folder, "--cache-dir")
+    check_folder(folder, "--cache_dir")
     make_folder(output.parent, "--output")
     pairs, corpus = _input(arguments)
     models = load_models(arguments, arguments.model, arguments.mode)

@@ -4,14 +4,14 @@ Queries for passages of the text itself, taken out of them: a function's docstri
 passage; with --endpoint or --model also questions that a language model writes. Near-duplicates are left out, the same text and seed
 make the same task, and --queries and --passages bound what a measurement costs.
 
-What is left in --output is a BEIR folder for `revela-hub evaluate`, and held_out.jsonl: the queries' text, which
+What is left in --output_dir is a BEIR folder for `revela-hub evaluate`, and held_out.jsonl: the queries' text, which
 `revela-hub train ... --probe DIR` takes out of what it trains on.
 
 Examples:
-  revela-hub probe docs/ --output outputs/probe
+  revela-hub probe docs/ --output_dir outputs/probe
   revela-hub evaluate bm25 my-retriever --corpus outputs/probe
   revela-hub train revela --data docs/ --probe outputs/probe --retriever my-retriever --lm HuggingFaceTB/SmolLM2-135M
-  revela-hub probe articles.jsonl.gz --output outputs/probe --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-8B
+  revela-hub probe articles.jsonl.gz --output_dir outputs/probe --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-8B
 """
 
 from dataclasses import dataclass, field
@@ -35,10 +35,12 @@ class Arguments:
     data: list[str] = field(
         metadata={"help": "Folders, files, patterns, JSON lines or data sets (hf:owner/name): what is trained on."}
     )
-    output: str = field(default="outputs/probe", metadata={"help": "Folder to write to; an earlier probe is replaced."})
+    output_dir: str = field(
+        default="outputs/probe", metadata={"help": "Folder to write to; an earlier probe is replaced."}
+    )
     queries: PositiveInt = field(default=200, metadata={"help": "Queries at most."})
     passages: PositiveInt = field(default=1000, metadata={"help": "Passages to find them among, at most."})
-    kinds: list[str] = field(
+    query_kinds: list[str] = field(
         default_factory=lambda: ["docstring", "title", "sentence"],
         metadata={"help": "Kinds of query, shared out evenly among those that the text has."},
     )
@@ -77,13 +79,13 @@ def run(arguments: Arguments) -> None:
     from revela_hub.evaluation.probe import ProbeSettings, build_probe, check_probe_folder, write_probe
     from revela_hub.retrieval.disk import try_folder
 
-    output = Path(arguments.output).expanduser()
-    check_apart(parse_sources(arguments.data), output, "--output")
+    output = Path(arguments.output_dir).expanduser()
+    check_apart(parse_sources(arguments.data), output, "--output_dir")
     check_probe_folder(output)
-    try_folder(output, "--output")
+    try_folder(output, "--output_dir")
     if arguments.kind not in ("auto", "text", "code"):
         raise UserError(f"--kind is {arguments.kind!r}; it must be auto, text or code")
-    settings = ProbeSettings(arguments.queries, arguments.passages, tuple(arguments.kinds), arguments.seed)  # type: ignore[arg-type]  # checked there
+    settings = ProbeSettings(arguments.queries, arguments.passages, tuple(arguments.query_kinds), arguments.seed)  # type: ignore[arg-type]  # checked there
     defaults: dict[str, Any] = {
         "text_column": arguments.text_column,
         "kind": None if arguments.kind == "auto" else arguments.kind,

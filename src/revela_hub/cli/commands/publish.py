@@ -10,9 +10,9 @@ The card takes its facts from the checkpoint, from card.yaml in it, or from --ca
 `hf auth login`, or HF_TOKEN.
 
 Examples:
-  revela-hub publish outputs/revela my-name/my-retriever --dry-run
+  revela-hub publish outputs/revela my-name/my-retriever --dry_run
   revela-hub publish outputs/revela my-name/my-retriever --private --card facts.yaml --tag v1
-  revela-hub publish outputs/revela my-name/my-retriever --adapter-only
+  revela-hub publish outputs/revela my-name/my-retriever --adapter_only
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class Arguments:
         },
     )
     dry_run: bool = field(default=False, metadata={"help": "Assemble and verify, but upload nothing."})
-    keep: str | None = field(default=None, metadata={"help": "Folder to leave the assembled files in."})
+    output_dir: str | None = field(default=None, metadata={"help": "Folder to leave the assembled files in."})
     part: str = field(
         default="retriever",
         metadata={
@@ -81,10 +81,10 @@ def run(arguments: Arguments) -> None:
     from revela_hub.retrieval.disk import try_folder
     from revela_hub.trainers.methods import METHODS
 
-    if arguments.keep:
-        try_folder(Path(arguments.keep), "--keep")
+    if arguments.output_dir:
+        try_folder(Path(arguments.output_dir), "--output_dir")
     if arguments.adapter_only and arguments.part != "retriever":
-        raise UserError("--adapter-only is about the retriever: leave --part out")
+        raise UserError("--adapter_only is about the retriever: leave --part out")
     destination = Destination(
         arguments.repo_id,
         private=arguments.private,
@@ -105,7 +105,7 @@ def run(arguments: Arguments) -> None:
         timeout=arguments.timeout,
     )
     published = publish(
-        arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.keep, say=print
+        arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.output_dir, say=print
     )
     print(as_table(published.checks))
     print()

@@ -13,7 +13,7 @@ output; with --json one object per query on a line of its own.
 Examples:
   revela-hub search my-retriever "where is the timeout of a request set?" --corpus src docs
   revela-hub search my-retriever "where is the timeout of a request set?" --corpus src docs --mode hybrid
-  revela-hub search bm25 "request timeout" --corpus src --top-k 3
+  revela-hub search bm25 "request timeout" --corpus src --top_k 3
   revela-hub search my-retriever --index my-index < queries.txt
 """
 

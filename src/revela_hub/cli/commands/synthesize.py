@@ -7,9 +7,9 @@ random for each.
 
 The model is any server that speaks OpenAI's chat completions (--endpoint: vLLM, llama.cpp, Ollama, a provider), or without
 --endpoint a text generation model on this machine. A key for the server comes from an environment variable whose name
---api-key-env says; it is not written anywhere.
+--api_key_env says; it is not written anywhere.
 
-In --output: pairs.jsonl, one example a line, written as they come; tasks.jsonl; rejected.jsonl, with the reason for each
+In --output_dir: pairs.jsonl, one example a line, written as they come; tasks.jsonl; rejected.jsonl, with the reason for each
 reply that could not be used. After Ctrl-C or a failure the same command resumes where it stopped; with a higher --count it
 makes more. With another model or other settings it refuses to: choose another folder, or start over with --overwrite.
 Examples that share words with the evaluation sets of --exclude are rejected.
@@ -23,9 +23,9 @@ examples of kind "other" have labels for positives, which must not be in-batch n
      instruction: "Given a text, retrieve its label"}
 
 Examples:
-  revela-hub synthesize --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-30B-A3B --count 3000 --output outputs/synthetic
+  revela-hub synthesize --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-30B-A3B --count 3000 --output_dir outputs/synthetic
   revela-hub synthesize --model HuggingFaceTB/SmolLM2-1.7B-Instruct --count 300 --exclude data/beir/scifact
-  revela-hub synthesize --endpoint https://api.openai.com/v1 --api-key-env OPENAI_API_KEY --model gpt-4o-mini --domains law
+  revela-hub synthesize --endpoint https://api.openai.com/v1 --api_key_env OPENAI_API_KEY --model gpt-4o-mini --domains law
   revela-hub synthesize --config examples/nvembed/synthesize.yaml
 """
 
@@ -54,8 +54,10 @@ class Arguments(SynthesisSettings):
     """Arguments of `revela-hub synthesize`."""
 
     model: str = field(metadata={"help": "The model's name at the endpoint; without --endpoint a Hub id or folder."})
-    output: str = field(default="outputs/synthetic", metadata={"help": "Folder to write to, or to resume in."})
-    overwrite: bool = field(default=False, metadata={"help": "Start over: remove what earlier runs wrote to --output."})
+    output_dir: str = field(default="outputs/synthetic", metadata={"help": "Folder to write to, or to resume in."})
+    overwrite: bool = field(
+        default=False, metadata={"help": "Start over: remove what earlier runs wrote to --output_dir."}
+    )
     endpoint: str | None = field(
         default=None, metadata={"help": "URL of a server, with or without /v1: http://localhost:8000/v1"}
     )
@@ -109,7 +111,7 @@ def run(arguments: Arguments) -> None:
 
     sampling = Sampling(arguments.temperature, arguments.top_p, arguments.max_new_tokens)
     backend: Backend | None = _endpoint(arguments, sampling)
-    try_folder(Path(arguments.output), "--output")
+    try_folder(Path(arguments.output_dir), "--output_dir")
     excluded = None
     if arguments.exclude:
         excluded, summary = read_excluded(arguments.exclude, arguments.exclude_ngram, corpus=arguments.exclude_corpus)
@@ -124,17 +126,17 @@ def run(arguments: Arguments) -> None:
     try:
         report = synthesize(
             backend,
-            arguments.output,
+            arguments.output_dir,
             arguments,
             excluded=excluded,
             overwrite=arguments.overwrite,
             show_progress_bar=shows_progress(),
         )
     except KeyboardInterrupt:
-        note(f"\nwhat was accepted is in {arguments.output}; run the same command again to resume")
+        note(f"\nwhat was accepted is in {arguments.output_dir}; run the same command again to resume")
         raise
     print(report)
-    print(os.path.join(arguments.output, PAIRS))
+    print(os.path.join(arguments.output_dir, PAIRS))
 
 
 def _endpoint(arguments: Arguments, sampling: "Sampling") -> "Endpoint | None":
@@ -143,7 +145,7 @@ def _endpoint(arguments: Arguments, sampling: "Sampling") -> "Endpoint | None":
     if arguments.endpoint is None:
         given = [name for name in ("api_key_env", "extra_body") if getattr(arguments, name) is not None]
         if given:
-            raise UserError(f"--{given[0].replace('_', '-')} is for a server: give its URL with --endpoint")
+            raise UserError(f"--{given[0]} is for a server: give its URL with --endpoint")
         return None
     same = {name: getattr(arguments, name) for name in ("model", "concurrency", "timeout", "retries")}
     body = _extra_body(arguments.extra_body)
@@ -157,7 +159,7 @@ def _extra_body(given: dict[str, Any] | str | None) -> dict[str, Any]:
         try:
             given = json.loads(given)
         except ValueError as error:
-            raise UserError(f"--extra-body is not JSON: {error}") from error
+            raise UserError(f"--extra_body is not JSON: {error}") from error
     if given is not None and not isinstance(given, dict):
-        raise UserError('--extra-body must be a JSON object: {"field": value}')
+        raise UserError('--extra_body must be a JSON object: {"field": value}')
     return given or {}

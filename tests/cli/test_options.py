@@ -1,0 +1,119 @@
+"""The options of all commands: one spelling, one name per concept, old names that still work, and a help text for each."""
+
+import argparse
+import itertools
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from revela_hub.cli.main import COMMANDS
+from revela_hub.cli.outline import outline
+from revela_hub.cli.parser import CommandParser
+from revela_hub.errors import UserError
+from revela_hub.renamed import RENAMED
+from revela_hub.trainers.common.settings import changes
+
+# Names that must not be used, besides the old names of `RENAMED`: the option that has another name for the same thing.
+SYNONYMS = {
+    "input": "data",
+    "dataset": "data",
+    "documents": "corpus",
+    "out": "output_dir",
+    "folder": "output_dir",
+    "max_tokens": "max_length",
+    "top_n": "top_k",
+    "max_answer_tokens": "max_new_tokens",
+    "negatives": "num_negatives",
+    "query_prefix_text": "query_prompt",
+}
+# Where an old name is the name of another option: a number of passages, a file.
+OTHER_MEANINGS = {"probe": {"passages"}, "mine": {"output"}}
+
+
+@cache
+def parser_of(command: str) -> CommandParser:
+    told = outline(COMMANDS[command].module)
+    return CommandParser(told.Arguments, f"revela-hub {command}", told.__doc__ or "", getattr(told, "POSITIONALS", ()))
+
+
+def options_of(command: str) -> Iterator[argparse.Action]:
+    """The options of a command that its full help text shows."""
+    return (action for action in parser_of(command)._actions if action.help != argparse.SUPPRESS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_have_one_name_and_one_spelling(command: str) -> None:
+    for action in options_of(command):
+        assert action.dest not in {*RENAMED, *SYNONYMS} - OTHER_MEANINGS.get(command, set())
+        if action.dest != "help":
+            assert action.option_strings[0] == f"--{action.dest}" or action.dest == "help_all"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_text_shows_underscores_and_no_old_name(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parser_of(command).read(["--help-all"]) is None
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
+    assert {f"--{name}" for name in parser_of(command).renamed}.isdisjoint(lines)
+    assert [line for line in lines if "-" in line[2:]] == ["--help-all"] * ("--help-all" in lines)
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_old_name_is_accepted_with_a_note(old: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new, seen = RENAMED[old], 0
+    for parser in map(parser_of, COMMANDS):
+        if old not in parser.renamed:
+            continue
+        seen += 1
+        parser.required = []
+        value = {"sentence_fraction": "0.5", "index_type": "flat"}.get(new, "7")
+        expected = parser.read([f"--{new}", value])
+        assert capsys.readouterr().err == ""
+        assert parser.read([f"--{old}", value]) == parser.read([f"--{old.replace('_', '-')}={value}"]) == expected
+        note = f"--{old} is now called --{new}; the old name still works\n"
+        assert capsys.readouterr().err == 2 * note
+        file = tmp_path / "options.yaml"
+        file.write_text(f"{old}: {value}\n")
+        assert parser.read(["--config", str(file)]) == expected
+        assert capsys.readouterr().err == note
+        assert parser.read(["--config", str(file), f"--{old}", value, "--quiet"]) is not None
+        assert capsys.readouterr().err == ""
+        assert parser.read(["--config", str(file), f"--{new}", "8"]) == parser.read([f"--{new}", "8"])
+        assert capsys.readouterr().err == note
+        with pytest.raises(UserError, match=f"--{old} is the old name of --{new}: give one of the two"):
+            parser.read([f"--{old}", value, f"--{new}", "8"])
+        file.write_text(f"{old}: {value}\n{new}: 8\n")
+        with pytest.raises(UserError, match=rf"options.yaml:2: {new} \(old name: {old}\) is given twice"):
+            parser.read(["--config", str(file)])
+    assert seen
+
+
+def test_a_misspelt_old_name_suggests_the_new_one() -> None:
+    for word, new in {"--l_mx": "max_passage_length", "--passage": "corpus", "--max-seq-len": "max_length"}.items():
+        command = "train imprag" if new == "max_passage_length" else "index"
+        with pytest.raises(UserError, match=rf"unknown option '{word}': did you mean --{new}\?"):
+            parser_of(command).read([word, "1"])
+
+
+def test_settings_that_were_stored_under_old_names_are_equal() -> None:
+    before = {"l_max": 160, "k": 10, "b": 7, "passages": ["docs"], "text": [], "plain_text_share": 0.1, "seed": 0}
+    now = {
+        "max_passage_length": 160,
+        "num_passages": 10,
+        "retrieval_layer": 7,
+        "corpus": ["docs"],
+        "plain_text": [],
+        "plain_text_fraction": 0.1,
+        "seed": 0,
+    }
+    assert changes(before, now) == {}
+    assert changes(before, now | {"num_passages": 3}) == {"num_passages": (10, 3)}
+    # Of a run whose option has the old name, it is that option.
+    assert changes({"output": "a"}, {"output": "a"}) == {}
+
+
+def test_no_old_name_leads_to_another_old_name() -> None:
+    for old, new in RENAMED.items():
+        assert new not in RENAMED, f"{old} -> {new} -> {RENAMED.get(new)}"
+    assert all(old != new for old, new in itertools.product(RENAMED, RENAMED.values()))
