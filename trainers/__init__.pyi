@@ -17,6 +17,8 @@ from .imprag.inference.answering import open_answerer as open_answerer
 from .imprag.trainer import ImpRAGTrainer as ImpRAGTrainer
 from .nvembed.arguments import NVEmbedTrainingArguments as NVEmbedTrainingArguments
 from .nvembed.trainer import NVEmbedTrainer as NVEmbedTrainer
+from .pair_tuning.trainer import PairsTrainer as PairsTrainer
+from .pair_tuning.trainer import PairsTrainingArguments as PairsTrainingArguments
 from .retromae.arguments import RetroMAEDataArguments as RetroMAEDataArguments
 from .retromae.arguments import RetroMAETrainingArguments as RetroMAETrainingArguments
 from .retromae.arguments import load_spans as load_spans

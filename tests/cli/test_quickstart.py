@@ -32,7 +32,6 @@ disable_tqdm: true
 report_to: none
 """
 PAIRS = """
-views: pairs
 per_device_train_batch_size: 4
 learning_rate: 1.0e-3
 max_steps: 3
@@ -98,7 +97,7 @@ def test_the_whole_story(
     assert not any(query in text for query in queries)
     for picture in ("training_curve.png", "similarity_map.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
-    assert "revela-hub train revela --config" in printed and "revela-hub train contriever --config" in printed
+    assert "revela-hub train revela --config" in printed and "revela-hub train pairs --config" in printed
     assert "revela-hub search" in printed
     assert main(["publish", "out/retriever", "me/x", "--dry-run"]) == 0
     assert "nothing was uploaded" in capsys.readouterr().out

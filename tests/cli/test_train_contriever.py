@@ -64,33 +64,6 @@ def test_the_run_says_what_it_was_worth(
     assert len(task.queries) >= 20 and not any(query in trained for query in task.queries.values())
 
 
-def test_pairs_of_the_text_are_trained_on_without_those_that_measure(
-    retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "code").mkdir()
-    for n in range(40):
-        functions = [
-            f'def area_{n}_{part}(width, height):\n    """The area number {n} of part {part} of a field."""\n'
-            f"    factor = {n} * {part} + 1\n    width = abs(width)\n    return width * height * factor\n"
-            for part in range(2)
-        ]
-        (tmp_path / "code" / f"m{n}.py").write_text("\n\n".join(functions))
-    output = tmp_path / "out"
-    options = ["--data", str(tmp_path / "code"), "--retriever", str(retriever_folder), "--output_dir", str(output)]
-    options += [*SHORT, "--views", "pairs", "--cache_dir", str(tmp_path / "cache"), "--probe_queries", "20"]
-    assert main(["train", "contriever", *options]) == 0
-    assert "The training made " in capsys.readouterr().out
-    from datasets import Dataset
-
-    [file] = (tmp_path / "cache" / "revela_hub").glob("text-pairs-*/rows.arrow")
-    rows, asked = Dataset.from_file(str(file)), set(read_beir(output / "probe").queries.values())
-    assert len(asked) == 20 and len(rows) == 80 - 20 and not asked & set(rows["query"])
-    for row in rows:
-        assert row["query"].startswith("The area number") and row["query"] not in row["text"]
-        n, part = row["query"].split()[3], row["query"].split()[6]
-        assert f"def area_{n}_{part}(" in row["text"]
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -13,8 +13,8 @@ from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RetroMAEForPreTraining, RevelaForCausalLM
 from revela_hub.modeling.backbones import recorded_attention, some_tokens
 from revela_hub.trainers import load_backbones
+from revela_hub.trainers.baselines.language_models import load_lm, load_reader
 from revela_hub.trainers.baselines.ra_dit import decoder_retriever
-from revela_hub.trainers.baselines.retriever import load_lm, load_reader
 from revela_hub.trainers.imprag.checkpoint import load_imprag
 from revela_hub.trainers.nvembed.checkpoint import load_nvembed
 

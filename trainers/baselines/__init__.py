@@ -30,8 +30,7 @@ CONTRIEVER = Method(
         arxiv="2112.09118",
         year=2021,
         does=(
-            "trained on raw text with a contrastive loss: two views of a passage are pulled together "
-            "(random crops, or with `views: pairs` natural pairs such as a docstring and its function), "
+            "trained on raw text with a contrastive loss: two random crops of a passage are pulled together, "
             "other passages are pushed away"
         ),
     ),

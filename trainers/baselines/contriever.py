@@ -9,7 +9,7 @@ is k_i and the last `queue_size` keys of earlier batches, made by an encoder who
 Views. Independent cropping: two runs of words, each of a random length and place; inverse cloze: a run of words, and the
 text without it. Of both, words are left out at random. Unlike the official code, which crops token ids, runs are of words,
 so that texts are tokenised as they will be; q . k is the similarity that the model is published with, so of unit vectors
-where that is the cosine. Instead of random views the two texts of a pair can be given (`trainers.baselines.text_pairs`).
+where that is the cosine.
 """
 
 import copy
@@ -32,13 +32,12 @@ from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import CONTRIEVER
-from revela_hub.trainers.baselines.retriever import RetrieverTrainer, first_row_of_process, load_retriever
-from revela_hub.trainers.baselines.text_pairs import build_text_pairs
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
+from revela_hub.trainers.common.retriever import RetrieverTrainer, load_retriever
 
-View = Literal["cropping", "inverse_cloze", "pairs"]
+View = Literal["cropping", "inverse_cloze"]
 
 _WORD = re.compile(rf"{UNSPACED_CHARACTER.pattern}|\S+")
 
@@ -55,8 +54,7 @@ class ContrieverTrainingArguments(RunArguments):
     views: View = field(
         default="cropping",
         metadata={
-            "help": "cropping: two runs of words of the passage; inverse_cloze: one, and the rest; pairs (not the paper's):"
-            " what the text itself offers, a docstring and its function, a title and its section, a sentence and the rest."
+            "help": "cropping: two random spans of the passage; inverse_cloze: one span, and the rest of the passage."
         },
     )
     min_ratio: PositiveFloat = field(
@@ -89,7 +87,7 @@ class ContrieverTrainingArguments(RunArguments):
 
 
 class ViewCollator:
-    """Rows of `build_passages` (for pairs, `build_text_pairs`) to two views of each, as the model's own preprocessing gives them.
+    """Rows of `build_passages` to two views of each, as the model's own preprocessing gives them.
 
     What is drawn depends on `(seed, epoch, row)` alone. `epoch` is set by the trainer.
 
@@ -113,8 +111,7 @@ class ViewCollator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """`query_input_ids`, `query_attention_mask`, ..., `key_input_ids`, ...: (B, L) each."""
-        pairs = self.args.views == "pairs"
-        views = [(row["query"], row["text"]) if pairs else self.views(row["text"], row["row"]) for row in rows]
+        views = [self.views(row["text"], row["row"]) for row in rows]
         batch: dict[str, Any] = {}
         for name, prompt, texts in (
             ("query", "query", [query for query, _ in views]),
@@ -199,7 +196,7 @@ class Contriever(nn.Module):
         return {"loss": loss, "accuracy": (logits.argmax(1) == target).float().mean().detach()}
 
     def _in_batch(self, query_BD: Tensor, key_BD: Tensor) -> tuple[Tensor, Tensor]:
-        first = first_row_of_process(len(key_BD))
+        first = _first_row_of_process(len(key_BD))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             key_BD = all_gather_with_grad(key_BD.contiguous())
         return query_BD @ key_BD.T, first + torch.arange(len(query_BD), device=query_BD.device)
@@ -237,6 +234,13 @@ class Contriever(nn.Module):
         return F.normalize(vectors, dim=-1) if self.cosine else vectors
 
 
+def _first_row_of_process(rows: int) -> int:
+    """The number of this process's first row, where each has as many."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank() * rows
+    return 0
+
+
 class _MovesOncePerStep(TrainerCallback):
     """Has the keys' encoder move once for each step of the optimizer, however many batches are added up for it."""
 
@@ -261,8 +265,7 @@ class ContrieverTrainer(RetrieverTrainer):
         model: the retriever: its Hub id or folder, or a loaded `SentenceTransformer`, which is trained in place.
         args: the run; by default into a folder named after the retriever.
         model_init_kwargs: of `load_retriever`: `max_length`, `trust_remote_code`.
-        **kwargs: of `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_passages`, for pairs of
-            `build_text_pairs`), `callbacks`, ...
+        **kwargs: of `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_passages`), `callbacks`, ...
 
     Raises:
         UserError: the retriever cannot be loaded, or the data set has other columns.
@@ -283,9 +286,7 @@ class ContrieverTrainer(RetrieverTrainer):
     ) -> None:
         args = args or default_arguments(ContrieverTrainingArguments, model, self.method)
         retriever = load_retriever(model, **(model_init_kwargs or {}))
-        pairs = args.views == "pairs"
-        columns, build = (("query", "text"), build_text_pairs) if pairs else (("row", "text"), build_passages)
-        kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), columns, args, build)
+        kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), ("row", "text"), args, build_passages)
         if args.world_size > 1 and args.queue_size and args.queue_size < args.world_size:
             raise UserError("--queue_size must not be smaller than the number of processes")
         for name, parameter in retriever.named_parameters():

@@ -3,16 +3,12 @@ r"""Trains a retriever on raw text by contrast, without labels: Contriever (arXi
 Two random parts of a passage are to be alike, and unlike the parts of the batch's other passages (or, with --queue_size, of
 earlier batches). It starts from any sentence-transformers model, or from an encoder, whose tokens' mean is then the vector.
 
-With --views pairs the two are what the text itself offers: a docstring and its function, a title and its section, a sentence and the
-rest of its passage.
-
 What comes out, in --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/, from which
 --resume_from_checkpoint last goes on with the same result as if nothing had happened.
 
 Examples:
   revela-hub train contriever --data path/to/texts --retriever sentence-transformers/all-MiniLM-L6-v2 --max_steps 200
   revela-hub train contriever --data path/to/texts --retriever google-bert/bert-base-uncased --views inverse_cloze
-  revela-hub train contriever --data path/to/code --retriever sentence-transformers/all-MiniLM-L6-v2 --views pairs
 """
 
 from dataclasses import dataclass, field
@@ -26,9 +22,8 @@ from revela_hub.data.text.passages import build_passages
 from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
-from revela_hub.trainers.baselines.retriever import load_retriever
-from revela_hub.trainers.baselines.text_pairs import build_text_pairs
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
+from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 
@@ -80,8 +75,5 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
 def _read(arguments: Arguments) -> tuple[Dataset, ReadReport]:
     report = ReadReport()
-    kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "report": report}
-    if arguments.views == "pairs":
-        return build_text_pairs(arguments.sources(), seed=arguments.seed, **kept), report
-    kept |= {"max_words": arguments.max_words, "language": arguments.language}
-    return build_passages(arguments.sources(), **kept), report
+    kept: dict[str, Any] = {"max_words": arguments.max_words, "language": arguments.language}
+    return build_passages(arguments.sources(), cache_dir=arguments.cache_dir, report=report, **kept), report

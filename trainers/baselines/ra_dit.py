@@ -31,10 +31,10 @@ from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods
-from revela_hub.trainers.baselines.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.common.pseudo_labels import top_rows
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
+from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import load_whole
 

@@ -24,16 +24,11 @@ from revela_hub.errors import UserError
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
+from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
 from revela_hub.trainers.baselines.pasted import shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
-from revela_hub.trainers.baselines.retriever import (
-    RETRIEVER,
-    LanguageModel,
-    load_reader,
-    load_retriever,
-    load_tokenizer,
-)
 from revela_hub.trainers.common.prompts import tokenize_prompts
+from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
 

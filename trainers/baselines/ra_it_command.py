@@ -22,8 +22,8 @@ from revela_hub.errors import UserError
 from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
+from revela_hub.trainers.baselines.language_models import load_reader
 from revela_hub.trainers.baselines.pasted import MODEL, RAITTrainer
-from revela_hub.trainers.baselines.retriever import load_reader
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
 

@@ -28,9 +28,10 @@ from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import REPLUG
-from revela_hub.trainers.baselines.retriever import RetrieverTrainer, load_lm, load_retriever
+from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
+from revela_hub.trainers.common.retriever import RetrieverTrainer, load_retriever
 
 
 @dataclass

@@ -22,9 +22,10 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.output import command_line
 from revela_hub.ranges import GroupSize, PositiveInt, TextLength
+from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
-from revela_hub.trainers.baselines.retriever import load_lm, load_retriever
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
+from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 

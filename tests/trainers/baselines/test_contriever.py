@@ -21,7 +21,8 @@ from revela_hub.trainers.baselines.contriever import (
     ContrieverTrainingArguments,
     ViewCollator,
 )
-from revela_hub.trainers.baselines.retriever import load_lm, load_retriever
+from revela_hub.trainers.baselines.language_models import load_lm
+from revela_hub.trainers.common.retriever import load_retriever
 
 
 def passages(number: int = 24) -> Dataset:

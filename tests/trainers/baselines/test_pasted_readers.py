@@ -14,7 +14,7 @@ from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.pasted import RAITTrainer, paste, pasted_log_likelihoods, pasted_prompts
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
-from revela_hub.trainers.baselines.retriever import load_retriever
+from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.imprag.inference.encoder import load_imprag_encoder
 
 PASSAGES = ["The river Dart.", "The river Esk is long.", "A fox.", "Paris."]

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from revela_hub.errors import UserError
 from revela_hub.trainers.baselines.replug import GroupCollator, Replug, ReplugTrainer, ReplugTrainingArguments
-from revela_hub.trainers.baselines.retriever import load_retriever
+from revela_hub.trainers.common.retriever import load_retriever
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_contriever import _Kill, assert_same_training, processes_give  # noqa: E402

@@ -79,8 +79,8 @@ def run(arguments: Arguments) -> None:
     from revela_hub.evaluation import docstring_task
     from revela_hub.evaluation.probe import MIN_QUERIES
     from revela_hub.retrieval.disk import try_folder
-    from revela_hub.trainers.baselines import contriever_command as train_contriever
     from revela_hub.trainers.common.run import refuse_foreign
+    from revela_hub.trainers.pair_tuning import command as train_pairs
     from revela_hub.trainers.revela import command as train_revela
 
     began = time.monotonic()
@@ -121,8 +121,8 @@ def run(arguments: Arguments) -> None:
     train_revela.train(revela)
     print("3/5  training it on the pairs of the text: the docstrings that are left, and their functions")
     start = ["--retriever", output / "revela" / "retriever"]
-    pairs = _training_arguments(train_contriever, models / "pairs.yaml", output, output, start + more)
-    train_contriever.train(pairs)
+    pairs = _training_arguments(train_pairs, models / "pairs.yaml", output, output, start + more)
+    train_pairs.train(pairs)
     print("4/5  measuring in another process, with plain SentenceTransformer")
     scores = _measure(["bm25", "start", "revela"], models, output, _bm25_weight(output / "revela"))
     scores |= _measure(["retriever"], models, output, _bm25_weight(output))
@@ -283,7 +283,7 @@ def _conclude(scores: dict[str, dict[str, Any]], models: Path, output: Path) -> 
     pairs = ["--config", models / "pairs.yaml", "--retriever", "outputs/my-code/retriever"]
     data = ["--data", "path/to/code", "--output_dir"]
     print(f"  {command_line('train', 'revela', *revela, *data, 'outputs/my-code')}")
-    print(f"  {command_line('train', 'contriever', *pairs, *data, 'outputs/my-pairs')}")
+    print(f"  {command_line('train', 'pairs', *pairs, *data, 'outputs/my-pairs')}")
     print("search with what you have now:")
     query = "parse a date from a string"
     print(f"  {command_line('search', output / 'retriever', query, '--corpus', 'path/to/code')}")

@@ -1,7 +1,7 @@
-"""Pairs that a text offers by itself: a docstring and its function, a title and its section, a sentence and the rest of its passage.
+"""Natural pairs of a text: a docstring and its function, a title and its section, a sentence and the rest of its passage.
 
-They are what a probe asks (`revela_hub.evaluation.probe_queries`), of all documents: what a probe of the same text asks is held out
-of the sources, and so is not among them.
+They are made as the queries of a probe are (`revela_hub.evaluation.probe_queries`), from all documents. The queries of the probe that
+measures the run are held out of the sources, so they are not among the pairs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ from revela_hub.evaluation.probe_queries import Passage, passages_of
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_FORMAT = 1  # of the cached rows: to be raised when the same settings make other rows
+_FORMAT = 2  # of the cached rows: to be raised when the same settings make other rows
 
 
 def build_text_pairs(
@@ -31,17 +31,16 @@ def build_text_pairs(
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
 ) -> "Dataset":
-    """Makes the pairs of the sources' documents, or takes them from the cache.
+    """Build the natural pairs of the sources' documents, or read them from the cache.
 
     Args:
         sources: As for `read_documents`.
-        seed: For which sentence is taken.
-        cache_dir: Where the rows are kept; by default in the cache of `datasets`.
-        report: Is counted up.
+        seed: Selects the sentence of a passage that becomes its query.
+        cache_dir: Folder for the rows; by default in the cache of `datasets`.
+        report: The counts are added to it.
 
     Returns:
-        A data set with a row for each passage that offers a query: `row` (int64, its number), `document`, `query` and `text`,
-        the passage without it (strings).
+        One row for each passage that contains a query: `anchor`, the query, and `positive`, the passage without it.
 
     Raises:
         UserError: Anything `read_documents` raises; fewer than two pairs in all.
@@ -49,7 +48,7 @@ def build_text_pairs(
     import datasets
 
     text = datasets.Value("string")
-    features = {"row": datasets.Value("int64"), "document": text, "query": text, "text": text}
+    features = {"anchor": text, "positive": text}
     made_with = {"format": _FORMAT, "sentencex": version("sentencex"), "seed": seed}
     return document_rows("text-pairs", sources, features, made_with, partial(_rows, seed), cache_dir, report)
 
@@ -60,19 +59,19 @@ def _rows(seed: int, documents: Iterable[Document], report: ReadReport) -> Itera
         for passage in passages_of(document, Random(f"{seed}/{document.id}")):
             report.chunks += 1
             if pair := _pair(passage):
-                yield {"row": number, "document": document.id} | pair
+                yield pair
                 number += 1
     if number < 2:
         raise UserError(
-            f"the text offers {number} pairs: it has too few functions with docstrings, headings, or passages of three sentences"
-            f" (what was read: {report}); give more of it, or --views cropping"
+            f"the text has {number} natural pairs: too few functions with docstrings, headings, or passages of three sentences"
+            f" (read: {report}); add text, or train without pairs (revela-hub train contriever)"
         )
 
 
 def _pair(passage: Passage) -> dict[str, str] | None:
-    """The passage with the first kind of query that it offers, taken out of it."""
+    """Return the first kind of query that the passage contains, and the passage without it."""
     for kind in KINDS:
         if candidate := passage.candidates.get(kind):
             rest = " ".join(passage.text.split(candidate.removed)) if kind == "sentence" else passage.text
-            return {"query": candidate.text, "text": rest.strip()}
+            return {"anchor": candidate.text, "positive": rest.strip()}
     return None

@@ -1,28 +1,24 @@
-"""What the baselines that train a retriever alone share: any sentence-transformers model, trained and saved as what it is."""
+"""Loads and trains a retriever alone: any sentence-transformers model, saved as what it is."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import is_sentence_transformer_model
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.errors import UserError, first_line, reason, refuse_missing_folder
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.export import make_readable
-from revela_hub.modeling.backbones import check_mask, checking, load_backbone
-from revela_hub.modeling.reading_decoder import check_backbone
-from revela_hub.pickles import encoder, refuse_pickles
+from revela_hub.pickles import encoder
 from revela_hub.retrieval.encoder import learnt_positions, similarity_of
-from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.common.roles import is_encoder, refuse_fused
+from revela_hub.trainers.common.inputs import ModelLike, name_of
+from revela_hub.trainers.common.roles import refuse_fused
 from revela_hub.trainers.common.trainer import MethodTrainer
 
 BESIDE = "beside_the_model.safetensors"
@@ -70,89 +66,16 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
     except (UserError, MemoryError):
         raise
     except Exception as error:  # remote code raises anything
-        raise UserError(f"cannot load the retriever {name!r}: {_reason(error, name, trust_remote_code)}") from error
+        raise UserError(
+            f"cannot load the retriever {name!r}: {loading_reason(error, name, trust_remote_code)}"
+        ) from error
 
 
-def _reason(error: Exception, name: str, trusted: bool) -> str:
+def loading_reason(error: Exception, name: str, trusted: bool) -> str:
+    """Return why a model could not be loaded."""
     if not trusted and "trust_remote_code" in str(error):
         return "it comes with code of its own: read it, then pass --trust_remote_code true if you trust it"
     return reason(error, name)
-
-
-@dataclass
-class LanguageModel:
-    """A decoder and its tokenizer."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-
-
-def load_lm(
-    lm: ModelLike, *, tokenizer: PreTrainedTokenizerBase | None = None, trust_remote_code: bool = False
-) -> LanguageModel:
-    """A decoder to read with: loaded in float32, or one that is loaded already, as it is.
-
-    Raises:
-        UserError: it cannot be loaded, or is an encoder.
-    """
-    given, name = unwrapped(lm), name_of(lm)
-    refuse_missing_folder(name, "the language model")
-    try:
-        _refuse_encoder(given, name, trust_remote_code)
-        tokenizer = tokenizer_of(lm, tokenizer, trust_remote_code=trust_remote_code)
-        if isinstance(given, PreTrainedModel):
-            return LanguageModel(given, tokenizer)
-        refuse_pickles(name)
-        model = load_backbone(AutoModelForCausalLM, name, trust_remote_code=trust_remote_code, dtype=torch.float32)
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:
-        raise UserError(
-            f"cannot load the language model {name!r}: {_reason(error, name, trust_remote_code)}"
-        ) from error
-    return LanguageModel(model, tokenizer)
-
-
-def load_reader(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
-    """A decoder to train or to read with, whose tokenizer can end answers; in float32.
-
-    Raises:
-        UserError: it cannot be loaded, is no decoder, or has no EOS token.
-    """
-    loaded = load_lm(name, trust_remote_code=trust_remote_code)
-    try:
-        check_backbone(loaded.model)
-        with checking(loaded.model, "reading"):
-            check_mask(loaded.model, causal=True)
-    except ValueError as error:
-        raise UserError(f"{name}: {error}") from error
-    if loaded.tokenizer.eos_token_id is None:
-        raise UserError(f"the tokenizer of {name} has no EOS token, which ends answers: set one")
-    return loaded
-
-
-def _refuse_encoder(model: str | PreTrainedModel, name: str, trust_remote_code: bool) -> None:
-    if is_encoder(model, trust_remote_code=trust_remote_code):
-        raise UserError(
-            f"the language model {name!r} is an encoder: it has to be a decoder, which predicts the next token"
-        )
-
-
-def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a decoder, without its weights.
-
-    Raises:
-        UserError: it cannot be loaded, or has no EOS token.
-    """
-    refuse_missing_folder(name, "the language model")
-    try:
-        _refuse_encoder(name, name, trust_remote_code)
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise UserError(f"cannot load the tokenizer of {name!r}: {first_line(error)}") from error
-    if tokenizer.eos_token_id is None:
-        raise UserError(f"the tokenizer of {name} has no EOS token, which ends answers: set one")
-    return tokenizer
 
 
 class RetrieverTrainer(MethodTrainer):
@@ -189,7 +112,7 @@ class RetrieverTrainer(MethodTrainer):
     def export(self) -> Path:
         """Writes `retriever/` into the output folder."""
         folder = Path(self.args.output_dir or ".") / RETRIEVER
-        self.retriever.save_pretrained(str(folder), create_model_card=False)
+        self.merged().save_pretrained(str(folder), create_model_card=False)
         make_readable(folder)
         return folder
 
@@ -197,10 +120,14 @@ class RetrieverTrainer(MethodTrainer):
         """Writes `retriever/`, and nothing else: the checkpoints are for resuming."""
         return [self.export()] if self.args.should_save else []
 
+    def merged(self) -> SentenceTransformer:
+        """Return the retriever as it is saved: without adapters, if it has any."""
+        return self.retriever  # type: ignore[no-any-return]
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir or ".")
         folder.mkdir(parents=True, exist_ok=True)
-        self.retriever.save_pretrained(str(folder), create_model_card=False)
+        self.merged().save_pretrained(str(folder), create_model_card=False)
         if beside := self._beside():
             save_file(
                 {name: value.detach().cpu().contiguous().clone() for name, value in beside.items()}, folder / BESIDE
@@ -209,9 +136,10 @@ class RetrieverTrainer(MethodTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder = Path(resume_from_checkpoint)
-        saved = encoder(SentenceTransformer, str(folder), device="cpu")
         try:
-            self.retriever.load_state_dict(saved.state_dict())
+            if self.merged() is self.retriever:  # otherwise the base model is loaded and only its adapters are read
+                saved = encoder(SentenceTransformer, str(folder), device="cpu")
+                self.retriever.load_state_dict(saved.state_dict())
             if beside := self._beside():
                 weights = load_file(folder / BESIDE)
                 for name, value in beside.items():
@@ -224,10 +152,3 @@ class RetrieverTrainer(MethodTrainer):
         module = self.accelerator.unwrap_model(self.model)
         kept: dict[str, Tensor] = module.beside()
         return kept
-
-
-def first_row_of_process(rows: int) -> int:
-    """The number of this process's first row, where each has as many."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank() * rows
-    return 0

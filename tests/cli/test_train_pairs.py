@@ -1,0 +1,81 @@
+"""`train pairs`: labelled and natural pairs, measured on queries that are held out."""
+
+import json
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from revela_hub.cli.main import main
+from revela_hub.data import read_beir
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "retriever"
+SHORT = ["--max_steps", "4", "--per_device_train_batch_size", "4", "--logging_steps", "1", "--report_to", "none"]
+
+
+def test_natural_pairs_exclude_the_queries_that_measure(
+    retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "code").mkdir()
+    for n in range(40):
+        functions = [
+            f'def area_{n}_{part}(width, height):\n    """The area number {n} of part {part} of a field."""\n'
+            f"    factor = {n} * {part} + 1\n    width = abs(width)\n    return width * height * factor\n"
+            for part in range(2)
+        ]
+        (tmp_path / "code" / f"m{n}.py").write_text("\n\n".join(functions))
+    output = tmp_path / "out"
+    options = ["--data", str(tmp_path / "code"), "--retriever", str(retriever_folder), "--output_dir", str(output)]
+    options += [*SHORT, "--cache_dir", str(tmp_path / "cache"), "--probe_queries", "20"]
+    assert main(["train", "pairs", *options]) == 0
+    assert "The training made " in capsys.readouterr().out
+    from datasets import Dataset
+
+    [file] = (tmp_path / "cache" / "revela_hub").glob("text-pairs-*/rows.arrow")
+    rows, asked = Dataset.from_file(str(file)), set(read_beir(output / "probe").queries.values())
+    assert len(asked) == 20 and len(rows) == 80 - 20 and not asked & set(rows["anchor"])
+    for row in rows:
+        assert row["anchor"].startswith("The area number") and row["anchor"] not in row["positive"]
+        n, part = row["anchor"].split()[3], row["anchor"].split()[6]
+        assert f"def area_{n}_{part}(" in row["positive"]
+
+
+def test_labelled_pairs_are_held_out_mined_for_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "fox dog river sea mountain lazy quick brown sediment layer".split()
+    rows = [
+        {
+            "anchor": f"where is {words[n % 10]} {n}",
+            "positive": f"{words[n % 10]} {n} is {words[n // 10 % 10]} to the sea",
+        }
+        for n in range(220)
+    ]
+    file, output = tmp_path / "pairs.jsonl", tmp_path / "out"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    options = ["--pairs", str(file), "--retriever", str(QUICKSTART), "--output_dir", str(output), *SHORT]
+    options += ["--mined_negatives", "1", "--eval_steps", "2", "--learning_rate", "1e-3"]
+    assert main(["train", "pairs", *options]) == 0
+    out = capsys.readouterr().out
+    assert "220 pairs" in out and "held out: 22 questions" in out and "The training made " in out
+    task = read_beir(output / "probe")
+    assert len(task.queries) == 22
+    card = (output / "retriever" / "README.md").read_text()
+    assert "2101.06983" in card and str(tmp_path) not in card
+    assert SentenceTransformer(str(output / "retriever"), device="cpu").encode_query(["a river"]).shape[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([], "give either --pairs FILE"),
+        (["--pairs", "p.jsonl", "--data", "d"], "give either --pairs FILE"),
+        (["--pairs", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--pairs", "p.jsonl", "--per_device_train_batch_size", "1"], "a batch of one pair has no negatives"),
+    ],
+)
+def test_mistakes_are_one_line(
+    more: list[str], message: str, retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--retriever", str(retriever_folder), "--output_dir", str(tmp_path / "out"), *SHORT]
+    assert main(["train", "pairs", *options, *more]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1

@@ -1,0 +1,107 @@
+"""Fine-tuning on pairs: the loss in loops, adapters, killed runs, and what is read."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+
+from revela_hub.errors import UserError
+from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
+from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
+
+WORDS = "the quick brown fox jumps over a lazy dog and rivers carry sediment from mountains to the sea".split()
+
+
+def pairs(number: int = 16, negatives: int = 0) -> Dataset:
+    def text(n: int, size: int) -> str:
+        return " ".join(WORDS[(5 * n + 3 * i) % len(WORDS)] for i in range(size)) + f" {n}"
+
+    columns = {"anchor": [text(n, 4) for n in range(number)], "positive": [text(n, 12) for n in range(number)]}
+    columns |= {f"negative_{k + 1}": [text(n + 100 * (k + 1), 9) for n in range(number)] for k in range(negatives)}
+    return Dataset.from_dict(columns)
+
+
+def trainer(folder: Path, retriever: Path, rows: Dataset, **options: Any) -> PairsTrainer:
+    given = {"per_device_train_batch_size": 4, "max_steps": 4, "logging_steps": 1, "report_to": [], "quiet": True}
+    args = PairsTrainingArguments(output_dir=str(folder), **(given | {"save_strategy": "no"} | options))
+    return PairsTrainer(str(retriever), args, train_dataset=rows)
+
+
+def test_the_loss_is_the_equation_with_the_prompts_and_hard_negatives(retriever_folder: Path, tmp_path: Path) -> None:
+    run = trainer(tmp_path, retriever_folder, pairs(4, negatives=2), temperature=0.1, mini_batch_size=3)
+    model = run.retriever.double().eval()
+    columns = {name: list(pairs(4, negatives=2)[name]) for name in pairs(1, negatives=2).column_names}
+    prompts = {name: "Query: " if name == "anchor" else "Passage: " for name in columns}
+    vectors = {n: model.encode([prompts[n] + text for text in texts]).tolist() for n, texts in columns.items()}
+    candidates = [vector for name in ("positive", "negative_1", "negative_2") for vector in vectors[name]]
+    expected = 0.0
+    for row, query in enumerate(vectors["anchor"]):
+        scores = [math.exp(sum(a * b for a, b in zip(query, key, strict=True)) / 0.1) for key in candidates]
+        expected -= math.log(scores[row] / sum(scores)) / 4
+    batch = run.data_collator([{name: columns[name][row] for name in columns} for row in range(4)])
+    assert float(run.compute_loss(run.retriever, batch)) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_resumed_run_ends_with_the_same_weights(rank: int, retriever_folder: Path, tmp_path: Path) -> None:
+    options = {"save_strategy": "steps", "save_steps": 2, "lora_rank": rank, "learning_rate": 1e-3}
+    for name in ("whole", "resumed"):
+        run = trainer(tmp_path / name, retriever_folder, pairs(), **options)
+        run.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2") if name == "resumed" else None)
+        run.export()
+    whole, resumed = (load_file(tmp_path / name / "retriever" / "model.safetensors") for name in ("whole", "resumed"))
+    assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert not any("lora" in name for name in whole)
+    kept = SentenceTransformer(str(tmp_path / "whole" / "retriever"), device="cpu")
+    expected = run.retriever.eval().encode_query(["a river"])
+    assert kept.encode_query(["a river"]) == pytest.approx(expected, abs=1e-5)
+    assert kept.encode_query(["a river"]) != pytest.approx(
+        SentenceTransformer(str(retriever_folder), device="cpu").encode_query(["a river"]), abs=1e-5
+    )
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> str:
+    file = folder / "pairs.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(file)
+
+
+def test_pairs_are_read_once_and_reported(tmp_path: Path) -> None:
+    rows = [{"q": "one", "a": ["1", "I"], "negative": "2"}, {"q": "two", "a": "2", "negative": "1"}]
+    rows += [rows[1], {"q": " ", "a": "3", "negative": "4"}]
+    found, report = read_labelled_pairs(write(tmp_path, rows), anchor_column="q", positive_column="a")
+    assert found.to_dict() == {
+        "anchor": ["one", "one", "two"],
+        "positive": ["1", "I", "2"],
+        "negative_1": ["2", "2", "1"],
+    }
+    assert str(report) == "3 pairs with 1 hard negative each; skipped: 1 empty, 1 repeated"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"anchor": "a", "answer": "b"}], "pairs.jsonl:1: no column 'positive'; the columns are 'anchor', 'answer'"),
+        ([{"anchor": "a", "positive": "b"}], "1 pair; training needs at least 2 pairs"),
+        ([{"anchor": "a", "positive": 3}], "holds int, not text"),
+        (
+            [{"anchor": "a", "positive": "b", "negative_1": "c"}, {"anchor": "d", "positive": "e", "negative_1": None}],
+            "pairs.jsonl:2: it has 0 negatives, the rows before have 1",
+        ),
+        ([{"anchor": "a", "positive": "b", "negative_1": " "}], "pairs.jsonl:1: negative_1 is empty"),
+    ],
+)
+def test_wrong_rows_are_one_line(rows: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        read_labelled_pairs(write(tmp_path, rows))
+
+
+def test_a_data_set_without_the_columns_is_named(retriever_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="train_dataset has the columns query, text; it needs anchor, positive"):
+        trainer(tmp_path, retriever_folder, Dataset.from_dict({"query": ["a"], "text": ["b"]}))

@@ -1,0 +1,90 @@
+"""Language models that the baselines read with: REPLUG's teacher, the reader of RA-IT and RA-DIT."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from revela_hub.errors import UserError, first_line, refuse_missing_folder
+from revela_hub.modeling.backbones import check_mask, checking, load_backbone
+from revela_hub.modeling.reading_decoder import check_backbone
+from revela_hub.pickles import refuse_pickles
+from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.common.retriever import loading_reason
+from revela_hub.trainers.common.roles import is_encoder
+
+
+@dataclass
+class LanguageModel:
+    """A decoder and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load_lm(
+    lm: ModelLike, *, tokenizer: PreTrainedTokenizerBase | None = None, trust_remote_code: bool = False
+) -> LanguageModel:
+    """A decoder to read with: loaded in float32, or one that is loaded already, as it is.
+
+    Raises:
+        UserError: it cannot be loaded, or is an encoder.
+    """
+    given, name = unwrapped(lm), name_of(lm)
+    refuse_missing_folder(name, "the language model")
+    try:
+        _refuse_encoder(given, name, trust_remote_code)
+        tokenizer = tokenizer_of(lm, tokenizer, trust_remote_code=trust_remote_code)
+        if isinstance(given, PreTrainedModel):
+            return LanguageModel(given, tokenizer)
+        refuse_pickles(name)
+        model = load_backbone(AutoModelForCausalLM, name, trust_remote_code=trust_remote_code, dtype=torch.float32)
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise UserError(
+            f"cannot load the language model {name!r}: {loading_reason(error, name, trust_remote_code)}"
+        ) from error
+    return LanguageModel(model, tokenizer)
+
+
+def load_reader(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
+    """A decoder to train or to read with, whose tokenizer can end answers; in float32.
+
+    Raises:
+        UserError: it cannot be loaded, is no decoder, or has no EOS token.
+    """
+    loaded = load_lm(name, trust_remote_code=trust_remote_code)
+    try:
+        check_backbone(loaded.model)
+        with checking(loaded.model, "reading"):
+            check_mask(loaded.model, causal=True)
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from error
+    if loaded.tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {name} has no EOS token, which ends answers: set one")
+    return loaded
+
+
+def _refuse_encoder(model: str | PreTrainedModel, name: str, trust_remote_code: bool) -> None:
+    if is_encoder(model, trust_remote_code=trust_remote_code):
+        raise UserError(
+            f"the language model {name!r} is an encoder: it has to be a decoder, which predicts the next token"
+        )
+
+
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a decoder, without its weights.
+
+    Raises:
+        UserError: it cannot be loaded, or has no EOS token.
+    """
+    refuse_missing_folder(name, "the language model")
+    try:
+        _refuse_encoder(name, name, trust_remote_code)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise UserError(f"cannot load the tokenizer of {name!r}: {first_line(error)}") from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {name} has no EOS token, which ends answers: set one")
+    return tokenizer

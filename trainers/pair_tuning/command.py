@@ -1,0 +1,134 @@
+r"""Fine-tune a retriever on query-passage pairs.
+
+The pairs are labelled (--pairs: JSON lines, a data set, or a BEIR folder) or natural: --data takes raw text or code, and pairs each
+docstring with its function, each title with its section, and a sentence with the rest of its passage. The other passages of a batch are
+the negatives; --mined_negatives adds hard ones.
+
+Some queries are held out and measured before, during and after training. The best weights are exported, or their average with the base
+model; if training did not help, the base model is exported unchanged.
+
+Output, in --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with
+--resume_from_checkpoint last).
+
+Examples:
+  revela-hub train pairs --pairs pairs.jsonl --retriever sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/tuned
+  revela-hub train pairs --data path/to/code --retriever sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/tuned
+  revela-hub train pairs --pairs hf:sentence-transformers/natural-questions --anchor_column query --positive_column answer \
+      --retriever BAAI/bge-small-en-v1.5 --mined_negatives 3
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datasets import Dataset
+
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.errors import UserError
+from revela_hub.output import command_line
+from revela_hub.ranges import NonNegativeInt, TextLength
+from revela_hub.trainers.common.arguments import HeldOutArguments, TextArguments
+from revela_hub.trainers.common.run import Run, open_run
+from revela_hub.trainers.common.run_probe import hold_out_rows, hold_out_text
+from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
+from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
+from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
+
+if TYPE_CHECKING:
+    from revela_hub.data.sources.beir import RetrievalTask
+
+
+@dataclass(kw_only=True)
+class Arguments(HeldOutArguments, TextArguments, PairsTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+    """Arguments of `revela-hub train pairs`: the model, the data, then those of every transformers Trainer."""
+
+    retriever: str = field(metadata={"help": "Model to train: Hub id or folder of a retriever or an encoder."})
+    pairs: str | None = field(
+        default=None,
+        metadata={"help": "Labelled pairs: JSON lines, a data set (hf:owner/name), or a BEIR folder."},
+    )
+    anchor_column: str = field(default="anchor", metadata={"help": "Column of the pairs that holds the query."})
+    positive_column: str = field(
+        default="positive", metadata={"help": "Column of the pairs that holds the passage, or a list of passages."}
+    )
+    split: str = field(default="train", metadata={"help": "Of a BEIR folder, the qrels to train on."})
+    mined_negatives: NonNegativeInt = field(
+        default=0,
+        metadata={
+            "help": "Hard negatives to mine for each pair with the base model, among the positives of all pairs."
+        },
+    )
+    output_dir: str = field(default="outputs/pairs", metadata={"help": "Output folder."})
+    max_length: TextLength | None = field(default=None, metadata={"help": "Tokens of a text; by default the model's."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+
+
+def run(arguments: Arguments) -> None:
+    """Train, export and print where the model is."""
+    folder = train(arguments)
+    if arguments.should_save:
+        print(f"\nretriever: {folder / 'retriever'}")
+        trust = ["--trust_remote_code"] if arguments.trust_remote_code else []
+        print("try it: ", command_line("search", folder / "retriever", "your query", *trust, "--corpus", "PATH"))
+
+
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Train and export; return the output folder, which holds `retriever/` and the last checkpoint.
+
+    The options are those of `PairsTrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: Data, models or options do not work.
+    """
+    if bool(arguments.pairs) == bool(arguments.data):
+        raise UserError("give either --pairs FILE (labelled pairs) or --data PATH (raw text with natural pairs)")
+    with open_run(arguments) as run:
+        if run.nothing_to_do:
+            return run.output
+        rows, task, report = _read(arguments, run)
+        trainer = PairsTrainer(
+            arguments.retriever,
+            arguments,
+            train_dataset=_with_negatives(rows, arguments),
+            retrieval_task=task,
+            model_init_kwargs={"max_length": arguments.max_length, "trust_remote_code": arguments.trust_remote_code},
+            **trainer_options,
+        )
+        run.train(trainer)
+        sources = [arguments.pairs] if arguments.pairs else arguments.data
+        run.export(trainer, models=("retriever",), summary=report, sources=sources)
+        return run.report(trainer)
+
+
+def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | None, str]":
+    """Return the rows to train on, the task to measure on, and the report of what was read."""
+    pairs = arguments.pairs
+    if pairs:
+        columns = {"anchor_column": arguments.anchor_column, "positive_column": arguments.positive_column}
+        rows, said = run.read("reading the pairs", lambda: read_labelled_pairs(pairs, **columns, split=arguments.split))
+        kind = rows.add_column("kind", ["retrieval"] * len(rows))
+        left, task = hold_out_rows(arguments, kind)
+        return left.remove_columns("kind"), task, said
+    task = hold_out_text(arguments, resumed=run.resumed)
+    report = ReadReport()
+    kept: dict[str, Any] = {"seed": arguments.seed, "cache_dir": arguments.cache_dir, "report": report}
+    rows, said = run.read("reading the text", lambda: (build_text_pairs(arguments.sources(), **kept), report))
+    return rows, task, said
+
+
+def _with_negatives(rows: Dataset, arguments: Arguments) -> Dataset:
+    """Return the rows with mined hard negatives, if they are asked for."""
+    if not arguments.mined_negatives:
+        return rows
+    if "negative_1" in rows.column_names:
+        raise UserError("the pairs have hard negatives already: leave out --mined_negatives")
+    from revela_hub.retrieval.mining.mining import MiningSettings, mine_negatives
+    from revela_hub.trainers.common.retriever import load_retriever
+
+    options = {"max_length": arguments.max_length, "trust_remote_code": arguments.trust_remote_code}
+    model = load_retriever(arguments.retriever, **options).to(arguments.device)
+    with arguments.main_process_first(desc="mining negatives"):
+        settings = MiningSettings(arguments.mined_negatives, seed=arguments.seed)
+        mined = mine_negatives(rows["anchor"], rows["positive"], None, model, settings)
+    arguments.say(mined.report)
+    return mined.dataset

@@ -1,0 +1,99 @@
+"""Labelled query-passage pairs, read into the columns that sentence-transformers' losses expect."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from revela_hub.data.sources.beir import is_beir, read_beir_pairs
+from revela_hub.data.sources.report import counted
+from revela_hub.data.sources.row_files import read_rows
+from revela_hub.data.sources.rows import Row, column_text, column_value
+from revela_hub.data.sources.source import SourceLike, parse_source
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+NEGATIVE = re.compile(r"negative(_\d+)?")
+
+
+@dataclass
+class PairReport:
+    """What was read; `str(report)` is the line that a run prints."""
+
+    pairs: int = 0
+    negatives: int = 0
+    empty: int = 0
+    repeated: int = 0
+
+    def __str__(self) -> str:
+        """For example `2,000 pairs with 3 hard negatives each; skipped: 12 empty, 3 repeated`."""
+        text = counted(self.pairs, "pair")
+        text += f" with {counted(self.negatives, 'hard negative')} each" if self.negatives else ""
+        skipped = [f"{count:,} {name}" for name in ("empty", "repeated") if (count := getattr(self, name))]
+        return text + (f"; skipped: {', '.join(skipped)}" if skipped else "")
+
+
+def read_labelled_pairs(
+    source: SourceLike, *, anchor_column: str = "anchor", positive_column: str = "positive", split: str = "train"
+) -> tuple["Dataset", PairReport]:
+    """Read pairs from JSON lines, a data set or a BEIR folder.
+
+    A positive may be a list of texts: each makes a pair. Columns named `negative`, `negative_1`, `negative_2`, ... hold hard
+    negatives, as `revela-hub mine` writes them.
+
+    Args:
+        source: File, `hf:owner/name` or BEIR folder.
+        anchor_column: Column with the query.
+        positive_column: Column with its passage or passages.
+        split: Of a BEIR folder, the qrels to use.
+
+    Returns:
+        Rows (`anchor`, `positive`, `negative_1`, ...) and the report.
+
+    Raises:
+        UserError: The source or a column is missing, a value is not text, a negative is missing, or there are fewer than two pairs.
+    """
+    from datasets import Dataset
+
+    if anchor_column == positive_column:
+        raise UserError(f"--anchor_column and --positive_column are both {anchor_column!r}: name two different columns")
+    parsed = parse_source(source)
+    if not parsed.is_dataset and is_beir(parsed.path):
+        found: Iterator[tuple[str, ...]] = iter(read_beir_pairs(parsed.path, split))
+    else:
+        found = _row_pairs(read_rows(parsed), anchor_column, positive_column)
+    report, rows = PairReport(), dict.fromkeys(())
+    for texts in found:
+        if not all(text.strip() for text in texts[:2]):
+            report.empty += 1
+        elif texts in rows:
+            report.repeated += 1
+        else:
+            rows[texts] = None
+    report.pairs, report.negatives = len(rows), len(next(iter(rows), ("", ""))) - 2
+    if report.pairs < 2:
+        raise UserError(f"{parsed.path}: {report}; training needs at least 2 pairs")
+    names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(report.negatives))]
+    return Dataset.from_dict(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))), report
+
+
+def _row_pairs(rows: Iterator[Row], anchor_column: str, positive_column: str) -> Iterator[tuple[str, ...]]:
+    remedy = "choose with --positive_column"
+    expected: list[str] | None = None
+    for row in rows:
+        names = [name for name in row.columns if NEGATIVE.fullmatch(name) and row.columns[name] is not None]
+        expected = names if expected is None else expected
+        if names != expected:
+            raise UserError(
+                f"{row.where}: it has {counted(len(names), 'negative')}, the rows before have {len(expected)}: give each row"
+                " as many (revela-hub mine does, with --fewer drop)"
+            )
+        negatives = [column_text(row, name, "negatives are texts") for name in names]
+        if empty := [name for name, text in zip(names, negatives, strict=True) if not text.strip()]:
+            raise UserError(f"{row.where}: {empty[0]} is empty; remove the row, or give it a text")
+        anchor = column_text(row, anchor_column, "choose with --anchor_column")
+        value = column_value(row, positive_column, remedy)
+        for positive in value if isinstance(value, list) else [value]:
+            yield anchor, column_text(Row(row.where, {positive_column: positive}), positive_column, remedy), *negatives

@@ -1,0 +1,146 @@
+r"""Fine-tunes a retriever on query-passage pairs with sentence-transformers' loss and batch sampler.
+
+    L = - mean_i log( exp(s(q_i, p_i) / t) / sum_{p in P} exp(s(q_i, p) / t) )
+
+P holds the passages and hard negatives of the whole batch, on all devices; s is the model's own similarity. The loss is
+`CachedMultipleNegativesRankingLoss` (GradCache, Gao et al. 2021, arXiv 2101.06983, equation 2), so `mini_batch_size` bounds the memory
+and does not change the result.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from datasets import Dataset
+from peft import PeftConfig
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+from sentence_transformers.util import cos_sim, dot_score
+from torch import Tensor
+from transformers import set_seed
+
+from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
+from revela_hub.retrieval.encoder import similarity_of
+from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
+from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, wrong_columns
+from revela_hub.trainers.common.retriever import RetrieverTrainer, load_retriever
+from revela_hub.trainers.pair_tuning import PAIR_TUNING
+
+
+@dataclass
+class PairsTrainingArguments(AdapterArguments, RunArguments, SentenceTransformerTrainingArguments):
+    """`SentenceTransformerTrainingArguments` for fine-tuning on pairs."""
+
+    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
+    num_train_epochs: float = field(default=3.0, metadata={"help": "Passes over the pairs."})
+    per_device_train_batch_size: int = field(default=64, metadata={"help": "Pairs per device and step."})
+    warmup_steps: float = field(default=0.1, metadata={"help": "Linear warm-up: steps, or a fraction below 1."})
+    batch_sampler: str = field(
+        default="no_duplicates",
+        metadata={"help": "no_duplicates: no text twice in a batch, where it would be its own negative."},
+    )
+    temperature: PositiveFloat = field(default=0.05, metadata={"help": "Similarities are divided by it."})
+    mini_batch_size: PositiveInt = field(
+        default=32, metadata={"help": "Pairs in memory at a time; lower it if memory runs out."}
+    )
+    lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of LoRA adapters; 0 trains all weights."})
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ValueError: for a value out of range.
+        """
+        super().__post_init__()
+        if self.per_device_train_batch_size * self.world_size < 2:
+            raise ValueError("a batch of one pair has no negatives: raise per_device_train_batch_size")
+
+
+class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):
+    """Trainer of a retriever on pairs.
+
+        trainer = PairsTrainer("sentence-transformers/all-MiniLM-L6-v2", train_dataset=pairs)  # columns anchor, positive
+        trainer.train()
+        vectors = trainer.retriever.encode_query(["a query"])
+
+    Args:
+        model: Hub id or folder of a retriever or an encoder, or a loaded `SentenceTransformer`, which is trained in place.
+        args: the run; by default into a folder named after the model.
+        train_dataset: columns `anchor` and `positive`, and for hard negatives `negative_1`, `negative_2`, ...
+        peft_config: of the adapters, instead of LoRA as `args` says.
+        model_init_kwargs: of `load_retriever`: `max_length`, `trust_remote_code`.
+        **kwargs: of `SentenceTransformerTrainer`, and `retrieval_task`.
+
+    Raises:
+        UserError: the model cannot be loaded, or the data set has other columns.
+    """
+
+    method = PAIR_TUNING
+
+    _tag_names = ("pair-tuning",)
+    args: PairsTrainingArguments
+
+    def __init__(
+        self,
+        model: ModelLike,
+        args: PairsTrainingArguments | None = None,
+        *,
+        train_dataset: Dataset,
+        peft_config: PeftConfig | None = None,
+        model_init_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        args = args or default_arguments(PairsTrainingArguments, model, self.method)
+        check_split(train_dataset)
+        columns = train_dataset.column_names
+        texts = ["anchor", "positive", *(name for name in columns if name.startswith("negative"))]
+        if not {"anchor", "positive"} <= set(columns):
+            raise wrong_columns(train_dataset, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
+        retriever = load_retriever(model, **(model_init_kwargs or {}))
+        transformer: Any = retriever[0]
+        set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
+        adapters = peft_config or args.lora_config(transformer.auto_model)
+        self._adapted = adapters is not None
+        if adapters is not None:
+            add_adapters(transformer.auto_model, adapters)
+        for name, parameter in retriever.named_parameters():
+            if "pooler" in name.split("."):  # BERT's pooler gets no gradient from the token states, which breaks DDP
+                parameter.requires_grad_(False)
+        prompts = retriever.prompts
+        if args.prompts is None:
+            args.prompts = {name: prompts.get("query" if name == "anchor" else "document") or "" for name in texts}
+        cosine = similarity_of(retriever, "the retriever") == "cosine"
+        loss = CachedMultipleNegativesRankingLoss(
+            retriever,
+            scale=1 / args.temperature,
+            similarity_fct=cos_sim if cosine else dot_score,
+            mini_batch_size=args.mini_batch_size,
+            gather_across_devices=args.world_size > 1,
+        )
+        rows = train_dataset.select_columns(texts)
+        super().__init__(model=retriever, args=args, train_dataset=rows, loss=loss, **kwargs)
+
+    @property
+    def retriever(self) -> Any:
+        """The sentence-transformers model that is trained."""
+        return self.accelerator.unwrap_model(self.model)
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """Do nothing: `hub_cards` writes the card after the run, without another pass over the data."""
+
+    def merged(self) -> SentenceTransformer:
+        """Return the retriever with its adapters merged; a copy, so that training can continue."""
+        retriever: SentenceTransformer = self.retriever
+        if not self._adapted:
+            return retriever
+        retriever = copy.deepcopy(retriever)
+        for module in list(retriever.modules()):
+            for name, child in list(module.named_children()):
+                if hasattr(child, "get_base_layer"):
+                    child.merge()
+                    setattr(module, name, child.get_base_layer())
+        return retriever
+
+    def _beside(self) -> dict[str, Tensor]:
+        return {n: p for n, p in self.retriever.named_parameters() if p.requires_grad} if self._adapted else {}
