@@ -653,7 +653,7 @@ def run(cases: list[Case], root: Path) -> list[Outcome]:
             outcomes[number] = Outcome(type(error).__name__ == "UserError", f"{type(error).__name__}: {error}")
             continue
         if case.leaks:
-            outcomes[number] = Outcome(case.leaks not in published.files, published.stays.get(case.leaks, "stays"))
+            outcomes[number] = Outcome(case.leaks not in published.files, published.skipped.get(case.leaks, "skipped"))
         else:
             waiting.append((number, kept[0]))
     for (number, _), checks in zip(waiting, verify_all([task for _, task in waiting], timeout=60), strict=True):

@@ -3,10 +3,10 @@ from .assemble import Assembly as Assembly
 from .card import collection_card as collection_card
 from .card import write_card as write_card
 from .export import export_retriever as export_retriever
-from .facts import Figure as Figure
-from .facts import ModelCardFacts as ModelCardFacts
-from .facts import Result as Result
-from .facts import describe as describe
+from .metadata import Figure as Figure
+from .metadata import ModelCardMetadata as ModelCardMetadata
+from .metadata import Result as Result
+from .metadata import describe as describe
 from .method import Method as Method
 from .method import Paper as Paper
 from .repository import Destination as Destination

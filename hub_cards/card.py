@@ -1,10 +1,10 @@
-"""Model cards: one template, filled from data. Where there is no fact, there is no line: nothing is invented."""
+"""Write model cards from one template, without lines for missing metadata."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,70 +15,80 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from revela_hub import __version__
 from revela_hub.errors import UserError, first_line
-from revela_hub.hub_cards.facts import (
+from revela_hub.hub_cards.metadata import (
     LICENSES,
     METRIC_NAMES,
     Figure,
-    ModelCardFacts,
-    ModelFacts,
+    ModelCardMetadata,
+    ModelDescription,
     Result,
     describe,
 )
 
-TEMPLATES = Path(__file__).parent
-CARD_FACTS = "card.yaml"  # in a checkpoint: the facts of its card, in the form of `ModelCardFacts`
-OURS = ".revela_hub"  # what we keep in a folder beside the model; it is never uploaded
+CARD_METADATA = "card.yaml"  # file in a checkpoint with the fields of `ModelCardMetadata`
+OURS = ".revela_hub"  # folder next to a model for our own files; it is never uploaded
+_HUB_ID = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
+# Key of the front matter -> (expression for its values, error message).
+_FRONT_MATTER = {
+    "license": (
+        "|".join(map(re.escape, LICENSES)),
+        "is not a license identifier of the Hub: use one (apache-2.0), or other",
+    ),
+    "base_model": (_HUB_ID, "is not the id of a model on the Hub"),
+    "datasets": (_HUB_ID, "is not the id of a dataset on the Hub"),
+    "language": (r"[a-z]{2,3}(-[\w-]+)?|code|multilingual", "is not an ISO 639 code"),
+    **dict.fromkeys(("tags", "library_name", "pipeline_tag"), (r"[\s\S]*", "is not a text")),
+}
 
 
-def write_card(folder: str | Path, facts: ModelCardFacts, *, repo_id: str | None = None) -> Path:
-    """Writes README.md, the figures, and `.eval_results/` into a model folder.
+def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str | None = None) -> Path:
+    """Write README.md, the figures, and `.eval_results/` into a model folder.
 
     Args:
-        folder: a folder that `export_retriever` wrote, or any model folder.
-        facts: what the folder does not tell.
-        repo_id: the id under which it will be on the Hub; the folder's name otherwise.
+        folder: any model folder, such as one written by `export_retriever`.
+        metadata: what cannot be read from the folder.
+        repo_id: id of the model on the Hub; by default the name of the folder.
 
     Returns:
         The path of README.md.
     """
     folder = Path(folder)
     model, name = describe(folder), repo_id or folder.name
-    figures = []
-    for figure in facts.figures:
-        target = folder / "figures" / Path(figure.path).name
+    title = name.rpartition("/")[2]
+    figures = [Figure(f"figures/{Path(figure.path).name}", figure.caption) for figure in metadata.figures]
+    for given, figure in zip(metadata.figures, figures, strict=True):
+        target = folder / figure.path
         target.parent.mkdir(exist_ok=True)
-        if Path(figure.path).resolve() != target.resolve():
-            shutil.copyfile(figure.path, target)
-        figures.append(Figure(f"figures/{target.name}", figure.caption))
-    _write_eval_results(folder, facts.results)
-    text = _template("model_card.md.j2").render(
-        metadata=_metadata(name, facts, model).to_yaml().strip(),
+        if Path(given.path).resolve() != target.resolve():
+            shutil.copyfile(given.path, target)
+    _write_eval_results(folder, metadata.results)
+    method = metadata.method
+    usage = method.usage if method else None
+    text = _template("model_card.md.j2", *([usage.parent] if usage else [])).render(
+        front_matter=_front_matter(name, metadata, model).to_yaml().strip(),
         name=name,
-        title=name.rpartition("/")[2],
-        facts=facts,
+        title=title,
+        card=replace(metadata, figures=figures),
         model=model,
-        paper=facts.method.paper if facts.method else None,
-        usage=_usage(facts, model, name),
-        figures=figures,
-        results=_results_table(facts.results, name.rpartition("/")[2]),
+        paper=method.paper if method else None,
+        usage=usage.name if usage else None,
+        results=_results_table(metadata.results, title),
         version=__version__,
     )
-    card = folder / "README.md"
-    card.write_text(text, encoding="utf-8")
-    # So that it can be written anew under the name by which the model is published, unless a person changes it.
     (folder / OURS).mkdir(exist_ok=True)
-    replace(facts, figures=[Figure(str(folder / figure.path), figure.caption) for figure in figures]).to_file(
-        folder / OURS / CARD_FACTS
-    )
-    (folder / OURS / "README.md").write_text(text, encoding="utf-8")
-    return card
+    # Publishing writes the card again with the id of the model, unless README.md was edited and differs from this copy.
+    for place in (folder, folder / OURS):
+        (place / "README.md").write_text(text, encoding="utf-8")
+    kept = [Figure(str(folder / figure.path), figure.caption) for figure in figures]
+    replace(metadata, figures=kept).to_file(folder / OURS / CARD_METADATA)
+    return folder / "README.md"
 
 
 def check_card(card: Path) -> None:
-    """Looks at what the Hub would refuse, or misread, after everything else is done.
+    """Check the front matter of a card for values that the Hub would reject or misread.
 
     Raises:
-        UserError: the block of YAML at the card's head is broken, or holds a value that the Hub does not know.
+        UserError: the YAML is invalid, or a value is.
     """
     try:
         text = card.read_bytes().decode("utf-8")
@@ -86,102 +96,69 @@ def check_card(card: Path) -> None:
         raise UserError(f"{card.name} is not UTF-8 text") from error
     if not text.startswith("---"):
         return
-    head = re.match(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", text, re.DOTALL | re.MULTILINE)
-    if head is None:
-        raise UserError(f"{card.name}: the block of YAML at its head has no end: a line with --- is missing")
+    if not re.search(r"^---[ \t]*\r?$", text[3:], re.MULTILINE):
+        raise UserError(f"{card.name}: the YAML block at the top has no end: add a line with ---")
     try:
-        values = yaml.safe_load(head.group(1)) or {}
-    except yaml.YAMLError as error:
-        raise UserError(f"{card.name}: the block at its head is not valid YAML: {first_line(error)}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{card.name}: the block at its head is no mapping from names to values")
-    for fault in _metadata_faults(values):
-        raise UserError(f"{card.name}: {fault}")
-    try:
-        ModelCard(text)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{card.name}: the Hub's library cannot read its head: {first_line(error)}") from error
-
-
-def _metadata_faults(values: dict[str, Any]) -> Iterator[str]:
-    for key in ("license", "base_model", "language", "tags", "datasets", "library_name", "pipeline_tag"):
+        values = ModelCard(text).data
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{card.name}: the YAML block at the top is invalid: {first_line(error)}") from error
+    for key, (pattern, message) in _FRONT_MATTER.items():
         given = values.get(key)
         for value in given if isinstance(given, list) else [given]:
-            if value is None:
-                continue
             if isinstance(value, bool):
-                yield f"{key}: an unquoted yes or no is read as {str(value).lower()}: put it in quotes"
-            elif not isinstance(value, str):
-                yield f"{key} is {value!r}, where a text belongs"
-            elif key == "license" and value not in LICENSES:
-                yield f"{value!r} is no licence that the Hub knows: one of its identifiers (apache-2.0), or other"
-            elif key in ("base_model", "datasets") and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", value):
-                yield f"{key} is {value!r}, which is not the id of anything on the Hub"
-            elif key == "language" and not re.fullmatch(r"[a-z]{2,3}(-[\w-]+)?|code|multilingual", value):
-                yield f"language {value!r} is no ISO 639 code"
+                raise UserError(f"{card.name}: {key}: YAML reads an unquoted yes or no as {value}: put it in quotes")
+            if value is not None and not (isinstance(value, str) and re.fullmatch(pattern, value)):
+                raise UserError(f"{card.name}: {key}: {value!r} {message}")
 
 
-def _template(name: str) -> Any:
-    return _environment(TEMPLATES).get_template(name)
-
-
-def _environment(folder: Path) -> Environment:
-    return Environment(
-        loader=FileSystemLoader(folder),
+def _template(name: str, *more: Path) -> Any:
+    """Return a template of this folder, which can include the templates in other folders."""
+    environment = Environment(
+        loader=FileSystemLoader([Path(__file__).parent, *more]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    return environment.get_template(name)
 
 
-def _usage(facts: ModelCardFacts, model: ModelFacts, name: str) -> str:
-    """The method's own section on usage."""
-    if facts.method is None or facts.method.usage is None:
-        return ""
-    return str(
-        _environment(facts.method.usage.parent).get_template(facts.method.usage.name).render(name=name, model=model)
-    )
-
-
-def _metadata(name: str, facts: ModelCardFacts, model: ModelFacts) -> ModelCardData:
-    """The YAML block that the Hub and MTEB read."""
-    kind = ["sparse-encoder", "sparse"] if model.loader == "SparseEncoder" else ["dense"]
-    tags = ["feature-extraction", *kind, "retrieval"] if model.is_encoder else []
-    own = [result for result in facts.results if result.model is None]
+def _front_matter(name: str, metadata: ModelCardMetadata, model: ModelDescription) -> ModelCardData:
+    """Return the YAML block that the Hub and MTEB read."""
+    tags: list[str] = []
+    pipeline = "text-generation" if model.architecture.endswith("ForCausalLM") else None
+    if model.is_encoder:
+        sparse = model.loader == "SparseEncoder"
+        pipeline = "feature-extraction" if sparse else "sentence-similarity"
+        kinds = ["sparse-encoder", "sparse"] if sparse else ["dense"]
+        tags = ["sentence-transformers", "feature-extraction", *kinds, "retrieval"]
+    results = [
+        EvalResult(
+            task_type="information-retrieval",
+            task_name="Information Retrieval",
+            dataset_type=result.dataset or result.task,
+            dataset_name=result.task,
+            dataset_split=result.split,
+            dataset_revision=result.revision,
+            metric_type=metric,
+            metric_name=METRIC_NAMES.get(metric, metric),
+            metric_value=round(value, 5),
+        )
+        for result in metadata.results
+        if result.model is None
+        for metric, value in result.metrics.items()
+    ]
     return ModelCardData(
         library_name="sentence-transformers" if model.is_encoder else "transformers",
-        pipeline_tag=("feature-extraction" if "sparse" in tags else "sentence-similarity")
-        if model.is_encoder
-        else ("text-generation" if model.architecture.endswith("ForCausalLM") else None),
-        tags=[
-            *(["sentence-transformers"] if model.is_encoder else []),
-            *tags,
-            *([facts.method.name] if facts.method else []),
-            "revela-hub",
-        ],
-        base_model=facts.base_model or model.adapter_of,
-        base_model_relation="adapter" if model.adapter_of else ("finetune" if facts.base_model else None),
-        license=facts.license,
-        language=list(facts.languages) or None,
-        datasets=list(facts.datasets) or None,
-        model_name=name.rpartition("/")[2] if own else None,
-        eval_results=[
-            EvalResult(
-                task_type="information-retrieval",
-                task_name="Information Retrieval",
-                dataset_type=result.dataset or result.task,
-                dataset_name=result.task,
-                dataset_split=result.split,
-                dataset_revision=result.revision,
-                metric_type=metric,
-                metric_name=METRIC_NAMES.get(metric, metric),
-                metric_value=round(value, 5),
-            )
-            for result in own
-            for metric, value in result.metrics.items()
-        ]
-        or None,
+        pipeline_tag=pipeline,
+        tags=[*tags, *([metadata.method.name] if metadata.method else []), "revela-hub"],
+        base_model=metadata.base_model or model.adapter_of,
+        base_model_relation="adapter" if model.adapter_of else ("finetune" if metadata.base_model else None),
+        license=metadata.license,
+        language=list(metadata.languages) or None,
+        datasets=list(metadata.datasets) or None,
+        model_name=name.rpartition("/")[2] if results else None,
+        eval_results=results or None,
     )
 
 
@@ -189,20 +166,16 @@ def _results_table(results: Sequence[Result], title: str) -> str:
     if not results:
         return ""
     metrics = list(dict.fromkeys(metric for result in results for metric in result.metrics))
-    rows = [
-        [
-            result.task,
-            result.model or f"**{title}**",
-            *(f"{result.metrics[m]:.4f}" if m in result.metrics else "" for m in metrics),
-        ]
-        for result in results
-    ]
-    header = ["Task", "Model", *(METRIC_NAMES.get(metric, metric) for metric in metrics)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * 2 + ["---:"] * len(metrics), *rows])
+    rows = [["Task", "Model", *(METRIC_NAMES.get(metric, metric) for metric in metrics)]]
+    rows.append(["---"] * 2 + ["---:"] * len(metrics))
+    for result in results:
+        values = (f"{result.metrics[metric]:.4f}" if metric in result.metrics else "" for metric in metrics)
+        rows.append([result.task, result.model or f"**{title}**", *values])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _write_eval_results(folder: Path, results: Sequence[Result]) -> None:
-    """The newer machine-readable form, for results on data sets that are on the Hub: one file each, the main metric."""
+    """Write the main metric on each dataset of the Hub in the Hub's newer format, one file per dataset."""
     shutil.rmtree(folder / ".eval_results", ignore_errors=True)
     for result in results:
         if result.model is not None or result.dataset is None:
@@ -223,28 +196,20 @@ def _write_eval_results(folder: Path, results: Sequence[Result]) -> None:
 
 
 def collection_card(repo_ids: Sequence[str], folders: Sequence[Path], *, title: str, description: str = "") -> str:
-    """Returns the card of a family of models, smallest first: sizes, dimensions and what each one's card reports.
+    """Return the card of a family of models: a table with sizes, dimensions and results, the smallest model first.
 
     Args:
-        repo_ids: on the Hub.
-        folders: where each one's files, card included, are on this machine.
-        title: of the family.
-        description: a paragraph above the table.
+        repo_ids: ids on the Hub.
+        folders: local folder of each model, with its card.
+        title: name of the family.
+        description: paragraph above the table.
     """
     family = []
     for repo_id, folder in zip(repo_ids, folders, strict=True):
-        data = ModelCard.load(folder / "README.md").data
-        family.append(
-            (
-                repo_id,
-                describe(folder),
-                {(r.dataset_name, r.metric_name): r.metric_value for r in data.eval_results or ()},
-            )
-        )
+        results = ModelCard.load(folder / "README.md").data.eval_results or ()
+        scores = {(result.dataset_name, result.metric_name): result.metric_value for result in results}
+        family.append((repo_id, describe(folder), scores))
     family.sort(key=lambda member: member[1].parameters)
-    measured = list(dict.fromkeys(key for *_, results in family for key in results))
-    return str(
-        _template("collection_card.md.j2").render(
-            title=title, description=description, family=family, measured=measured
-        )
-    )
+    measured = list(dict.fromkeys(key for *_, scores in family for key in scores))
+    template = _template("collection_card.md.j2")
+    return str(template.render(title=title, description=description, family=family, measured=measured))

@@ -1,4 +1,4 @@
-"""Pictures of a run for its card."""
+"""Figures for model cards."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 
 def similarity_map(maps: dict[str, NDArray[np.float32]], documents: Sequence[str], path: Path) -> None:
-    """Draws the similarities of one group, side by side, with lines between documents.
+    """Draw the similarities within a group of chunks, with lines between documents.
 
     Args:
-        maps: title -> (B, B) similarities, rows sum to one.
-        documents: the document of each of the B chunks, chunks of a document next to each other.
-        path: of the PNG to write.
+        maps: title -> (B, B) similarities, whose rows sum to one.
+        documents: document of each chunk (B).
+        path: PNG file to write.
     """
     from matplotlib.figure import Figure
 
@@ -26,18 +26,18 @@ def similarity_map(maps: dict[str, NDArray[np.float32]], documents: Sequence[str
         for border in borders:
             axes.axhline(border, color="white", linewidth=0.8)
             axes.axvline(border, color="white", linewidth=0.8)
-        axes.set(title=title, xlabel="chunk that is read", xticks=[], yticks=[])
-    panels[0].set_ylabel("chunk that reads")
+        axes.set(title=title, xlabel="attended chunk", xticks=[], yticks=[])
+    panels[0].set_ylabel("predicted chunk")
     canvas.colorbar(image, ax=list(panels), shrink=0.8, label="similarity")
     canvas.savefig(path, dpi=150)
 
 
 def training_curve(log_history: Sequence[dict[str, float]], path: Path) -> bool:
-    """Draws the training loss over the steps of a run; returns False where there is nothing to draw.
+    """Draw the training loss over the steps; return False if there are too few points.
 
     Args:
-        log_history: of `trainer_state.json`.
-        path: of the PNG to write.
+        log_history: the entries in `trainer_state.json`.
+        path: PNG file to write.
     """
     points = [(entry["step"], entry["loss"]) for entry in log_history if "loss" in entry and "step" in entry]
     if len(points) < 2:

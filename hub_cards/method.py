@@ -109,6 +109,5 @@ class Method:
 
 def vectors_of(folder: Path, methods: Mapping[str, Method]) -> Path | None:
     """The file that makes the vectors of a model, by the `model_type` in its config.json; None for most models."""
-    config = read_json(folder / "config.json")
-    kind = config.get("model_type") if isinstance(config, dict) else None
+    kind = read_json(folder / "config.json", {}).get("model_type")
     return next((method.vectors for method in methods.values() if kind and method.model_type == kind), None)

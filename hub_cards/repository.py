@@ -1,24 +1,29 @@
-"""A repository of the Hub as publishing sees it: what is there, what a commit would change, and what an error means.
+"""A model repository on the Hub: its current files, the changes of a commit, and errors of the Hub as `UserError`.
 
-All files become visible in one commit. It is recognised by what it holds: where the Hub has the same files already, there
-is nothing to upload, and so the same command goes on where it was stopped, at whatever step. That is why the files do not
-go through the client's `upload_folder`, which commits a large folder in several parts. A token is read by the client
-(HF_TOKEN, `hf auth login`) and never by this code.
+A model is published in a single commit, so that readers never get half of it. `HfApi.upload_folder` splits large uploads into
+several commits, so we use `create_commit`. Files that the Hub already has are not uploaded again, so an interrupted upload is
+resumed by running the same command again.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import re
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, ModelInfo
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationCopy,
+    CommitOperationDelete,
+    HfApi,
+    ModelInfo,
+)
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -30,27 +35,26 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
 from revela_hub import __version__
 from revela_hub.errors import UserError, causes, os_error
 from revela_hub.hub_cards.verify.contents import belongs_by_name
 
-# The client's HTTP library is httpx or httpx2 by version: the root of its errors is a base of the Hub's own, beside OSError.
-CONNECTION = (
+# Connection errors of the client's HTTP library (httpx or httpx2, by version) are a base class of the Hub's errors.
+_CONNECTION_ERRORS = (
     *(base for base in HfHubHTTPError.__bases__ if base is not OSError),
     *(ConnectionError, TimeoutError, socket.gaierror, ssl.SSLError, LocalEntryNotFoundError),
 )
-UNREACHABLE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
-# The client for large files (hf_xet) is written in Rust; what it cannot sort into a class is a RuntimeError.
-_IN_RUST = re.compile(r"reqwest|\bCAS\b|\bconnect|\bnetwork\b|\btimed? ?out\b|\bdns\b|\btls\b", re.IGNORECASE)
-MESSAGE = "Publish with revela-hub"
-OTHER_FORMATS = re.compile(
+_UNREACHABLE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
+# hf_xet, the client for large files, raises a RuntimeError for most errors.
+_XET_CONNECTION = re.compile(r"reqwest|\bCAS\b|\bconnect|\bnetwork\b|\btimed? ?out\b|\bdns\b|\btls\b", re.IGNORECASE)
+_MESSAGE = "Publish with revela-hub"
+_OTHER_FORMATS = re.compile(
     r"(onnx|openvino)/.*|(tf|flax)_model.*|.*\.(onnx|onnx_data|h5|msgpack|ot|bin|ckpt|pt|pth|pkl|pickle|joblib)"
 )
-
-NOT_LOGGED_IN = (
-    "the Hub does not know who is asking: log in with a token that may write (hf auth login), or put one into HF_TOKEN"
-)
+_NOT_LOGGED_IN = "not logged in to the Hub: use a token with write access (hf auth login, or HF_TOKEN)"
+_GIT_NAME = re.compile(r"(?!-)(?!.*(\.\.|//|@\{|\.lock$))[\w./-]*[\w-]")
 
 
 @dataclass(frozen=True)
@@ -59,14 +63,14 @@ class Destination:
 
     Attributes:
         repo_id: `namespace/name`.
-        private: make the repository private, if it is new; one that is public already is refused.
-        revision: branch to commit to, made if it is not there; None for the main one.
+        private: create a private repository; an existing public one is an error.
+        revision: branch to commit to, created if it does not exist; by default the main branch.
         pull_request: open a pull request instead of committing.
-        tag: to set on the new commit.
-        update: replace the model that is already there; what is no part of a model stays.
-        delete_stale: with `update`, delete also what was made from the weights that were there: other formats, pickles.
-        collection: title of a collection of the same namespace to add the model to, made if it is not there.
-        token: to use instead of the one of `hf auth login` or HF_TOKEN; never written anywhere.
+        tag: tag of the new commit.
+        update: replace an existing model; other files are kept.
+        delete_stale: with `update`, also delete other formats and pickles of the old weights.
+        collection: title of a collection in the namespace to add the model to, created if it does not exist.
+        token: token instead of that from `hf auth login` or HF_TOKEN.
     """
 
     repo_id: str
@@ -80,30 +84,32 @@ class Destination:
     token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuses what the Hub would refuse after everything else is done."""
+        """Reject values that the Hub would reject after everything else is done."""
         try:
             validate_repo_id(self.repo_id)
         except HFValidationError as error:
-            raise UserError(f"{self.repo_id!r} cannot be the id of a model: {error}") from error
+            raise UserError(f"{self.repo_id!r} is not a valid model id: {error}") from error
         if "/" not in self.repo_id:
-            raise UserError(f"{self.repo_id!r} has no namespace: write your-name/{self.repo_id}")
+            raise UserError(f"{self.repo_id!r} has no namespace: use your-name/{self.repo_id}")
         if self.pull_request and (self.revision or self.tag):
-            raise UserError("a pull request goes to the main branch and cannot be tagged before it is merged")
+            raise UserError("a pull request is opened for the main branch, and cannot have a tag before it is merged")
         if self.delete_stale and not self.update:
-            raise UserError("--delete_stale is about the model that --update replaces: add --update, or leave it out")
-        for kind, name in (("--revision", self.revision), ("--tag", self.tag)):
-            if name is not None and not re.fullmatch(r"(?!-)(?!.*(\.\.|//|@\{|\.lock$))[\w./-]*[\w-]", name):
-                raise UserError(f"{kind} {name!r} cannot be a name in git: use letters, digits, '.', '-' and '_'")
+            raise UserError(
+                "--delete_stale deletes files of the model that --update replaces: add --update, or omit it"
+            )
+        for option, name in (("--revision", self.revision), ("--tag", self.tag)):
+            if name is not None and not _GIT_NAME.fullmatch(name):
+                raise UserError(f"{option} {name!r} is not a valid name in git: use letters, digits, '.', '-' and '_'")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a commit would change.
+    """The changes of a commit.
 
     Attributes:
-        add: path -> file, those that the Hub does not have.
-        delete: what belongs to the model that is there now, and not to the new one.
-        stale: the weights in other formats and the pickles that are there now; they stay, and are of the old model.
+        add: path -> file, for files that the Hub does not have.
+        delete: files of the existing model that the new model does not have.
+        stale: other formats and pickles of the existing weights, which are kept.
     """
 
     add: dict[str, Path]
@@ -112,246 +118,239 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Whether the Hub has all of it."""
+        """Whether the Hub has all files already."""
         return not self.add and not self.delete
 
 
 class Repository:
-    """The destination's repository on the Hub, through the client."""
+    """The repository of a destination."""
 
     def __init__(self, destination: Destination) -> None:
         self.destination, self.repo_id = destination, destination.repo_id
         self.api = HfApi(token=destination.token, library_name="revela-hub", library_version=__version__)
-        self.made = False  # whether this run made the repository
 
-    def look(self) -> ModelInfo | None:
-        """What is at the destination now; None if that branch or the whole repository is not there yet.
+    def current(self) -> ModelInfo | None:
+        """Return the current state of the destination; None if the branch or the repository does not exist.
 
         Raises:
-            UserError: it is public and was to be private, is for others to write, has the tag, or holds another model.
+            UserError: it is public instead of private, not writable, already has the tag, or contains another model.
         """
-        wanted = self.destination
+        wanted, info = self.destination, None
         try:
-            info = self.api.model_info(self.repo_id, revision=wanted.revision, files_metadata=True)
+            info = self._info(wanted.revision)
         except RepositoryNotFoundError:
             self._check_namespace()
             return None
         except RevisionNotFoundError:
-            info = None
+            pass
         if wanted.private and not self.api.model_info(self.repo_id).private:
             raise UserError(
-                f"{self.repo_id} is public already, and --private does not change that: make it private in its settings"
-                " on the Hub first, or choose another name"
+                f"{self.repo_id} is public already, which --private cannot change: make it private in its settings on the"
+                " Hub, or choose another name"
             )
-        maybe_ours = info is not None and self._made_by_us()
-        if wanted.tag and not maybe_ours and self._tagged():
-            raise UserError(self._tag_is_there())
-        holds_a_model = info is not None and any(belongs_by_name(name) for name in names(info))
-        if holds_a_model and not (wanted.update or wanted.pull_request or maybe_ours):
-            raise UserError(self.taken())
+        commits = self.api.list_repo_commits(self.repo_id, revision=wanted.revision) if info else []
+        maybe_ours = bool(commits) and commits[0].title.startswith(_MESSAGE)
+        if wanted.tag and not maybe_ours:
+            self._check_tag()
+        if info and not (wanted.update or wanted.pull_request or maybe_ours):
+            self.check_no_model(info)
         return info
 
-    def same_pull_request(self, folder: Path) -> tuple[str, str] | None:
-        """The commit and address of a pull request that holds these files already."""
+    def _info(self, revision: str | None) -> ModelInfo:
+        return self.api.model_info(self.repo_id, revision=revision, files_metadata=True)
+
+    def _check_namespace(self) -> None:
+        """Check that the token can write to the namespace, before the repository exists."""
+        me = self.api.whoami()
+        role = (me.get("auth", {}).get("accessToken") or {}).get("role")
+        writable = {me["name"], *(group["name"] for group in me.get("orgs") or ())}
+        if self.repo_id.partition("/")[0] not in writable or role == "read":
+            raise UserError(_no_write_access(self.repo_id))
+
+    def _check_tag(self, commit: str | None = None, state: str = "") -> bool:
+        """Return whether the commit has the tag.
+
+        Raises:
+            UserError: another commit has it.
+        """
+        tags = {tag.name: tag.target_commit for tag in self.api.list_repo_refs(self.repo_id).tags}
+        tag = self.destination.tag or ""
+        if tags.get(tag) not in (None, commit):
+            raise UserError(
+                f"{state}{self.repo_id} has the tag {tag} already, on another commit: choose another tag, or delete that one"
+            )
+        return tag in tags
+
+    def check_no_model(self, info: ModelInfo) -> None:
+        """Raise a UserError if the repository contains a model."""
+        if any(map(belongs_by_name, file_names(info))):
+            raise UserError(
+                f"{self.repo_id} already contains a model: choose another name, or add --update to replace it"
+            )
+
+    def find_pull_request(self, folder: Path) -> tuple[str, str] | None:
+        """Return the commit and URL of a pull request that contains these files, if there is one."""
         requests = self.api.list_repo_refs(self.repo_id, include_pull_requests=True).pull_requests or ()
         for request in requests:
-            info = self.api.model_info(self.repo_id, revision=request.ref, files_metadata=True)
+            info = self._info(request.ref)
             if self.plan(folder, info).empty:
                 number = request.ref.rpartition("/")[2]
                 return str(info.sha), f"{self.api.endpoint}/{self.repo_id}/discussions/{number}"
         return None
 
-    def taken(self) -> str:
-        """The message where there is another model."""
-        return f"{self.repo_id} is taken: it holds a model already. Choose another name, or add --update to replace it"
-
-    def _check_namespace(self) -> None:
-        """Asks who is asking: the one thing that can be known before a repository is made."""
-        me = self.api.whoami()
-        namespace = self.repo_id.partition("/")[0]
-        role = (me.get("auth", {}).get("accessToken") or {}).get("role")
-        if namespace not in {me["name"], *(group["name"] for group in me.get("orgs") or ())} or role == "read":
-            raise UserError(may_not_write(self.repo_id))
-
-    def _made_by_us(self) -> bool:
-        commits = self.api.list_repo_commits(self.repo_id, revision=self.destination.revision)
-        return bool(commits) and commits[0].title.startswith(MESSAGE)
-
-    def _tagged(self) -> str | None:
-        tags = {tag.name: tag.target_commit for tag in self.api.list_repo_refs(self.repo_id).tags}
-        return tags.get(self.destination.tag or "")
-
-    def _tag_is_there(self) -> str:
-        tag = self.destination.tag
-        return f"{self.repo_id} has the tag {tag} already, on another commit: choose another name for the tag, or delete it there"
-
     def plan(self, folder: Path, info: ModelInfo | None) -> Plan:
-        """Compares the folder's files with those that are there."""
-        there = {sibling.rfilename: sibling for sibling in (info.siblings or ()) if info} if info else {}
+        """Return the differences between the folder and the repository."""
+        remote = {file.rfilename: file for file in info.siblings or ()} if info else {}
         local = {file.relative_to(folder).as_posix(): file for file in files_of(folder)}
-        # What an earlier version left (a second shard, code) would be loaded with the new files.
-        delete = {name for name in there.keys() - local.keys() if belongs_by_name(name)}
-        stale = {name for name in there.keys() - local.keys() - delete if OTHER_FORMATS.fullmatch(name)}
+        old = remote.keys() - local.keys()
+        delete = {name for name in old if belongs_by_name(name)}  # would be loaded together with the new files
+        stale = {name for name in old - delete if _OTHER_FORMATS.fullmatch(name)}
         if self.destination.delete_stale:
             delete, stale = delete | stale, set()
-        add = {name: file for name, file in local.items() if not same_content(file, there.get(name))}
+        add = {name: file for name, file in local.items() if name not in remote or not _same(file, remote[name])}
         return Plan(add, sorted(delete), sorted(stale))
 
     def prepare(self, info: ModelInfo | None) -> ModelInfo:
-        """Makes the repository and the branch where they are missing, and returns what is there."""
+        """Create the repository and the branch if they do not exist, and return the current state."""
         if info is not None:
             return info
         wanted = self.destination
         if not self.api.repo_exists(self.repo_id):
             self.api.create_repo(self.repo_id, private=wanted.private or None)
-            self.made = True
         if wanted.revision:
             self.api.create_branch(self.repo_id, branch=wanted.revision, exist_ok=True)
-        return self.api.model_info(self.repo_id, revision=wanted.revision, files_metadata=True)
+        return self._info(wanted.revision)
 
     def commit(self, plan: Plan, before: ModelInfo) -> tuple[str, str]:
-        """Makes the plan visible in one commit, and returns its hash and the address where it can be seen."""
-        done = self.api.create_commit(
-            self.repo_id,
-            [
-                *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in plan.add.items()),
-                *(CommitOperationDelete(path_in_repo=name) for name in plan.delete),
-            ],
-            commit_message=f"{MESSAGE} {__version__}",
-            revision=self.destination.revision,
-            create_pr=self.destination.pull_request,
-            parent_commit=before.sha,
-        )
-        return done.oid, done.pr_url or self.address()
+        """Upload the changes in a single commit, and return its hash and URL."""
+        add = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in plan.add.items()]
+        delete = [CommitOperationDelete(path_in_repo=name) for name in plan.delete]
+        done = self._commit([*add, *delete], f"{_MESSAGE} {__version__}", before.sha, self.destination.pull_request)
+        return done.oid, done.pr_url or self.url()
 
-    def address(self, revision: str | None = None) -> str:
-        """Where the repository, or a revision of it, can be seen."""
+    def _commit(
+        self,
+        operations: Sequence[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete],
+        message: str,
+        parent: str | None,
+        pull_request: bool = False,
+    ) -> CommitInfo:
+        return self.api.create_commit(
+            self.repo_id,
+            list(operations),
+            commit_message=message,
+            revision=self.destination.revision,
+            create_pr=pull_request,
+            parent_commit=parent,
+        )
+
+    def url(self, revision: str | None = None) -> str:
+        """Return the URL of the repository, or of a revision."""
         revision = revision or self.destination.revision
         return f"{self.api.endpoint}/{self.repo_id}" + (f"/tree/{revision}" if revision else "")
 
-    def take_back(self, plan: Plan, before: ModelInfo, commit: str) -> str:
-        """Undoes a commit by a second one, and says what it did, or how to undo it by hand."""
+    def revert(self, plan: Plan, before: ModelInfo, commit: str) -> str:
+        """Revert a commit with a second one, and return what was done, or how to do it."""
         if self.destination.pull_request:
             return "close the pull request"
-        was_there = names(before)
-        changed = [*(name for name in plan.add if name in was_there), *plan.delete]
-        operations: list[CommitOperationCopy | CommitOperationDelete] = [
-            *(CommitOperationCopy(name, name, src_revision=before.sha) for name in changed),
-            *(CommitOperationDelete(path_in_repo=name) for name in plan.add if name not in was_there),
-        ]
+        old = file_names(before)
+        changed = [*(name for name in plan.add if name in old), *plan.delete]
+        restore = [CommitOperationCopy(name, name, src_revision=before.sha) for name in changed]
+        delete = [CommitOperationDelete(path_in_repo=name) for name in plan.add if name not in old]
         try:
-            done = self.api.create_commit(
-                self.repo_id,
-                operations,
-                commit_message=f"Take back {commit[:10]}",
-                revision=self.destination.revision,
-                parent_commit=commit,
-            )
-        except Exception as error:  # whatever it is, the first fault is the one to report
-            return f"it could not be taken back ({type(error).__name__}): what was there before is {self.address(before.sha)}"
-        return f"it was taken back by a second commit, {done.oid[:10]}"
+            done = self._commit([*restore, *delete], f"Revert {commit[:10]}", commit)
+        except Exception as error:  # report the error that made this necessary instead
+            return f"it could not be reverted ({type(error).__name__}); the previous state is {self.url(before.sha)}"
+        return f"it was reverted by a second commit, {done.oid[:10]}"
 
     def label(self, commit: str) -> None:
-        """Tags the commit and adds the model to its collection.
+        """Tag the commit, and add the model to its collection.
 
         Raises:
-            UserError: the tag is on another commit, or the collection is not for this token to change.
+            UserError: another commit has the tag, or the token cannot change the collection.
         """
         wanted = self.destination
-        state = f"{self.repo_id} is published and was read back at {commit[:10]}"
-        if wanted.tag and (target := self._tagged()) != commit:
-            if target:
-                raise UserError(f"{state}, but not tagged: {self._tag_is_there()}")
-            with hub_errors(self.repo_id, f"{state}, but not tagged: run the same command again"):
+        state = f"{self.repo_id} is published and was verified at {commit[:10]}, but"
+        if wanted.tag and not self._check_tag(commit, f"{state} not tagged: "):
+            with hub_errors(self.repo_id, f"{state} not tagged: run the same command again"):
                 self.api.create_tag(self.repo_id, tag=wanted.tag, revision=commit)
         if wanted.collection:
-            namespace, again = self.repo_id.partition("/")[0], "run the same command again"
-            with hub_errors(f"the collection {wanted.collection!r}", f"{state}, but in no collection: {again}"):
+            target = f"the collection {wanted.collection!r}"
+            with hub_errors(target, f"{state} not in a collection: run the same command again"):
+                namespace = self.repo_id.partition("/")[0]
                 collection = self.api.create_collection(wanted.collection, namespace=namespace, exists_ok=True)
                 self.api.add_collection_item(collection.slug, self.repo_id, "model", exists_ok=True)
 
 
-def names(info: ModelInfo) -> set[str]:
-    """The paths of a repository's files."""
+def file_names(info: ModelInfo) -> set[str]:
+    """Return the paths of the files in a repository."""
     return {file.rfilename for file in info.siblings or ()}
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of an assembled folder."""
+    """Return the files of an assembled folder."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def sha256(file: Path) -> str:
-    """The hash by which the Hub knows a large file."""
-    digest = hashlib.sha256()
+    """Return the hash that the Hub stores for large files."""
     with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return sha_fileobj(stream).hex()
 
 
-def same_content(file: Path, there: RepoSibling | None) -> bool:
-    """Whether the Hub has the file, by its hash."""
-    if there is None:
-        return False
-    if there.lfs is not None:
-        return there.lfs.sha256 == sha256(file)
-    data = file.read_bytes()
-    return there.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+def _same(file: Path, remote: RepoSibling) -> bool:
+    if remote.lfs is not None:
+        return remote.lfs.sha256 == sha256(file)
+    return remote.blob_id == git_hash(file.read_bytes())
 
 
 @contextmanager
-def hub_errors(repo_id: str, state: str) -> Iterator[None]:
-    """Turns what the client raises into one line that says what happened, how things stand, and what to do.
+def hub_errors(target: str, state: str) -> Iterator[None]:
+    """Raise errors of the Hub client as a `UserError` with what happened, the current state and what to do.
 
     Args:
-        repo_id: what is asked for.
-        state: how things stand if it breaks off here, with the remedy.
+        target: the repository or collection.
+        state: the state after an error, and what to do.
     """
     try:
         yield
     except LocalTokenNotFoundError as error:
-        raise UserError(NOT_LOGGED_IN) from error
+        raise UserError(_NOT_LOGGED_IN) from error
     except OfflineModeIsEnabled as error:
-        raise UserError("the Hub cannot be reached: HF_HUB_OFFLINE is set") from error
+        raise UserError("the Hub cannot be reached because HF_HUB_OFFLINE is set") from error
     except UserError:
         raise
-    except Exception as error:  # a failed upload of one file comes as a RuntimeError from what it failed by
-        for cause in causes(error):
+    except Exception as error:
+        for cause in causes(error):  # for example of a RuntimeError about the upload of a file
             if isinstance(cause, HfHubHTTPError):
-                raise UserError(_refusal(cause, repo_id, state)) from error
-            if _is_connection(cause):
-                words = f"the connection to the Hub broke off ({type(cause).__name__}: {cause})"
-                raise UserError(f"{words}; {state}") from error
-        raise  # a disk, a device or a bug: nothing about the Hub
+                raise UserError(_http_error(cause, target, state)) from error
+            if _is_connection_error(cause):
+                found = f"the connection to the Hub failed ({type(cause).__name__}: {cause})"
+                raise UserError(f"{found}; {state}") from error
+        raise
 
 
-def _is_connection(error: BaseException) -> bool:
-    """Whether an error says that the Hub could not be reached, or not to the end."""
-    if isinstance(error, CONNECTION) or (isinstance(error, OSError) and error.errno in UNREACHABLE):
+def _is_connection_error(error: BaseException) -> bool:
+    if isinstance(error, _CONNECTION_ERRORS) or (isinstance(error, OSError) and error.errno in _UNREACHABLE):
         return True
-    return type(error) is RuntimeError and os_error(error) is None and bool(_IN_RUST.search(str(error)))
+    return type(error) is RuntimeError and os_error(error) is None and bool(_XET_CONNECTION.search(str(error)))
 
 
-def may_not_write(repo_id: str) -> str:
-    """The message where the token may not."""
-    return f"you may not write to {repo_id}: ask its owner for the right to, or publish under a name of your own"
+def _no_write_access(target: str) -> str:
+    return f"no write access to {target}: ask its owner for access, or publish in your own namespace"
 
 
-def _refusal(error: HfHubHTTPError, repo_id: str, state: str) -> str:
+def _http_error(error: HfHubHTTPError, target: str, state: str) -> str:
     status = error.response.status_code
-    if status == 401:
-        return NOT_LOGGED_IN
-    if status == 403:
-        return f"{may_not_write(repo_id)} ({state})"
-    if status == 404:
-        return f"{repo_id} is not on the Hub, or not for you to see"
-    if status == 409:
-        return f"{repo_id} is taken: choose another name, or add --update to replace it ({state})"
-    if status == 412:
-        return (
-            f"somebody else committed to {repo_id} while this command was at work: nothing of yours is visible. Look at what"
-            " is there now, and run the command again"
-        )
     detail = " ".join((error.server_message or str(error)).split())
-    return f"the Hub refused {repo_id} with status {status}: {detail}; {state}"
+    known = {
+        401: _NOT_LOGGED_IN,
+        403: f"{_no_write_access(target)} ({state})",
+        404: f"{target} is not on the Hub, or you have no access to it",
+        409: f"{target} already exists: choose another name, or add --update to replace it ({state})",
+        412: (
+            f"somebody else committed to {target} at the same time, so nothing was published: check the new state, and run the"
+            " same command again"
+        ),
+    }
+    return known.get(status, f"the Hub rejected {target} with status {status}: {detail}; {state}")

@@ -1,8 +1,7 @@
-"""A tokenizer that ends every text with the end-of-sequence token.
+"""Tokenizers that end every text with the end-of-sequence token (EOS).
 
-Decoder embedders read their vector off the last token, so every text must end with the same one. Adding its string in
-Python would lose it whenever a text is cut; the tokenizer's own post-processor is counted before truncation, is stored
-in tokenizer.json, and is applied by every reader of that file (transformers, text-embeddings-inference, vLLM).
+The embedding of a decoder is that of the last token, so every text must end with the same token. The post-processor of the
+tokenizer adds EOS even if a text is truncated, and all libraries apply it, because it is stored in tokenizer.json.
 """
 
 from __future__ import annotations
@@ -16,38 +15,28 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 
-_PROBE = "a"
-# Their positions begin after the padding token's id, so that the table of 514 has room for 512 tokens.
-_COUNTING_FROM_PADDING = {
-    "camembert",
-    "data2vec-text",
-    "longformer",
-    "mpnet",
-    "roberta",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-}
+# Model types whose positions begin after the id of the padding token: a table of 514 has room for 512 tokens.
+_POSITIONS_AFTER_PADDING = "camembert data2vec-text longformer mpnet roberta xlm-roberta xlm-roberta-xl".split()
 
 
 def ends_with_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer itself puts its end-of-sequence token after every text."""
-    return tokenizer.eos_token_id is not None and tokenizer(_PROBE)["input_ids"][-1:] == [tokenizer.eos_token_id]
+    """Return whether the tokenizer adds EOS to every text."""
+    return tokenizer.eos_token_id is not None and tokenizer("a")["input_ids"][-1:] == [tokenizer.eos_token_id]
 
 
 def with_eos(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Return a copy of the tokenizer that ends every text with EOS, truncated or not, and pads on the right.
 
-    What the post-processor did before (a BOS token, byte offsets) is kept. A tokenizer that already ends texts with EOS
-    is copied as it is, so the function may be applied twice. A tokenizer without padding token pads with EOS: the
-    attention mask, not the token, tells padding from text.
+    The post-processor keeps its other steps (a BOS token, byte offsets), and does not add EOS a second time. A tokenizer without
+    a padding token pads with EOS; the attention mask distinguishes padding from text.
 
     Raises:
         UserError: the tokenizer has no end-of-sequence token, or is not a fast tokenizer.
     """
     if tokenizer.eos_token_id is None:
         raise UserError(
-            f"the tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token, which last-token pooling reads: "
-            "set `eos_token` in its tokenizer_config.json, or use mean pooling"
+            f"the tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token, which last-token pooling requires:"
+            " set `eos_token` in its tokenizer_config.json, or use mean pooling"
         )
     if not tokenizer.is_fast:
         raise UserError(
@@ -66,10 +55,9 @@ def with_eos(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 def never_without_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return the tokenizer; a copy that ends texts with EOS if it adds nothing of its own.
+    """Return a copy of the tokenizer that adds EOS, if an empty text has no tokens otherwise.
 
-    The vector of a text is read off its tokens: without any, as an empty text has then, there is none. A tokenizer that has
-    no EOS, or no tokenizer.json, is returned as it is.
+    Without tokens there is no embedding. Tokenizers without EOS or tokenizer.json are returned unchanged.
     """
     if tokenizer("")["input_ids"] or tokenizer.eos_token_id is None or not tokenizer.is_fast:
         return tokenizer
@@ -77,33 +65,27 @@ def never_without_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
 
 
 def text_length(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
-    """The tokens that are kept of a text: as many as are wanted, if tokenizer and model have room for them.
-
-    Args:
-        config: of the model.
-        tokenizer: of the model.
-        wanted: at most so many.
-    """
+    """Return the maximum length in tokens: `wanted`, or the limit of the tokenizer or the model if that is lower."""
     text_config = config.get_text_config()
     positions = getattr(text_config, "max_position_embeddings", wanted)
-    if text_config.model_type in _COUNTING_FROM_PADDING:
+    if text_config.model_type in _POSITIONS_AFTER_PADDING:
         positions -= (text_config.pad_token_id or 0) + 1
     return int(min(wanted, tokenizer.model_max_length, positions))
 
 
 def padding_right(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return a copy of the tokenizer that pads and truncates on the right, and is saved so."""
+    """Return a copy of the tokenizer that pads and truncates on the right, also after it is saved."""
     tokenizer = copy.deepcopy(tokenizer)
     for side in ("padding_side", "truncation_side"):
         setattr(tokenizer, side, "right")
-        tokenizer.init_kwargs[side] = "right"  # save_pretrained writes only what is in there
+        tokenizer.init_kwargs[side] = "right"  # save_pretrained writes only init_kwargs
     return tokenizer
 
 
 def _ending_with(post_processor: dict[str, Any] | None, token: str, token_id: int) -> dict[str, Any]:
-    """Return the post-processor (in tokenizer.json's form) with the token appended to its template, or to a new one.
+    """Return the post-processor, in the format of tokenizer.json, with the token added to its template.
 
-    A second template after the first one would do for single texts, but the library aborts on pairs then.
+    A second template would work for single texts, but not for pairs.
     """
     steps: list[dict[str, Any]] = []
     if post_processor is not None:

@@ -1,4 +1,4 @@
-"""Verification of a model folder in a process that has only what its readers have.
+"""Verify a model folder in a process with only the packages of its readers.
 
-Empty on purpose: that process imports this folder's files without the package.
+Empty on purpose: that process imports the files of this folder without the package.
 """

@@ -1,8 +1,8 @@
-"""Where a folder contradicts itself: modules without a listing, names in another case, an adapter or a model beside the model.
+"""Find files and settings of a model folder that contradict each other.
 
-A reader loads what modules.json lists, by exact names. What lies beside it was meant to be part of the model, or is part of
-another one; either way the vectors are not those that the author has seen.
-Part of `verify.py`'s clean process: standard library and siblings only.
+Libraries load the modules in modules.json by their exact names, and silently pick one of two conflicting settings. In all of
+these cases readers would get other vectors than the author. Part of the clean process of `verify.py`: standard library and
+siblings only.
 """
 
 from __future__ import annotations
@@ -10,90 +10,160 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from .contents import ROOT_NAME, Contents, module_folders, read_json
+from .contents import ROOT_NAME, Contents, listed_modules, module_folders, of_type, read_json
 from .weights import unmerged
 
-_MODULE = re.compile(r"(?:\w+_)?\d{1,2}_[A-Z][A-Za-z]*")  # as sentence-transformers calls the folders of modules
-_TRAINING = re.compile(r"(^|.*/)checkpoint-\d+/.*")
+_MODULE = re.compile(r"(?:\w+_)?\d{1,2}_[A-Z][A-Za-z]*")  # folder names of modules in sentence-transformers
+_IN_CHECKPOINT = re.compile(r"(^|.*/)checkpoint-\d+/.*")
 _WITHOUT_WEIGHTS = ("Router", "Asym", "Pooling", "Normalize", "Dropout")
 _CONFIGURED = ("Pooling", "Dense")
+_SIMILARITIES = ("cosine", "dot", "dot_score", "euclidean", "manhattan", "maxsim", "meanmaxsim")
+_POOLING_SWITCHES = {
+    "cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "weightedmean": "weightedmean_tokens", "lasttoken": "lasttoken",
+}  # fmt: skip
 
 
 def contradictions(folder: Path, found: Contents) -> Iterator[str]:
-    """Yield what in a folder cannot all be true of one model.
+    """Yield the files of a folder that cannot belong to the same model.
 
     Args:
         folder: the model.
-        found: what of the folder belongs to the model.
+        found: the contents of the folder.
     """
-    yield from _unlisted_modules(folder)
-    yield from _wrong_case(folder, found)
-    yield from _listing(folder, found)
-    yield from _routes(folder)
-    for name in found.stays:
-        if "/" in name and not _TRAINING.fullmatch(name) and (what := unmerged(folder / name, folder)):
-            yield f"{name} {what}: the adapter was not merged, and readers would get the model without it"
+    modules = module_folders(folder)
+    yield from _unlisted_modules(folder, modules)
+    yield from _wrong_case(found, modules)
+    yield from _listed_modules(folder, found, modules)
+    yield from _routes(folder, modules)
+    for name in found.skipped:
+        if "/" in name and not _IN_CHECKPOINT.fullmatch(name) and (what := unmerged(folder / name, folder)):
+            yield f"{name} {what}: the adapter is not merged, so readers would get the model without it"
 
 
-def _unlisted_modules(folder: Path) -> Iterator[str]:
-    listed = module_folders(folder)
-    for place in ["", *sorted(listed)]:
+def _unlisted_modules(folder: Path, modules: list[str]) -> Iterator[str]:
+    for place in ["", *modules]:
         for path in sorted((folder / place).iterdir()) if (folder / place).is_dir() else ():
             where = path.relative_to(folder).as_posix()
-            if path.is_dir() and _MODULE.fullmatch(path.name) and where not in listed:
-                yield f"{where} is the folder of a module that modules.json does not list: list it, or delete the folder"
+            if path.is_dir() and _MODULE.fullmatch(path.name) and where not in modules:
+                yield f"{where} is a module folder, but modules.json does not list it: list it, or delete the folder"
 
 
-def _wrong_case(folder: Path, found: Contents) -> Iterator[str]:
+def _wrong_case(found: Contents, modules: list[str]) -> Iterator[str]:
     seen: dict[str, str] = {}
-    for name in found.goes:
+    for name in found.included:
         if (other := seen.setdefault(name.casefold(), name)) != name:
-            yield f"{other} and {name} are one file where case does not matter: rename one"
-    places = {"", *module_folders(folder)}
-    for name in (*found.goes, *found.stays):
+            yield f"{other} and {name} are the same file on case-insensitive file systems: rename one"
+    for name in (*found.included, *found.skipped):
         place, _, last = name.rpartition("/")
         right = "README.md" if last.lower() == "readme.md" else last.lower()
-        if place in places and ROOT_NAME.fullmatch(right) and not ROOT_NAME.fullmatch(last):
-            yield f"{name}: readers look for {right}, and the case of names matters: rename the file, or delete it"
+        if place in ("", *modules) and ROOT_NAME.fullmatch(right) and not ROOT_NAME.fullmatch(last):
+            yield f"{name}: libraries look for {right}, and file names are case-sensitive: rename or delete the file"
 
 
-def _listing(folder: Path, found: Contents) -> Iterator[str]:
-    """Modules that share a folder or lack their configuration, and weights that no module reads."""
-    modules = read_json(folder / "modules.json")
-    if not isinstance(modules, list):
+def _listed_modules(folder: Path, found: Contents, modules: list[str]) -> Iterator[str]:
+    """Yield modules that share a folder or have no configuration, and weights that no module loads."""
+    if not (listed := listed_modules(folder)):
         return
     kinds: dict[str, str] = {}
-    for entry in modules:
-        if not (isinstance(entry, dict) and isinstance(entry.get("path"), str) and isinstance(entry.get("type"), str)):
-            continue
-        place, kind = entry["path"].strip("/"), entry["type"].rpartition(".")[2]
+    for path, kind in listed:
+        place, kind = path.strip("/"), kind.rpartition(".")[2]
         if place in kinds:
-            yield f"modules.json lists {place or 'the folder itself'} twice, as {kinds[place]} and {kind}"
+            yield f"modules.json lists {place or 'the model folder'} twice, as {kinds[place]} and {kind}"
         kinds[place] = kind
         if place and kind.endswith(_CONFIGURED) and not (folder / place / "config.json").is_file():
-            yield f"{place}/config.json is missing, which the module {kind} is read from"
-    for place in sorted(module_folders(folder) - kinds.keys()):  # of a Router's routes
-        kinds[place] = place.rpartition("_")[2]
-    for name in found.goes:
-        place = name.rpartition("/")[0]
-        if name.endswith(".safetensors") and kinds.get(place, "Router").endswith(_WITHOUT_WEIGHTS):
-            yield f"{name} is read by no module of modules.json: it is of another model"
+            yield f"{place}/config.json, the configuration of the module {kind}, is missing"
+    for place in modules:  # the others are in the routes of a Router
+        kinds.setdefault(place, place.rpartition("_")[2])
+    for name in found.included:
+        if name.endswith(".safetensors") and kinds.get(name.rpartition("/")[0], "Router").endswith(_WITHOUT_WEIGHTS):
+            yield f"{name} is not loaded by any module in modules.json: it belongs to another model"
 
 
-def _routes(folder: Path) -> Iterator[str]:
-    for place in ["", *sorted(module_folders(folder))]:
-        router = read_json(folder / place / "router_config.json")
-        types, routes = (
-            (router.get(key) for key in ("types", "structure")) if isinstance(router, dict) else (None, None)
-        )
+def _routes(folder: Path, modules: list[str]) -> Iterator[str]:
+    for place in ["", *modules]:
+        router, file = read_json(folder / place / "router_config.json", {}), f"{place}/router_config.json".lstrip("/")
+        types, routes = router.get("types"), router.get("structure")
         if not isinstance(types, dict) or not isinstance(routes, dict):
             continue
-        file, used = f"{place}/router_config.json".lstrip("/"), {name for names in routes.values() for name in names}
-        if lost := sorted(used - types.keys()):
-            yield f"{file}: a route goes through {lost[0]}, which has no type"
+        used = {name for names in routes.values() for name in names}
+        if missing := sorted(used - types.keys()):
+            yield f"{file}: a route contains {missing[0]}, which has no entry in types"
         if unused := sorted(types.keys() - used):
-            yield f"{file}: no route goes through {unused[0]}"
+            yield f"{file}: no route contains {unused[0]}"
         default = (router.get("parameters") or {}).get("default_route")
         if default is not None and default not in routes:
-            yield f"{file}: default_route is {default}, which is not one of {', '.join(routes)}"
+            yield f"{file}: default_route is {default}, not one of {', '.join(routes)}"
+
+
+def setting_faults(folder: Path) -> Iterator[str]:
+    """Yield settings that contradict each other: prompts, similarity, module order, pooling, vocabularies."""
+    yield from _prompts_and_similarity("config_sentence_transformers.json", folder)
+    yield from _order(folder)
+    modules = module_folders(folder)
+    for place in modules:
+        yield from _pooling(f"{place}/config.json", read_json(folder / place / "config.json", {}))
+    for place in ["", *modules]:
+        yield from _vocabulary(folder / place, read_json(folder / place / "tokenizer.json", {}))
+
+
+def _prompts_and_similarity(name: str, folder: Path) -> Iterator[str]:
+    config = read_json(folder / name, {})
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        yield f"{name}: prompts must map names to texts, found {str(prompts)[:60]}"
+    elif default is not None and default not in prompts:
+        yield f"{name}: default_prompt_name is {default!r}, but there is no such prompt"
+    if (similarity := config.get("similarity_fn_name")) is not None and similarity not in _SIMILARITIES:
+        yield f"{name}: unknown similarity_fn_name {similarity!r}: use one of {', '.join(_SIMILARITIES)}"
+
+
+def _order(folder: Path) -> Iterator[str]:
+    """sentence-transformers loads modules in the order of the list, other libraries by `idx`."""
+    entries = [entry for entry in read_json(folder / "modules.json", []) if isinstance(entry, dict)]
+    numbers = [entry["idx"] for entry in entries if isinstance(entry.get("idx"), int)]
+    if numbers != sorted(set(numbers)):
+        yield f"modules.json: the modules are not in the order of their idx, which are {numbers}"
+    kinds = [str(entry.get("type")).rpartition(".")[2] for entry in entries]
+    if "Normalize" in kinds and "Pooling" in kinds[kinds.index("Normalize") :]:
+        yield "modules.json: Normalize has no effect before Pooling: put it after"
+
+
+def _pooling(where: str, config: dict[str, Any]) -> Iterator[str]:
+    """Older versions of sentence-transformers read one switch per pooling mode, version 6 reads `pooling_mode`."""
+    switches = {key: value for key, value in config.items() if key.startswith("pooling_mode_")}
+    enabled = {key.removeprefix("pooling_mode_") for key, value in switches.items() if value}
+    mode = config.get("pooling_mode") if switches else None
+    if isinstance(mode, str) and enabled != {_POOLING_SWITCHES.get(mode, mode)}:
+        yield f"{where}: pooling_mode is {mode}, but the pooling_mode_* that are true: {', '.join(sorted(enabled)) or 'none'}"
+    elif mode is None and len(switches) > 1 and not enabled:
+        yield f"{where}: every pooling_mode_* is false: set one to true"
+
+
+def _vocabulary(folder: Path, tokenizer: dict[str, Any]) -> Iterator[str]:
+    """Libraries that do not read tokenizer.json read vocab.txt, or vocab.json and merges.txt; tokens must be the same."""
+    model = of_type(tokenizer.get("model"), {})
+    if not isinstance(vocabulary := model.get("vocab"), dict):
+        return
+    known = {number: token for token, number in vocabulary.items()}
+    for token in tokenizer.get("added_tokens") or ():
+        text, number = token.get("content"), token.get("id")
+        if known.get(number, text) != text:
+            yield f"tokenizer.json: {known[number]!r} and the added token {text!r} have the same id, {number}"
+    other: dict[str, int] = {}
+    if model.get("type") == "WordPiece" and (file := folder / "vocab.txt").is_file():
+        other = {line: number for number, line in enumerate(file.read_text("utf-8", "replace").split("\n")) if line}
+    if model.get("type") == "BPE":
+        other = read_json(file := folder / "vocab.json", {})
+    for token, number in other.items():
+        if vocabulary.get(token, number) != number:
+            found = f"{file.name}: {token!r} has the id {number}, but {vocabulary[token]} in tokenizer.json"
+            yield f"{found}: save the tokenizer again"
+            return
+    if model.get("type") == "BPE" and (file := folder / "merges.txt").is_file():
+        lines = [line.rstrip("\r") for line in file.read_text("utf-8", "replace").split("\n")]
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or ()]
+        if [line for line in lines if line and not line.startswith("#version")] != merges:
+            yield "merges.txt and tokenizer.json have different merges: save the tokenizer again"

@@ -1,6 +1,6 @@
-"""Which files of a folder belong to a model: those go to the Hub, everything else stays, and a reader needs none of it.
+"""Decide which files of a folder belong to a model: these are published, all others are skipped.
 
-An allow-list: what is not known to belong stays. Part of `verify.py`'s clean process: standard library only.
+The rules are an allow-list. Part of the clean process of `verify.py`: standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-# In the folder itself. Weights: the names that transformers, peft and sentence-transformers load.
+# Files in the folder itself, with the names of weights that transformers, peft and sentence-transformers load.
 ROOT_NAME = re.compile(
     r"""(config|generation_config|modules|router_config|adapter_config|tokenizer|special_tokens_map|added_tokens|vocab
       |chat_template|config_sentence_transformers|sentence_\w+_config|\w*tokenizer_config|\w*processor_config)\.json
@@ -24,38 +24,40 @@ ROOT_NAME = re.compile(
       \.(model|spm)(\.v\d+)?|chat_template\.jinja|README\.md|(?i:(licen[sc]e|notice|copying)[\w.-]*(?<!\.pdf))|CITATION\.cff""",
     re.VERBOSE,
 )
+_DOCUMENTATION = re.compile(r"(?i)README|LICEN|NOTICE|COPYING|CITATION")
 _IN_MODULE = re.compile(r"[\w.-]+\.(json|safetensors|txt|model|jinja|spm|tiktoken)")
+_MODULE_FOLDER = re.compile(r"\w*\d+_\w+|\w*tokenizer|additional_chat_templates")
 _TOKENIZER_FOLDER = re.compile(r"\w*tokenizer|additional_chat_templates")
-_PICTURE = re.compile(r"[\w. -]+\.(png|jpe?g|gif|svg|webp)", re.IGNORECASE)
-_RESULTS = re.compile(r"[\w. -]+\.ya?ml")
+_IMAGE = re.compile(r"[\w. -]+\.(png|jpe?g|gif|svg|webp)", re.IGNORECASE)
+_YAML = re.compile(r"[\w. -]+\.ya?ml")
 _PICKLE = re.compile(r".*\.(bin|pt|pth|pkl|pickle|ckpt|joblib|dill|npy|npz|ot)", re.IGNORECASE)
 _OTHER_FORMAT = re.compile(
     r"(pytorch_model.*\.bin|tf_model.*|flax_model.*|rust_model\.ot|.*\.(onnx|onnx_data|h5|msgpack))"
 )
 _OTHER_FORMAT_FOLDERS = {"onnx", "openvino"}
-_QUIET = {".git", ".gitattributes", ".gitignore", ".cache", "__pycache__", ".revela_hub", ".DS_Store"}
+_IGNORED = {".git", ".gitattributes", ".gitignore", ".cache", "__pycache__", ".revela_hub", ".DS_Store"}
 
 
 @dataclass
 class Contents:
-    """What there is in a folder.
+    """The files of a folder.
 
     Attributes:
-        goes: path in the model -> file, for what belongs to it.
-        stays: path -> why, for the rest.
-        links: what is wrong with a symbolic link, for each that is.
-        pickles: those of `stays` that run code when they are read, and are not the same weights in an older form.
+        included: path in the model -> file, for files that belong to the model.
+        skipped: path -> reason, for all other files.
+        links: problems with symbolic links.
+        pickles: the skipped files that can run code when loaded, except weights that also exist as safetensors.
     """
 
-    goes: dict[str, Path] = field(default_factory=dict)
-    stays: dict[str, str] = field(default_factory=dict)
+    included: dict[str, Path] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
     links: list[str] = field(default_factory=list)
     pickles: list[str] = field(default_factory=list)
 
     def copy_to(self, target: Path, *, links: bool = False) -> None:
-        """Copies, or links, what goes into a folder that is made."""
+        """Copy the included files, or link to them, in a new folder."""
         target.mkdir(parents=True)
-        for name, file in self.goes.items():
+        for name, file in self.included.items():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             if links:
                 (target / name).symlink_to(file.resolve())
@@ -64,142 +66,133 @@ class Contents:
 
 
 def contents(folder: Path, *, downloaded: bool = False) -> Contents:
-    """Tells what belongs to the model.
+    """Return which files belong to the model.
 
     Args:
         folder: the model.
-        downloaded: it is a snapshot in the Hub's cache, in which every file is a link.
+        downloaded: the folder is a snapshot in the Hub's cache, in which every file is a link.
     """
     found = Contents()
-    modules, code = module_folders(folder), code_files(folder)
-    pictures = _pictures(folder)
+    modules, named = module_folders(folder), code_files(folder) | _images_in_card(folder)
     for path in _walk(folder, found, downloaded):
         name = path.relative_to(folder).as_posix()
-        if _belongs(name, modules, code, pictures):
-            found.goes[name] = path
-        else:
-            found.stays[name] = _why(path, name)
-            if _PICKLE.fullmatch(path.name) and not (
-                _OTHER_FORMAT.fullmatch(path.name) and any(path.parent.glob("*.safetensors"))
-            ):
-                found.pickles.append(name)
+        if name in named or _belongs(name, modules):
+            found.included[name] = path
+            continue
+        found.skipped[name] = _why_skipped(path, name)
+        other_format = _OTHER_FORMAT.fullmatch(path.name) and any(path.parent.glob("*.safetensors"))
+        if _PICKLE.fullmatch(path.name) and not other_format:
+            found.pickles.append(name)
     return found
 
 
 def belongs_by_name(name: str) -> bool:
-    """Whether a file of a repository would be loaded as part of a model, so that an old one would disturb a new model.
+    """Return whether a file in a repository is loaded with a model, so that an old one would break a new model.
 
-    A licence, a card, pictures, documents and weights in other formats are none of it.
+    Licenses, cards, pictures, documents and weights in other formats are not.
     """
     path = PurePosixPath(name)
     if path.suffix == ".py" or path.parts[0] == ".eval_results":
         return True
     if len(path.parts) == 1:
-        return bool(ROOT_NAME.fullmatch(name)) and not re.match(r"(?i)README|LICEN|NOTICE|COPYING|CITATION", name)
-    module = re.fullmatch(r"\w*\d+_\w+|\w*tokenizer|additional_chat_templates", path.parts[0])
-    return module is not None and bool(_IN_MODULE.fullmatch(path.name))
+        return bool(ROOT_NAME.fullmatch(name)) and not _DOCUMENTATION.match(name)
+    return bool(_MODULE_FOLDER.fullmatch(path.parts[0]) and _IN_MODULE.fullmatch(path.name))
 
 
 def _walk(folder: Path, found: Contents, downloaded: bool) -> Iterator[Path]:
     root = os.path.realpath(folder)
     for place, folders, files in os.walk(folder):  # does not follow links to folders
-        folders[:] = sorted(name for name in folders if name not in _QUIET)
-        for name in sorted([*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))]):
-            path = Path(place, name)
-            if name in _QUIET:
-                continue
+        folders[:] = sorted(name for name in folders if name not in _IGNORED)
+        linked = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for path in (Path(place, name) for name in sorted([*files, *linked]) if name not in _IGNORED):
+            where = path.relative_to(folder).as_posix()
             if path.is_symlink() and not (downloaded and path.is_file()):
-                where, target = path.relative_to(folder).as_posix(), os.path.realpath(path)
-                if not os.path.exists(path):
-                    found.links.append(f"{where} is a link to nothing, or to itself: delete it")
+                if not path.exists():
+                    found.links.append(f"{where} is a broken symbolic link: delete it")
                     continue
-                if path.is_dir() or os.path.commonpath([root, target]) != root:
-                    found.links.append(
-                        f"{where} is a link that leaves the folder or leads to a folder: copy what it means"
-                    )
+                if path.is_dir() or os.path.commonpath([root, os.path.realpath(path)]) != root:
+                    found.links.append(f"{where} links to a folder or out of the model: replace it with a copy")
                     continue
             if path.is_file():
                 yield path
             else:
-                found.stays[path.relative_to(folder).as_posix()] = "no ordinary file"
+                found.skipped[where] = "not a regular file"
 
 
-def _belongs(name: str, modules: set[str], code: set[str], pictures: set[str]) -> bool:
+def _belongs(name: str, modules: list[str]) -> bool:
     path = PurePosixPath(name)
-    parent = "" if str(path.parent) == "." else str(path.parent)
-    if name in code or name in pictures:
-        return True
-    if parent == "":
+    parent = path.parent.as_posix()
+    if parent == ".":
         return bool(ROOT_NAME.fullmatch(name))
     if parent in modules:
         return bool(_IN_MODULE.fullmatch(path.name))
     if len(path.parts) == 2 and _TOKENIZER_FOLDER.fullmatch(parent):
-        return (
-            bool(ROOT_NAME.fullmatch(path.name)) and not path.name.endswith(".safetensors") or path.suffix == ".jinja"
-        )
-    if parent == "figures":
-        return bool(_PICTURE.fullmatch(path.name))
-    return parent == ".eval_results" and bool(_RESULTS.fullmatch(path.name))
+        return path.suffix == ".jinja" or bool(ROOT_NAME.fullmatch(path.name)) and path.suffix != ".safetensors"
+    wanted = {"figures": _IMAGE, ".eval_results": _YAML}.get(parent)
+    return wanted is not None and bool(wanted.fullmatch(path.name))
 
 
-def _why(path: Path, name: str) -> str:
+def _why_skipped(path: Path, name: str) -> str:
     if _OTHER_FORMAT.fullmatch(path.name) or name.split("/")[0] in _OTHER_FORMAT_FOLDERS:
-        return "the weights in another format"
+        return "weights in another format"
     if _PICKLE.fullmatch(path.name):
-        return "a pickle, which runs code when it is read"
+        return "a pickle, which can run code when loaded"
     if path.suffix == ".py":
-        return "code that no auto_map reaches"
+        return "code that no auto_map refers to"
     if re.match(r"checkpoint-\d+/", name):
         return "a training checkpoint"
-    return "not a file that a model is loaded from"
+    return "not a model file"
 
 
-def read_json(file: Path) -> Any:
-    """The file's content; None where there is none that can be read."""
+def of_type(value: Any, default: Any) -> Any:
+    """Return the value, or `default` if the value has another type than `default`; None allows all types."""
+    return value if default is None or isinstance(value, type(default)) else default
+
+
+def read_json(file: Path, default: Any = None) -> Any:
+    """Return the content of a JSON file, or `default` if it cannot be read or has another type; None allows all types."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return of_type(json.loads(file.read_text(encoding="utf-8")), default)
     except (OSError, ValueError, RecursionError):
-        return None
+        return default
 
 
-def module_folders(folder: Path) -> set[str]:
-    """The subfolders that sentence-transformers loads modules from, also those of a Router, by modules.json."""
-    listed = read_json(folder / "modules.json")
+def listed_modules(folder: Path) -> list[tuple[str, str]]:
+    """Return the path and the type of each module in modules.json, without malformed entries."""
+    entries = [of_type(entry, {}) for entry in read_json(folder / "modules.json", [])]
+    pairs = [(entry.get("path"), entry.get("type")) for entry in entries]
+    return [(path, kind) for path, kind in pairs if isinstance(path, str) and isinstance(kind, str)]
+
+
+def module_folders(folder: Path) -> list[str]:
+    """Return the subfolders that sentence-transformers loads modules from, including those of a Router, sorted."""
     found: set[str] = set()
-    waiting = (
-        [str(entry.get("path", "")) for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    )
+    waiting = [path for path, _ in listed_modules(folder)]
     while waiting:
         path = PurePosixPath(waiting.pop())
-        name = "" if str(path) == "." else str(path)
-        if name in found or path.is_absolute() or ".." in path.parts:
+        if path.as_posix() in found or path.is_absolute() or ".." in path.parts:
             continue
-        found.add(name)
-        router = read_json(folder / name / "router_config.json")
-        if isinstance(router, dict) and isinstance(router.get("types"), dict):
-            waiting += [str(path / inner) for inner in router["types"]]
-    return found - {""}
+        found.add(path.as_posix())
+        routes = of_type(read_json(folder / path / "router_config.json", {}).get("types"), {})
+        waiting += [str(path / inner) for inner in routes]
+    return sorted(found - {"."})
 
 
 def auto_maps(folder: Path) -> Iterator[tuple[str, str]]:
-    """Every class of remote code that the model's own files name: (file, `module.Class` or `repository--module.Class`)."""
+    """Yield each class of remote code that the model refers to: (file, `module.Class` or `repository--module.Class`)."""
     for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json"):
         for file in sorted(folder.rglob(name)):
-            config = read_json(file)
-            listed = config.get("auto_map") if isinstance(config, dict) else None
-            for value in listed.values() if isinstance(listed, dict) else ():
+            for value in of_type(read_json(file, {}).get("auto_map"), {}).values():
                 for reference in value if isinstance(value, list) else [value]:
                     if isinstance(reference, str):
                         yield file.relative_to(folder).as_posix(), reference
-    modules = read_json(folder / "modules.json")
-    for entry in modules if isinstance(modules, list) else ():
-        kind = entry.get("type") if isinstance(entry, dict) else None
-        if isinstance(kind, str) and not kind.startswith("sentence_transformers."):
+    for _, kind in listed_modules(folder):
+        if not kind.startswith("sentence_transformers."):
             yield "modules.json", kind
 
 
 def code_files(folder: Path) -> set[str]:
-    """The Python files that transformers or sentence-transformers run: those of the auto_map, and what they import."""
+    """Return the Python files that transformers or sentence-transformers run: those in auto_map, and their imports."""
     waiting = [reference.partition(".")[0] + ".py" for _, reference in auto_maps(folder) if "--" not in reference]
     found: set[str] = set()
     while waiting:
@@ -219,12 +212,11 @@ def code_files(folder: Path) -> set[str]:
     return found
 
 
-def _pictures(folder: Path) -> set[str]:
-    """The pictures in the folder that its card shows."""
+def _images_in_card(folder: Path) -> set[str]:
     try:
         text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return set()
     named = re.findall(r"!\[[^\]]*\]\(\s*<?([^)\s>]+)", text) + re.findall(r"<img[^>]+src=[\"']([^\"']+)", text)
     names = {name.removeprefix("./") for name in named}
-    return {name for name in names if _PICTURE.fullmatch(name.rpartition("/")[2]) and ".." not in name.split("/")}
+    return {name for name in names if _IMAGE.fullmatch(name.rpartition("/")[2]) and ".." not in name.split("/")}

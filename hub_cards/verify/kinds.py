@@ -1,8 +1,7 @@
-"""What a file is, by its bytes and its size: a name says only what it should be.
+"""Check that the size and the first bytes of a file match its name.
 
-A name decides whether a file belongs to a model (`contents.py`); here its content has to be what the name says, of a size
-that such a file has. Archives, pickles and programs are known by their first bytes, SentencePiece models by their form.
-Part of `verify.py`'s clean process: standard library only.
+`contents.py` decides by name whether a file belongs to a model; here its content must match. Part of the clean process of
+`verify.py`: standard library only.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-# First bytes -> what begins with them.
+# First bytes -> format.
 _MAGIC = {
-    b"PK\x03\x04": "a zip archive (torch's pickles and numpy's .npz are some)",
+    b"PK\x03\x04": "a zip archive (such as a torch pickle or a numpy .npz file)",
     b"PK\x05\x06": "a zip archive",
     b"\x1f\x8b": "a gzip archive",
     b"\x1f\x9d": "a compressed archive",
@@ -29,15 +28,15 @@ _MAGIC = {
     b"\xca\xfe\xba\xbe": "a program",
     b"\xcf\xfa\xed\xfe": "a program",
     b"\0asm": "a program",
-    b"\x93NUMPY": "a numpy file, which may hold a pickle",
+    b"\x93NUMPY": "a numpy file, which may contain a pickle",
     b"\x89HDF": "an HDF5 file",
     b"GGUF": "a GGUF file",
     b"PAR1": "a Parquet file",
     b"SQLite format 3\0": "a database",
     b"%PDF-": "a PDF file",
-    b"version https://git-lfs": "a Git-LFS pointer, not the file: run git lfs pull",
+    b"version https://git-lfs": "a Git LFS pointer, not the file: run git lfs pull",
 }
-# A pickle of protocol 2 to 5 says so in two bytes that no text has. Older ones are text: a call of a function of a module.
+# Pickles of protocol 2 to 5 begin with two bytes that are not text. Older ones are text with a call of a module's function.
 _CALLS = (
     rb"[ci](?:posix|nt|os|builtins|__builtin__|subprocess|torch[\w.]*|numpy[\w.]*|copy_?reg|collections|_codecs)\n\w+\n"
 )
@@ -45,75 +44,74 @@ _PICKLE = re.compile(rb"\x80[\x02-\x05]|\(?c[\w.]+\n\w+\n(?:p\d+\n|q.)?\(|.{0,40
 _PICTURE = re.compile(r".*\.(png|jpe?g|gif|webp)", re.IGNORECASE)
 _SENTENCEPIECE = re.compile(r".*\.(model|spm)(\.v\d+)?")
 _VOCABULARY = re.compile(r"tokenizer\.json|vocab\.\w+|merges\.txt|bpe\.codes|.*\.(model|spm|tiktoken)(\.v\d+)?")
-_RANKS = re.compile(rb"(?:[A-Za-z0-9+/]+={0,2} \d+\r?\n?)+")  # tiktoken: a token in base64 and its rank, line by line
-_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-_NUL = re.compile(rb"\0")  # a vocabulary may list any other character
+_RANKS = re.compile(rb"(?:[A-Za-z0-9+/]+={0,2} \d+\r?\n?)+")  # tiktoken: lines of a token in base64 and its rank
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+_NUL = re.compile(rb"\0")  # vocabularies may contain any other character
 MIB = 2**20
-LARGEST = 128 * MIB  # of a vocabulary
 
 
 def content_faults(folder: Path, names: list[str]) -> Iterator[str]:
-    """Yield which files are too large for what they are, or something else than their names say.
+    """Yield the files that are too large, or whose content does not match their name.
 
     Args:
         folder: the model.
-        names: of its files. Weights and JSON are read in `files.py`; here JSON has only its size looked at.
+        names: its files. The content of weights and JSON files is checked in `files.py` instead.
     """
     for name in names:
         if name.endswith(".safetensors"):
             continue
         size, limit = (folder / name).stat().st_size, _limit(name)
         if size > limit:
-            yield f"{name} has {size:,} bytes; a file of its kind has at most {limit // MIB} MiB"
+            yield f"{name} has {size:,} bytes, more than the {limit // MIB} MiB allowed for this kind of file"
         elif not name.endswith(".json") and (what := _other_content(name, (folder / name).read_bytes())):
             yield f"{name} is {what}"
 
 
 def _limit(name: str) -> int:
-    """The bytes that a file of this name may have: several times what the largest published models have."""
+    """Return the maximum size in bytes: several times that in the largest published models."""
     last = PurePosixPath(name).name
     if _VOCABULARY.fullmatch(last):
-        return LARGEST
+        return 128 * MIB
     return 64 * MIB if last.endswith(".index.json") or _PICTURE.fullmatch(last) else 16 * MIB
 
 
 def known_content(data: bytes) -> str | None:
-    """Return what the bytes are, if they are an archive, a pickle, a program or data of another library."""
+    """Return the format of archives, pickles, programs and data of other libraries; None for other content."""
     for magic, what in _MAGIC.items():
         if data.startswith(magic):
             return what
     if data[257:262] == b"ustar":
         return "a tar archive"
     if _PICKLE.match(data):
-        return "a pickle, which runs code when it is read"
+        return "a pickle, which can run code when loaded"
     if b"PK\x05\x06" in data[-66_000:]:
-        return "also a zip archive: one is appended to it"
+        return "also a zip archive: one is appended to the file"
     return None
 
 
 def _other_content(name: str, data: bytes) -> str | None:
-    """What the file is instead of what its name says; None if it is that."""
+    """Return what the file contains if that does not match its name, otherwise None."""
     if what := known_content(data):
         return what
     if _PICTURE.fullmatch(name):
         return None
     if _SENTENCEPIECE.fullmatch(name):
         fine = is_sentencepiece(data) or _RANKS.fullmatch(data)
-        return None if fine else "neither a SentencePiece model nor a table of tokens and ranks"
+        return None if fine else "neither a SentencePiece model nor a list of tokens and ranks"
     text = data.decode("utf-16", errors="replace").encode() if data[:2] in (b"\xff\xfe", b"\xfe\xff") else data
-    if found := (_NUL if _VOCABULARY.fullmatch(PurePosixPath(name).name) else _NO_TEXT).search(text):
-        return f"no text: byte {found.start()} is {found.group()!r}"
+    if found := (_NUL if _VOCABULARY.fullmatch(PurePosixPath(name).name) else _CONTROL).search(text):
+        return f"not text: byte {found.start()} is {found.group()!r}"
     return None
 
 
 def is_sentencepiece(data: bytes) -> bool:
-    """Whether the bytes are a SentencePiece `ModelProto`: fields of protobuf to the last byte, and pieces among them."""
+    """Return whether the bytes are a SentencePiece `ModelProto`: only protobuf fields, including pieces."""
     place, pieces = 0, 0
     try:
         while place < len(data):
             key, place = _varint(data, place)
             field, kind = key >> 3, key & 7
-            if kind != 2 or not (1 <= field <= 5 or field >= 200):  # all fields are messages, others are extensions
+            if kind != 2 or not (1 <= field <= 5 or field >= 200):  # fields are messages, higher numbers are extensions
                 return False
             length, place = _varint(data, place)
             pieces += field == 1
@@ -124,7 +122,7 @@ def is_sentencepiece(data: bytes) -> bool:
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """A number in protobuf's form, and the place behind it."""
+    """Return the protobuf number at a position, and the position after it."""
     number = shift = 0
     while True:
         byte = data[place]

@@ -1,6 +1,6 @@
-"""A folder's model, loaded by the documented way for its kind, as a function from texts to vectors.
+"""Load the model of a folder as its documentation says, and encode texts with it.
 
-Part of `verify.py`'s clean process: standard library and siblings only, until the libraries are imported in the functions.
+Part of the clean process of `verify.py`: standard library and siblings only; functions import other libraries.
 """
 
 from __future__ import annotations
@@ -17,38 +17,36 @@ from .texts import LONGEST_PROBE, SHORT
 if TYPE_CHECKING:
     import numpy as np
 
-# The first half of a pair that a CrossEncoder scores.
-_QUESTION = SHORT
-
 
 class UnknownKind(ValueError):
-    """Not a kind of model that can be checked."""
+    """The class of the model is not supported."""
 
 
 class Loaded:
-    """What the folder holds.
+    """A loaded model.
 
     Attributes:
         module: the model.
         how: the call that loaded it.
         kind: `SentenceTransformer`, `SparseEncoder`, `MultiVectorEncoder`, `CrossEncoder`, or empty for a transformers model.
-        kinds: of inputs, `query` and `document`, or `text`; none where it takes other inputs than text.
-        tokenizer: None where there is none, or not one of transformers.
-        dtype: of the weights as they are loaded.
-        max_length: tokens that are kept; 10**9 or more where there is no limit.
-        vectors: the method's own function of model, tokenizer, kind and texts, for a transformers model that has one.
-        causal: whether it is a decoder, whose texts can be read one at a time without a padding token.
+        kinds: kinds of inputs: `query` and `document`, or `text`, or none if the inputs are not single texts.
+        tokenizer: a tokenizer of transformers, or None.
+        prompts: prompt name -> text.
+        dtype: type of the loaded weights.
+        max_length: maximum length in tokens; 10**9 if there is no limit.
+        vectors: the function of the method's record that encodes texts, for a transformers model; see `Method.vectors`.
+        causal: whether the model is a decoder, which can encode single texts without a padding token.
     """
 
     def __init__(self, folder: Path, trust_remote_code: bool, vectors: Path | None = None) -> None:
         self.kind = _kind(folder)
-        self.vectors = None if self.kind or vectors is None else run_path(str(vectors))["vectors"]
+        self.vectors = run_path(str(vectors))["vectors"] if vectors and not self.kind else None
         self.tokenizer: Any = None
         load = self._load_sentence_transformers if self.kind else self._load_transformers
         doing("loading the model")
         load(folder, trust_remote_code)
         self.module.eval()
-        self.causal = _reads_from_left_to_right(self.module, read_json(folder / "config.json") or {})
+        self.causal = _is_causal(self.module, read_json(folder / "config.json", {}))
         self.parameters = sum(parameter.numel() for parameter in self.module.parameters())
         self.dtype = str(next((parameter.dtype for parameter in self.module.parameters()), "no weights"))
         self.max_length = min(int(self.tokenizer.model_max_length), 10**9) if self.tokenizer else 0
@@ -58,9 +56,9 @@ class Loaded:
         from transformers import PreTrainedTokenizerBase
 
         self.how = f"{self.kind}(...)"
-        options: dict[str, Any] = {"device": "cpu", "trust_remote_code": trust_remote_code}
-        options["model_kwargs"] = {"use_safetensors": True}  # check_files has looked for pickles beside those weights
-        self.module: Any = getattr(sentence_transformers, self.kind)(str(folder), **options)
+        load = getattr(sentence_transformers, self.kind)
+        safe = {"use_safetensors": True}  # check_files looks for other pickles
+        self.module: Any = load(str(folder), device="cpu", trust_remote_code=trust_remote_code, model_kwargs=safe)
         tokenizer = getattr(self.module, "tokenizer", None)
         self.tokenizer = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
         self.kinds = ["text"] if self.kind == "CrossEncoder" else ["query", "document"]
@@ -69,34 +67,31 @@ class Loaded:
     def _load_transformers(self, folder: Path, trust_remote_code: bool) -> None:
         import transformers
 
-        config = read_json(folder / "config.json") or {}
+        config = read_json(folder / "config.json", {})
         names = [name for name in config.get("architectures") or () if isinstance(name, str)]
         own = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
         kind: Any = own if own is not None and not config.get("auto_map") else transformers.AutoModel
         self.how, self.prompts = f"{kind.__name__}.from_pretrained(...)", {}
         options = {"trust_remote_code": trust_remote_code} if kind is transformers.AutoModel else {}
         self.module = kind.from_pretrained(folder, dtype="auto", use_safetensors=True, **options)
-        # A model for pre-training, or with a decoder, takes other inputs than one text's tokens.
-        needed = "input_ids" in inspect.signature(self.module.forward).parameters
-        seq2seq = getattr(self.module.config, "is_encoder_decoder", False) and not kind.__name__.endswith(
-            "EncoderModel"
-        )
-        has_tokenizer = needed and not seq2seq and (folder / "tokenizer_config.json").is_file()
-        self.kinds = ["text"] if has_tokenizer else []
-        if has_tokenizer and self.vectors is not None:
-            self.kinds = ["query", "document"]
-        if has_tokenizer:
+        # Models with a decoder, or only for pre-training, have other inputs than the tokens of a text.
+        encodes = "input_ids" in inspect.signature(self.module.forward).parameters
+        if getattr(self.module.config, "is_encoder_decoder", False) and not kind.__name__.endswith("EncoderModel"):
+            encodes = False
+        self.kinds = []
+        if encodes and (folder / "tokenizer_config.json").is_file():
+            self.kinds = ["query", "document"] if self.vectors else ["text"]
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
             self.tokenizer.padding_side = "right"
             self.tokenizer.model_max_length = text_limit(self.module, self.tokenizer)
 
     def encode(self, kind: str, texts: list[str], **options: Any) -> np.ndarray:
-        """Returns (n_texts, d) float32 vectors as a reader gets them, all texts in one batch.
+        """Return (n_texts, d) float32 vectors, computed in one batch.
 
         Args:
             kind: one of `kinds`.
             texts: the texts.
-            **options: of the library's method, such as `prompt`.
+            **options: options of `encode_query` or `encode_document`, such as `prompt`.
         """
         import numpy as np
 
@@ -109,7 +104,7 @@ class Loaded:
         if self.kind == "CrossEncoder":
             import torch
 
-            pairs = [(_QUESTION, text) for text in texts]
+            pairs = [(SHORT, text) for text in texts]
             scores = self.module.predict(pairs, batch_size=len(texts), activation_fn=torch.nn.Identity())
             return np.asarray(scores, dtype=np.float32).reshape(len(texts), -1)
         function = {"query": self.module.encode_query, "document": self.module.encode_document}[kind]
@@ -123,19 +118,19 @@ class Loaded:
         return np.asarray(vectors, dtype=np.float32)
 
     def tokens_in_all(self, operations: float) -> int:
-        """The tokens that can be encoded with so many operations: two for each weight and token."""
+        """Return the number of tokens that can be encoded with a number of operations, at two per weight and token."""
         return int(operations / (2 * max(self.parameters, 1)))
 
     def encode_all(self, kind: str, texts: list[str]) -> np.ndarray:
-        """As `encode`, with the last text in a batch of its own."""
+        """Return the same as `encode`, with the last text in its own batch."""
         import numpy as np
 
         return np.concatenate([self.encode(kind, texts[:-1]), self.encode(kind, texts[-1:])])
 
     def _batches(self, texts: list[str]) -> list[list[str]]:
-        # An empty text has no token to read where the tokenizer adds none of its own.
+        # Without special tokens an empty text has no tokens.
         texts = [text or "a" for text in texts]
-        # A language model may do without a padding token: one text at a time, then.
+        # Decoders without a padding token encode one text at a time.
         return [texts] if self.tokenizer.pad_token is not None or not self.causal else [[text] for text in texts]
 
     def _last_states(self, texts: list[str]) -> np.ndarray:
@@ -152,22 +147,22 @@ class Loaded:
 
 
 def positions(module: Any) -> int | None:
-    """The tokens that a table of absolute positions has room for; None where there is none."""
+    """Return the number of absolute positions; None for models without a table of positions."""
     for name, part in module.named_modules():
         last = name.rpartition(".")[2]
         if last in ("position_embeddings", "position_embedding", "wpe") and hasattr(part, "num_embeddings"):
-            # RoBERTa's positions begin after the padding token's id.
+            # positions of RoBERTa start after the id of the padding token
             return int(part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1))
     return None
 
 
 def text_limit(module: Any, tokenizer: Any) -> int:
-    """The tokens of a text that are kept, of a model that does not say: what its tokenizer and its positions allow."""
+    """Return the maximum length that the tokenizer and the positions of a model allow."""
     limit = getattr(module.config.get_text_config(), "max_position_embeddings", LONGEST_PROBE)
     return min(int(tokenizer.model_max_length), limit, positions(module) or limit)
 
 
-def _reads_from_left_to_right(module: Any, config: dict[str, Any]) -> bool:
+def _is_causal(module: Any, config: dict[str, Any]) -> bool:
     from transformers import PreTrainedModel
     from transformers.models.auto import modeling_auto as auto
 
@@ -181,18 +176,14 @@ def _reads_from_left_to_right(module: Any, config: dict[str, Any]) -> bool:
 
 
 def _kind(folder: Path) -> str:
-    """The class of sentence-transformers that the folder is for; empty for a transformers folder.
+    """Return the class of sentence-transformers that loads the folder; empty for a transformers folder.
 
     Raises:
-        UnknownKind: it is for another library, or another class.
+        UnknownKind: the class is not supported.
     """
-    settings = read_json(folder / "config_sentence_transformers.json")
-    named = settings.get("model_type", "SentenceTransformer") if isinstance(settings, dict) else None
-    if (folder / "modules.json").is_file():
-        named = named or "SentenceTransformer"
-    elif named != "CrossEncoder":
-        config = read_json(folder / "config.json")
-        named = "CrossEncoder" if isinstance(config, dict) and "sentence_transformers" in config else ""
-    if named not in ("", "SentenceTransformer", "SparseEncoder", "CrossEncoder", "MultiVectorEncoder"):
-        raise UnknownKind(f"{named} is not a kind of model that check knows")
-    return str(named)
+    kind = read_json(folder / "config_sentence_transformers.json", {}).get("model_type") or "SentenceTransformer"
+    if not (folder / "modules.json").is_file() and kind != "CrossEncoder":
+        kind = "CrossEncoder" if "sentence_transformers" in read_json(folder / "config.json", {}) else ""
+    if kind not in ("", "SentenceTransformer", "SparseEncoder", "CrossEncoder", "MultiVectorEncoder"):
+        raise UnknownKind(f"models of the class {kind} cannot be checked")
+    return str(kind)

@@ -1,6 +1,6 @@
-"""What the verifying process is at, written down so that the one that started it can say so when time is up.
+"""Record the current step of the verification in a file, for the message after a timeout.
 
-Part of `verify.py`'s clean process: standard library only.
+Part of the clean process of `verify.py`: standard library only.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ _FILE: list[Path] = []
 
 
 def report_to(file: Path) -> None:
-    """Names the file for the folder that comes now."""
+    """Set the file for the folder that is verified next."""
     _FILE[:] = [file]
 
 
-def doing(what: str) -> None:
-    """Writes down what comes now, to be read after "while"; nothing outside of the process."""
+def doing(step: str) -> None:
+    """Record a step, in words that follow "while"; without effect in other processes."""
     for file in _FILE:
-        file.write_text(what, encoding="utf-8", errors="replace")
+        file.write_text(step, encoding="utf-8", errors="replace")
 
 
 def doing_now() -> str:
-    """What was written down last."""
+    """Return the step that was recorded last."""
     return "; ".join(file.read_text(encoding="utf-8") for file in _FILE if file.exists())

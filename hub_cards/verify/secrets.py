@@ -1,7 +1,7 @@
-"""Tokens, keys and home folders, found in the bytes of any file.
+"""Find tokens, keys and home folders in files.
 
-The rules are the prefixes that services publish for this purpose (`token_rules.py`). Base64 and other encodings of the same
-bytes are read, too. Part of `verify.py`'s clean process: standard library and siblings only.
+The rules in `token_rules.py` are based on the prefixes that services publish for this purpose. Base64 and other encodings are
+decoded first. Part of the clean process of `verify.py`: standard library and siblings only.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from pathlib import Path
 
 from .token_rules import found, long_words
 
-# Other ways to write the same bytes: %68, \u0068, and base64 or hexadecimal digits in a row.
+# Escapes such as %68 and \u0068.
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})|\\u00([0-9A-Fa-f]{2})")
 _DIGITS = b"+/-_0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_SPACED = bytes(code if code in _DIGITS else 32 for code in range(256))  # what is no digit of base64 becomes a space
-_SHORTEST = 24  # digits in base64 that may be a token
+_SPACED = bytes(
+    code if code in _DIGITS else 32 for code in range(256)
+)  # characters that base64 does not use become spaces
+_MIN_BASE64 = 24  # characters
 _HEX = re.compile(rb"(?:[0-9A-Fa-f]{2}){20,}")
 _TO_STANDARD = bytes.maketrans(b"-_", b"+/")
-_COMPRESSED = re.compile(rb"[zi]TXt[^\x78]{1,400}(?=\x78[\x01\x5e\x9c\xda])", re.DOTALL)  # text in a PNG picture
-# The folder of homes -> the expression from there to the end of the user's name.
+_COMPRESSED = re.compile(rb"[zi]TXt[^\x78]{1,400}(?=\x78[\x01\x5e\x9c\xda])", re.DOTALL)  # text in PNG files
+# Part of a path -> expression from there to the end of the user name.
 _NAME = rb"[\\/]+([^\s\\/\"'<>{}$`,;:()*|\[\]]+)"
 _HOMES = {
     b"home": re.compile(rb"\b(?:net)?homes?\d?" + _NAME),
@@ -45,34 +47,34 @@ VOCABULARIES = {
 
 
 def secret_faults(folder: Path, names: list[str]) -> Iterator[str]:
-    """Yields what the files hold that should not leave the machine.
+    """Yield the secrets and home folders in the files that would be published.
 
     Args:
         folder: the model.
-        names: of the files that would.
+        names: the files.
     """
     own = str(Path.home()).encode()
     for name in names:
         raw = _text_of(folder / name)
         data = raw.replace(b"\0", b"") if b"\0" in raw else raw  # UTF-16
         unescaped = data
-        for escape in (rb"\n", rb"\r", rb"\t"):  # of JSON: a token may be the first word of a line
+        for escape in (rb"\n", rb"\r", rb"\t"):  # JSON escapes: a token may begin a line
             unescaped = unescaped.replace(escape, b"||")
         vocabulary = Path(name).name in VOCABULARIES
         words = long_words(data)
         for kind, place in found(unescaped, words, by_name=not vocabulary):
-            yield f"{name}:{_line(data, place)} holds what looks like {kind}"
+            yield f"{name}:{_line(data, place)} contains what looks like {kind}"
         for kind, word in _found_decoded(raw, data, words):
-            yield f"{name}:{_line(data, max(0, data.find(word)))} holds what looks like {kind}, in another encoding"
+            yield f"{name}:{_line(data, max(0, data.find(word)))} contains what looks like {kind} in another encoding"
         for match in _homes(data):
             if home := _home(data, match, vocabulary):
-                yield f"{name}:{_line(data, match.start())} names a home folder, {home}"
+                yield f"{name}:{_line(data, match.start())} contains a home folder, {home}"
         if len(own) > 5 and (at := data.find(own + b"/")) >= 0:
-            yield f"{name}:{_line(data, at)} names your home folder {own.decode(errors='replace')}/"
+            yield f"{name}:{_line(data, at)} contains your home folder {own.decode(errors='replace')}/"
 
 
 def _text_of(file: Path) -> bytes:
-    """What of a file may be text: of weights, the JSON at their head; other files are not larger than `kinds.py` allows."""
+    """Return the part of a file that may contain text: of weights, the JSON header; of other files, everything."""
     with file.open("rb") as stream:
         if file.suffix != ".safetensors":
             return stream.read()
@@ -81,9 +83,9 @@ def _text_of(file: Path) -> bytes:
 
 
 def _found_decoded(raw: bytes, data: bytes, words: bytes) -> Iterator[tuple[str, bytes]]:
-    """What is found in other encodings, and the word of the file that it was decoded from."""
+    """Yield secrets in other encodings, and the encoded word in the file."""
     if _tokens(b"\n".join(text for _, text in _decoded(raw, data, words))):
-        for word, text in _decoded(raw, data, words):  # again, to say where
+        for word, text in _decoded(raw, data, words):  # again, to find the position
             yield from ((kind, word) for kind in _tokens(text))
 
 
@@ -92,18 +94,18 @@ def _tokens(text: bytes) -> list[str]:
 
 
 def _decoded(raw: bytes, data: bytes, words: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The words of the file that may say something in another encoding, and what they say."""
+    """Yield words that may be text in another encoding, and that text."""
     if b"%" in data or rb"\u00" in data:
         unescaped = _ESCAPED.sub(lambda match: bytes.fromhex((match.group(1) or match.group(2)).decode()), data)
         if unescaped != data:
             yield data[:1], unescaped
     for word in words.translate(_SPACED).split():
-        if len(word) < _SHORTEST:
+        if len(word) < _MIN_BASE64:
             continue
         for match in _HEX.finditer(word) if len(word) >= 40 else ():
             yield word, bytes.fromhex(match.group().decode()).replace(b"\0", b"")
         digits = word.translate(_TO_STANDARD)
-        for start in range(4):  # a word before it may be of digits, too
+        for start in range(4):  # the characters before it may be base64, too
             whole = digits[start : start + (len(digits) - start) // 4 * 4]
             yield word, base64.b64decode(whole).replace(b"\0", b"")
     for match in _COMPRESSED.finditer(raw) if raw.startswith(b"\x89PNG") else ():
@@ -119,7 +121,7 @@ def _homes(data: bytes) -> Iterator[re.Match[bytes]]:
     for word, rule in _HOMES.items():
         at = data.find(word)
         while at >= 0:
-            # The expression begins a few characters before the word, or at it.
+            # The expression begins at most three characters before the word.
             for start in range(max(0, at - 3), at + 1):
                 if match := rule.match(data, start):
                     yield match
@@ -128,7 +130,7 @@ def _homes(data: bytes) -> Iterator[re.Match[bytes]]:
 
 
 def _home(data: bytes, match: re.Match[bytes], vocabulary: bool) -> str:
-    """The path, where the match is in one that begins at a root: not in an address of the web, nor a relative one."""
+    """Return the absolute path of a match; empty for URLs, relative paths and placeholders."""
     before = re.split(rb"[\s\"'<>(){}\[\]`,;=|*]", data[max(0, match.start() - 120) : match.start()])[-1]
     name = match.group(1).rstrip(b".")
     of_root = match.group().startswith((b"/root", b"\\root"))

@@ -1,8 +1,8 @@
-"""What tokens, keys and passwords look like.
+"""Rules that detect tokens, keys and passwords.
 
-The detectors that exist as packages were looked at: detect-secrets (1.5.0, of 2024) knows no Hub, Google or Anthropic token,
-reads lines of text, and its entropy rules fire on vocabularies. What its rules by prefix find is found here, too.
-Part of `verify.py`'s clean process: standard library only.
+We do not use the package detect-secrets (1.5.0), because it does not detect tokens of the Hub, Google and Anthropic, and its
+entropy rules report vocabularies. All of its rules by prefix are included here. Part of the clean process of `verify.py`:
+standard library only.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _PLACEHOLDER = rb"(?!(?i:(?:your|my|the)?[_-]?(?:password|passwd|token|secret|api[_-]?key|key))\b)"
-_MIXED = rb"(?=[\w-]{0,200}\d)(?=[\w-]{0,200}[A-Z])"  # a digit and a capital ahead: no word
+_MIXED = rb"(?=[\w-]{0,200}\d)(?=[\w-]{0,200}[A-Z])"  # with a digit and a capital letter, unlike words
 _ADDRESS = (
     rb"(?<=[A-Za-z0-9+.-]{2}://)(?:[^/\s:@\"'<>{}]{0,64}:" + _PLACEHOLDER + rb"[^/\s:@\"'<>{}$]{5,200}@[\w.-]"
     rb"|(?=[\w-]{0,200}\d)(?=[\w-]{0,200}[A-Za-z])[\w-]{20,200}@[\w.-])"
 )
-# Kind -> what its tokens begin with -> what comes behind that. A file is searched for the beginnings, which takes a tenth of
-# the time that searching for the expressions would take. No letter or digit stands before a beginning that is a word.
+# Kind -> prefix of its tokens -> expression for the rest. Searching for the prefixes first is ten times as fast as searching
+# for the expressions. A prefix that begins with a letter or digit must not follow another one.
 _RULES: dict[str, dict[str, bytes]] = {
     "a Hub token": {"hf_": rb"(?:oauth_|jwt_[\w-]*\.?)?[A-Za-z0-9]{20}", "api_org_": rb"[A-Za-z0-9]{20}"},
     "an AWS key": dict.fromkeys(("AKIA", "ASIA", "ABIA", "ACCA"), rb"[A-Z0-9]{16}\b") | {"A3T": rb"[A-Z0-9]{17}\b"},
@@ -90,10 +90,10 @@ _RULES: dict[str, dict[str, bytes]] = {
     "a signed token": {"eyJ": rb"[\w-]{10,8000}\.eyJ[\w-]{10,8000}\.[\w-]{10}"},
     "a password in an address": {"://": _ADDRESS},
 }  # fmt: skip
-BY_NAME = "a key or password"  # goes by the word before it, which a vocabulary and decoded noise may have, too
+BY_NAME = "a key or password"  # detected by the word before it, which vocabularies and decoded noise may contain, too
 _VALUE = rb"[\w-]{0,80}[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?=[\w+/=.-]{0,80}\d)(?=[\w+/=.-]{0,80}[a-z])[\w+/=.-]{16}"
 _WHOSE = ("auth", "access", "hub", "hf", "api", "bot", "refresh", "bearer", "private", "deploy")
-# As above, where upper and lower case are one, and anything may stand before.
+# As above, but case-insensitive, and anything may precede the prefix.
 _IN_ANY_CASE: dict[str, dict[str, bytes]] = {
     "an AWS key": {"aws": rb"_?secret_?(?:access_?)?key[\"'\s:=]{1,6}[a-z0-9/+]{40}"},
     "a login": {
@@ -111,10 +111,10 @@ _IN_ANY_CASE: dict[str, dict[str, bytes]] = {
 
 
 class Rule(NamedTuple):
-    """How tokens of a kind are found: by what they begin with, and what comes behind that."""
+    """A kind of token with its prefix and the expression for the rest."""
 
     kind: str
-    beginning: bytes
+    prefix: bytes
     rest: re.Pattern[bytes]
 
 
@@ -124,36 +124,36 @@ def _compiled(rules: dict[str, dict[str, bytes]], flags: re.RegexFlag) -> list[R
 
 
 _EXACT, _ANY_CASE = _compiled(_RULES, re.NOFLAG), _compiled(_IN_ANY_CASE, re.IGNORECASE)
-_SHORTEST = 12  # characters of a token, its beginning counted
-# Bytes that no token holds become spaces: white space, quotes, brackets, backslashes, and what is not ASCII.
+_MIN_LENGTH = 12  # characters of a token, with its prefix
+# Bytes that tokens do not contain become spaces: white space, quotes, brackets, backslashes and non-ASCII.
 _SPACED = bytes(code if 32 < code < 127 and code not in b"\"'<>{}\\" else 32 for code in range(256))
 
 
 def long_words(data: bytes) -> bytes:
-    """Return what of the bytes may hold a token: of a vocabulary, almost nothing."""
-    return b" ".join([word for word in data.translate(_SPACED).split() if len(word) >= _SHORTEST])
+    """Return the words that are long enough for a token; of a vocabulary, these are few."""
+    return b" ".join([word for word in data.translate(_SPACED).split() if len(word) >= _MIN_LENGTH])
 
 
 def found(data: bytes, words: bytes, *, by_name: bool) -> Iterator[tuple[str, int]]:
-    """Yield what kinds of token, key or password there seem to be, the first of each rule, and where it begins.
+    """Yield the kind and position of the first match of each rule.
 
     Args:
-        data: of a file.
-        words: the `long_words` of it.
-        by_name: also say what goes by the word before it.
+        data: the content of a file.
+        words: its `long_words`.
+        by_name: also apply the rules of `BY_NAME`.
     """
     for rule in _EXACT:
-        if b" " not in rule.beginning and rule.beginning not in words:
+        if b" " not in rule.prefix and rule.prefix not in words:
             continue
-        for at in _places(data, rule.beginning):
-            inside = rule.beginning[:1].isalnum() and data[at - 1 : at].isalnum()
-            if not inside and rule.rest.match(data, at + len(rule.beginning)):
+        for at in _places(data, rule.prefix):
+            inside = rule.prefix[:1].isalnum() and data[at - 1 : at].isalnum()
+            if not inside and rule.rest.match(data, at + len(rule.prefix)):
                 yield rule.kind, at
                 break
     lowered = data.lower()
     for rule in _ANY_CASE:
-        for at in _places(lowered, rule.beginning) if by_name or rule.kind != BY_NAME else ():
-            if rule.rest.match(data, at + len(rule.beginning)):
+        for at in _places(lowered, rule.prefix) if by_name or rule.kind != BY_NAME else ():
+            if rule.rest.match(data, at + len(rule.prefix)):
                 yield rule.kind, at
                 break
 

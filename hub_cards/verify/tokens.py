@@ -1,6 +1,6 @@
-"""What a model's tokenizer makes of texts: tokens that the model knows, of the whole text, as all its files say.
+"""Check the tokenizer of a model: its vocabulary, special tokens, files and maximum length.
 
-Part of `verify.py`'s clean process: standard library and siblings only, until the libraries are imported in the functions.
+Part of the clean process of `verify.py`: standard library and siblings only; functions import other libraries.
 """
 
 from __future__ import annotations
@@ -15,44 +15,39 @@ from .loading import Loaded, positions
 from .progress import doing
 from .texts import CODE, FOREIGN, SENTENCE, SHORT, probe_texts
 
-# On these the files of a tokenizer are compared: upper case, accents, other scripts, spaces.
+# Texts with upper case, accents, other scripts and spaces, to compare the files of a tokenizer.
 _COMPARED = (SHORT, SENTENCE.upper(), FOREIGN, CODE, "Café  naïve, ÉCOLE ", "")
 
 
 def token_checks(model: Loaded) -> Iterator[Check]:
-    """Yields the checks of the tokenizer and of the length of texts."""
-    fault, note = _token_fault(model)
-    yield Check("tokens", not fault, fault or note)
-    if not model.kind or fault:
+    """Yield the checks of the tokenizer and of the maximum length."""
+    tokenizer, rows = model.tokenizer, _embedding_rows(model.module)
+    padding = "" if tokenizer.pad_token is not None else "; no padding token, so one text at a time"
+    found = f"{len(tokenizer)} tokens, {rows or 'unknown'} rows in the embedding matrix{padding}"
+    yield (tokens := Check.of("tokens", _token_faults(model, rows), found))
+    if not model.kind or not tokens.ok:
         return
-    fault = _length_fault(model)
-    yield Check("length", not fault, fault or f"{model.max_length} tokens")
-    if not fault and _pools_last_token(model.module):
-        yield _ending_check(model)
+    yield (length := Check.of("length", _length_faults(model), f"{model.max_length} tokens"))
+    if length.ok and any("lasttoken" in (getattr(part, "pooling_mode", None) or ()) for part in model.module.modules()):
+        ending = tokenizer.convert_ids_to_tokens(_last_tokens(model, [SHORT])[0] or 0)
+        yield Check.of("end of text", _ending_faults(model), f"every text ends with {ending!r}, also truncated ones")
 
 
-def _token_fault(model: Loaded) -> tuple[str, str]:
-    """What is wrong with the tokenizer for this model, or what was found."""
+def _token_faults(model: Loaded, rows: int) -> Iterator[str]:
     tokenizer = model.tokenizer
     ids = tokenizer(SENTENCE + SHORT, add_special_tokens=False)["input_ids"]
     if not ids:
-        return "a sentence has no tokens: is tokenizer.json, or the vocabulary, missing?", ""
+        yield "a sentence has no tokens: check that tokenizer.json or the vocabulary is there"
     unknown = ids.count(tokenizer.unk_token_id) / len(ids) if tokenizer.unk_token_id is not None else 0.0
     if unknown > 0.5:
-        return f"{unknown:.0%} of a sentence's tokens are unknown: is the vocabulary missing, or another model's?", ""
+        yield f"{unknown:.0%} of the tokens in a sentence are unknown: check that the vocabulary is there and of this model"
     highest = max(tokenizer.get_vocab().values(), default=0)
-    rows = _embedding_rows(model.module)
     if rows and highest >= rows:
-        return (
-            f"the tokenizer has ids up to {highest}, the model's table of embeddings {rows} rows: they do not fit",
-            "",
-        )
-    if fault := next((found for one in tokenizers_of(model) for found in _contradictions(one, model)), ""):
-        return fault, ""
+        yield f"the tokenizer has ids up to {highest}, but the embedding matrix has only {rows} rows"
+    for one in tokenizers_of(model):
+        yield from _contradictions(one, model)
     if tokenizer.pad_token is None and (model.kind or not model.causal):
-        return "the tokenizer has no padding token, so texts cannot be encoded in batches: set pad_token", ""
-    padding = "" if tokenizer.pad_token is not None else "; no padding token, so one text at a time"
-    return "", f"{len(tokenizer)} in the vocabulary, {rows or 'unknown'} rows of embeddings{padding}"
+        yield "the tokenizer has no padding token, so texts cannot be encoded in batches: set pad_token"
 
 
 def _embedding_rows(module: Any) -> int:
@@ -71,7 +66,7 @@ def _embedding_rows(module: Any) -> int:
 
 
 def tokenizers_of(model: Loaded) -> list[Any]:
-    """Those of transformers, one for each route."""
+    """Return the tokenizers of transformers in a model, one per route."""
     from transformers import PreTrainedTokenizerBase
 
     parts = [model.tokenizer, *(getattr(part, "tokenizer", None) for part in model.module.modules())]
@@ -79,27 +74,30 @@ def tokenizers_of(model: Loaded) -> list[Any]:
 
 
 def _contradictions(tokenizer: Any, model: Loaded) -> Iterator[str]:
-    """Says where two files, or a file and the library, mean different tokens by the same text."""
+    """Yield where two files, or a file and the library, give different tokens for the same text."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
     folder = Path(tokenizer.name_or_path)
-    config = read_json(folder / "tokenizer_config.json")
-    own_code = any(where.endswith("tokenizer_config.json") for where, _ in auto_maps(folder))
-    if isinstance(config, dict) and not own_code:
-        yield from _unknown_class(config.get("tokenizer_class"))
+    config = read_json(folder / "tokenizer_config.json", {})
+    if config and not any(where.endswith("tokenizer_config.json") for where, _ in auto_maps(folder)):
+        name = config.get("tokenizer_class")
+        if isinstance(name, str) and tokenizer_class_from_name(name) is None:
+            found = f"tokenizer_config.json: transformers has no tokenizer class {name}"
+            yield f"{found}: save the tokenizer again, or use PreTrainedTokenizerFast"
         if (folder / "tokenizer.json").is_file():
             yield from _other_tokens(tokenizer, folder)
         if config.get("do_lower_case") is False and _ids(tokenizer, SENTENCE) == _ids(tokenizer, SENTENCE.upper()):
-            yield "tokenizer_config.json says do_lower_case false, but tokenizer.json makes text lower-case: change one"
+            yield "do_lower_case is false in tokenizer_config.json, but tokenizer.json lower-cases texts: change one"
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     for token in sorted({*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}):
         if token.isalpha() and not token.isupper():
-            yield f"the word {token!r} is a special token, so it is cut out of texts: remove it from the special tokens"
+            yield f"the word {token!r} is a special token, so texts lose it: remove it from the special tokens"
     ends = {name: getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "sep")}
     if None not in ends.values() and not model.causal:
-        found = _ids(tokenizer, SHORT)
-        for name, token in ends.items():
-            if token not in found:
-                token = getattr(tokenizer, f"{name}_token")
-                yield f"the tokenizer does not add its {name}_token {token!r}: add it in tokenizer.json's post_processor"
+        ids = _ids(tokenizer, SHORT)
+        for name in (name for name, token in ends.items() if token not in ids):
+            token = getattr(tokenizer, f"{name}_token")
+            yield f"the tokenizer does not add its {name}_token {token!r}: add it to post_processor in tokenizer.json"
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
@@ -107,93 +105,77 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def _unknown_class(name: Any) -> Iterator[str]:
-    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
-
-    if isinstance(name, str) and tokenizer_class_from_name(name) is None:
-        yield (
-            f"tokenizer_config.json names the tokenizer class {name}, which transformers does not have: save the tokenizer"
-            " again, or name PreTrainedTokenizerFast"
-        )
-
-
 def _other_tokens(tokenizer: Any, folder: Path) -> Iterator[str]:
-    """Whether readers of tokenizer.json alone, as text-embeddings-inference, get the tokens that transformers gives."""
+    """Yield whether transformers gives other tokens than tokenizer.json, which text-embeddings-inference reads."""
     from tokenizers import Tokenizer
 
     stored = Tokenizer.from_file(str(folder / "tokenizer.json"))
     stored.no_padding()
     stored.no_truncation()
     for text in _COMPARED:
-        there, here = stored.encode(text), _ids(tokenizer, text)
-        if there.ids != here:
-            place = next((at for at, (a, b) in enumerate(zip(there.ids, here, strict=False)) if a != b), -1)
-            one, other = (ids[place] if ids else None for ids in (there.ids, here))
-            names = [None if at is None else f"{tokenizer.convert_ids_to_tokens(at)!r} ({at})" for at in (one, other)]
+        there, here = stored.encode(text).ids, _ids(tokenizer, text)
+        if there != here:
+            place = next((at for at, (a, b) in enumerate(zip(there, here, strict=False)) if a != b), -1)
+            ids = [each[place] if each else None for each in (there, here)]
+            names = [None if at is None else f"{tokenizer.convert_ids_to_tokens(at)!r} ({at})" for at in ids]
             yield (
-                f"tokenizer.json gives {names[0]} for a token of {text[:30]!r}, where transformers gives {names[1]}:"
+                f"tokenizer.json gives the token {names[0]} in {text[:30]!r}, but transformers gives {names[1]}:"
                 " tokenizer_config.json contradicts it. Save the tokenizer again with save_pretrained"
             )
-            return
 
 
 # --- length
 
 
-def _length_fault(model: Loaded) -> str:
+def _length_faults(model: Loaded) -> Iterator[str]:
     if model.max_length >= 10**9:
-        return "no maximum length is saved: long texts will fail"
+        yield "no maximum length is saved: long texts will fail"
     room = positions(model.module)
     if room is not None and model.max_length > room:
-        return f"{model.max_length} tokens are kept, but the model has {room} positions: longer texts fail"
+        yield f"the maximum length is {model.max_length} tokens, but the model has {room} positions: longer texts fail"
     for name, prompt in model.prompts.items():
         tokens = len(model.tokenizer(prompt)["input_ids"])
         if tokens >= model.max_length:
-            return f"the prompt {name!r} has {tokens} tokens, which leaves no room for text in {model.max_length}"
-    return ""
+            yield f"the prompt {name!r} has {tokens} tokens, which leaves no room for text in {model.max_length}"
 
 
-def _ending_check(model: Loaded) -> Check:
-    tokenizer = model.tokenizer
-    texts = [model.prompts.get("query", "") + text for text in probe_texts(model.max_length)]
-    rows = tokenizer(texts, truncation=True)["input_ids"]
-    ends = [row[-1] if row else None for row in rows]
-    names = tokenizer.convert_ids_to_tokens([end if end is not None else 0 for end in ends])
-    if ends[0] not in tokenizer.all_special_ids:
-        found = f"the vector is read off the last token, but {SHORT!r} ends with {names[0]!r}: EOS is not added"
-        return Check("end of text", False, found)
-    for text, row, end, name in zip(texts, rows, ends, names, strict=True):
+def _last_tokens(model: Loaded, texts: list[str]) -> list[int | None]:
+    rows = model.tokenizer([model.prompts.get("query", "") + text for text in texts], truncation=True)["input_ids"]
+    return [row[-1] if row else None for row in rows]
+
+
+def _ending_faults(model: Loaded) -> Iterator[str]:
+    texts = probe_texts(model.max_length)
+    ends = _last_tokens(model, texts)
+    names = model.tokenizer.convert_ids_to_tokens([end or 0 for end in ends])
+    if ends[0] not in model.tokenizer.all_special_ids:
+        yield f"EOS is not added: the embedding is that of the last token, but {SHORT!r} ends with {names[0]!r}"
+    for text, end, name in zip(texts, ends, names, strict=True):
         if end != ends[0]:
-            found = f"{names[0]!r} is lost where a text is cut to {len(row)} tokens: {text[:30]!r} ends with {name!r}"
-            return Check("end of text", False, found)
-    return Check("end of text", True, f"every text ends with {names[0]!r}, cut or not")
+            found = f"{names[0]!r} is lost in truncated texts: {text[:30]!r} ends with {name!r}"
+            yield f"{found} at {model.max_length} tokens"
 
 
 def tokens_of_nothing(model: Loaded) -> bool:
-    """Whether an empty text without a prompt has a token that its vector can be read off."""
+    """Return whether an empty text without a prompt has tokens."""
     tokenizer = model.tokenizer
     if tokenizer is None:
         return True
-    # Behind a chat template no special tokens are added: it has those that it wants.
+    # Chat templates contain their special tokens.
     return bool(tokenizer(_in_template(tokenizer, ""), add_special_tokens=not tokenizer.chat_template)["input_ids"])
 
 
 def tokens_around(model: Loaded, kind: str) -> int:
-    """The number of tokens that prompt and chat template put around a text."""
+    """Return the number of tokens that the prompt and the chat template add to a text."""
     prompt = model.prompts.get(kind, "")
     return len(_ids(model.tokenizer, prompt)) + len(_ids(model.tokenizer, _in_template(model.tokenizer, prompt)))
 
 
 def _in_template(tokenizer: Any, text: str) -> str:
-    """The text as the chat template renders it, if there is one."""
     if not tokenizer.chat_template:
         return text
     doing("applying the chat template")
     try:
         return str(tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False))
-    except Exception:  # it takes other turns: encoding will tell
+    except Exception:  # reported when texts are encoded
         return text
-
-
-def _pools_last_token(model: Any) -> bool:
-    return any("lasttoken" in (getattr(module, "pooling_mode", None) or ()) for module in model.modules())

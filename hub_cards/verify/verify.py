@@ -1,9 +1,8 @@
-"""Verifies a model folder as its readers will meet it: in a process that has transformers and sentence-transformers only.
+"""Verify a model folder in a process that has only transformers and sentence-transformers, as its readers do.
 
-The process (`process.py`) imports nothing of this package, and nothing else that a reader may not have. It loads
-the folder by the documented way; a question at the terminal is answered with end-of-file. It may run the folder's code and
-templates, so it gets an environment without secrets and a time limit. What is checked stands in `files.py` (what the files
-say) and `model.py` (what the loaded model does).
+The process (`process.py`) cannot import this package, and loads the folder as documented. It may run code and templates of the
+folder, so it gets a time limit, an environment without secrets, and no terminal input. The checks are in `files.py` (files)
+and `model.py` (the loaded model).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import IO
 
 from revela_hub.hub_cards.verify.files import Check
 
-# Imports this folder under another name: the package itself, and all that it imports, stays out of the process.
+# Imports this folder under another name, so that the process does not import the package itself.
 _CHILD = """
 import json, sys, types
 package = types.ModuleType("verification")
@@ -38,9 +37,9 @@ for task in json.load(open(sys.argv[2], encoding="utf-8")):
     run(task)
 """
 
-# What the process gets of the environment: where programs and caches are, language, threads, mirror and certificates.
-# No token, no key, and nothing that we do not know.
-_PASSED_ON = re.compile(
+# Environment variables of the process: locations of programs and caches, language, threads, mirror and certificates. All
+# others may be secrets.
+_ENVIRONMENT = re.compile(
     r"""PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|LD_LIBRARY_PATH|DYLD_\w+
       |SYSTEMROOT|SYSTEMDRIVE|WINDIR|COMSPEC|PATHEXT|USERPROFILE|APPDATA|LOCALAPPDATA|PROGRAMDATA|NUMBER_OF_PROCESSORS
       |PYTHON(PATH|HOME|UTF8|IOENCODING|HASHSEED|WARNINGS)|VIRTUAL_ENV|CONDA_PREFIX|XDG_CACHE_HOME|TORCH_HOME
@@ -50,9 +49,9 @@ _PASSED_ON = re.compile(
       |(OMP|GOMP|KMP|MKL|OPENBLAS|NUMEXPR|VECLIB|BLIS|DNNL|ONEDNN|MALLOC)_\w+|ATEN_CPU_CAPABILITY""",
     re.VERBOSE,
 )
-_PROXIES = re.compile(r"(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)  # they may hold a password: only where the Hub is asked
+_PROXIES = re.compile(r"(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)  # may contain a password; only passed on for downloads
 _SECONDS, _SECONDS_PER_GB = 300, 180
-_KEPT_OF_STDERR = 1 << 16
+_MAX_STDERR = 1 << 16
 
 
 def verify(
@@ -65,20 +64,19 @@ def verify(
     offline: bool = True,
     timeout: float | None = None,
 ) -> list[Check]:
-    """Verifies a folder in a clean process.
+    """Verify a folder in a clean process.
 
     Args:
-        folder: a sentence-transformers folder, or a transformers folder.
-        trust_remote_code: run the Python files of the folder.
+        folder: a sentence-transformers folder or a transformers folder.
+        trust_remote_code: run the Python files in the folder.
         adapter_only: the folder is a PEFT repository, not a whole model.
-        reference: a safetensors file with the (n_texts, d) vectors of `probe_texts` that the folder has to give, under
-            the names `query` and `document`.
-        vectors: the file of the method's record, see `Method.vectors`.
-        offline: keep the process from asking the Hub for anything.
-        timeout: seconds that it may take; by default 300, and 180 more for each GB of weights.
+        reference: a safetensors file with the expected (n_texts, d) vectors of `probe_texts`, named `query` and `document`.
+        vectors: the file in the method's record, see `Method.vectors`.
+        offline: prevent the process from accessing the Hub.
+        timeout: time limit in seconds (default: 300, plus 180 per GB of weights).
 
     Returns:
-        The checks in the order in which they were made; loading stops at the first that makes going on pointless.
+        The checks in order, up to a fault that makes the following ones pointless.
     """
     task: dict[str, str | bool | None] = {
         "folder": str(Path(folder).resolve()),
@@ -93,9 +91,9 @@ def verify(
 def verify_all(
     tasks: list[dict[str, str | bool | None]], *, offline: bool = True, timeout: float | None = None
 ) -> list[list[Check]]:
-    """Verifies several folders in one clean process: `verify`'s arguments, with absolute paths, for each of them.
+    """Verify several folders in one clean process; each task has the arguments of `verify`, with absolute paths.
 
-    Where a folder's code ends the process, or does not end in time, another process continues with the next folder.
+    If a folder ends the process or exceeds its time limit, another process continues with the next folder.
     """
     results: list[list[Check]] = []
     while len(results) < len(tasks):
@@ -106,13 +104,13 @@ def verify_all(
 def _in_one_process(
     tasks: list[dict[str, str | bool | None]], offline: bool, timeout: float | None
 ) -> list[list[Check]]:
-    """The checks of the first folders, up to the one at which the process ended."""
+    """Return the checks of the first folders, up to the one at which the process ended."""
     with tempfile.TemporaryDirectory(prefix="revela-hub-verify-", ignore_cleanup_errors=True) as scratch:
         answers = [Path(scratch, f"{number}.json") for number in range(len(tasks))]
         todo = [task | {"answers": str(a), "offline": offline} for task, a in zip(tasks, answers, strict=True)]
         Path(scratch, "tasks").write_text(json.dumps(todo, default=str), encoding="utf-8")
         limits = [timeout or _seconds(Path(str(task["folder"]))) for task in tasks]
-        with _started(scratch, offline) as (process, said):
+        with _started(scratch, offline) as (process, stderr):
             late = _wait(process, answers, limits)
         results: list[list[Check]] = []
         for file, limit in zip(answers, limits, strict=True):
@@ -121,23 +119,21 @@ def _in_one_process(
                 results.append(found[:-1])
                 continue
             if late:
-                fault = _not_in_time(file, limit)
-            else:
-                last = (bytes(said).decode("utf-8", "replace").strip().splitlines() or ["it says nothing"])[-1][:400]
-                status = process.returncode
-                fault = f"the verifying process ended before its last check, with status {status}: {last}"
-            return [*results, [*found, Check("time" if late else "process", False, fault)]]
+                return [*results, [*found, Check("time", False, _timeout_message(file, limit))]]
+            last = (bytes(stderr).decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1][:400]
+            fault = f"the verifying process ended early with status {process.returncode}: {last}"
+            return [*results, [*found, Check("process", False, fault)]]
         return results
 
 
 def _seconds(folder: Path) -> float:
-    """The time limit of a folder, by the size of its weights."""
+    """Return the time limit for a folder, by the size of its weights."""
     size = sum(file.stat().st_size for file in sorted(folder.rglob("*.safetensors")) if file.is_file())
     return _SECONDS + _SECONDS_PER_GB * size / 1e9
 
 
 def _wait(process: subprocess.Popen[bytes], answers: list[Path], limits: list[float]) -> bool:
-    """Waits for one answer after the other; returns whether one did not come in time."""
+    """Wait for the answers; return whether one exceeds its time limit."""
     for file, limit in zip(answers, limits, strict=True):
         end = time.monotonic() + limit
         while not file.exists():
@@ -147,30 +143,29 @@ def _wait(process: subprocess.Popen[bytes], answers: list[Path], limits: list[fl
                 return True
             time.sleep(0.05)
     with suppress(subprocess.TimeoutExpired):
-        process.wait(10)  # its threads may hold it up, but all is said
+        process.wait(10)  # other threads may delay its end
     return False
 
 
-def _not_in_time(answers: Path, limit: float) -> str:
+def _timeout_message(answers: Path, limit: float) -> str:
     doing = answers.with_suffix(".doing")
-    what = doing.read_text(encoding="utf-8", errors="replace") if doing.exists() else "starting"
+    step = doing.read_text(encoding="utf-8", errors="replace") if doing.exists() else "starting"
     return (
-        f"stopped after {limit:.0f} seconds while {what}: code or a chat template of the model may never end. Give a large"
-        " model more time with --timeout SECONDS"
+        f"stopped after {limit:.0f} seconds while {step}: the code or the chat template of the model may not terminate. For a"
+        " large model, increase --timeout SECONDS"
     )
 
 
 @contextmanager
 def _started(scratch: str, offline: bool) -> Iterator[tuple[subprocess.Popen[bytes], bytearray]]:
-    """Runs the process as a reader's, with a cache of its own for remote code, and the end of what it says to stderr.
+    """Run the process with a new cache for remote code; yield it and the end of its stderr.
 
-    An earlier run's cache would have that run's code, not the folder's. The process and what it has started end when this
-    ends.
+    The process and its child processes are killed on exit.
     """
     reading, writing = os.pipe()
     watched = (reading,) if os.name == "posix" else ()
     command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parent), str(Path(scratch, "tasks"))]
-    said = bytearray()
+    stderr = bytearray()
     try:
         process = subprocess.Popen(
             [*command, *map(str, watched)],
@@ -182,10 +177,10 @@ def _started(scratch: str, offline: bool) -> Iterator[tuple[subprocess.Popen[byt
             pass_fds=watched,
             start_new_session=True,
         )
-        listener = threading.Thread(target=_keep_the_end, args=(process.stderr, said), daemon=True)
+        listener = threading.Thread(target=_keep_the_end, args=(process.stderr, stderr), daemon=True)
         listener.start()
         try:
-            yield process, said
+            yield process, stderr
         finally:
             _end(process)
             listener.join(5)
@@ -194,15 +189,15 @@ def _started(scratch: str, offline: bool) -> Iterator[tuple[subprocess.Popen[byt
         os.close(writing)
 
 
-def _keep_the_end(stream: IO[bytes], said: bytearray) -> None:
-    """Reads what the process says, however much it is, and keeps the end of it."""
-    while block := stream.read1(_KEPT_OF_STDERR):  # type: ignore[attr-defined]
-        said += block
-        del said[:-_KEPT_OF_STDERR]
+def _keep_the_end(stream: IO[bytes], kept: bytearray) -> None:
+    """Read all of the stream, and keep only the end."""
+    while block := stream.read1(_MAX_STDERR):  # type: ignore[attr-defined]
+        kept += block
+        del kept[:-_MAX_STDERR]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and all that it has started."""
+    """Kill the process and its child processes."""
     process.poll()
     if os.name == "posix":
         with suppress(ProcessLookupError, PermissionError):
@@ -213,7 +208,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment(scratch: str, offline: bool) -> dict[str, str]:
-    allowed = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name.upper())}
+    allowed = {name: value for name, value in os.environ.items() if _ENVIRONMENT.fullmatch(name.upper())}
     if not offline:
         allowed |= {name: value for name, value in os.environ.items() if _PROXIES.fullmatch(name)}
     return (
@@ -229,7 +224,7 @@ def _environment(scratch: str, offline: bool) -> dict[str, str]:
 
 
 def as_table(checks: Iterable[Check]) -> str:
-    """Returns the checks as lines of text, one a row."""
+    """Format the checks as a table with one line each."""
     rows = list(checks)
     width = max((len(check.name) for check in rows), default=0)
     return "\n".join(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:<{width}}  {check.detail}" for check in rows)

@@ -1,4 +1,4 @@
-"""Exports and publishes checkpoints: finds the method that saved one, by its record in `trainers/methods.py`."""
+"""Export and publish checkpoints of any method; the methods are listed in `trainers/methods.py`."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ def export_checkpoint(
     max_length: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Writes the folders of a checkpoint's method, ready to be loaded: `METHODS[...].folders` names them, `parts` says how.
+    """Export a checkpoint to the model folders of its method; see `Method.folders`.
 
     Args:
-        checkpoint: folder the trainer saved, with full weights or with LoRA adapters (they are merged).
-        output: folder to write into.
-        lm: also write the co-trained language model to `output/lm`, an ordinary `AutoModelForCausalLM` folder.
-        max_length: tokens kept of a text, EOS included; by default those of the checkpoint.
-        dtype: type of the stored weights; by default the one they have.
+        checkpoint: folder that the trainer saved, with full weights or LoRA adapters (which are merged).
+        output: folder to write to.
+        lm: also write the language model to `output/lm`, which `AutoModelForCausalLM` loads.
+        max_length: maximum length in tokens with EOS; by default that of the checkpoint.
+        dtype: type of the stored weights; by default unchanged.
 
     Raises:
-        UserError: the folder is not a checkpoint, or has no language model; a model would be written over files that are
-            not of an export or a run.
+        UserError: the folder is not a checkpoint or has no language model, or the export would overwrite other files.
     """
     checkpoint, output = Path(checkpoint), Path(output)
     method = method_of(checkpoint)
@@ -63,18 +62,18 @@ def publish(
     keep: str | Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Published:
-    """Publishes a checkpoint, or a finished sentence-transformers folder, on the Hub, or refuses to and says why.
+    """Publish a checkpoint or a finished sentence-transformers folder on the Hub, if all checks pass.
 
     Args:
         checkpoint: folder that a trainer saved, or a finished sentence-transformers folder.
-        destination: where to.
-        assembly: what of it, and how.
-        dry_run: stop before the upload; the Hub is asked nothing but, with `update`, what is there now.
-        keep: folder to leave the assembled files in; they are deleted otherwise.
-        say: told, before the upload, what it will delete.
+        destination: where to publish.
+        assembly: options.
+        dry_run: stop before the upload; the Hub is only accessed with `update`, to compare the files.
+        keep: folder for the assembled files, which are deleted by default.
+        say: called before the upload with each file that will be deleted or is stale.
 
     Raises:
-        UserError: the checkpoint cannot be assembled, a check failed, or the Hub refused; the message says what is visible.
+        UserError: the checkpoint cannot be assembled, a check fails, or the Hub rejects it.
     """
     checkpoint = Path(checkpoint)
     finished = (checkpoint / "modules.json").is_file()
@@ -85,19 +84,19 @@ def publish(
 
 
 def method_of_model(name: str | Path) -> Method | None:
-    """The method of a model, a folder or Hub id, by its config.json; None for a model of any other kind."""
+    """Return the method of a model (a folder or Hub id) by its config.json; None for other models."""
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
-    except (OSError, ValueError):  # no such model
+    except (OSError, ValueError):  # the model does not exist
         return None
     return next((method for method in METHODS.values() if method.model_type == fields.get("model_type")), None)
 
 
 def is_checkpoint(folder: str | Path) -> bool:
-    """Whether a folder is what a run of ours left behind to go on from, and not a model for readers."""
+    """Return whether a folder is a training checkpoint, not an exported model."""
     folder = Path(folder)
-    left = ("trainer_state.json", "training_args.bin", "adapter_model.safetensors", "trained.safetensors", "run.json")
-    if (folder / "modules.json").exists() or not any((folder / name).exists() for name in left):
+    files = ("trainer_state.json", "training_args.bin", "adapter_model.safetensors", "trained.safetensors", "run.json")
+    if (folder / "modules.json").exists() or not any((folder / name).exists() for name in files):
         return False
     try:
         method_of(folder)
@@ -107,19 +106,19 @@ def is_checkpoint(folder: str | Path) -> bool:
 
 
 def method_of(checkpoint: Path) -> Method:
-    """The method that saved a checkpoint, by the `model_type` in its config.json.
+    """Return the method of a checkpoint by the `model_type` in its config.json.
 
     Raises:
-        UserError: the folder is not a checkpoint of any method.
+        UserError: the folder is not a checkpoint.
     """
     for method in METHODS.values():
         for folder in dict.fromkeys((checkpoint, checkpoint / method.config_folder)):
-            config = read_json(folder / "config.json")
-            if method.model_type and isinstance(config, dict) and config.get("model_type") == method.model_type:
+            if method.model_type and read_json(folder / "config.json", {}).get("model_type") == method.model_type:
                 return method
     finished = next((name for name in ("retriever", "model") if (checkpoint / name / "config.json").is_file()), None)
-    remedy = f"; the model that its run exported is {checkpoint / finished}" if finished else ""
+    remedy = f"; did you mean the exported model {checkpoint / finished}?" if finished else ""
     types = ", ".join(method.model_type for method in METHODS.values() if method.model_type)
-    raise UserError(
-        f"{checkpoint} is not a checkpoint: it has no config.json of {types}, and no modules.json either{remedy}"
+    found = (
+        f"{checkpoint} is not a checkpoint: it has neither modules.json nor a config.json with the model type {types}"
     )
+    raise UserError(f"{found}{remedy}")

@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Figure, ModelCardFacts, Result, collection_card, describe, write_card
+from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, collection_card, describe, write_card
 from revela_hub.hub_cards.figures import training_curve
 from revela_hub.trainers.methods import METHODS
 from revela_hub.trainers.revela import REVELA
@@ -29,7 +29,7 @@ def folder(retriever_folder: Path, tmp_path: Path) -> Path:
 
 def test_a_full_card(folder: Path, tmp_path: Path) -> None:
     assert training_curve([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}], tmp_path / "curve.png")
-    facts = ModelCardFacts(
+    metadata = ModelCardMetadata(
         method=REVELA,
         description="For the sources of one project.",
         base_model="org/base",
@@ -43,7 +43,7 @@ def test_a_full_card(folder: Path, tmp_path: Path) -> None:
         figures=(Figure(str(tmp_path / "curve.png"), "Training loss"),),
         limitations=("Knows one project.",),
     )
-    text = write_card(folder, facts, repo_id="org/name").read_text()
+    text = write_card(folder, metadata, repo_id="org/name").read_text()
     card = ModelCard(text)
     assert card.data.base_model == "org/base"
     assert card.data.datasets == ["org/data"]
@@ -54,7 +54,7 @@ def test_a_full_card(folder: Path, tmp_path: Path) -> None:
     for line in (
         'SentenceTransformer("org/name")',
         "For the sources of one project.",
-        "```\nrevela-hub train revela --config code.yaml\n```",
+        "```bash\nrevela-hub train revela --config code.yaml\n```",
         "```yaml\ntemperature: 0.0001\n```",
         "| SciFact | **name** | 0.6451 | 0.9000 |",
         "| SciFact | BM25 | 0.6700 |  |",
@@ -65,14 +65,14 @@ def test_a_full_card(folder: Path, tmp_path: Path) -> None:
         "| Pooling | last token (EOS) |",
         "| Maximum length | 64 tokens |",
         "`Query: ` (query)",
-        "Served as it is by vLLM",
+        "vLLM can serve the model as it is",
     ):
         assert line in text
     assert (folder / "figures" / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_results_are_readable_by_machines(folder: Path) -> None:
-    card = ModelCard(write_card(folder, ModelCardFacts(results=RESULTS), repo_id="org/name").read_text())
+    card = ModelCard(write_card(folder, ModelCardMetadata(results=RESULTS), repo_id="org/name").read_text())
     found = {(r.dataset_type, r.metric_type, r.metric_value) for r in card.data.eval_results}
     own = {("mteb/scifact", "ndcg_at_10", 0.64508), ("mteb/scifact", "recall_at_100", 0.9)}
     assert found == own | {("our code", "ndcg_at_10", 0.5)}, "BM25 is not this model's result"
@@ -81,26 +81,26 @@ def test_results_are_readable_by_machines(folder: Path) -> None:
     assert (entry.dataset_id, entry.value, entry.dataset_revision) == ("mteb/scifact", 0.64508, "abc")
 
 
-def test_without_facts_nothing_is_said(folder: Path) -> None:
-    text = write_card(folder, ModelCardFacts()).read_text()
-    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## Use", "## Model"]
+def test_without_metadata_nothing_is_said(folder: Path) -> None:
+    text = write_card(folder, ModelCardMetadata()).read_text()
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## Usage", "## Model details"]
     assert "None" not in text
     assert not {"license", "base_model", "datasets", "language", "model-index"} & set(ModelCard(text).data.to_dict())
     assert not (folder / ".eval_results").exists()
 
 
-def test_facts_from_a_file(tmp_path: Path) -> None:
+def test_metadata_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "card.yaml"
-    facts = ModelCardFacts(
+    metadata = ModelCardMetadata(
         license="mit", config="a: 1\n", results=RESULTS, figures=(Figure(str(tmp_path / "a.png"), "A"),)
     )
-    facts.to_file(file)
+    metadata.to_file(file)
     assert "path: a.png" in file.read_text()
-    assert ModelCardFacts.from_file(file, METHODS) == facts
+    assert ModelCardMetadata.from_file(file, METHODS) == metadata
     file.write_text("config: {a: 1}\nresults: [{name: SciFact, ndcg_at_10: 0.5, queries: 300}]\n")
-    facts = ModelCardFacts.from_file(file, METHODS)
-    assert facts.config == "a: 1\n"
-    assert facts.results == (Result("SciFact", {"ndcg_at_10": 0.5}),)
+    metadata = ModelCardMetadata.from_file(file, METHODS)
+    assert metadata.config == "a: 1\n"
+    assert metadata.results == (Result("SciFact", {"ndcg_at_10": 0.5}),)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_facts_from_a_file(tmp_path: Path) -> None:
 def test_mistakes_in_the_file(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "card.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
-        ModelCardFacts.from_file(tmp_path / "card.yaml", METHODS)
-    with pytest.raises(UserError, match="cannot read the facts"):
-        ModelCardFacts.from_file(tmp_path / "absent.yaml", METHODS)
+        ModelCardMetadata.from_file(tmp_path / "card.yaml", METHODS)
+    with pytest.raises(UserError, match="cannot read the metadata"):
+        ModelCardMetadata.from_file(tmp_path / "absent.yaml", METHODS)
 
 
 def test_describe(folder: Path, minilm_folder: Path) -> None:
@@ -133,15 +133,15 @@ def test_describe(folder: Path, minilm_folder: Path) -> None:
     (folder / "modeling_x.py").write_text("")
     model = describe(folder)
     assert (model.dimensions, model.pooling, model.remote_code, model.servers) == (32, "first token", True, [])
-    text = write_card(folder, ModelCardFacts(), repo_id="org/name").read_text()
+    text = write_card(folder, ModelCardMetadata(), repo_id="org/name").read_text()
     assert 'SentenceTransformer("org/name", trust_remote_code=True)' in text
-    assert "do not take it as it is" in text
+    assert "cannot serve it as it is" in text
 
 
 def test_collection_card(folder: Path, minilm_folder: Path, tmp_path: Path) -> None:
     large = Path(shutil.copytree(minilm_folder, tmp_path / "large"))
-    write_card(folder, ModelCardFacts(results=RESULTS), repo_id="org/small")
-    write_card(large, ModelCardFacts(), repo_id="org/large")
+    write_card(folder, ModelCardMetadata(results=RESULTS), repo_id="org/small")
+    write_card(large, ModelCardMetadata(), repo_id="org/large")
     text = collection_card(["org/large", "org/small"], [large, folder], title="A family", description="Two sizes.")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert rows[0].endswith("| SciFact nDCG@10 | SciFact Recall@100 | our code nDCG@10 |")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from revela_hub.hub_cards.verify.settings import setting_faults
+from revela_hub.hub_cards.verify.consistency import setting_faults
 
 WORDS = {"[PAD]": 0, "[UNK]": 1, "river": 2, "sea": 3}
 SETTINGS = "config_sentence_transformers.json"
@@ -48,21 +48,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 CASES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "similarity": (change(SETTINGS, similarity_fn_name="cosin"), "similarity_fn_name is 'cosin'"),
-    "prompts": (change(SETTINGS, prompts=["query: "]), "prompts is not a table"),
+    "similarity": (change(SETTINGS, similarity_fn_name="cosin"), "unknown similarity_fn_name 'cosin'"),
+    "prompts": (change(SETTINGS, prompts=["query: "]), "prompts must map names to texts"),
     "default prompt": (change(SETTINGS, default_prompt_name="search"), "default_prompt_name is 'search'"),
-    "order": (listed((0, "", "T"), (2, "1_Pooling", "Pooling"), (1, "2_Normalize", "N")), "not that of their idx"),
-    "normalize first": (listed((0, "", "T"), (1, "2_Normalize", "Normalize"), (2, "1_Pooling", "Pooling")), "Normalize stands"),
-    "pooling, two forms": (change("1_Pooling/config.json", pooling_mode="cls"), "pooling_mode is cls, but the switches say mean"),
+    "order": (listed((0, "", "T"), (2, "1_Pooling", "Pooling"), (1, "2_Normalize", "N")), "not in the order of their idx"),
+    "normalize first": (listed((0, "", "T"), (1, "2_Normalize", "Normalize"), (2, "1_Pooling", "Pooling")), "Normalize has no effect before Pooling"),
+    "pooling, two forms": (change("1_Pooling/config.json", pooling_mode="cls"), "pooling_mode is cls, but the pooling_mode_* that are true: mean"),
     "pooling, none": (
-        change("1_Pooling/config.json", pooling_mode=None, pooling_mode_mean_tokens=False), "every pooling_mode is false"
+        change("1_Pooling/config.json", pooling_mode=None, pooling_mode_mean_tokens=False), "every pooling_mode_* is false"
     ),
-    "vocab.txt": (lambda f: (f / "vocab.txt").write_text("[PAD]\n[UNK]\nsea\nriver\n"), "vocab.txt: 'sea' is the token 2"),
+    "vocab.txt": (lambda f: (f / "vocab.txt").write_text("[PAD]\n[UNK]\nsea\nriver\n"), "vocab.txt: 'sea' has the id 2, but 3"),
     "an id twice": (
-        change("tokenizer.json", added_tokens=[{"id": 2, "content": "the"}]), "the id 2 is of 'river' and of the added token 'the'"
+        change("tokenizer.json", added_tokens=[{"id": 2, "content": "the"}]), "'river' and the added token 'the' have the same id, 2"
     ),
-    "vocab.json": (lambda f: [bpe(f), (f / "vocab.json").write_text('{"a": 1}')], "vocab.json: 'a' is the token 1"),
-    "merges.txt": (lambda f: [bpe(f), (f / "merges.txt").write_text("b a\n")], "merges.txt has other merges"),
+    "vocab.json": (lambda f: [bpe(f), (f / "vocab.json").write_text('{"a": 1}')], "vocab.json: 'a' has the id 1, but 0"),
+    "merges.txt": (lambda f: [bpe(f), (f / "merges.txt").write_text("b a\n")], "merges.txt and tokenizer.json have different merges"),
 }  # fmt: skip
 
 

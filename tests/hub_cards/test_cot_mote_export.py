@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, BertTokenizerFast, Pre
 
 from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, check, write_card
+from revela_hub.hub_cards import Assembly, Destination, ModelCardMetadata, check, write_card
 from revela_hub.hub_cards.assemble import assemble_part
 from revela_hub.modeling import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.trainers.cot_mote import COT_MOTE
@@ -183,7 +183,7 @@ def test_the_cards_say_how_each_form_is_loaded(
     monkeypatch.chdir(tmp_path / "out")
     loaders = {"dense": "SentenceTransformer", "sparse": "SparseEncoder", "model": "AutoModel"}
     for name, loader in loaders.items():
-        card = write_card(tmp_path / "out" / name, ModelCardFacts(method=COT_MOTE)).read_text()
+        card = write_card(tmp_path / "out" / name, ModelCardMetadata(method=COT_MOTE)).read_text()
         assert f"{loader}" in card and ("sparse-encoder" in card) == (name == "sparse")
         if name != "model":
             assert "| Maximum length | 32 tokens |" in card and "routes of their own (query, document)" in card

@@ -55,9 +55,9 @@ WRONG = {
     "merges.txt": (archive("torch"), "a zip archive"),
     "bpe.codes": (b"\x7fELF\2\1\1", "a program"),
     "README.md": (b"cposix\nsystem\n(S'id'\ntR.", "a pickle"),
-    "CITATION.cff": (b"title: a\0\1\2", "no text: byte 8"),
+    "CITATION.cff": (b"title: a\0\1\2", "not text: byte 8"),
     "chat_template.jinja": (b"\x93NUMPY\1\0", "a numpy file"),
-    "COPYING": (b"version https://git-lfs.github.com/spec/v1\n", "a Git-LFS pointer"),
+    "COPYING": (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
     "map.png": (PNG + archive("zip"), "also a zip archive"),
     "modeling.py": (b"\x80\4K\1.", "a pickle"),
 }  # fmt: skip
@@ -95,7 +95,7 @@ def test_files_that_are_too_large(name: str, size: int, tmp_path: Path) -> None:
     with (tmp_path / name).open("wb") as stream:
         stream.truncate(size)  # takes no room on the disk
     (fault,) = content_faults(tmp_path, [name])
-    assert fault.startswith(f"{name} has {size:,} bytes; a file of its kind has at most")
+    assert fault.startswith(f"{name} has {size:,} bytes, more than the")
 
 
 def test_a_sentencepiece_model_has_pieces() -> None:
@@ -129,30 +129,30 @@ def shards(folder: Path, placed: dict[str, str], stored: dict[str, list[str]]) -
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "module not listed": (lambda f: (f / "2_Normalize").mkdir(), "2_Normalize is the folder of a module that"),
+    "module not listed": (lambda f: (f / "2_Normalize").mkdir(), "2_Normalize is a module folder, but"),
     "wrong case": (
         lambda f: (f / "1_Pooling" / "config.json").rename(f / "1_Pooling" / "CONFIG.json"),
-        "1_Pooling/CONFIG.json: readers look for config.json",
+        "1_Pooling/CONFIG.json: libraries look for config.json",
     ),
-    "two by case": (lambda f: (f / "Config.json").write_text("{}"), "Config.json: readers look for config.json"),
+    "two by case": (lambda f: (f / "Config.json").write_text("{}"), "Config.json: libraries look for config.json"),
     "licences by case": (
         lambda f: [(f / name).write_text("MIT") for name in ("LICENSE", "License")],
-        "LICENSE and License are one file where case does not matter",
+        "LICENSE and License are the same file on case-insensitive file systems",
     ),
-    "card by case": (lambda f: (f / "readme.md").write_text("# M"), "readme.md: readers look for README.md"),
-    "adapter in a subfolder": (lambda f: lora(f / "adapter" / "a.safetensors"), "adapter/a.safetensors holds base_model"),
+    "card by case": (lambda f: (f / "readme.md").write_text("# M"), "readme.md: libraries look for README.md"),
+    "adapter in a subfolder": (lambda f: lora(f / "adapter" / "a.safetensors"), "adapter/a.safetensors contains the adapter weight base_model"),
     "adapter by name": (
-        lambda f: lora(f / "x" / "adapter_model.safetensors", "a"), "x/adapter_model.safetensors is a file of PEFT"
+        lambda f: lora(f / "x" / "adapter_model.safetensors", "a"), "x/adapter_model.safetensors is a PEFT file"
     ),
-    "no configuration": (lambda f: (f / "1_Pooling" / "config.json").unlink(), "1_Pooling/config.json is missing"),
+    "no configuration": (lambda f: (f / "1_Pooling" / "config.json").unlink(), "1_Pooling/config.json, the configuration of the module Pooling, is missing"),
     "weights that nobody reads": (
-        lambda f: lora(f / "1_Pooling" / "model.safetensors", "a"), "1_Pooling/model.safetensors is read by no module"
+        lambda f: lora(f / "1_Pooling" / "model.safetensors", "a"), "1_Pooling/model.safetensors is not loaded by any module"
     ),
     "one folder, two modules": (
         lambda f: (f / "modules.json").write_text(
             json.dumps([{"path": "", "type": "s.Transformer"}, {"path": "", "type": "s.Normalize"}, {"path": "1_Pooling", "type": "s.Pooling"}])
         ),
-        "modules.json lists the folder itself twice",
+        "modules.json lists the model folder twice",
     ),
 }  # fmt: skip
 
@@ -179,9 +179,12 @@ ROUTER = {"types": {"query_0_Transformer": "s.Transformer"}, "structure": {"quer
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"structure": ROUTER["structure"] | {"document": ["d_0_X"]}}, "a route goes through d_0_X, which has no type"),
-        ({"types": {"query_0_Transformer": "s.Transformer", "d_0_X": "s.X"}}, "no route goes through d_0_X"),
-        ({"parameters": {"default_route": "document"}}, "default_route is document, which is not one of query"),
+        (
+            {"structure": ROUTER["structure"] | {"document": ["d_0_X"]}},
+            "a route contains d_0_X, which has no entry in types",
+        ),
+        ({"types": {"query_0_Transformer": "s.Transformer", "d_0_X": "s.X"}}, "no route contains d_0_X"),
+        ({"parameters": {"default_route": "document"}}, "default_route is document, not one of query"),
     ],
 )
 def test_routes(changes: dict[str, object], said: str, tmp_path: Path) -> None:
@@ -195,13 +198,13 @@ def test_routes(changes: dict[str, object], said: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("placed", "stored", "said"),
     [
-        ({"a": ONE}, {ONE: ["a"], TWO: ["b"]}, f"index.json does not name {TWO}: its weights are not loaded"),
-        ({"a": ONE, "b": TWO}, {ONE: ["a"], TWO: ["b", "c"]}, f"index.json does not name c of {TWO}"),
-        ({"a": ONE, "b": TWO}, {ONE: ["a", "b"], TWO: ["b"]}, f"index.json does not name b of {ONE}"),
+        ({"a": ONE}, {ONE: ["a"], TWO: ["b"]}, f"index.json does not list {TWO}, whose weights would not be loaded"),
+        ({"a": ONE, "b": TWO}, {ONE: ["a"], TWO: ["b", "c"]}, f"index.json does not list c of {TWO}"),
+        ({"a": ONE, "b": TWO}, {ONE: ["a", "b"], TWO: ["b"]}, f"index.json does not list b of {ONE}"),
         ({"a": ONE, "b": TWO, "c": TWO}, {ONE: ["a"], TWO: ["b"]}, f"index.json: c is not in {TWO}"),
-        ({"a": ONE, "b": "../other.safetensors"}, {ONE: ["a"], TWO: ["b"]}, "names ../other.safetensors, which is not a"),
-        ({"a": ONE, "b": TWO}, {ONE: ["a"]}, f"{ONE} lies there without {TWO}"),
-        ({}, {ONE: ["a"], TWO: ["b"]}, f"index.json does not name {ONE}"),
+        ({"a": ONE, "b": "../other.safetensors"}, {ONE: ["a"], TWO: ["b"]}, "refers to ../other.safetensors, which is not a"),
+        ({"a": ONE, "b": TWO}, {ONE: ["a"]}, f"{ONE} is there, but {TWO} is missing"),
+        ({}, {ONE: ["a"], TWO: ["b"]}, f"index.json does not list {ONE}"),
     ],
 )  # fmt: skip
 def test_shards(placed: dict[str, str], stored: dict[str, list[str]], said: str, tmp_path: Path) -> None:
@@ -218,4 +221,4 @@ def test_shards(placed: dict[str, str], stored: dict[str, list[str]], said: str,
 def test_a_name_twice_in_json(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model")
     (folder / "config.json").write_text('{"model_type": "bert", "model_type": "llama"}')
-    assert folder_fault(folder) == "config.json is not valid JSON: 'model_type' stands there twice"
+    assert folder_fault(folder) == "config.json is not valid JSON: the name 'model_type' occurs twice"

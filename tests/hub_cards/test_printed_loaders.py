@@ -14,7 +14,7 @@ from transformers import BertForMaskedLM
 
 from revela_hub.checkpoints import METHODS
 from revela_hub.cli import main as cli
-from revela_hub.hub_cards import ModelCardFacts, with_eos, write_card
+from revela_hub.hub_cards import ModelCardMetadata, with_eos, write_card
 from revela_hub.modeling import (
     CoTMoTEForPreTraining,
     ImpRAGForCausalLM,
@@ -86,7 +86,7 @@ def test_what_is_printed_loads_in_a_clean_process(
         loaders += printed
         codes += printed
         for folder in sorted(path for path in output.iterdir() if path.is_dir()):
-            card = write_card(folder, ModelCardFacts(method=METHODS[make.__name__]), repo_id=str(folder)).read_text()
+            card = write_card(folder, ModelCardMetadata(method=METHODS[make.__name__]), repo_id=str(folder)).read_text()
             codes += re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(loaders) == 8
     assert len(codes) == 2 * len(loaders)

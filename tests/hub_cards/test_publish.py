@@ -24,7 +24,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerB
 from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardFacts, Result, with_eos
+from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata, Result, with_eos
 from revela_hub.hub_cards.assemble import assemble_part, assemble_parts
 from revela_hub.hub_cards.repository import hub_errors
 from revela_hub.modeling import RevelaForCausalLM
@@ -33,7 +33,7 @@ from revela_hub.trainers.revela import REVELA
 # The module, which in the package stands behind the function of the same name.
 publishing = importlib.import_module("revela_hub.hub_cards.upload")
 
-FACTS = ModelCardFacts(
+METADATA = ModelCardMetadata(
     description="A tiny one.",
     license="apache-2.0",
     languages=("en",),
@@ -118,14 +118,14 @@ def test_everything_that_can_be_published_loads_in_a_clean_environment(
     hub: LoopbackHub, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
 ) -> None:
     retriever = publish(
-        checkpoint, Destination("org/retriever", tag="v1", collection="Tiny ones"), Assembly(facts=FACTS)
+        checkpoint, Destination("org/retriever", tag="v1", collection="Tiny ones"), Assembly(metadata=METADATA)
     )
     assert retriever.commit == hub.repositories["org/retriever"].refs["v1"]
     assert list(hub.collections.values()) == [["org/retriever"]]
     # What is read back is verified above; here, the clean environment below sees to it.
     verify = publishing.verify
     monkeypatch.setattr(
-        publishing, "verify", lambda folder, **k: [] if "read-back" in str(folder) else verify(folder, **k)
+        publishing, "verify", lambda folder, **k: [] if "revela-hub-download" in str(folder) else verify(folder, **k)
     )
     publish(checkpoint, Destination("org/adapter"), Assembly(adapter_only=True))
     publish(checkpoint, Destination("org/both"), Assembly(part="model"))
@@ -153,7 +153,9 @@ def test_everything_that_can_be_published_loads_in_a_clean_environment(
 
 
 def test_what_is_assembled(hub: LoopbackHub, checkpoint: Path, tmp_path: Path, unverified: list[Path]) -> None:
-    published = publish(checkpoint, Destination("org/x"), Assembly(facts=FACTS), dry_run=True, keep=tmp_path / "kept")
+    published = publish(
+        checkpoint, Destination("org/x"), Assembly(metadata=METADATA), dry_run=True, keep=tmp_path / "kept"
+    )
     assert published.url is None
     assert "org/x" not in hub.repositories
     folder = tmp_path / "kept" / "model"
@@ -221,8 +223,8 @@ def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path
     repository = hub.repositories["org/x"]
     assert repository.private
     assert repository.messages[-1].startswith("Publish with revela-hub ")
-    with pytest.raises(UserError, match="org/x is taken"):
-        publish(retriever_folder, Destination("org/x"), Assembly(facts=FACTS))
+    with pytest.raises(UserError, match="org/x already contains a model"):
+        publish(retriever_folder, Destination("org/x"), Assembly(metadata=METADATA))
     head = dict(repository.commits[repository.refs["main"]])
     spared = {"LICENSE": b"mine", "docs/NOTES.md": b"mine", "onnx/model.onnx": b"of the old weights"}
     stale = {"model-00002-of-00002.safetensors": b"old", "modeling_old.py": b"old", "3_Dense/config.json": b"{}"}
@@ -233,7 +235,7 @@ def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path
     assert (dry.deleted, dry.stale, said) == (sorted(stale), ["onnx/model.onnx"], [])
     publish(retriever_folder, destination, say=said.append)
     assert repository.files("main") == head | spared
-    assert [line.split()[1] for line in said] == [*sorted(stale), "onnx/model.onnx"]
+    assert [line.split()[2] for line in said] == [*sorted(stale), "onnx/model.onnx"]
     with pytest.raises(UserError, match="add --update"):
         Destination("org/x", delete_stale=True)
     repository.commit("main", head | spared | {"training_args.bin": b"pickle"}, "an earlier version")
@@ -247,7 +249,7 @@ def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path
     assert repository.files("smaller") == repository.files("main")
     repository.refs["smaller"] = repository.refs["main"]
     for _ in range(2):  # the second time it finds what the first one opened
-        published = publish(retriever_folder, Destination("org/x", pull_request=True), Assembly(facts=FACTS))
+        published = publish(retriever_folder, Destination("org/x", pull_request=True), Assembly(metadata=METADATA))
         assert str(published.url).endswith("/org/x/discussions/1")
     assert repository.files("main") == head | spared
 
@@ -256,10 +258,10 @@ def test_not_allowed(
     hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for token, repo_id, message in (
-        ("", "org/x", "does not know who is asking"),
-        ("hf_" + "x" * 30, "org/x", "does not know who is asking"),
-        (READER, "org/x", "you may not write to org/x"),
-        (WRITER, "other/x", "you may not write to other/x"),
+        ("", "org/x", "not logged in to the Hub"),
+        ("hf_" + "x" * 30, "org/x", "not logged in to the Hub"),
+        (READER, "org/x", "no write access to org/x"),
+        (WRITER, "other/x", "no write access to other/x"),
     ):
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(UserError, match=message) as caught:
@@ -272,7 +274,7 @@ def test_a_connection_that_breaks_off_leaves_nothing_visible(
     hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]
 ) -> None:
     hub.cut_uploads = True
-    with pytest.raises(UserError, match="broke off .* run the same command again"):
+    with pytest.raises(UserError, match="connection to the Hub failed .* run the same command again"):
         publish(retriever_folder, Destination("org/x"))
     assert set(hub.repositories["org/x"].files("main")) == {".gitattributes"}
     hub.cut_uploads = False
@@ -290,7 +292,7 @@ def test_what_arrived_is_not_sent_again(hub: LoopbackHub, retriever_folder: Path
 def test_a_download_that_differs_is_reported(hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]) -> None:
     hub.corrupt_downloads = True
     with pytest.raises(
-        UserError, match=r"model.safetensors is not what was uploaded; it was taken back by a second commit"
+        UserError, match=r"model.safetensors differs from the uploaded file; it was reverted by a second commit"
     ):
         publish(retriever_folder, Destination("org/x", tag="v1"))
     repository = hub.repositories["org/x"]
@@ -300,8 +302,8 @@ def test_a_download_that_differs_is_reported(hub: LoopbackHub, retriever_folder:
     publish(retriever_folder, Destination("org/x"))
     first = dict(repository.files("main"))
     hub.corrupt_downloads = True
-    with pytest.raises(UserError, match="taken back"):
-        publish(retriever_folder, Destination("org/x", update=True), Assembly(facts=FACTS))
+    with pytest.raises(UserError, match="reverted"):
+        publish(retriever_folder, Destination("org/x", update=True), Assembly(metadata=METADATA))
     assert repository.files("main") == first
 
 
@@ -373,16 +375,16 @@ def test_what_is_no_connection_is_not_called_one(
 def test_what_is_a_connection_is_called_one(error: Exception) -> None:
     for cause in (None, error):
         raised = error if cause is None else RuntimeError("Error while uploading 'model.safetensors' to the Hub.")
-        with pytest.raises(UserError, match=r"the connection to the Hub broke off .*; the state"):
+        with pytest.raises(UserError, match=r"the connection to the Hub failed .*; the state"):
             with hub_errors("org/x", "the state"):
                 raise raised from cause
 
 
 def test_names_the_hub_would_refuse() -> None:
     for repo_id, message in (
-        ("a b/c", "cannot be the id"),
+        ("a b/c", "is not a valid model id"),
         ("name", "has no namespace"),
-        ("a/b/c", "cannot be the id"),
+        ("a/b/c", "is not a valid model id"),
     ):
         with pytest.raises(UserError, match=message):
             Destination(repo_id)
@@ -391,20 +393,21 @@ def test_names_the_hub_would_refuse() -> None:
 def test_command_line(
     hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts = tmp_path / "facts.yaml"
-    facts.write_text("license: mit\nresults:\n  - {name: SciFact, ndcg_at_10: 0.25, queries: 3}\n")
+    metadata = tmp_path / "metadata.yaml"
+    metadata.write_text("license: mit\nresults:\n  - {name: SciFact, ndcg_at_10: 0.25, queries: 3}\n")
     assert (
-        cli.main(["publish", str(retriever_folder), "org/x", "--card", str(facts), "--dry-run", "--timeout", "9"]) == 0
+        cli.main(["publish", str(retriever_folder), "org/x", "--card", str(metadata), "--dry-run", "--timeout", "9"])
+        == 0
     )
     assert "nothing was uploaded" in capsys.readouterr().out
-    assert cli.main(["publish", str(retriever_folder), "org/x", "--card", str(facts)]) == 0
-    assert f"published and read back: {hub.endpoint}/org/x" in capsys.readouterr().out
+    assert cli.main(["publish", str(retriever_folder), "org/x", "--card", str(metadata)]) == 0
+    assert f"published and verified: {hub.endpoint}/org/x" in capsys.readouterr().out
     card = hub.repositories["org/x"].files("main")["README.md"].decode()
     assert "license: mit" in card
     assert "| SciFact | **x** | 0.2500 |" in card
-    facts.write_text("licence: mit\n")
-    assert cli.main(["publish", str(retriever_folder), "org/x", "--card", str(facts)]) == 2
-    assert f"{facts}: unknown key 'licence'" in capsys.readouterr().err
+    metadata.write_text("licence: mit\n")
+    assert cli.main(["publish", str(retriever_folder), "org/x", "--card", str(metadata)]) == 2
+    assert f"{metadata}: unknown key 'licence'" in capsys.readouterr().err
 
 
 def test_a_pickled_module_is_named(retriever_folder: Path, tmp_path: Path) -> None:
@@ -431,7 +434,7 @@ def test_check_of_a_model_on_the_hub(
     assert cli.main(["check", "org/absent"]) == 2
     assert "org/absent is not on the Hub" in capsys.readouterr().err
     assert cli.main(["check", "no/such/folder"]) == 2
-    assert "neither a folder nor the id" in capsys.readouterr().err
+    assert "neither a folder nor a valid model id" in capsys.readouterr().err
 
 
 def test_a_failed_check_is_exit_status_1(
@@ -478,7 +481,7 @@ def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["export", str(tmp_path), "--output_dir", str(output)]) == 2
     assert "is not a checkpoint" in capsys.readouterr().err
     assert cli.main(["publish", str(output), "org/x", "--dry-run"]) == 2  # a run's folder that holds what it exported
-    assert f"the model that its run exported is {output / 'retriever'}" in capsys.readouterr().err
+    assert f"did you mean the exported model {output / 'retriever'}?" in capsys.readouterr().err
 
 
 def test_export_does_not_write_over_a_model_of_the_user(

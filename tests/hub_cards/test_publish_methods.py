@@ -12,7 +12,7 @@ from transformers import BertForMaskedLM, BertModel, BertTokenizerFast, LlamaFor
 
 from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts
+from revela_hub.hub_cards import Assembly, Destination, ModelCardMetadata
 from revela_hub.hub_cards.assemble import assemble_part
 from revela_hub.hub_cards.verify.verify import as_table, verify_all
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RetroMAEForPreTraining
@@ -66,7 +66,7 @@ def test_who_publishes_code_has_to_say_that_it_may_run(
     model = NVEmbedModel.from_backbone(tiny_llama, num_latents=4)
     folder = export_nvembed(model, bpe_tokenizer, tmp_path / "embedder", max_length=32, prompts={})
     with pytest.raises(UserError, match="remote code|trust"):
-        publish(folder, Destination("org/other"), Assembly(facts=ModelCardFacts(method=NVEMBED)), dry_run=True)
+        publish(folder, Destination("org/other"), Assembly(metadata=ModelCardMetadata(method=NVEMBED)), dry_run=True)
 
 
 def test_imprag_says_what_index_it_wants_and_loads_without_this_package(

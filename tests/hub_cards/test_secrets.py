@@ -55,7 +55,7 @@ def test_every_kind_is_found_in_every_file(kind: str, secret: str, tmp_path: Pat
         b"\x89PNG\n\xff\xfe" + secret.encode() + b"\xff",
     ):
         assert any(
-            f"README.md:2 holds what looks like {kind}" in fault for fault in faults(tmp_path, "README.md", content)
+            f"README.md:2 contains what looks like {kind}" in fault for fault in faults(tmp_path, "README.md", content)
         )
     head = b"\x40\0\0\0\0\0\0\0" + f'{{"__metadata__": {{"by": "{secret}"}}}}'.encode()
     assert faults(tmp_path, "model.safetensors", head)
@@ -91,4 +91,4 @@ def test_what_only_looks_like_one_is_no_fault(text: str, tmp_path: Path) -> None
 )
 def test_home_folders_of_every_kind_are_found(path: str, tmp_path: Path) -> None:
     (fault,) = faults(tmp_path, "README.md", f"# M\ntrained from {path}\n".encode())
-    assert fault.startswith("README.md:2 names a home folder, ")
+    assert fault.startswith("README.md:2 contains a home folder, ")

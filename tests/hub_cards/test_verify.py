@@ -120,17 +120,17 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "remote file imports its package relatively": (
         lambda f: remote_code(f, MODELING + "\nfrom . import layers\n"),
         "remote code",
-        "modeling_toy.py:28 is a relative import that the Hub does not follow",
+        "modeling_toy.py:28 is a relative import that the Hub does not resolve",
     ),
     "remote file without its sibling": (
         lambda f: remote_code(f, MODELING + "\nfrom .layers import Pool\n"),
         "remote code",
-        "modeling_toy.py:28 imports from layers.py, which is not in the folder",
+        "modeling_toy.py:28 imports from layers.py, which is missing",
     ),
     "weights initialised again by remote code": (
         lambda f: remote_code(f, MODELING + INITIALISED_AGAIN),
         "weights",
-        "embeddings.weight has other values in memory than in the file",
+        "embeddings.weight was initialized again: it has other values in memory",
     ),
     "remote code reads padding": (
         lambda f: remote_code(
@@ -153,7 +153,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "NaN weight": (
         lambda f: edit_weights(f, nan_weight),
         "values",
-        "layers.1.mlp.up_proj.weight holds NaN",
+        "layers.1.mlp.up_proj.weight contains NaN",
     ),
     "EOS missing": (
         lambda f: edit(f / "tokenizer.json", lambda t: t.update(post_processor=None)),
@@ -163,18 +163,18 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "EOS added in Python": (
         eos_added_in_python,
         "end of text",
-        "is lost where a text is cut to 64 tokens",
+        "is lost in truncated texts",
     ),
-    "adapter beside the model": (unmerged_adapter, "adapters", "adapter_config.json is in the folder"),
+    "adapter beside the model": (unmerged_adapter, "adapters", "the folder contains adapter_config.json"),
     "adapter in the weights": (
         lambda f: edit_weights(f, lambda w: w.update({"layers.0.q_proj.lora_A.default.weight": torch.ones(2)})),
         "adapters",
-        "model.safetensors holds layers.0.q_proj.lora_A.default.weight",
+        "model.safetensors contains the adapter weight layers.0.q_proj.lora_A.default.weight",
     ),
     "local path": (
         lambda f: edit(f / "config.json", lambda c: c.update(_name_or_path="/home/me/runs/7/checkpoint-100")),
         "paths",
-        "config.json: _name_or_path is '/home/me/runs/7/checkpoint-100', a path on the machine",
+        "config.json: _name_or_path is '/home/me/runs/7/checkpoint-100', a local path",
     ),
     "relative path": (
         lambda f: edit(f / "config.json", lambda c: c.update(_name_or_path="outputs/checkpoint-100")),
@@ -184,14 +184,14 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "token": (
         lambda f: (f / "README.md").write_text("# A model\nlog in with hf_" + "a" * 34 + "\n"),
         "secrets",
-        "README.md:2 holds what looks like a Hub token",
+        "README.md:2 contains what looks like a Hub token",
     ),
     "home folder": (
         lambda f: (f / "README.md").write_text(f"trained in {Path.home()}/runs\n"),
         "secrets",
-        "README.md:1 names",
+        "README.md:1 contains",
     ),
-    "pickled weights": (as_pickle, "folder", "no weights in safetensors form"),
+    "pickled weights": (as_pickle, "folder", "no safetensors weights"),
     "broken JSON": (lambda f: (f / "modules.json").write_text("[{"), "folder", "modules.json is not valid JSON"),
     "no maximum length": (
         lambda f: (
@@ -346,4 +346,4 @@ def test_a_process_that_never_ends_is_stopped_with_what_it_started(
 def test_the_quickstarts_retriever_passes(repository: Path) -> None:
     checks = verify(repository / "examples" / "quickstart" / "retriever")
     assert all(check.ok for check in checks), as_table(checks)
-    assert "of the empty one with its prompt" in next(check.detail for check in checks if check.name == "vectors")
+    assert "for a prompt with an empty text" in next(check.detail for check in checks if check.name == "vectors")

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from revela_hub.hub_cards.facts import ModelCardFacts
+from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method
 from revela_hub.trainers.common.checkpoints import Record
 from revela_hub.trainers.common.settings import LENGTH, NO_EFFECT, plain, shown
@@ -24,7 +24,7 @@ def facts_of_run(
     summary: str,
     sources: Iterable[str],
     record: Record | None = None,
-) -> ModelCardFacts:
+) -> ModelCardMetadata:
     """The facts of a run of `revela-hub train METHOD`; no place on this machine gets into them.
 
     Args:
@@ -51,7 +51,7 @@ def facts_of_run(
         for change in (record.changes if record else ())
         for name, (before, now) in ((n, v) for n, v in change.items() if n != "step" and n not in LENGTH)
     ]
-    return ModelCardFacts(
+    return ModelCardMetadata(
         method=method,
         base_model=None if Path(base).exists() else base,
         datasets=sorted(name for name in datasets if "/" in name and not Path(name).exists()),

@@ -12,7 +12,7 @@ from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.trainers.common.early import METRIC
 
 if TYPE_CHECKING:
-    from revela_hub.hub_cards.facts import Figure, Result
+    from revela_hub.hub_cards.metadata import Figure, Result
 
 CURVE = "retrieval_curve.png"
 OUTCOME = "outcome.json"
@@ -108,7 +108,7 @@ class Outcome:
 
     def results(self) -> "list[Result]":
         """The rows of the model card."""
-        from revela_hub.hub_cards.facts import Result
+        from revela_hub.hub_cards.metadata import Result
 
         weight = self.hybrid.weight
         rows = {
@@ -143,7 +143,7 @@ class Outcome:
         """Draws the curve over the run."""
         from matplotlib.figure import Figure as Canvas
 
-        from revela_hub.hub_cards.facts import Figure
+        from revela_hub.hub_cards.metadata import Figure
 
         canvas = Canvas(figsize=(6, 3.2), layout="constrained")
         axes = canvas.subplots()

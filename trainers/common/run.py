@@ -35,7 +35,7 @@ from revela_hub.trainers.common.settings import LENGTH, changes, run_settings
 from revela_hub.trainers.common.trainer import MethodTrainer
 
 if TYPE_CHECKING:
-    from revela_hub.hub_cards import ModelCardFacts
+    from revela_hub.hub_cards import ModelCardMetadata
 
 Rows = TypeVar("Rows")
 LOCK = ".lock"
@@ -143,24 +143,24 @@ class Run:
             sources: paths and ids of the training data.
         """
         from revela_hub.hub_cards import write_card
-        from revela_hub.hub_cards.card import CARD_FACTS
+        from revela_hub.hub_cards.card import CARD_METADATA
 
         folders = trainer.write_models(self.output)
         if self.arguments.should_save:
-            facts = self._facts(trainer, models=models, summary=summary, sources=map(str, sources))
-            facts.to_file(self.output / CARD_FACTS)  # `revela-hub publish` reads it
+            metadata = self._card_metadata(trainer, models=models, summary=summary, sources=map(str, sources))
+            metadata.to_file(self.output / CARD_METADATA)  # `revela-hub publish` reads it
             for folder in folders:
-                write_card(folder, facts, repo_id=self.arguments.hub_model_id)
+                write_card(folder, metadata, repo_id=self.arguments.hub_model_id)
         if self.arguments.push_to_hub:
             trainer.push_to_hub()
 
-    def _facts(self, trainer: MethodTrainer, **of_the_method: Any) -> "ModelCardFacts":
+    def _card_metadata(self, trainer: MethodTrainer, **of_the_method: Any) -> "ModelCardMetadata":
         """What the card says of the run; for the arguments see `facts_of_run`."""
-        facts = facts_of_run(self.arguments, method=trainer.method, record=trainer.record, **of_the_method)
+        metadata = facts_of_run(self.arguments, method=trainer.method, record=trainer.record, **of_the_method)
         if self.outcome is None:
-            return facts
+            return metadata
         figures = (self.outcome.figure(self.output),)
-        return replace(facts, results=self.outcome.results(), verdict=self.outcome.explained(), figures=figures)
+        return replace(metadata, results=self.outcome.results(), verdict=self.outcome.explained(), figures=figures)
 
     def report(self, trainer: MethodTrainer) -> Path:
         """Draws the training curve, notes that the run has ended, and says what it was worth.

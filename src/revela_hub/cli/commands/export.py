@@ -39,7 +39,7 @@ def run(arguments: Arguments) -> None:
     import torch
 
     from revela_hub.checkpoints import export_checkpoint, method_of
-    from revela_hub.hub_cards.facts import describe
+    from revela_hub.hub_cards.metadata import describe
     from revela_hub.retrieval.disk import try_folder
 
     try_folder(Path(arguments.output_dir), "--output_dir")

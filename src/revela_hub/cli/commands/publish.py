@@ -6,12 +6,12 @@ belongs to a model is: weights in safetensors form, configuration, tokenizer, co
 files become visible in one commit, which is downloaded again and verified. If the upload stops, at whatever step, the same
 command goes on with it. --update deletes what is left of the model that was there, and nothing else; with --delete_stale also its other formats.
 
-The card takes its facts from the checkpoint, from card.yaml in it, or from --card FILE. The token is the one of
+The card takes its metadata from the checkpoint, from card.yaml in it, or from --card FILE. The token is the one of
 `hf auth login`, or HF_TOKEN.
 
 Examples:
   revela-hub publish outputs/revela my-name/my-retriever --dry_run
-  revela-hub publish outputs/revela my-name/my-retriever --private --card facts.yaml --tag v1
+  revela-hub publish outputs/revela my-name/my-retriever --private --card card.yaml --tag v1
   revela-hub publish outputs/revela my-name/my-retriever --adapter_only
 """
 
@@ -56,7 +56,7 @@ class Arguments:
     adapter_only: bool = field(
         default=False, metadata={"help": "Publish the retriever's LoRA adapter; its base must be a model on the Hub."}
     )
-    card: str | None = field(default=None, metadata={"help": "YAML file with the facts of the model card."})
+    card: str | None = field(default=None, metadata={"help": "YAML file with the metadata of the model card."})
     max_length: TextLength | None = field(
         default=None, metadata={"help": "Tokens kept of a text, EOS included; by default those of the checkpoint."}
     )
@@ -77,7 +77,7 @@ def run(arguments: Arguments) -> None:
     import torch
 
     from revela_hub.checkpoints import publish
-    from revela_hub.hub_cards import Assembly, Destination, ModelCardFacts, as_table
+    from revela_hub.hub_cards import Assembly, Destination, ModelCardMetadata, as_table
     from revela_hub.retrieval.disk import try_folder
     from revela_hub.trainers.methods import METHODS
 
@@ -100,7 +100,7 @@ def run(arguments: Arguments) -> None:
         adapter_only=arguments.adapter_only,
         max_length=arguments.max_length,
         dtype=getattr(torch, arguments.dtype) if arguments.dtype else None,
-        facts=ModelCardFacts.from_file(arguments.card, METHODS) if arguments.card else None,
+        metadata=ModelCardMetadata.from_file(arguments.card, METHODS) if arguments.card else None,
         trust_remote_code=arguments.trust_remote_code,
         timeout=arguments.timeout,
     )
@@ -112,15 +112,17 @@ def run(arguments: Arguments) -> None:
     for name, size in published.files.items():
         print(f"{size:>14,}  {name}")
     print(f"{sum(published.files.values()):>14,}  bytes in {len(published.files)} files")
-    if published.stays:
-        print(f"\nno part of the model, and not published ({len(published.stays)}):")
-        for name, why in published.stays.items():
+    if published.skipped:
+        print(f"\nskipped, because they are not model files ({len(published.skipped)}):")
+        for name, why in published.skipped.items():
             print(f"  {name}: {why}")
     if published.url is None:
         for name in published.deleted:
-            print(f"would be deleted from {arguments.repo_id}: {name}")
+            print(f"would delete from {arguments.repo_id}: {name}")
         for name in published.stale:
-            print(f"made from other weights, would stay in {arguments.repo_id} without --delete_stale: {name}")
-        print(f"\ndry run: {arguments.repo_id} would be published as above; nothing was uploaded")
+            print(
+                f"would keep in {arguments.repo_id}, though made from the previous weights: {name} (see --delete_stale)"
+            )
+        print(f"\ndry run: nothing was uploaded to {arguments.repo_id}")
     else:
-        print(f"\npublished and read back: {published.url} (commit {str(published.commit)[:10]})")
+        print(f"\npublished and verified: {published.url} (commit {str(published.commit)[:10]})")

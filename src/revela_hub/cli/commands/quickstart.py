@@ -245,7 +245,7 @@ def _report(
 
 
 def _write_card(report: dict[str, Any], models: Path, output: Path) -> None:
-    from revela_hub.hub_cards import Figure, ModelCardFacts, Result, write_card
+    from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, write_card
     from revela_hub.trainers.revela import REVELA
 
     metrics = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
@@ -254,7 +254,7 @@ def _write_card(report: dict[str, Any], models: Path, output: Path) -> None:
         Result("docstring to function", {m: report["scores"][key][m] for m in metrics}, model=name)
         for key, name in names.items()
     ]
-    facts = ModelCardFacts(
+    metadata = ModelCardMetadata(
         method=REVELA,
         description="A small retriever adapted by `revela-hub quickstart` to the Python code of one machine: with Revela, then"
         " by contrast on the docstrings of that code and their functions.",
@@ -269,7 +269,7 @@ def _write_card(report: dict[str, Any], models: Path, output: Path) -> None:
         ),
         limitations=("Made in minutes on a CPU from a model of 7 M parameters: a demonstration of the method.",),
     )
-    write_card(output / "retriever", facts, repo_id="revela-quickstart")
+    write_card(output / "retriever", metadata, repo_id="revela-quickstart")
 
 
 def _conclude(scores: dict[str, dict[str, Any]], models: Path, output: Path) -> None:
