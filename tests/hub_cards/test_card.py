@@ -109,7 +109,7 @@ def test_metadata_from_a_file(tmp_path: Path) -> None:
         ("licence: mit", "unknown key 'licence'"),
         ("- a", "expected a mapping"),
         ("a: [", "card.yaml: "),
-        ("method: magic", "unknown method 'magic': choose one of revela, retromae"),
+        ("method: magic", "unknown method 'magic': choose one of revela, "),
         ("results: [{task: T, metrics: {ndcg_at_10: .nan}}]", "ndcg_at_10 of T is not a number"),
         ("results: [{name: T}]", "a result needs"),
         ("results: [{task: T, metrics: {a: 1}, score: 2}]", "unknown key 'score'"),
