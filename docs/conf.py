@@ -26,11 +26,11 @@ extensions = [
     "sphinx_markdown_builder",
 ]
 exclude_patterns = ["README.md"]
-suppress_warnings = ["config.cache"]
+suppress_warnings = ["config.cache", "myst.header"]  # headings of benchmark pages may skip a level
 nitpicky = False
 
 # Markdown
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["attrs_inline", "dollarmath"]
 myst_heading_anchors = 3
 smartquotes = False
 html_math_renderer = "mathml"

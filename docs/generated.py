@@ -1,6 +1,7 @@
-"""Sphinx extension: the command-line reference, equations as MathML, and llms.txt next to the Markdown pages."""
+"""Sphinx extension: pages made from the parsers and the benchmarks, pictures in two themes, equations as MathML, and llms.txt."""
 
 import argparse
+import os
 import re
 from collections.abc import Iterator
 from itertools import groupby
@@ -15,7 +16,9 @@ from sphinx.application import Sphinx
 from revela_hub.cli import main as cli
 from revela_hub.cli.parser import CommandParser
 
-FOLDER = "cli"
+# Folder of copied pages -> the pages that are copied into it.
+COPIES = {"benchmarks": "benchmarks/**/*.md", "examples": "examples/quickstart/README.md"}
+PICTURE = r"(!\[[^\]]*\]\([^)]*)-light\.svg\)"
 GROUPS = {
     "Train": r"quickstart|train ",
     "Prepare data": r"mine|synthesize|probe",
@@ -63,8 +66,10 @@ def _sentence(text: str) -> str:
 
 def _cell(text: str) -> str:
     """Return a help text as the cell of a Markdown table."""
-    escaped = re.sub(r"([|<>*_\[\]$])", r"\\\1", " ".join(text.split()))
-    return re.sub(r"(--[\w\\-]+)", lambda found: f"`{found[1]}`".replace("\\", ""), escaped)
+    pieces = re.split(r"(`[^`]*`|--[a-z][\w-]*)", " ".join(text.split()))
+    pieces[::2] = [re.sub(r"([<>*_\[\]$])", r"\\\1", piece) for piece in pieces[::2]]
+    pieces[1::2] = [f"`{piece.strip('`')}`" for piece in pieces[1::2]]
+    return "".join(pieces).replace("|", r"\|")
 
 
 def _description(text: str) -> str:
@@ -78,16 +83,45 @@ def _description(text: str) -> str:
 
 def write_reference(source: Path) -> None:
     """Write one page for each command, and the page that lists them."""
-    folder = source / FOLDER
-    folder.mkdir(exist_ok=True)
     pages = {f"{name.replace(' ', '-')}.md": command_page(name) for name in cli.COMMANDS}
-    pages["overview.md"] = "\n".join(_overview())
+    _write_pages(source / "cli", pages | {"overview.md": "\n".join(_overview())})
+
+
+def write_copies(source: Path) -> None:
+    """Write a page for each page of the repository that belongs to the documentation, at the same path."""
+    root = source.parent
+    for folder, pattern in COPIES.items():
+        texts = {str(file.relative_to(root / folder)): file.read_text(encoding="utf-8") for file in root.glob(pattern)}
+        _write_pages(source / folder, texts)
+
+
+def _write_pages(folder: Path, pages: dict[str, str]) -> None:
     for page, text in pages.items():
         file = folder / page
+        file.parent.mkdir(parents=True, exist_ok=True)
         if not file.exists() or file.read_text(encoding="utf-8") != text:  # unchanged pages are not read again
             file.write_text(text, encoding="utf-8")
-    for stale in {file.name for file in folder.glob("*.md")} - set(pages):
+    for stale in {str(file.relative_to(folder)) for file in folder.rglob("*.md")} - set(pages):
         (folder / stale).unlink()
+
+
+def _adapt(app: Sphinx, page: str, source: list[str]) -> None:
+    """Make links between files of the repository links between pages, and show each picture in the page's theme."""
+    root, docs = Path(app.srcdir).parent, Path(app.srcdir)
+    copied = {str(file.relative_to(root)) for pattern in COPIES.values() for file in root.glob(pattern)}
+    folder = (root if f"{page}.md" in copied else docs) / Path(page).parent
+
+    def link(found: re.Match[str]) -> str:
+        text, address, anchor = found[1], found[2], found[3] or ""
+        target = Path(os.path.normpath(folder / address))
+        if str(target.relative_to(root)) in copied:
+            return f"[{text}](/{target.relative_to(root)}{anchor})"
+        if docs in target.parents:
+            return f"[{text}](/{target.relative_to(docs)}{anchor})"
+        return text if f"{page}.md" in copied else found[0]  # code of the repository
+
+    source[0] = re.sub(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)", link, source[0])
+    source[0] = re.sub(PICTURE, r"\1-light.svg){.only-light}\1-dark.svg){.only-dark}", source[0])
 
 
 def _overview() -> Iterator[str]:
@@ -142,6 +176,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the steps to the build."""
     app.add_html_math_renderer("mathml", (_equation, None), (_equation, None))
     app.connect("builder-inited", lambda app: write_reference(Path(app.srcdir)))
+    app.connect("builder-inited", lambda app: write_copies(Path(app.srcdir)))
+    app.connect("source-read", _adapt)
     app.connect("doctree-resolved", _plain_abbreviations)
     app.connect("build-finished", write_llms_txt)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

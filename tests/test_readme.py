@@ -69,7 +69,7 @@ def test_python_of_the_readme(
 ROOT = Path(__file__).resolve().parents[1]
 FILES = [
     *("README.md", "CONTRIBUTING.md", "examples/*/README.md", "examples/**/*.yaml", "examples/**/*.py"),
-    *("benchmarks/**/*.md", "benchmarks/**/*.py"),
+    *("benchmarks/**/*.md", "benchmarks/**/*.py", "docs/*.md", "docs/guides/*.md", "docs/methods/*.md"),
 ]
 PAGES = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for name in FILES for file in ROOT.glob(name)}
 PAGES |= {name: outline(row.module).__doc__ or "" for name, row in cli.COMMANDS.items()}
@@ -78,7 +78,7 @@ PAGES |= {name: outline(row.module).__doc__ or "" for name, row in cli.COMMANDS.
 def lines(text: str, start: str) -> Iterator[str]:
     """The lines that begin with `start`, of code blocks, docstrings and comments, without what precedes the command."""
     for line in re.sub(r"\\\n[# ]*", " ", text).splitlines():
-        if shown := re.match(rf"(?:# +| *)(?:[A-Z_]+=\S+ )*({start}.*)", line):
+        if shown := re.match(rf"(?:# +|\$ +| *)(?:[A-Z_]+=\S+ )*({start}.*)", line):
             yield shown[1]
 
 

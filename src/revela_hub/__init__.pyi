@@ -35,6 +35,8 @@ from .trainers import ImpRAGTrainer as ImpRAGTrainer
 from .trainers import ImpRAGTrainingArguments as ImpRAGTrainingArguments
 from .trainers import NVEmbedTrainer as NVEmbedTrainer
 from .trainers import NVEmbedTrainingArguments as NVEmbedTrainingArguments
+from .trainers import PairsTrainer as PairsTrainer
+from .trainers import PairsTrainingArguments as PairsTrainingArguments
 from .trainers import ReplugTrainer as ReplugTrainer
 from .trainers import ReplugTrainingArguments as ReplugTrainingArguments
 from .trainers import RetroMAECollator as RetroMAECollator

@@ -20,7 +20,6 @@ RENAMED = {
     "max_seq_length": "max_length",
     "passage_prompt": "document_prompt",
     "kinds": "query_kinds",
-    "models": "models_dir",
 }
 
 

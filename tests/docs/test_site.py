@@ -1,6 +1,7 @@
 """The documentation site builds without a warning, and its links lead somewhere."""
 
 import re
+import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -8,6 +9,8 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
+
+from revela_hub.trainers.methods import METHODS
 
 pytest.importorskip("furo", reason="the site is built with the extra docs")
 
@@ -56,3 +59,15 @@ def _exists(file: Path, link: str, pages: dict[Path, Page]) -> bool:
     address, anchor = urldefrag(link)
     target = (file.parent / unquote(address.partition("?")[0])).resolve() if address else file
     return target.exists() and (not anchor or target not in pages or unquote(anchor) in pages[target].anchors)
+
+
+def test_the_pictures_are_those_of_the_script(repository: Path) -> None:
+    figures = runpy.run_path(str(repository / "docs" / "figures.py"))
+    drawn = figures["draw"]()
+    assert {file.name: file.read_text(encoding="utf-8") for file in figures["FOLDER"].glob("*.svg")} == drawn
+
+
+def test_citations_are_those_of_the_records(repository: Path) -> None:
+    pages = "".join(file.read_text(encoding="utf-8") for file in (repository / "docs" / "methods").glob("*.md"))
+    cited = set(re.findall(r"^```bibtex\n(.*?)\n```", pages, re.MULTILINE | re.DOTALL))
+    assert cited == {method.paper.bibtex for method in METHODS.values()}
