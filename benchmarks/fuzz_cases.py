@@ -48,7 +48,7 @@ BASE = {
     "check": "check retriever",
     "publish": "publish done-revela me/model --dry_run",
     "synthesize": "synthesize --model llama --device cpu --count 2 --output_dir made --max_new_tokens 4 --attempts 1 --patience 3",
-    "quickstart": "quickstart --models nowhere",
+    "quickstart": "quickstart --models_dir nowhere",
 }
 
 # Options with numbers. Of a count no fewer than 1 make sense, a size may be 0, a rate is above 0, a share in (0, 1), a
@@ -749,8 +749,8 @@ WRONG = {
         --trust-remote-code maybe
         """,
     "quickstart": """
-        --models text
-        --models empty --data nowhere
+        --models_dir text
+        --models_dir empty --data nowhere
         --queries 0
         --queries -1
         --max_steps 0

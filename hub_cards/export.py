@@ -140,9 +140,13 @@ def with_pooler(model: PreTrainedModel) -> PreTrainedModel:
     if getattr(model, "pooler", model) is not None:
         return model
     whole: Any = type(model)(model.config)
-    whole.load_state_dict(model.state_dict(), strict=False)
-    torch.nn.init.eye_(whole.pooler.dense.weight)
-    torch.nn.init.zeros_(whole.pooler.dense.bias)
+    missing = whole.load_state_dict(model.state_dict(), strict=False).missing_keys
+    if not missing:
+        return model
+    with torch.no_grad():
+        for name in missing:
+            weight = whole.get_parameter(name)
+            torch.nn.init.eye_(weight) if weight.dim() == 2 else torch.nn.init.zeros_(weight)
     completed: PreTrainedModel = whole.to(dtype=model.dtype).eval()
     return completed
 

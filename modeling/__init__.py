@@ -1,6 +1,6 @@
-"""Models: flat and self-contained, because the Hub runs these files without the rest of the package.
+"""Models and their configurations, in one flat folder, because the Hub runs these files without the rest of the package.
 
-Inside this folder: torch, transformers and `from .sibling import name` only.
+Files in this folder import only torch, transformers and, as `from .sibling import name`, each other.
 """
 
 from .configuration_cot_mote import CoTMoTEConfig

@@ -1,9 +1,9 @@
-"""What the methods ask of a pre-trained model before they build on it: all of its weights, and attention that they reach.
+"""Load pre-trained models, and check that they have all weights and an attention that the methods can change.
 
-The methods change a backbone's attention through transformers' attention interface, and a family that does not pass its
-calls on would train without an error, as something else. So a model that is built from a backbone runs it once on a few
-tokens, with `recorded_attention` around, and raises a ValueError where a call is missing or has another mask. A published
-model is not checked again when it is loaded.
+The methods change a backbone's attention through transformers' attention interface. A family that does not use the interface
+in every layer would train without an error, but as a different model. A model that is built from a backbone therefore runs it
+once on a few tokens inside `recorded_attention`, and raises a ValueError if a call is missing or has the wrong mask. Published
+models are not checked again when they are loaded.
 
 Shapes: N rows, L tokens, D hidden size.
 """
@@ -21,23 +21,24 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import cached_file, find_adapter_config_file
 
 CHOOSE = "choose another decoder (Llama, Qwen, Mistral, Gemma, ...)"
-# Errors that a family that is built in another way than expected may raise inside its forward pass.
+# Errors that families with an unexpected structure may raise in their forward pass.
 _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def load_backbone(auto: Any, name: str, **options: Any) -> PreTrainedModel:
-    """Loads a pre-trained model with all of its weights; transformers would draw those that are missing at random.
+    """Load a pre-trained model, and raise an error instead of initialising missing weights at random.
 
     Args:
-        auto: the auto class, such as `AutoModelForCausalLM`.
+        auto: auto class, such as `AutoModelForCausalLM`.
         name: Hub id or folder.
-        **options: of `from_pretrained`.
+        **options: arguments of `from_pretrained`; those that are None are left out.
 
     Raises:
-        ValueError: weights are missing, such as those of the output projection in a retriever's checkpoint. A pooler may
-            be missing, because nothing here reads its output.
+        ValueError: weights are missing, such as those of the output projection in a retriever's checkpoint. A pooler may be
+            missing, because its output is not used.
     """
     check_adapter(name)
+    options = {option: value for option, value in options.items() if value is not None}
     loaded = auto.from_pretrained(name, output_loading_info=True, use_safetensors=True, **options)
     model: PreTrainedModel = loaded[0]
     check_weights(name, model, loaded[1]["missing_keys"])
@@ -45,7 +46,7 @@ def load_backbone(auto: Any, name: str, **options: Any) -> PreTrainedModel:
 
 
 def check_adapter(name: str) -> None:
-    """Raises ValueError if transformers would read an adapter from a pickle, for which it has no option.
+    """Raise a ValueError if transformers would load an adapter from a pickle, which it has no option to forbid.
 
     Args:
         name: Hub id or folder.
@@ -54,40 +55,41 @@ def check_adapter(name: str) -> None:
         weights = cached_file(name, "adapter_model.safetensors", _raise_exceptions_for_missing_entries=False)
         if weights is None:
             raise ValueError(
-                f"the adapter in {name} has no safetensors weights, and a pickle can run code: save it again"
+                f"the adapter in {name} has no safetensors weights, and loading a pickle can run code: save it again as"
+                " safetensors"
             )
 
 
 def check_weights(name: str, model: PreTrainedModel, missing: Iterable[str]) -> None:
-    """Raises ValueError if weights are missing, other than a pooler's, whose output nothing here reads.
+    """Raise a ValueError if weights are missing, except those of a pooler, whose output is not used.
 
     Args:
         name: Hub id or folder.
-        model: what was loaded from it.
-        missing: names of the weights that it has not.
+        model: the model loaded from it.
+        missing: names of the missing weights.
     """
     if first := sorted(key for key in missing if "pooler" not in key.split(".")):
         more = f" and {len(first) - 1} more" if len(first) > 1 else ""
         raise ValueError(
-            f"{name} has no weights for {first[0]}{more}, which would start at random: choose a checkpoint that was saved"
-            f" as {type(model).__name__}"
+            f"{name} has no weights for {first[0]}{more}, which would be initialised at random: choose a checkpoint that was"
+            f" saved as {type(model).__name__}"
         )
 
 
 def body(lm: PreTrainedModel) -> PreTrainedModel:
-    """The part of a language model below its output projection; of a model without one, the model."""
-    # A family may call its projection `decoder`, which `get_decoder` then returns (ModernBERT's decoder), or have a prefix
-    # for another class than this one (Llama 4).
+    """Return a language model without its output projection, or the model itself if it has none."""
+    # `get_decoder` may return a projection that is called `decoder` (ModernBERT's decoder), and `base_model` may use the
+    # prefix of another class (Llama 4).
     candidates: list[Any] = [lm.get_decoder(), lm.base_model, *lm.children()]
     return next((found for found in candidates if isinstance(found, PreTrainedModel) and found is not lm), lm)
 
 
 def check_interface(model: PreTrainedModel, purpose: str) -> None:
-    """Raises ValueError if the model's attention does not go through transformers' attention interface.
+    """Raise a ValueError if the model's attention does not use transformers' attention interface.
 
     Args:
         model: the backbone.
-        purpose: what needs it, for the message.
+        purpose: the feature that needs it, for the message.
     """
     if not model._supports_attention_backend or not model._can_set_attn_implementation():
         raise ValueError(
@@ -96,7 +98,7 @@ def check_interface(model: PreTrainedModel, purpose: str) -> None:
 
 
 def can_run(model: PreTrainedModel) -> bool:
-    """Whether the weights have values here: not on the meta device, and not in shards of other processes."""
+    """Return whether all weights have values in this process: none on the meta device or in a shard elsewhere."""
     return all(weight.numel() and not weight.is_meta for weight in model.parameters())
 
 
@@ -105,9 +107,9 @@ class AttentionCall:
     """A call of the attention function.
 
     Attributes:
-        layer: index of the layer; None if its module does not know.
-        arguments: names of the keyword arguments that arrived.
-        reads_later: whether the first token reads one of the last two.
+        layer: index of the layer; None if its module has no `layer_idx`.
+        arguments: names of the keyword arguments received.
+        reads_later: whether the first token attends to one of the last two.
     """
 
     layer: int | None
@@ -117,9 +119,9 @@ class AttentionCall:
 
 @contextmanager
 def recorded_attention(model: PreTrainedModel) -> Iterator[list[AttentionCall]]:
-    """Inside, every call of the model's attention function is put into the list; in eval mode.
+    """Record every call of the model's attention function inside the context, with the model in eval mode.
 
-    The function is the one that is set, or SDPA in place of those that need a GPU or half precision.
+    The function is the current one, or SDPA if the current one needs a GPU or half precision.
     """
     before = model.config._attn_implementation
     known = before == "eager" or before.startswith(("revela_", "imprag_"))
@@ -138,19 +140,37 @@ def recorded_attention(model: PreTrainedModel) -> Iterator[list[AttentionCall]]:
 
     AttentionInterface.register(f"{base}_recorded", recording)
     AttentionMaskInterface.register(f"{base}_recorded", AttentionMaskInterface()[base])
-    training = [module for module in model.modules() if module.training]
-    model.eval()
     model.set_attn_implementation(f"{base}_recorded")
     try:
-        yield calls
+        with evaluating(model):
+            yield calls
     finally:
         model.set_attn_implementation(before)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into eval mode inside the context, and restore the mode of each of its modules afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
         for module in training:
             module.training = True
 
 
+def use_attention(model: PreTrainedModel, prefix: str) -> None:
+    """Set a model to the attention function `<prefix>_eager` or `<prefix>_sdpa`, depending on its current one."""
+    implementation = model.config._attn_implementation
+    if not implementation.startswith(f"{prefix}_"):
+        # Gemma 2 caps its attention logits, which SDPA kernels do not support.
+        capped = getattr(model.config, "attn_logit_softcapping", None) is not None
+        model.set_attn_implementation(f"{prefix}_eager" if capped or implementation == "eager" else f"{prefix}_sdpa")
+
+
 def eager_attention(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """A family's own eager attention, which is not in the interface: each modeling file has its own."""
+    """Return a family's eager attention, which is not in the interface: each modeling file defines its own."""
     function: Callable[..., tuple[Tensor, Tensor | None]] = vars(sys.modules[type(module).__module__])[
         "eager_attention_forward"
     ]
@@ -163,19 +183,20 @@ def _reads_later(
     if query.shape[2] < 2 or query.shape[2] != key.shape[2]:  # a step with a cache
         return False
     changed = value.clone()
-    changed[:, :, -2:] += 1  # the last may be padding
+    changed[:, :, -2:] += 1  # two tokens, because the last may be padding
     with torch.no_grad():
         first, other = (own(module, query, key, v, *args, **kwargs)[0][:, 0] for v in (value, changed))
     return not torch.equal(first, other)
 
 
 @contextmanager
-def checking(model: PreTrainedModel, purpose: str) -> Iterator[None]:
-    """Around a trial run: whatever a family fails with becomes a ValueError that names it.
+def checking(model: PreTrainedModel, purpose: str, advice: str = CHOOSE) -> Iterator[None]:
+    """Turn any error of a trial run inside the context into a ValueError that names the model's class.
 
     Args:
         model: the backbone.
-        purpose: what it is to be used for.
+        purpose: the method it is checked for.
+        advice: the end of the message.
     """
     try:
         yield
@@ -184,32 +205,32 @@ def checking(model: PreTrainedModel, purpose: str) -> Iterator[None]:
     except _FAILURES as error:
         lines = str(error).splitlines() or [""]
         raise ValueError(
-            f"{type(model).__name__} cannot be used for {purpose}: {lines[0] or repr(error)}; {CHOOSE}"
+            f"{type(model).__name__} cannot be used for {purpose}: {lines[0] or repr(error)}; {advice}"
         ) from error
 
 
 def some_tokens(model: PreTrainedModel, rows: int, length: int) -> Tensor:
-    """(N, L) token ids of the model's vocabulary, on its device."""
+    """Return (N, L) token ids of the model's vocabulary, on its device."""
     table: Any = model.get_input_embeddings()
     ids = 5 * torch.arange(3, 3 + rows * length, device=model.device) % int(table.num_embeddings)
     return ids.view(rows, length)
 
 
 def tolerance(states: Tensor) -> float:
-    """The difference that rounding makes at most; what a token reads makes a larger one."""
+    """Return an upper bound of differences due to rounding; attending to another token makes a larger difference."""
     return float(states.abs().max()) * float(torch.finfo(states.dtype).eps ** 0.5)
 
 
 @torch.no_grad()
 def check_mask(model: PreTrainedModel, *, causal: bool) -> None:
-    """Runs a model on a few tokens to see which tokens its attention reads.
+    """Run a model on a few tokens to check which tokens its attention reads.
 
     Args:
-        model: with or without its output projection.
-        causal: whether no token may read later ones; otherwise every layer that has attention must read all tokens.
+        model: the model, with or without its output projection.
+        causal: whether no token may attend to later ones; otherwise every attention layer must attend to all tokens.
 
     Raises:
-        ValueError: some layer's attention has another mask, or cannot be reached.
+        ValueError: the attention of some layer has the wrong mask, or does not use the attention interface.
     """
     ids_2L = some_tokens(model, 1, 4).repeat(2, 1)
     ids_2L[1, -2] = ids_2L[1, 1]  # two rows that differ in one token
@@ -218,7 +239,7 @@ def check_mask(model: PreTrainedModel, *, causal: bool) -> None:
     padded[:, -1] = 0
     changes = False
     with recorded_attention(model) as calls:
-        # Transformers makes masks in different ways for them; causal models are also called without any.
+        # transformers builds masks differently with and without padding; causal models also run without a mask.
         for mask in (None if causal else whole, padded):
             states_2LD = model(input_ids=ids_2L, attention_mask=mask, use_cache=False)[0]
             first, other = states_2LD[:, :-2]

@@ -1,4 +1,4 @@
-"""Configuration of CoT-MoTE: what a checkpoint needs to be rebuilt, nothing about a training run."""
+"""Configuration of CoT-MoTE: the settings that rebuild a checkpoint, without those of a training run."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -18,21 +18,21 @@ class CoTMoTEConfig(PreTrainedConfig):
         encoder: configuration of the masked language model, any BERT-like one that `AutoModelForMaskedLM` builds.
         variant: `"experts"`, one self-attention and two feed-forwards per layer; `"separate"`, two encoders;
             `"siamese"`, one encoder for both kinds of text.
-        decoder: of the contextual span, in pre-training only: `"ar"`, causal, predicting the next token (CoT-MoTE);
-            `"ae"`, bidirectional, predicting masked tokens (CoT-MAE, arXiv 2208.07670); `"none"`, masked language
-            modelling alone.
-        decoder_layers: the paper has 1, CoT-MAE 1 or 2.
-        attention_window: a position of the causal decoder sees itself and the `attention_window - 1` before it, and the
-            text's vector always; None for all before it.
-        bottlenecks: the vectors that the span is written from, one pass of the decoder for each: `"dense"`, the state
-            of [CLS]; `"sparse"`, the sparse vector times the matrix of word embeddings.
-        max_seq_length: tokens of a text that the published model reads.
-        special_token_ids: tokens that add nothing to the sparse vector wherever they stand, [CLS] and [SEP]; the first
-            and the last token of a text add nothing in any case. None: the first token alone adds nothing, which is the
-            rule of models trained before this field; a config.json without it means None.
+        decoder: decoder of the contextual span, for pre-training only: `"ar"`, causal, predicts the next token (CoT-MoTE);
+            `"ae"`, bidirectional, predicts masked tokens (CoT-MAE, arXiv 2208.07670); `"none"`, masked language modelling
+            only.
+        decoder_layers: 1 in the paper, 1 or 2 in CoT-MAE.
+        attention_window: a position of the causal decoder attends to itself, the `attention_window - 1` positions before it,
+            and the text's vector; None for all positions before it.
+        bottlenecks: vectors that the span is generated from, each in its own pass of the decoder: `"dense"`, the state of
+            [CLS]; `"sparse"`, the sparse vector times the word embeddings.
+        max_seq_length: maximum tokens per text in the published model.
+        special_token_ids: tokens that never contribute to the sparse vector, such as [CLS] and [SEP]; the first and the last
+            token of a text never contribute. With None, only the first token does not contribute, as in models trained
+            before this field existed; a config.json without the field means None.
 
     Raises:
-        ValueError: for a name or number that is none of these.
+        ValueError: a field has an unknown name or is out of range.
     """
 
     model_type = "cot_mote"
@@ -62,19 +62,19 @@ class CoTMoTEConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be at least 1, got {number}")
         if attention_window is not None and (attention_window < 1 or decoder != "ar"):
             raise ValueError(
-                f'attention_window must be at least 1, and goes with decoder="ar", got {attention_window} and {decoder!r}'
+                f'attention_window must be at least 1, and needs decoder="ar", got {attention_window} and {decoder!r}'
             )
-        # AutoModelForPreTraining is added when such a model is saved.
+        # AutoModelForPreTraining is added when a pre-training model is saved.
         kwargs.setdefault("auto_map", {"AutoModel": "modeling_cot_mote.CoTMoTEModel"})
-        # transformers ties nothing without; here it is the experts that share what is around them.
+        # transformers ties no weights without this; here, the experts share the modules around them.
         kwargs["tie_word_embeddings"] = True
         attn_implementation = kwargs.get("attn_implementation")
-        # First, because it would set the attention of the sub-configuration to None.
+        # Called before the sub-configuration is set, because it would reset the attention of that.
         super().__init__(**kwargs)
         if isinstance(encoder, dict):
             fields = dict(encoder)
             encoder = AutoConfig.for_model(fields.pop("model_type"), **fields)
-        self.encoder: Any = encoder  # None in the empty configuration that transformers builds to compare with
+        self.encoder: Any = encoder  # None in the default configuration that transformers builds to compare with
         if attn_implementation is not None:
             self._attn_implementation = attn_implementation
         self.variant = variant
@@ -87,12 +87,14 @@ class CoTMoTEConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As the base class; what a checkpoint does not say is as it was before it could be said."""
+        """Build the configuration, with None for `special_token_ids` if an old config.json lacks the field."""
         return super().from_dict({"special_token_ids": None} | config_dict, **kwargs)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """The encoder's configuration: transformers would take the field `decoder` for one."""
-        inner: PreTrainedConfig | None = getattr(self, "encoder", None)  # not there yet while the base class is set up
+        """Return the encoder's configuration; transformers would look for one in the field `decoder`."""
+        inner: PreTrainedConfig | None = getattr(
+            self, "encoder", None
+        )  # not set yet while the base class is initialised
         return self if inner is None else inner
 
 

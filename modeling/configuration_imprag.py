@@ -1,4 +1,4 @@
-"""Configuration of ImpRAG: what a checkpoint needs to be rebuilt, nothing about a training run."""
+"""Configuration of ImpRAG: the settings that rebuild a checkpoint, without those of a training run."""
 
 from typing import Any, Literal
 
@@ -9,23 +9,23 @@ PASSAGE_ENCODINGS = ("full", "segmented", "independent")
 
 
 class ImpRAGConfig(PreTrainedConfig):
-    """A decoder that retrieves with its bottom layers and reads with its middle ones (ImpRAG, arXiv 2506.02279).
+    """A decoder that retrieves with its lower layers and reads with its middle layers (ImpRAG, arXiv 2506.02279).
 
     Args:
-        backbone: configuration of the decoder, any that `AutoModelForCausalLM` builds and whose attention goes through
-            transformers' attention interface.
-        b: the layer, counted from 0, whose query and key states are the vectors of retrieval, and the first that reads
-            passages; by default a quarter of the layers lie below it, and at least two of six or more:
-            after one layer of attention the vectors of all passages are all but parallel, and slow to part.
-        t: the last layer, inclusive, that reads passages; by default seven tenths of the layers lie below it.
-        k: passages read for a prompt, at most; a prompt's positions start at `k * l_max`.
-        l_max: tokens of a passage, at most.
-        passage_encoding: `"full"`: the k passages are one text under causal attention. `"segmented"`: each passage
-            attends to itself alone, and its positions go on where those of the passage before end. `"independent"`:
-            each is encoded alone at positions 0, 1, ..., so that its keys and values can be stored.
+        backbone: configuration of the decoder, any that `AutoModelForCausalLM` builds and that uses transformers' attention
+            interface.
+        b: retrieval layer, counted from 0: its query and key states are the retrieval vectors, and it is the first layer that
+            reads passages. By default a quarter of the depth, and at least 2 with six layers or more, because after a
+            single layer the vectors of all passages are nearly parallel and slow to separate.
+        t: last layer, inclusive, that reads passages; by default 70% of the depth.
+        k: maximum number of passages per prompt; the positions of a prompt start at `k * l_max`.
+        l_max: maximum number of tokens of a passage.
+        passage_encoding: `"full"`: the k passages are one text with causal attention. `"segmented"`: each passage attends
+            only to itself, and its positions continue those of the previous passage. `"independent"`: each passage is encoded
+            alone at positions 0, 1, ..., so that its keys and values can be stored.
 
     Raises:
-        ValueError: if b, t, k or l_max is out of range.
+        ValueError: b, t, k or l_max is out of range.
     """
 
     model_type = "imprag"
@@ -44,7 +44,7 @@ class ImpRAGConfig(PreTrainedConfig):
         # AutoModelForCausalLM is added when the model is saved.
         kwargs.setdefault("auto_map", {"AutoModel": "modeling_imprag.ImpRAGModel"})
         attn_implementation = kwargs.get("attn_implementation")
-        # First, because it would set the attention of the sub-configuration to None.
+        # Called before the sub-configuration is set, because it would reset the attention of that.
         super().__init__(**kwargs)
         if isinstance(backbone, dict):
             fields = dict(backbone)
@@ -63,7 +63,7 @@ class ImpRAGConfig(PreTrainedConfig):
             raise ValueError(f"l_max, the tokens of a passage, must be at least 1, got {l_max}")
         if passage_encoding not in PASSAGE_ENCODINGS:
             raise ValueError(f'passage_encoding must be "full", "segmented" or "independent", got {passage_encoding!r}')
-        # A bare configuration, which transformers builds to compare with, has no layers to cut.
+        # transformers builds a configuration without backbone to compare with; it has no layers.
         self.b: int = -1 if b is None else b
         self.t: int = -1 if t is None else t
         self.k = k
@@ -71,8 +71,8 @@ class ImpRAGConfig(PreTrainedConfig):
         self.passage_encoding = passage_encoding
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """The backbone's configuration: `generate` sizes its cache by it."""
-        backbone = getattr(self, "backbone", None)  # not there yet while the base class reads its own fields
+        """Return the backbone's configuration, which determines the size of the cache in `generate`."""
+        backbone = getattr(self, "backbone", None)  # not set yet while the base class is initialised
         return self if backbone is None else backbone
 
 
@@ -80,7 +80,7 @@ def _check_boundaries(b: int, t: int, layers: int) -> None:
     if b < 0:
         raise ValueError(f"b must not be negative, got {b}: layers are counted from 0")
     if b > t:
-        raise ValueError(f"b={b} is above t={t}: passages are read in layers b to t, both inclusive")
+        raise ValueError(f"b={b} is above t={t}: layers b to t read passages, both inclusive")
     if t >= layers:
         raise ValueError(f"t={t} is beyond the last layer: the backbone has layers 0 to {layers - 1}")
 

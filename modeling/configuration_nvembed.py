@@ -1,6 +1,6 @@
-"""Configuration of NV-Embed: what a checkpoint needs to be rebuilt, in the fields of the official checkpoints and a few more.
+"""Configuration of NV-Embed, with the fields of the official checkpoints and a few more.
 
-An official config.json leaves out what equals the class's defaults, so the defaults here are the official ones.
+An official config.json omits fields that equal the defaults, so the defaults here are the official ones.
 """
 
 from typing import Any, Literal
@@ -15,12 +15,15 @@ class LatentAttentionConfig(PreTrainedConfig):
     """The layer between the decoder and the mean over its tokens (NV-Embed, arXiv 2405.17428, section 3.2).
 
     Args:
-        num_latents_value: number R of trainable latents, the keys and values.
-        num_cross_heads: number H of heads; also of the self-attention that the paper compares with.
-        output_normalize: whether the pooled vector is scaled to length 1.
+        num_latents_value: number R of trainable latents, which are the keys and values.
+        num_cross_heads: number H of heads, also of the self-attention that the paper compares with.
+        output_normalize: whether to scale the pooled vector to length 1.
         hidden_dim: width D of the decoder's hidden states.
-        latent_dim: width of a latent, which has to be D as well.
-        cross_dim_head: width K of one head; the official one is as wide as the whole hidden state.
+        latent_dim: width of a latent, which must also be D.
+        cross_dim_head: width K of a head; in official checkpoints as wide as the hidden state.
+
+    Raises:
+        ValueError: `latent_dim` differs from `hidden_dim`, or a number is less than 1.
     """
 
     model_type = "latent_attention"
@@ -36,9 +39,12 @@ class LatentAttentionConfig(PreTrainedConfig):
         **kwargs: Any,
     ) -> None:
         if latent_dim != hidden_dim:
-            raise ValueError(f"latents attend to hidden states of their own width: {latent_dim=} is not {hidden_dim=}")
+            raise ValueError(f"latents must be as wide as the hidden states: {latent_dim=} is not {hidden_dim=}")
         if min(num_latents_value, num_cross_heads, cross_dim_head) < 1:
-            raise ValueError(f"at least one latent and one head: got {num_latents_value=}, {num_cross_heads=}")
+            raise ValueError(
+                "num_latents_value, num_cross_heads and cross_dim_head must be at least 1, got"
+                f" {num_latents_value}, {num_cross_heads} and {cross_dim_head}"
+            )
         super().__init__(**kwargs)
         self.num_latents_value = num_latents_value
         self.num_cross_heads = num_cross_heads
@@ -49,28 +55,31 @@ class LatentAttentionConfig(PreTrainedConfig):
 
 
 class NVEmbedConfig(PreTrainedConfig):
-    """A decoder whose token states become one vector (NV-Embed, arXiv 2405.17428).
+    """A decoder whose token states are pooled into one vector (NV-Embed, arXiv 2405.17428).
 
     Args:
-        text_config: of the decoder; the official `bidir_mistral` is read as `mistral`. With a bidirectional mask its
-            `is_causal` is set to False and its sliding window lifted, here and in every model built from it.
-        latent_attention_config: of the layer after it; by default as wide as the decoder.
+        text_config: configuration of the decoder; the official `bidir_mistral` is read as `mistral`. With a bidirectional
+            mask, its `is_causal` is set to False and its sliding window is removed.
+        latent_attention_config: configuration of the layer after the decoder; by default as wide as the decoder.
         pooling: `"latent"` attention then mean, `"mean"`, `"eos"` (last token), or `"self_attention"` then mean.
         mask: `"bidirectional"` or `"causal"` attention in the decoder.
-        official_instruction_mask: whether `NVEmbedModel.encode` leaves out of the mean as many leading tokens as the
-            official code does, which does not count BOS. The default is for official checkpoints, whose config does not
-            have this field; `NVEmbedModel.from_backbone` sets it to False.
-        max_seq_length: tokens of a text that are kept, instruction and EOS included; None where it is not known.
-        add_eos: whether `encode` ends every text with EOS.
-        add_pad_token: an official field that changes nothing: padding is masked, and EOS where the tokenizer has none.
-        is_mask_instruction: whether `encode` leaves the instruction's tokens out of the mean.
-        padding_side: of `encode`.
-        mask_type: the official name of `mask`, where `"b"` stands for bidirectional.
-        hidden_size: accepted because official configs have it; it is the decoder's.
+        official_instruction_mask: whether `NVEmbedModel.encode` excludes as many leading tokens from the mean as the
+            official code, which does not count BOS. True is for official checkpoints, whose config lacks this field;
+            `NVEmbedModel.from_backbone` sets it to False.
+        max_seq_length: maximum tokens per text, instruction and EOS included; None if unknown.
+        add_eos: whether `encode` appends EOS to every text.
+        add_pad_token: official field without effect: padding is masked, and is EOS if the tokenizer has no padding token.
+        is_mask_instruction: whether `encode` excludes the tokens of the instruction from the mean.
+        padding_side: padding side of `encode`.
+        mask_type: official name of `mask`, with `"b"` for bidirectional.
+        hidden_size: accepted because official configs have it; always that of the decoder.
+
+    Raises:
+        ValueError: `pooling` or `mask` has an unknown value.
     """
 
     model_type = "nvembed"
-    # Not the latent attention's: it has no choice of an attention implementation.
+    # Without the latent attention, which has no attention implementation to choose.
     sub_configs = {"text_config": AutoConfig}  # noqa: RUF012 (transformers' own convention)
 
     def __init__(
@@ -96,7 +105,7 @@ class NVEmbedConfig(PreTrainedConfig):
         if mask not in ("bidirectional", "causal"):
             raise ValueError(f'mask must be "bidirectional" or "causal", got {mask!r}')
         attn_implementation = kwargs.get("attn_implementation")
-        # First, because it would set the attention of the decoder to None.
+        # Called before the decoder's configuration is set, because it would reset the attention of that.
         super().__init__(**kwargs)
         self.text_config = _decoder_config(text_config)
         self.latent_attention_config = _latent_config(latent_attention_config, self.text_config)
@@ -116,7 +125,7 @@ class NVEmbedConfig(PreTrainedConfig):
 
 
 def _decoder_config(config: PreTrainedConfig | dict[str, Any] | None) -> Any:
-    """The configuration, or None where transformers wants one with the defaults alone; every model has one."""
+    """Build the decoder's configuration; None in the default configuration that transformers builds to compare with."""
     if not isinstance(config, dict):
         return config
     fields = dict(config)
@@ -138,18 +147,18 @@ def _latent_config(
 
 
 def _set_mask(config: PreTrainedConfig, mask: Mask) -> None:
-    """Sets what transformers' mask functions read: `is_causal`, and a window that no text is longer than."""
+    """Set the fields that transformers' mask functions read: `is_causal`, and a window that is as long as any text."""
     config.is_causal = mask == "causal"
     if mask == "causal":
         return
     kinds = getattr(config, "layer_types", None)
-    if kinds and "chunked_attention" in kinds:  # a mask that is always causal (Llama 4)
+    if kinds and "chunked_attention" in kinds:  # its mask is always causal (Llama 4)
         config.layer_types = ["full_attention" if kind == "chunked_attention" else kind for kind in kinds]
     if getattr(config, "sliding_window", None) is not None:
         wide = getattr(config, "max_position_embeddings", None) or 2**31 - 1
-        try:  # None spares the mask; where layers are named by their kind of attention, transformers refuses it
+        try:  # None avoids the mask, but transformers rejects it for configurations with `layer_types`
             config.sliding_window = wide if kinds else None
-        except Exception:  # so do the configurations in which it is declared as a number (Moshi)
+        except Exception:  # and for those that declare the window as a number (Moshi)
             config.sliding_window = wide
 
 

@@ -1,4 +1,4 @@
-"""Configuration of RetroMAE: what a checkpoint needs to be rebuilt, nothing about a training run."""
+"""Configuration of RetroMAE: the settings that rebuild a checkpoint, without those of a training run."""
 
 from typing import Any, Literal
 
@@ -8,17 +8,20 @@ Decoding = Literal["enhanced", "basic", "none"]
 
 
 class RetroMAEConfig(PreTrainedConfig):
-    """An encoder and the weak decoder that makes it put a passage into one vector (RetroMAE, arXiv 2205.12035).
+    """An encoder pre-trained with a weak decoder to represent a passage as one vector (RetroMAE, arXiv 2205.12035).
 
     Args:
         encoder: configuration of the masked language model, any BERT-like one that `AutoModelForMaskedLM` builds.
-        decoder: `"enhanced"` (section 3.3), `"basic"` (section 3.2, the ablation) or `"none"`, BERT's masked language
-            modelling alone.
-        decoder_layers: 1 with enhanced decoding; the paper's ablation of basic decoding has 1 to 3.
-        bag_of_words: also predict the set of the input's tokens from the tokens' logits (DupMAE, arXiv 2211.08769);
-            needs enhanced decoding.
-        bag_of_words_weight: of that loss in the sum.
-        max_seq_length: tokens of a text that the published encoder keeps, those that it was trained with.
+        decoder: `"enhanced"` (section 3.3), `"basic"` (section 3.2, the ablation) or `"none"` (masked language modelling
+            only, as in BERT).
+        decoder_layers: 1 with enhanced decoding; 1 to 3 in the paper's ablation of basic decoding.
+        bag_of_words: also predict the set of the input's tokens from their logits (DupMAE, arXiv 2211.08769); needs
+            enhanced decoding.
+        bag_of_words_weight: weight of that loss.
+        max_seq_length: maximum tokens per text in training and in the published encoder.
+
+    Raises:
+        ValueError: a field is out of range.
     """
 
     model_type = "retromae"
@@ -40,7 +43,7 @@ class RetroMAEConfig(PreTrainedConfig):
             needed = "exactly 1 with enhanced decoding" if decoder == "enhanced" else "at least 1"
             raise ValueError(f"decoder_layers must be {needed}, got {decoder_layers}")
         if bag_of_words and decoder != "enhanced":
-            raise ValueError(f"bag_of_words goes with enhanced decoding, not with decoder={decoder!r}")
+            raise ValueError(f"bag_of_words needs enhanced decoding, got decoder={decoder!r}")
         if bag_of_words_weight < 0:
             raise ValueError(f"bag_of_words_weight must not be negative, got {bag_of_words_weight}")
         if max_seq_length < 1:
@@ -48,12 +51,12 @@ class RetroMAEConfig(PreTrainedConfig):
         # AutoModelForPreTraining is added when the model is saved.
         kwargs.setdefault("auto_map", {"AutoModel": "modeling_retromae.RetroMAEForPreTraining"})
         attn_implementation = kwargs.get("attn_implementation")
-        # First, because it would set the attention of the sub-configuration to None.
+        # Called before the sub-configuration is set, because it would reset the attention of that.
         super().__init__(**kwargs)
         if isinstance(encoder, dict):
             fields = dict(encoder)
             encoder = AutoConfig.for_model(fields.pop("model_type"), **fields)
-        self.encoder: Any = encoder  # None in the empty configuration that transformers builds to compare with
+        self.encoder: Any = encoder  # None in the default configuration that transformers builds to compare with
         if attn_implementation is not None:
             self._attn_implementation = attn_implementation
         self.decoder = decoder
@@ -63,8 +66,10 @@ class RetroMAEConfig(PreTrainedConfig):
         self.max_seq_length = max_seq_length
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """The encoder's configuration: transformers would take the field `decoder` for one."""
-        inner: PreTrainedConfig | None = getattr(self, "encoder", None)  # not there yet while the base class is set up
+        """Return the encoder's configuration; transformers would look for one in the field `decoder`."""
+        inner: PreTrainedConfig | None = getattr(
+            self, "encoder", None
+        )  # not set yet while the base class is initialised
         return self if inner is None else inner
 
 

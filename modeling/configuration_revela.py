@@ -1,4 +1,4 @@
-"""Configuration of Revela: what a checkpoint needs to be rebuilt, nothing about a training run."""
+"""Configuration of Revela: the settings that rebuild a checkpoint, without those of a training run."""
 
 from typing import Any, Literal
 
@@ -9,31 +9,33 @@ SimilaritySpan = Literal["full", "first_half"]
 
 
 class RevelaConfig(PreTrainedConfig):
-    """A retriever and a language model that learn together (Revela, arXiv 2506.16552).
+    """A retriever and a language model that are trained together (Revela, arXiv 2506.16552).
 
     Args:
         retriever: configuration of the retriever, any model that `AutoModel` builds.
-        lm: configuration of the language model, any decoder that `AutoModelForCausalLM` builds and whose attention goes
-            through transformers' attention interface.
+        lm: configuration of the language model, any decoder that `AutoModelForCausalLM` builds and that uses transformers'
+            attention interface.
         group_size: number B of chunks that attend to each other.
-        temperature: of the softmax over the cosine similarities; the paper's is 1e-4.
-        v_normalization: divide each cross-document output by the softmax-weighted norms of its values
-            (the paper: on for Wikipedia, off for code).
+        temperature: of the softmax over the cosine similarities; 1e-4 in the paper.
+        v_normalization: divide each cross-document output by the softmax-weighted norms of its values (in the paper: on for
+            Wikipedia, off for code).
         v_normalization_eps: added to that divisor.
-        similarity_span: the part of a chunk that the retriever sees, `"first_half"` for natural language, `"full"`
-            for code. The collator cuts; the value is kept here because the retriever was trained for it.
-        pooling: how the retriever's token states become one vector: `"last"` token (EOS), `"mean"` or `"cls"` (first).
-        prompts: the texts put before a query and before a document, under the names `query` and `document`.
-        max_seq_length: tokens of a text that the retriever keeps where it is used, EOS included: in evaluations and in what
-            is published. It may be more than it was trained with.
-        similarity_tolerance: pairs with `similarity / temperature` at or below this are skipped; 0 skips none. By default
-            those are skipped whose similarity would be lost in rounding, where that pays: always on a CPU, from 32 chunks
-            a group on a GPU.
+        similarity_span: part of a chunk that the retriever encodes: `"first_half"` for natural language, `"full"` for code.
+            Applied by the collator; stored here because the retriever was trained with it.
+        pooling: pooling of the retriever's token states: `"last"` token (EOS), `"mean"` or `"cls"` (first token).
+        prompts: texts put before queries and documents, under the names `query` and `document`.
+        max_seq_length: maximum tokens per text in evaluation and in the published retriever, EOS included. May be more than
+            in training.
+        similarity_tolerance: skip pairs with `similarity / temperature` at or below this value; 0 skips none. By default,
+            pairs whose similarity rounding would lose are skipped, always on a CPU, and on a GPU from 32 chunks per group.
+
+    Raises:
+        ValueError: a field is out of range.
     """
 
     model_type = "revela"
     sub_configs = {"retriever": AutoConfig, "lm": AutoConfig}  # noqa: RUF012 (transformers' own convention)
-    # A declared field, because transformers takes an undeclared `temperature` for a generation parameter and refuses it.
+    # Declared, because transformers treats an undeclared `temperature` as a generation parameter, which it rejects.
     temperature: float = 1e-4
 
     def __init__(
@@ -66,7 +68,7 @@ class RevelaConfig(PreTrainedConfig):
         # AutoModelForCausalLM is added when the model is saved.
         kwargs.setdefault("auto_map", {"AutoModel": "modeling_revela.RevelaForCausalLM"})
         attn_implementation = kwargs.get("attn_implementation")
-        # First, because it would set the attention of both sub-configurations to None.
+        # Called before the sub-configurations are set, because it would reset their attention.
         super().__init__(**kwargs)
         self.retriever = _as_config(retriever)
         self.lm = _as_config(lm)
@@ -84,7 +86,7 @@ class RevelaConfig(PreTrainedConfig):
 
 
 def _as_config(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig | None:
-    """Builds a configuration from its dictionary, as it comes out of `config.json`."""
+    """Build a configuration from its dictionary in `config.json`."""
     if isinstance(config, dict):
         fields = dict(config)
         return AutoConfig.for_model(fields.pop("model_type"), **fields)

@@ -14,7 +14,7 @@ from .masked_lm import additive, bert_layer_config
 
 
 class RetroMAEDecoderLayer(GradientCheckpointingLayer):
-    """BERT's layer, unlike it with keys and values from another stream than the queries; the residual is the query's."""
+    """BERT's layer, but keys and values come from another stream than the queries; the residual adds the queries."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -23,14 +23,14 @@ class RetroMAEDecoderLayer(GradientCheckpointingLayer):
         self.output = BertOutput(config)
 
     def forward(self, query_BLD: Tensor, key_value_BLD: Tensor, mask_B1LL: Tensor) -> Tensor:
-        """Returns (B, L, D); the mask is added to the scores."""
+        """Return (B, L, D); the mask is added to the attention scores."""
         attended, _ = self.attention(query_BLD, encoder_hidden_states=key_value_BLD, encoder_attention_mask=mask_B1LL)
         states: Tensor = self.output(self.intermediate(attended), attended)
         return states
 
 
 class RetroMAEDecoder(nn.Module):
-    """The layers, and a table of positions if the encoder has none."""
+    """The decoder's layers, and its own position table if the encoder has none."""
 
     def __init__(self, config: RetroMAEConfig, *, own_positions: bool) -> None:
         super().__init__()
@@ -43,11 +43,11 @@ class RetroMAEDecoder(nn.Module):
             self.position_embeddings = nn.Embedding(positions, layer.hidden_size)
 
     def forward(self, sentence_BD: Tensor, embeddings_BLD: Tensor, positions_LD: Tensor, mask: Tensor) -> Tensor:
-        """Returns (B, L, D), what the head scores.
+        """Return the (B, L, D) states that the head scores.
 
         Args:
-            sentence_BD: h.
-            embeddings_BLD: of the decoder's input; the first of each row gives way to h.
+            sentence_BD: sentence vector h.
+            embeddings_BLD: decoder input embeddings; position 0 is replaced by h.
             positions_LD: position embeddings p.
             mask: (B, L, L) or (B, L), nonzero where a key is visible.
         """

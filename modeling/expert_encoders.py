@@ -1,33 +1,31 @@
-"""One encoder of transformers with two sets of feed-forwards: what of CoT-MoTE (arXiv 2304.10195) is in every class of it.
+"""Base class of the CoT-MoTE models (arXiv 2304.10195): two encoders that share everything but their feed-forwards.
 
-Two masked language models of transformers, `.lm` for passages and `.query_lm` for queries, hold the weights, and share
-the modules around the experts. So each route is a stock checkpoint, and nothing switches inside a layer. A checkpoint
-stores what is shared once.
+The weights are held by two masked language models of transformers, `.lm` for passages and `.query_lm` for queries, which share
+the modules around the experts. Each of them is thus a stock model, and no layer has to switch between experts. Shared weights
+are stored once in a checkpoint.
 
 Shapes: B texts, L tokens, V vocabulary.
 """
 
 import copy
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from .configuration_cot_mote import CoTMoTEConfig
-from .masked_lm import check_masked_lm, max_tokens
+from .masked_lm import check_encoder, check_masked_lm, load_masked_lm, max_tokens
 
 EXPERTS = ("query", "passage")
 
-# The modules of a layer that make up its feed-forward, in BERT and RoBERTa, DistilBERT, ModernBERT.
+# The modules that make up the feed-forward of a layer in BERT and RoBERTa, in DistilBERT, and in ModernBERT.
 _FEED_FORWARD = (("intermediate", "output"), ("ffn", "output_layer_norm"), ("mlp_norm", "mlp"))
 
 
 class CoTMoTEPreTrainedModel(PreTrainedModel):
-    """The two masked language models and who shares what."""
+    """Two masked language models with shared modules, as the variant of the configuration says."""
 
     config_class = CoTMoTEConfig
     config: CoTMoTEConfig
@@ -40,15 +38,15 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
     def __init__(
         self, config: CoTMoTEConfig, lm: PreTrainedModel | None = None, query_lm: PreTrainedModel | None = None
     ) -> None:
-        """Builds the masked language models from `config`, or takes those given, whose configuration `config` holds.
+        """Build the masked language models from `config`, or use the given ones, whose configuration `config` contains.
 
         Args:
-            config: with that of the encoder in it.
-            lm: of the passages, and of the queries too in a siamese model.
-            query_lm: of the queries; None for a copy of `lm`, with the variant's sharing.
+            config: configuration, with that of the encoder in it.
+            lm: passage model; in a siamese model also the query model.
+            query_lm: query model; None for a copy of `lm` that shares modules with it according to the variant.
 
         Raises:
-            ValueError: if the model is not BERT-like or has no masked-LM head.
+            ValueError: the model is not BERT-like, has no masked-LM head, or its feed-forwards are not found.
         """
         super().__init__(config)
         if config.encoder is None:
@@ -60,17 +58,22 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
             self.query_lm = copy.deepcopy(self.lm) if query_lm is None else query_lm
         if config.variant == "experts":
             assert self.query_lm is not None
-            experts = set(_feed_forwards(self.lm))
+            name, experts = type(self.lm).__name__, set(_feed_forwards(self.lm))
             if not experts:
                 raise ValueError(
-                    f"{type(self.lm).__name__}: its layers have no feed-forward of a kind that is known here"
+                    f"cannot find the feed-forwards of {name}: use BERT, RoBERTa, DistilBERT or ModernBERT"
+                )
+            if buffers := self.lm.state_dict().keys() - dict(self.lm.named_parameters(remove_duplicate=False)):
+                stored = ", ".join(sorted(buffers))
+                raise ValueError(
+                    f'{name} stores buffers ({stored}), which experts cannot share: use variant="separate"'
                 )
             _share(self.lm, self.query_lm, experts)
 
     def post_init(self) -> None:
-        """Also tells transformers which names of the state dict are one tensor, so that it is stored once."""
+        """Finish the initialisation, and tell transformers which names are the same tensor, so that it is stored once."""
         super().post_init()
-        tied = self.all_tied_weights_keys  # within each of the two
+        tied = self.all_tied_weights_keys  # within each of the two models
         names: dict[int, str] = {}
         for name, tensor in self.named_parameters(remove_duplicate=False):
             if name not in tied:
@@ -84,7 +87,7 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
 
     @property
     def max_length(self) -> int:
-        """The tokens that a text may have, special ones included."""
+        """The maximum number of tokens of a text, special tokens included."""
         return max_tokens(self.lm.base_model)
 
     @classmethod
@@ -99,71 +102,68 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
         attn_implementation: str | None = None,
         **config: Any,
     ) -> Any:
-        """Starts from a pre-trained encoder, both experts from its feed-forward, and a fresh decoder if there is one.
+        """Create a model from a pre-trained encoder: both experts start from its feed-forwards, the decoder is new.
 
         Args:
             backbone: Hub id, folder or loaded model (anything `AutoModelForMaskedLM` loads).
-            query_backbone: another one for the queries, of the same sizes and vocabulary; for `variant="separate"`.
-            fresh_head: whether a checkpoint without the weights of a masked-LM head will do: pre-training trains it.
-            trust_remote_code: for models whose code lies in their repository.
+            query_backbone: model to start the query encoder from, with the same sizes and vocabulary; for
+                `variant="separate"` only.
+            fresh_head: initialise missing weights of the masked-LM head instead of raising an error; pre-training trains them.
+            trust_remote_code: whether to run model code from the repositories.
             dtype: of the loaded weights; float32 for training under autocast.
-            attn_implementation: of the encoder; None for transformers' choice.
-            **config: the other fields of `CoTMoTEConfig`.
+            attn_implementation: of the encoder; None for the default of transformers.
+            **config: other fields of `CoTMoTEConfig`.
 
         Raises:
-            ValueError: if it is not a BERT-like encoder with a masked-LM head, or the two do not go together.
+            ValueError: a model is not a BERT-like encoder with a masked-LM head, or the two models do not match.
         """
-        load = {"trust_remote_code": trust_remote_code, "dtype": dtype}
-        if attn_implementation is not None:
-            load["attn_implementation"] = attn_implementation
+        load = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
         lm = _load_backbone(backbone, fresh_head, load)
         query_lm = None
         if query_backbone is not None:
             if config.get("variant") != "separate":
-                raise ValueError('query_backbone goes with variant="separate": experts start from one backbone')
+                raise ValueError('query_backbone needs variant="separate": with experts, both start from one backbone')
             query_lm = _load_backbone(query_backbone, fresh_head, load)
             _check_same_sizes(lm, query_lm)
         model: Any = cls(CoTMoTEConfig(encoder=lm.config, **config), lm, query_lm)
-        model.to(lm.dtype)  # a decoder is built in the default one
+        model.to(lm.dtype)  # the decoder is built in the default dtype
         model.config.dtype = lm.dtype
         return model
 
     def route(self, expert: str) -> PreTrainedModel:
-        """The masked language model of `"query"` or `"passage"` texts, a stock one.
+        """Return the masked language model for `"query"` or `"passage"` texts, a stock model.
 
         Raises:
-            ValueError: for another name.
+            ValueError: the name is neither.
         """
         if expert not in EXPERTS:
             raise ValueError(f'expert must be "query" or "passage", got {expert!r}')
         return self.query_lm if expert == "query" and self.query_lm is not None else self.lm
 
     def _routes(self, expert: Any, rows: int) -> Iterator[tuple[PreTrainedModel, Tensor | None]]:
-        """The models that the batch needs, each with the indices of its rows, None for all of them."""
+        """Yield the models that a batch needs, each with the indices of its rows; None for all rows."""
         if isinstance(expert, str):
             yield self.route(expert), None
         elif expert is None and self.config.variant != "siamese":
             raise ValueError(
-                'no expert named: give expert="query" or expert="passage", or a list with one of them per row'
+                'no expert given: pass expert="query" or expert="passage", or a list with one of them per row'
             )
         elif expert is None:
             yield self.lm, None
         else:
             if len(expert) != rows:
-                raise ValueError(
-                    f"expert names {len(expert)} kinds for {rows} rows: a mixed batch needs one for each row"
-                )
+                raise ValueError(f"expert has {len(expert)} entries for {rows} rows: give one expert per row")
             if not isinstance(expert, Tensor):
                 for name in expert:
                     self.route(name)
                 expert = torch.tensor([EXPERTS.index(name) for name in expert], device=self.device)
             for number, name in enumerate(EXPERTS):
-                rows_of_it = (expert == number).nonzero().flatten()
-                if len(rows_of_it):
-                    yield self.route(name), rows_of_it
+                indices = (expert == number).nonzero().flatten()
+                if len(indices):
+                    yield self.route(name), indices
 
     def _sparse(self, logits_BLV: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(B, V), the sparse vectors; the tokens that are not the text's own have no part in them."""
+        """Return the (B, V) sparse vectors, without contributions of special tokens."""
         numbers = self.config.special_token_ids
         if numbers is None:
             return sparse_vectors(logits_BLV, attention_mask)
@@ -174,42 +174,42 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
         return sparse_vectors(logits_BLV, attention_mask, special_BL)
 
     def _check_inputs(self, prefix: str, input_ids: Tensor, **others: Tensor | None) -> None:
-        """Says what is wrong with the shapes before an index error or a silent broadcast does."""
+        """Check the shapes, which could otherwise cause index errors or be broadcast silently."""
         shape = tuple(input_ids.shape)
         if len(shape) != 2:
             raise ValueError(f"{prefix}input_ids must be (texts, tokens), got {shape}")
         if shape[1] > self.max_length:
             raise ValueError(
-                f"{prefix}input_ids has {shape[1]} tokens in a row, the encoder {self.max_length} positions: cut the texts"
+                f"{prefix}input_ids has {shape[1]} tokens per row, the encoder {self.max_length} positions: cut the texts"
             )
         for name, tensor in others.items():
             if tensor is None:
                 raise ValueError(f"{prefix}{name} is missing")
             if tuple(tensor.shape) != shape:
-                raise ValueError(f"{prefix}{name} must be {shape} as {prefix}input_ids, got {tuple(tensor.shape)}")
+                raise ValueError(f"{prefix}{name} must be {shape} like {prefix}input_ids, got {tuple(tensor.shape)}")
 
 
 def sparse_vectors(logits_BLV: Tensor, attention_mask_BL: Tensor, special_BL: Tensor | None = None) -> Tensor:
-    """(B, V): max over the text's own tokens of log(1 + relu(logits)) (equation 4); 0 for a text without any.
+    """Return (B, V): the maximum over the tokens of log(1 + relu(logits)) (equation 4); 0 for a text without tokens.
 
     Args:
-        logits_BLV: of the masked-LM head.
+        logits_BLV: logits of the masked-LM head.
         attention_mask_BL: zero on padding.
-        special_BL: what is left out besides the first token and padding; None for nothing.
+        special_BL: tokens to leave out, besides the first token and padding; None for no others.
     """
     visible_BL = attention_mask_BL.bool().clone()
     visible_BL[:, 0] = False
     if special_BL is not None:
         visible_BL &= ~special_BL
-    # The maximum first: both functions keep the order.
+    # The maximum comes first, because both functions are monotonic.
     return logits_BLV.masked_fill(~visible_BL[..., None], 0.0).amax(1).relu().log1p()
 
 
 def keep_top_k(sparse_BV: Tensor, k: int) -> Tensor:
-    """The k largest terms of each row, and those that equal the k-th; the others become 0.
+    """Keep the k largest terms of each row, and those equal to the k-th; set the others to 0.
 
     Raises:
-        ValueError: if k is not at least 1.
+        ValueError: k is less than 1.
     """
     if k < 1:
         raise ValueError(f"top_k must be at least 1, got {k}")
@@ -220,49 +220,24 @@ def keep_top_k(sparse_BV: Tensor, k: int) -> Tensor:
 
 
 def _load_backbone(backbone: str | PreTrainedModel, fresh_head: bool, load: dict[str, Any]) -> PreTrainedModel:
-    """A masked language model with the weights of its head, if it need not be fresh."""
-    if not isinstance(backbone, str):
-        if isinstance(backbone, CoTMoTEPreTrainedModel):
-            raise ValueError(
-                f"{type(backbone).__name__} is no backbone: give the encoder that it started from, or its .lm"
-            )
-        check_masked_lm(backbone)
-        return backbone
-    fields, _ = PreTrainedConfig.get_config_dict(backbone)
-    kind = ", ".join(fields.get("architectures") or [str(fields.get("model_type"))])
-    if "ForPreTraining" in kind and "auto_map" in fields:
-        raise ValueError(f"{backbone} is a {kind} checkpoint, encoder and decoder in one: give its encoder")
-    if "auto_map" not in fields and fields.get("model_type") not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        raise ValueError(
-            f"{backbone} ({kind}) is not an encoder with a masked-LM head, as BERT, RoBERTa or DistilBERT are"
-        )
-    lm, info = AutoModelForMaskedLM.from_pretrained(backbone, output_loading_info=True, use_safetensors=True, **load)
-    check_masked_lm(lm)
-    if missing := sorted(info["missing_keys"]):
-        names = ", ".join(missing)
-        body = [key for key in missing if key.startswith(f"{lm.base_model_prefix}.") and "pooler" not in key.split(".")]
-        if body:
-            raise ValueError(f"{backbone} has no weights for {', '.join(body)}: the encoder would start at random")
-        if not fresh_head:
-            raise ValueError(
-                f"{backbone} has no masked-LM head (no weights for {names}), from which sparse vectors come: give one that"
-                " has, or fresh_head=True to start one in pre-training"
-            )
-        warnings.warn(f"{backbone} has no weights for {names}: they start fresh", stacklevel=3)
-    model: PreTrainedModel = lm
-    return model
+    """Return a masked language model that was checked for CoT-MoTE."""
+    if isinstance(backbone, CoTMoTEPreTrainedModel):
+        raise ValueError(f"{type(backbone).__name__} is not a backbone: give the encoder it started from, or its .lm")
+    lm = load_masked_lm(backbone, fresh_head=fresh_head, **load) if isinstance(backbone, str) else backbone
+    check_encoder(lm, "CoT-MoTE")
+    return lm
 
 
 def _check_same_sizes(lm: PreTrainedModel, query_lm: PreTrainedModel) -> None:
-    """The two routes are compared term by term and state by state, and rebuilt from one configuration."""
+    """Check that the vectors of two encoders can be compared, and that one configuration can rebuild both."""
     for name in ("vocab_size", "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"):
         ours, theirs = getattr(lm.config, name), getattr(query_lm.config, name)
         if ours != theirs:
-            raise ValueError(f"query and passage encoder differ in {name}: {theirs} and {ours}; the two must be alike")
+            raise ValueError(f"query and passage encoder differ in {name} ({theirs} and {ours}): it must be equal")
 
 
 def _feed_forwards(lm: nn.Module) -> Iterator[str]:
-    """The names of the modules that become experts."""
+    """Yield the names of the modules that become experts."""
     for name, module in lm.named_modules():
         for parts in _FEED_FORWARD:
             if all(part in module._modules for part in parts):
@@ -270,9 +245,9 @@ def _feed_forwards(lm: nn.Module) -> Iterator[str]:
 
 
 def _share(source: nn.Module, target: nn.Module, own: set[str], prefix: str = "") -> None:
-    """Gives `target` the modules and parameters of `source`, all but `own`.
+    """Replace the modules and parameters of `target` with those of `source`, except the modules in `own`.
 
-    Modules and not only parameters, because loading exchanges the parameters of a module.
+    Modules are shared and not only parameters, because loading replaces the parameters of a module.
     """
     target._parameters.update(source._parameters)
     for name, child in source.named_children():

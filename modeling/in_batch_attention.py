@@ -1,25 +1,25 @@
-"""In-batch attention (Revela, arXiv 2506.16552, section 3): a decoder that also reads the other chunks of its group.
+"""In-batch attention (Revela, arXiv 2506.16552, section 3): a decoder that also attends to the other chunks of its group.
 
-Two streams run through the same weights, stacked along the batch: rows [0, N) are stream e (ordinary causal attention),
-rows [N, 2N) are stream h. In every layer and head, with i, j chunks of one group:
+Two streams use the same weights, stacked along the batch: rows [0, N) are stream e (ordinary causal attention), rows [N, 2N)
+are stream h. In every layer and head, for chunks i and j of one group:
 
     h_i = causal self-attention of h_i  +  sum_{j != i} Sim[i, j] * b_ij
     b_ij = softmax(Q_i^h K_j^e^T / sqrt(d)) V_j^e        over all non-padding tokens of chunk j, no causal mask
 
 and, with V-normalisation, b_ij is divided by softmax(.) @ ||V_j^e||_2 + eps. The sum is added before the output projection.
 
-It is one attention function, registered with transformers under the names `revela_sdpa` and `revela_eager`, so no decoder
-is copied: a model set to one of these names behaves as usual until `in_batch=InBatch(...)` reaches its forward.
+It is an attention function, registered with transformers under the names `revela_sdpa` and `revela_eager`, so that no decoder
+has to be copied: a model set to one of these names behaves as usual unless its forward gets `in_batch=InBatch(...)`.
 
-How it is computed is chosen once for a forward pass, by what comes in:
-- on a CPU pair by pair, by a function with a backward pass of its own (`in_batch_kernels.py`), only the pairs in the list;
-- elsewhere all chunks j of a group in one fused call, or as many as fit `BLOCK_BYTES`, recomputed in the backward pass;
-- elsewhere with a list of pairs, as many pairs at a time as there are chunks.
-Neither the scores (B x B x L x L) nor the outputs (B x B x L x d) of all pairs of a large group ever exist together.
-Grouped-query heads are folded into the query length, which repeats no key or value.
+The inputs of a forward pass decide how it is computed:
+- on a CPU, pair by pair, only the listed pairs, with a custom backward pass (`in_batch_kernels.py`);
+- elsewhere, without a list, all chunks j of a group in one fused call, or as many as fit into `BLOCK_BYTES`;
+- elsewhere, with a list, as many pairs at a time as there are chunks.
+The last two are recomputed in the backward pass. The scores (B x B x L x L) and outputs (B x B x L x d) of all pairs of a large
+group are never in memory together. Grouped-query heads are folded into the query length, so no key or value is repeated.
 
-Shapes: G groups, B chunks of a group, N = G * B rows, L tokens, H heads, K key/value heads, R = H / K, D head dimension, E that of the values (D in most families),
-P pairs of chunks, T = L * R queries of a chunk (the R of a token in succession).
+Shapes: G groups, B chunks of a group, N = G * B rows, L tokens, H heads, K key/value heads, R = H / K, D head dimension, E head
+dimension of values (= D in most families), P pairs of chunks, T = L * R queries of a chunk (the R of a token are consecutive).
 """
 
 from collections.abc import Callable
@@ -35,19 +35,19 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from .backbones import eager_attention
 from .in_batch_kernels import Options, checkpointed, key_mask, read_pairs, read_pairs_on_cpu, weighted_read
 
-# Of the outputs that one fused call on a GPU may have before they are weighted and summed.
+# Maximum size of the outputs of a fused call on a GPU before they are weighted and summed.
 BLOCK_BYTES = 2**28
 
 
 @dataclass
 class InBatch:
-    """What the cross-document part needs beside queries, keys and values.
+    """Inputs of the cross-document part besides queries, keys and values.
 
     Attributes:
-        similarity_GBB: weight of chunk j for chunk i, at least float32; its diagonal is ignored.
-        lengths_N: tokens of each chunk, the rest of its row is padding; None when there is no padding.
-        pairs_2P: rows (i, j), counted over all N, of the pairs to compute; None for all pairs.
-        places_NL: where each token of the caller's rows stands in the rows here; None where it stood.
+        similarity_GBB: weight of chunk j for chunk i, in float32 or wider; its diagonal is ignored.
+        lengths_N: number of tokens of each chunk; the rest of its row is padding. None without padding.
+        pairs_2P: rows (i, j) of the pairs to compute, as indices into all N rows; None for all pairs.
+        places_NL: column of each of the caller's tokens in the rows here; None if unchanged.
         v_normalization: whether b_ij is divided by the weighted norm of its values.
         eps: added to that divisor.
     """
@@ -63,17 +63,18 @@ class InBatch:
 def revela_sdpa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention function `revela_sdpa`; arguments and result as every function of `AttentionInterface`."""
-    # Torch's SDPA has no soft cap (Gemma 2): its layers take the eager path, as they do in transformers.
+    """Compute the attention function `revela_sdpa`; arguments and result as for all functions of `AttentionInterface`."""
     if kwargs.get("softcap") is not None:
-        raise ValueError("this model caps its attention logits, which SDPA cannot do: use attn_implementation='eager'")
+        raise ValueError(
+            "this model caps its attention logits, which SDPA does not support: use attn_implementation='eager'"
+        )
     return _in_batch_attention(sdpa_attention_forward, False, module, query, key, value, attention_mask, **kwargs)
 
 
 def revela_eager_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention function `revela_eager`: the model's own eager attention plus the cross-document part."""
+    """Compute the attention function `revela_eager`: the model's own eager attention plus the cross-document part."""
     own = eager_attention(module)
     return _in_batch_attention(own, True, module, query, key, value, attention_mask, **kwargs)
 
@@ -89,7 +90,7 @@ def _in_batch_attention(
     in_batch: InBatch | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Self-attention of all 2N rows, plus the cross-document part for the rows of stream h."""
+    """Compute self-attention for all 2N rows, and add the cross-document part to the rows of stream h."""
     output, weights = self_attention(module, query, key, value, attention_mask, **kwargs)  # (2N, L, H, D)
     if in_batch is None:
         return output, weights
@@ -110,13 +111,13 @@ def _in_batch_attention(
 def cross_document_attention(
     query_NHLD: Tensor, key_NKLD: Tensor, value_NKLE: Tensor, in_batch: InBatch, options: Options
 ) -> Tensor:
-    """Returns sum_{j != i} Sim[i, j] * b_ij of scaled queries, of shape (N, L, H, E), at least in float32.
+    """Return sum_{j != i} Sim[i, j] * b_ij for scaled queries, of shape (N, L, H, E), in float32 or wider.
 
-    What padded queries read is of no use, and 0 where it is not computed.
+    Outputs of padded queries are undefined, or 0 if they are not computed.
     """
     n, heads, length, dim = query_NHLD.shape
     kv_heads = key_NKLD.shape[1]
-    # Query heads that share a key/value head become more queries of that head.
+    # Query heads that share a key/value head are treated as more queries of that head.
     query_NKRLD = query_NHLD.view(n, kv_heads, heads // kv_heads, length, dim)
     query_NKTD = query_NKRLD.transpose(2, 3).reshape(n, kv_heads, -1, dim)
     on_cpu = query_NHLD.device.type == "cpu"
@@ -132,7 +133,7 @@ def cross_document_attention(
 
 
 def every_pair(similarity_GBB: Tensor) -> Tensor:
-    """(2, P) rows i, j of all pairs of different chunks of a group."""
+    """Return the (2, P) rows i, j of all pairs of different chunks of a group."""
     groups, size, _ = similarity_GBB.shape
     rows_GB = torch.arange(groups * size, device=similarity_GBB.device).view(groups, size)
     pairs: Tensor = torch.stack(torch.broadcast_tensors(rows_GB[:, :, None], rows_GB[:, None]))
@@ -140,16 +141,16 @@ def every_pair(similarity_GBB: Tensor) -> Tensor:
 
 
 def all_pairs(query_NKTD: Tensor, key_NKLD: Tensor, value_NKLE: Tensor, in_batch: InBatch, options: Options) -> Tensor:
-    """(N, K, T, E): all queries of a group read a block of its chunks, in one call for the chunks of all groups."""
+    """Return (N, K, T, E): all queries of a group read a block of its chunks, in one call for all groups."""
     groups, size, _ = in_batch.similarity_GBB.shape
     n, kv_heads, queries, dim = query_NKTD.shape
     similarity = in_batch.similarity_GBB * ~torch.eye(size, dtype=torch.bool, device=query_NKTD.device)
     query_GKSD = query_NKTD.view(groups, size, kv_heads, queries, dim).transpose(1, 2).flatten(2, 3)  # S = B * T
     block = max(1, min(size, BLOCK_BYTES // (query_NKTD.numel() * query_NKTD.element_size())))
     if options.eager or options.softcap is not None:
-        block = 1  # which has the scores in memory
+        block = 1  # these hold all scores in memory
     mask_NL = None if in_batch.lengths_N is None else key_mask(in_batch.lengths_N, key_NKLD.shape[2])
-    # split, not indexing: its backward puts the gradients together instead of adding zero-filled tensors.
+    # The backward pass of `split` concatenates gradients, while that of indexing would add zero-filled tensors.
     blocks = [x.view(groups, size, *x.shape[1:]).split(block, 1) for x in (key_NKLD, value_NKLE)]
     masks = [None] * len(blocks[0]) if mask_NL is None else mask_NL.view(groups, size, -1).split(block, 1)
     parts = zip(*blocks, masks, similarity.split(block, 2), strict=True)
@@ -166,7 +167,7 @@ def _read_block(
     similarity_GBJ: Tensor,
     options: Options,
 ) -> Tensor:
-    """(G, K, S, E) of J chunks, as J rows of a batch."""
+    """Return the (G, K, S, E) reads of J chunks, computed as J rows of a batch."""
     groups, size, block = similarity_GBJ.shape
     query = query_GKSD[:, None].expand(-1, block, -1, -1, -1).flatten(0, 1)
     weight = similarity_GBJ.transpose(1, 2).repeat_interleave(query.shape[2] // size, 2)  # (G, J, S)

@@ -1,16 +1,18 @@
-"""How queries read other chunks, pair by pair: the sum over the pairs (i, j) of w_ij * b_ij of `in_batch_attention.py`.
+"""Kernels of in-batch attention: the sum over pairs of chunks (i, j) of w_ij * b_ij, defined in `in_batch_attention.py`.
 
-`read_pairs` is written with torch's own operations, for a GPU, and for what `PairReads` leaves out: dropout, soft caps and
-second derivatives. `PairReads` is for a CPU, where the time goes into passes over memory: for one chunk i so many chunks j at
-a time that their scores fit the cache, padding cut off, nothing kept for the backward pass but the inputs. For each of them,
-with S = Q_i K_j^T, P = softmax(S), n = ||V_j||_2 + eps by row (without V-normalisation: 1) and A = P / (P n), whose A n = 1,
+`read_pairs` consists of torch operations, for GPUs, and for the cases that `PairReads` does not support: dropout, soft caps and
+second derivatives. `PairReads` is for CPUs, where passes over memory take most of the time. For each chunk i it processes as
+many chunks j at a time as keep the scores in the cache, drops padding, and saves only its inputs for the backward pass. For
+each pair, with S = Q_i K_j^T, P = softmax(S), n = ||V_j||_2 + eps by row (1 without V-normalisation) and A = P / (P n), so that
+A n = 1:
 
     out_i += w b,   b = A V_j                  G = the gradient of out_i,   y = rowsum(A * (G V_j^T)) = rowsum(G * b)
     dw = sum(y)     dS = w A * (G V_j^T - y n^T)      dQ_i += dS K_j      dK_j += dS^T Q_i
     dV_j += w (A^T G - (A^T y) * V_j / ||V_j||_2)     (the second part with V-normalisation only)
 
-Shapes: N chunks, K key/value heads, R query heads of each, L tokens, T = L * R queries (the R of a token in succession),
-D head dimension, E that of the values (the same in most families), P pairs, J chunks that one chunk reads at a time, t and l the queries and keys of them that are no padding.
+Shapes: N chunks, K key/value heads, R query heads per key/value head, L tokens, T = L * R queries (the R of a token are
+consecutive), D head dimension, E head dimension of values (= D in most families), P pairs, J chunks read at a time, t queries and
+l keys that are not padding.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,13 +24,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-BLOCK = 2**18  # scores at a time on a CPU: 1 MiB in float32
-PADDING = -3e4  # the score of a padded key, whose weight is then 0; no lower, for the sake of float16
+BLOCK = 2**18  # scores per block on a CPU: 1 MiB in float32
+PADDING = -3e4  # score of a padded key, which makes its weight 0; fits into float16
 
 
 @dataclass
 class Options:
-    """How scores become weights: logit soft cap (Gemma 2), dropout, V-normalisation and its eps, and which kernel."""
+    """How scores become weights: logit soft cap (Gemma 2), dropout, eager or fused kernel, V-normalisation and its eps."""
 
     softcap: float | None = None
     dropout: float = 0.0
@@ -46,16 +48,16 @@ def read_pairs(
     lengths_N: Tensor | None,
     options: Options,
 ) -> Tensor:
-    """Returns (N, K, T, E) in the type of the weights; N pairs at a time, recomputed in the backward pass.
+    """Return (N, K, T, E) outputs in the dtype of the weights, computed N pairs at a time and again in the backward pass.
 
     Args:
         query_NKTD: scaled queries.
         key_NKLD: keys.
         value_NKLE: values.
-        weight_P: of each pair, at least float32.
-        pairs_2P: the reader and the chunk that is read.
-        lengths_N: tokens of each chunk, at least 1; the rest of its row is padding. None if there is no padding.
-        options: see there.
+        weight_P: weight of each pair, in float32 or wider.
+        pairs_2P: for each pair the chunk i that reads and the chunk j that is read.
+        lengths_N: number of tokens of each chunk, at least 1; the rest of its row is padding. None without padding.
+        options: how scores become weights.
     """
     n = len(query_NKTD)
     shape = (*query_NKTD.shape[:-1], value_NKLE.shape[-1])
@@ -63,7 +65,7 @@ def read_pairs(
     for i, j, weight in zip(*(x.split(n) for x in (*pairs_2P, weight_P)), strict=True):
         mask = None if lengths_N is None else key_mask(lengths_N[j], key_NKLD.shape[2])
         part = checkpointed(_read_rows, query_NKTD, key_NKLD, value_NKLE, i, j, mask, weight, options)
-        output = output.index_add(0, i, part.to(output.dtype))  # autocast computes the products in bf16
+        output = output.index_add(0, i, part.to(output.dtype))  # under autocast, the products are in bf16
     return output
 
 
@@ -76,7 +78,7 @@ def read_pairs_on_cpu(
     lengths_N: Tensor | None,
     options: Options,
 ) -> Tensor:
-    """The same by `PairReads`; what a padded query reads is 0."""
+    """Return the same as `read_pairs`, computed by `PairReads`; outputs of padded queries are 0."""
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         query_NKTD, key_NKLD, value_NKLE = (x.to(dtype) for x in (query_NKTD, key_NKLD, value_NKLE))
@@ -84,7 +86,7 @@ def read_pairs_on_cpu(
     return output
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # a loop over pairs that differ from batch to batch: nothing to compile
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a loop over pairs that differ from batch to batch
 def _apply(*args: Any) -> Tensor:
     with torch.autocast("cpu", enabled=False):
         output: Tensor = PairReads.apply(*args)
@@ -92,7 +94,7 @@ def _apply(*args: Any) -> Tensor:
 
 
 class PairReads(torch.autograd.Function):
-    """`read_pairs` on a CPU, without dropout and soft cap; arguments as there, the equations above."""
+    """Compute `read_pairs` on a CPU, without dropout and soft cap, by the equations above."""
 
     @staticmethod
     def forward(
@@ -105,7 +107,7 @@ class PairReads(torch.autograd.Function):
         lengths_N: Tensor | None,
         options: Options,
     ) -> Tensor:
-        """Keeps the inputs only."""
+        """Return (N, K, T, E), and save only the inputs."""
         ctx.save_for_backward(query_NKTD, key_NKLD, value_NKLE, weight_P)
         ctx.rest = (pairs_2P, lengths_N, options)
         output_NKTE = torch.zeros((*query_NKTD.shape[:-1], value_NKLE.shape[-1]), dtype=weight_P.dtype)
@@ -118,7 +120,7 @@ class PairReads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Each pair's weights once more, and from them all four gradients."""
+        """Compute the weights of each pair again, and the gradients of queries, keys, values and pair weights."""
         pairs_2P, lengths_N, options = ctx.rest
         inputs = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
@@ -159,7 +161,7 @@ class PairReads(torch.autograd.Function):
 
 @dataclass(slots=True)
 class _Block:
-    """Chunks j that chunk i reads at a time: how many queries and keys are no padding, and which of the P pairs they are."""
+    """Chunks j that chunk i reads at a time, their places among the P pairs, and the queries and keys without padding."""
 
     i: int
     j: Tensor
@@ -170,7 +172,7 @@ class _Block:
 
 
 def _blocks(query_NKTD: Tensor, key_NKLD: Tensor, pairs_2P: Tensor, lengths_N: Tensor | None) -> Iterator[_Block]:
-    """All pairs that have something to read, in blocks of about `BLOCK` scores."""
+    """Yield all pairs of chunks that are not empty, in blocks of about `BLOCK` scores."""
     n, kv_heads, length, _ = key_NKLD.shape
     lengths = torch.full((n,), length) if lengths_N is None else lengths_N
     order = pairs_2P[0].argsort(stable=True)
@@ -187,7 +189,7 @@ def _blocks(query_NKTD: Tensor, key_NKLD: Tensor, pairs_2P: Tensor, lengths_N: T
 
 
 class _Chunks:
-    """Keys and values so that those of several chunks are one matrix for each head."""
+    """Keys and values, stored so that those of several chunks form one matrix per head."""
 
     def __init__(self, key_NKLD: Tensor, value_NKLE: Tensor, options: Options) -> None:
         self.key_KNLD, self.value_KNLE = (x.transpose(0, 1).contiguous() for x in (key_NKLD, value_NKLE))
@@ -197,28 +199,28 @@ class _Chunks:
             self.norm_KNL = torch.linalg.vector_norm(wide, dim=-1) + options.eps
 
     def of(self, of_all_KNLD: Tensor, block: _Block) -> Tensor:
-        """(K, J * l, D)."""
+        """Return the (K, J * l, D) keys or values of a block."""
         rows: Tensor = of_all_KNLD[:, block.j, : block.keys].flatten(1, 2)
         return rows
 
     def norm(self, block: _Block) -> Tensor | None:
-        """Norms n, of shape (K, 1, J, l)."""
+        """Return the norms n, of shape (K, 1, J, l)."""
         return None if self.norm_KNL is None else self.norm_KNL[:, None, block.j, : block.keys]
 
     def weights(self, query_KtD: Tensor, block: _Block, dtype: torch.dtype) -> Tensor:
-        """The weights A, of shape (K, t, J, l)."""
+        """Return the weights A, of shape (K, t, J, l)."""
         scores = torch.bmm(query_KtD, self.of(self.key_KNLD, block).mT).to(dtype)
         scores = scores.unflatten(-1, (len(block.j), -1))
         if block.mask_Jl is not None:
             scores.masked_fill_(~block.mask_Jl, -torch.inf)
         weights = torch.softmax(scores, -1, out=scores)
         norm = self.norm(block)
-        # Not as a product of matrices: with one column it takes five times as long.
+        # A matrix product with a single column would take five times as long.
         return weights if norm is None else weights.div_((weights * norm).sum(-1, keepdim=True))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds left @ right to total, in one pass where all are of one type, else by a product in the type of `right`."""
+    """Add left @ right to total: in one pass if the dtypes are equal, else with a product in the dtype of `right`."""
     if total.dtype == right.dtype:
         total.baddbmm_(left, right)
     else:
@@ -226,7 +228,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _differentiable_gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    """The gradients once more, by operations that can be differentiated again."""
+    """Return the gradients, computed with operations that can be differentiated again."""
     wanted = [x for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[:4], strict=True) if needed]
     output = read_pairs(*ctx.saved_tensors, *ctx.rest)
     gradients = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))
@@ -235,12 +237,12 @@ def _differentiable_gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
 
 
 def key_mask(lengths_N: Tensor, length: int) -> Tensor:
-    """(N, L), True on the tokens that may be read; one in an empty row, because a softmax over nothing is NaN."""
+    """Return (N, L), True on tokens to read; empty rows keep one token, because a softmax over nothing is NaN."""
     return torch.arange(length, device=lengths_N.device) < lengths_N[:, None].clamp(min=1)
 
 
 def checkpointed(function: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Recomputes in the backward pass, where there will be one."""
+    """Call a function, and recompute it in the backward pass if gradients are enabled."""
     if torch.is_grad_enabled():
         result: Tensor = checkpoint(function, *args, use_reentrant=False)
         return result
@@ -263,13 +265,13 @@ def _read_rows(
 def weighted_read(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor, options: Options
 ) -> Tensor:
-    """Weighted reads w * b, of shape (X, K, T, E).
+    """Return the weighted reads w * b, of shape (X, K, T, E).
 
-    Scaled queries are (X, K, T, D), keys (X, K, L, D), values (X, K, L, E), the mask (X, L), and weights (X, 1, T or 1, 1).
+    Queries are scaled and (X, K, T, D), keys (X, K, L, D), values (X, K, L, E), the mask (X, L), weights (X, 1, T or 1, 1).
     """
     if mask is not None:
         mask = mask[:, None, None, :]
-    # Torch's fused kernel for CPUs takes twice the time of two products, and has no second derivative.
+    # On CPUs, torch's fused kernel takes twice as long as two matrix products, and has no second derivative.
     if options.eager or options.softcap is not None or query.device.type == "cpu":
         return _eager_read(query, key, value, mask, weight, options)
     return _sdpa_read(query, key, value, mask, weight, options)
@@ -278,7 +280,7 @@ def weighted_read(
 def _eager_read(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor, options: Options
 ) -> Tensor:
-    """Written out, with the softmax in float32 as in the models' eager attention."""
+    """Compute weighted reads with matrix products and a softmax in float32, like the models' eager attention."""
     scores = query @ key.transpose(-1, -2)
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
@@ -288,7 +290,7 @@ def _eager_read(
     if options.dropout:
         weights = F.dropout(weights, options.dropout)
     if not options.v_normalization:
-        # A query's factor goes into its weights, which spares a pass over the outputs.
+        # Scaling the weights instead of the outputs saves a pass over the outputs.
         return (weights * weight).to(value.dtype) @ value
     output = weights.to(value.dtype) @ _with_norm(value)
     return _normalized(output, weight, options)
@@ -297,25 +299,25 @@ def _eager_read(
 def _sdpa_read(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, weight: Tensor, options: Options
 ) -> Tensor:
-    """By a fused kernel without a mask, which the fastest of them do not take: padding is a column of the keys."""
+    """Compute weighted reads with a fused kernel. The fastest kernels take no mask, so padding is a column of the keys."""
     if mask is not None:
         key = torch.cat([key, F.pad(PADDING * (~mask.mT).to(key.dtype), (0, 7)).expand(-1, key.shape[1], -1, -1)], -1)
         query = F.pad(F.pad(query, (0, 1), value=1.0), (0, 7))
     value = _with_norm(value) if options.v_normalization else value
     dim, wide = value.shape[-1], max(key.shape[-1], value.shape[-1])
-    # Fused kernels want equal head dimensions.
+    # Fused kernels need equal head dimensions.
     query, key, value = (x if x.shape[-1] == wide else F.pad(x, (0, wide - x.shape[-1])) for x in (query, key, value))
     output = F.scaled_dot_product_attention(query, key, value, dropout_p=options.dropout, scale=1.0)[..., :dim]
     return _normalized(output, weight, options) if options.v_normalization else output * weight
 
 
 def _with_norm(value: Tensor) -> Tensor:
-    """(..., D + 8): the values, their norms, and zeros up to a multiple of 8, so that one product gives both sums."""
+    """Return (..., D + 8): values, their norms, and zeros up to a multiple of 8, so that one product gives both sums."""
     norm = torch.linalg.vector_norm(value, dim=-1, keepdim=True)
     return F.pad(torch.cat([value, norm.to(value.dtype)], dim=-1), (0, 7))
 
 
 def _normalized(output: Tensor, weight: Tensor, options: Options) -> Tensor:
-    """Weighted: w * softmax(.) V / (softmax(.) @ ||V||_2 + eps), from the product with `_with_norm(V)`."""
+    """Return w * softmax(.) V / (softmax(.) @ ||V||_2 + eps), from the product with `_with_norm(V)`."""
     norm = output[..., -8:-7].to(weight.dtype)
     return output[..., :-8] * (weight / (norm + options.eps))

@@ -1,13 +1,13 @@
 """Latent attention (NV-Embed, arXiv 2405.17428, section 3.2, equation 1), and the self-attention it is compared with.
 
-Every token reads a trainable dictionary of latents, then goes through a feed-forward network:
+Every token attends to a trainable set of latents and then passes through a feed-forward network:
 
     O = softmax(Q K^T / sqrt(K)) V        Q = W_q LayerNorm(hidden)      K, V = W_k, W_v LayerNorm(latents)
-    hidden = hidden + W_o O               the residual adds the hidden state as it was before the norm
+    hidden = hidden + W_o O               the residual adds the hidden state before the norm
     hidden = hidden + FF(LayerNorm(hidden))         FF = GEGLU with exact GELU, four times as wide
 
-Names of parameters are those of the official checkpoints. Unlike the official code, which repeats the latents for every
-row, all tokens of a batch are one sequence of queries here, so keys and values are computed once.
+Parameters are named as in the official checkpoints. Unlike the official code, which repeats the latents for every row, we treat
+all tokens of a batch as one sequence of queries, so keys and values are computed once.
 
 Shapes: B rows, L tokens, D hidden size, R latents, H heads, K width of a head, T queries, S keys.
 """
@@ -30,7 +30,7 @@ class Attention(nn.Module):
         self.to_out = nn.Linear(heads * head_dim, dim, bias=False)
 
     def forward(self, query_BTD: Tensor, context_BSD: Tensor, key_mask_BS: Tensor | None = None) -> Tensor:
-        """Returns (B, T, D); the mask is True where a key may be read."""
+        """Return (B, T, D); the mask is True on keys to attend to."""
         key, value = self.to_kv(context_BSD).chunk(2, dim=-1)
         query, key, value = (
             x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (self.to_q(query_BTD), key, value)
@@ -42,29 +42,28 @@ class Attention(nn.Module):
 
 
 class GEGLU(nn.Module):
-    """Halves its input: one half times the GELU of the other."""
+    """Gated activation: one half of the input times the GELU of the other half."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., 2 * n) to (..., n)."""
+        """Map (..., 2 * n) to (..., n)."""
         hidden, gate = hidden.chunk(2, dim=-1)
         return hidden * F.gelu(gate)
 
 
 class FeedForward(nn.Module):
-    """The gated feed-forward network."""
+    """Gated feed-forward network."""
 
     def __init__(self, dim: int, multiplier: int = 4) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(dim, 2 * multiplier * dim), GEGLU(), nn.Linear(multiplier * dim, dim))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., D) to (..., D)."""
-        output: Tensor = self.net(hidden)
-        return output
+        """Map (..., D) to (..., D)."""
+        return self.net(hidden)  # type: ignore[no-any-return]
 
 
 class PreNorm(nn.Module):
-    """A layer with the norms of what goes into it, as the official checkpoints group them."""
+    """A layer with the norms of its inputs, grouped as in the official checkpoints."""
 
     def __init__(self, fn: nn.Module, dim: int, context_norm: bool = False) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class PreNorm(nn.Module):
         self.norm_context = nn.LayerNorm(dim) if context_norm else None
 
     def forward(self, hidden: Tensor, context: Tensor | None = None) -> Tensor:
-        """The layer's output, without the residual."""
+        """Return the layer's output, without the residual."""
         inputs = [self.norm(hidden)]
         if self.norm_context is not None:
             inputs.append(self.norm_context(context))
@@ -82,7 +81,7 @@ class PreNorm(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Token states (B, L, D) to token states (B, L, D), each from its own token and the latents alone."""
+    """Map token states (B, L, D) to token states (B, L, D), each computed from its token and the latents."""
 
     def __init__(self, config: LatentAttentionConfig) -> None:
         super().__init__()
@@ -94,7 +93,7 @@ class LatentAttention(nn.Module):
         self.latents = nn.Parameter(torch.randn(config.num_latents_value, dim))
 
     def forward(self, hidden_BLD: Tensor) -> Tensor:
-        """Returns (B, L, D)."""
+        """Return (B, L, D)."""
         attend, feed_forward = self.cross_attend_blocks
         hidden_1TD = hidden_BLD.flatten(0, 1)[None]
         hidden_1TD = hidden_1TD + attend(hidden_1TD, self.latents[None])
@@ -103,7 +102,7 @@ class LatentAttention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """The same layer with the tokens of the text itself as keys and values, and heads that share the width."""
+    """The same layer with the text's own tokens as keys and values, and heads that divide the width."""
 
     def __init__(self, config: LatentAttentionConfig) -> None:
         super().__init__()
@@ -115,7 +114,7 @@ class SelfAttention(nn.Module):
         self.feed_forward = PreNorm(FeedForward(dim), dim)
 
     def forward(self, hidden_BLD: Tensor, key_mask_BL: Tensor) -> Tensor:
-        """Returns (B, L, D)."""
+        """Return (B, L, D)."""
         normed_BLD = self.norm(hidden_BLD)
         hidden_BLD = hidden_BLD + self.attention(normed_BLD, normed_BLD, key_mask_BL)
         output: Tensor = hidden_BLD + self.feed_forward(hidden_BLD)

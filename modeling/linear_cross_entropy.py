@@ -1,20 +1,20 @@
-"""Cross-entropy of an output projection, which never has all logits, nor any together with their gradient.
+"""Cross-entropy of an output projection without ever holding all logits in memory.
 
     logits = hidden W^T + b       loss = sum over the rows with a label of logsumexp(logits) - logits[label]
 
-Rows are taken a block at a time; a block's logits become their own gradient, softmax(logits) - onehot(label), in place, and
-that the gradients to hidden, W and b, all in the forward pass. So a step has three products with the vocabulary, as the
-plain version has, a few passes over memory less, and a peak that does not grow with the number of rows. Torch has the like
-from 2.13 on (`torch.nn.functional.linear_cross_entropy`), which took longer where it was measured (benchmarks/README.md).
+Rows are processed in blocks. The logits of a block are turned in place into their gradient, softmax(logits) - onehot(label),
+and that into the gradients of hidden, W and b, all in the forward pass. A step thus needs three products with the vocabulary,
+like the plain version, but fewer passes over memory, and its peak memory does not grow with the number of rows. Since 2.13
+torch has a similar function (`torch.nn.functional.linear_cross_entropy`), which was slower in our measurements
+(benchmarks/README.md).
 
-In float16 all of this is computed in float32: the loss scale comes with the backward pass, when gradients in float16 would
-already have underflowed.
+Float16 inputs are computed in float32: the loss scale is only applied in the backward pass, and float16 gradients would have
+underflowed by then.
 
-Shapes: P rows, D hidden size, V vocabulary, C rows of a block.
+Shapes: P rows, D hidden size, V vocabulary, C rows of a block, B texts, L tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,24 +22,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 IGNORED = -100
-# Logits of a block: 32 MiB of float32 on a CPU; where products are wider, more.
+# Logits per block: 32 MiB in float32 on a CPU, 512 MiB elsewhere.
 BLOCK_ON_CPU, BLOCK_ELSEWHERE = 2**23, 2**27
 
 
 def linear_cross_entropy(
     hidden_PD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_P: Tensor, block: int | None = None
 ) -> Tensor:
-    """Returns the sum of the cross-entropies in nats, a scalar, at least float32.
+    """Return the sum of the cross-entropies in nats: a scalar, in float32 or wider.
 
     Args:
-        hidden_PD: (P, D), what is projected.
-        weight_VD: (V, D), of the projection.
-        bias_V: (V,) or None.
-        labels_P: (P,), -100 on rows that do not count.
-        block: rows at a time; by default what makes blocks of 32 MiB on a CPU, of 512 MiB elsewhere.
+        hidden_PD: (P, D) inputs of the projection.
+        weight_VD: (V, D) weight of the projection.
+        bias_V: (V,) bias, or None.
+        labels_P: (P,) labels; -100 ignores a row.
+        block: rows per block; by default as many as give 32 MiB of logits on a CPU and 512 MiB elsewhere.
     """
     device = hidden_PD.device.type
-    if device == "cpu":  # elsewhere the number of rows would have to be asked for
+    if device == "cpu":  # on other devices, selecting rows would wait for the device
         labelled_P = labels_P != IGNORED
         hidden_PD, labels_P = hidden_PD[labelled_P], labels_P[labelled_P]
     if torch.is_autocast_enabled(device):
@@ -51,7 +51,7 @@ def linear_cross_entropy(
     return loss
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # as torch's own, it computes gradients in the forward pass, which the compiler does not follow
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # the compiler cannot trace gradients computed in the forward pass
 def _apply(hidden_PD: Tensor, *args: Any) -> Tensor:
     with torch.autocast(hidden_PD.device.type, enabled=False):
         loss: Tensor = LinearCrossEntropy.apply(hidden_PD, *args)
@@ -59,7 +59,7 @@ def _apply(hidden_PD: Tensor, *args: Any) -> Tensor:
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """See the head of this file; products in the type of `hidden`, softmax and sums in float32 at least."""
+    """Compute the loss as described at the top of this file: products in the dtype of `hidden`, sums in float32 or wider."""
 
     @staticmethod
     def forward(
@@ -71,7 +71,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         block: int,
         with_gradient: bool,
     ) -> Tensor:
-        """The loss, and already its gradients."""
+        """Return the loss, and save its gradients."""
         needed = [with_gradient and bool(n) for n in ctx.needs_input_grad[:3]]
         weight = weight_VD.to(hidden_PD.dtype)
         bias = None if bias_V is None else bias_V.to(hidden_PD.dtype)
@@ -104,9 +104,9 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of the forward pass times that of the loss."""
+        """Return the saved gradients, scaled by the gradient of the loss."""
         *inputs, labels_P, d_hidden, d_weight, d_bias = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: the plain version can be differentiated again
+        if torch.is_grad_enabled():  # create_graph=True: use the plain version, which is twice differentiable
             hidden, weight = (x.to(inputs[0].dtype) for x in inputs[:2])
             bias = None if inputs[2] is None else inputs[2].to(hidden.dtype)
             loss = F.cross_entropy(F.linear(hidden, weight, bias), labels_P, reduction="sum", ignore_index=IGNORED)
@@ -125,7 +125,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Of gradients before the loss scale."""
+    """Return the dtype for gradients that the loss scale has not been applied to."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
@@ -136,48 +136,71 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
-@dataclass
-class HeadLoss:
-    """A loss to be computed inside the call of a model's output projection, from what the model hands to it.
+def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of the cross-entropies in nats, in float32 or wider; labels of -100 are ignored."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide.flatten(0, -2), labels.flatten(), reduction="sum", ignore_index=IGNORED)
 
-    Inside, because there the weights are whole, whatever shards them between calls (FSDP, ZeRO-3). The projection itself
-    then sees one token of a row, so that the model's own forward goes on without its logits.
 
-    Attributes:
-        of_head: from the projection's input, its weight and its bias to the loss.
-        result: what that returned; None if the projection was not called, or is none that `watch_head` watches.
-        output: what the projection gave the model. If the model returns another tensor as its logits, it changes them (soft
-            caps, scales), and the loss is not of this projection alone.
+def head_cross_entropy(head: nn.Module | None, run: Callable[[], Any], labels: Tensor) -> tuple[Tensor, Any]:
+    """Run a model and return the summed cross-entropy of its logits, without holding all logits where possible.
+
+    The loss is computed inside the call of the output projection: if weights are sharded between calls (FSDP, ZeRO-3), they
+    are only whole there. The projection then returns the logits of one token per row. If the model changes its logits after
+    the projection (soft caps, scales), it is run again with all logits; this is remembered on the projection.
+
+    Args:
+        head: the model's output projection. Only a plain `nn.Linear` can skip logits, so not one with an adapter.
+        run: calls the model and returns its output, which has `logits`.
+        labels: the label of each position that the projection is applied to; -100 where there is no loss.
+
+    Returns:
+        The sum in nats, in float32 or wider, and the output of `run`. Its `logits` may be those of one token per row.
     """
+    output: Any = None
+    if isinstance(head, nn.Linear) and _is_plain(head):
+        loss: Tensor | None = None
+        logits: Tensor | None = None
 
-    of_head: Callable[[Tensor, Tensor, Tensor | None], Any]
-    result: Any = None
-    output: Tensor | None = None
-    hidden: Tensor | None = None
+        def forward(hidden: Tensor) -> Tensor:
+            nonlocal loss, logits
+            loss = linear_cross_entropy(hidden.flatten(0, -2), head.weight, head.bias, labels.flatten())
+            logits = F.linear(hidden[..., :1, :], head.weight, head.bias)
+            return logits
 
-    def ask(self, head: nn.Module) -> None:
-        """For the next call of `head`. On the module, not in the hook: copies under `nn.DataParallel` share hooks."""
-        head.__dict__["head_loss"] = self
-
-
-def watch_head(head: nn.Module | None) -> None:
-    """Lets `HeadLoss.ask` work on a plain linear layer; others, such as one with an adapter, are left alone."""
-    if type(head) is nn.Linear and _take_input not in head._forward_pre_hooks.values():
-        head.register_forward_pre_hook(_take_input)
-        head.register_forward_hook(_compute)
-
-
-def _take_input(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    asked: HeadLoss | None = head.__dict__.get("head_loss")
-    if asked is None:
-        return None
-    asked.hidden = args[0]
-    return (args[0][..., :1, :], *args[1:])
+        # On the instance, not as a hook: replicas of `nn.DataParallel` share hooks.
+        vars(head)["forward"] = forward
+        try:
+            output = run()
+        finally:
+            del vars(head)["forward"]
+        if loss is not None and output.logits is logits:
+            return loss, output
+        if loss is not None:
+            vars(head)["changes_logits"] = True
+            output = None
+    if output is None:
+        output = run()
+    return summed_cross_entropy(output.logits, labels), output
 
 
-def _compute(head: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
-    asked: HeadLoss | None = head.__dict__.pop("head_loss", None)
-    if asked is not None and asked.hidden is not None:
-        linear: Any = head
-        asked.result, asked.output = asked.of_head(asked.hidden, linear.weight, linear.bias), output
-        asked.hidden = None
+def _is_plain(head: nn.Linear) -> bool:
+    """Whether the projection computes x W^T + b and the model returns that as its logits, as far as is known."""
+    return type(head).forward is nn.Linear.forward and vars(head).keys().isdisjoint({"forward", "changes_logits"})
+
+
+def next_token_labels(labels_BL: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
+    """Return (B, L) labels moved one position to the left, so that position i is labelled with token i + 1.
+
+    The first token after left padding is no label, because no token predicts it.
+    """
+    if attention_mask_BL is not None:
+        first_BL = F.pad(attention_mask_BL[:, 1:] > attention_mask_BL[:, :-1], (1, 0))
+        labels_BL = labels_BL.masked_fill(first_BL, IGNORED)
+    return F.pad(labels_BL[:, 1:], (0, 1), value=IGNORED)
+
+
+def mean_loss(total: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+    """Divide a summed loss by the number of labels, or by the number given for all micro-batches of the step."""
+    count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+    return total / (count.to(total.device) if isinstance(count, Tensor) else count)

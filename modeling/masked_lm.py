@@ -1,20 +1,23 @@
-"""What the methods that pre-train a BERT-like masked language model need of it, whatever its family calls its parts.
+"""What pre-training needs from a BERT-like masked language model, however its family names the parts.
 
 Shapes: B texts, L tokens, D hidden size, V vocabulary, P positions of the batch.
 """
 
 import copy
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from .linear_cross_entropy import HeadLoss, linear_cross_entropy
+from .backbones import can_run, check_weights, checking, evaluating, some_tokens, tolerance
+from .linear_cross_entropy import head_cross_entropy
 
-# What the families call the settings that a BERT layer has; the first that a configuration knows is taken.
+# The names that families use for the settings of a BERT layer; the first one that a configuration has is taken.
 _NAMES = {
     "intermediate_size": ("intermediate_size", "hidden_dim"),
     "hidden_act": ("hidden_act", "hidden_activation", "activation"),
@@ -23,98 +26,162 @@ _NAMES = {
     "layer_norm_eps": ("layer_norm_eps", "norm_eps"),
     "initializer_range": ("initializer_range",),
 }
+_CHOOSE = "choose another encoder (BERT, RoBERTa, DistilBERT, ModernBERT, ...)"
 
 
 def bert_layer_config(encoder: PreTrainedConfig) -> BertConfig:
-    """The configuration of a layer beside an encoder: BERT's layer in its sizes, BERT's defaults for the rest."""
+    """Return the configuration of a BERT layer with the sizes of an encoder, and BERT's defaults for the rest."""
     settings: dict[str, Any] = {"intermediate_size": 4 * encoder.hidden_size}
     for name, candidates in _NAMES.items():
         known = [getattr(encoder, candidate) for candidate in candidates if hasattr(encoder, candidate)]
         if known:
             settings[name] = known[0]
     settings |= {"hidden_size": encoder.hidden_size, "num_attention_heads": encoder.num_attention_heads}
-    settings["attn_implementation"] = "sdpa"  # the encoder's may be one that takes no mask per query
+    settings["attn_implementation"] = "sdpa"  # the encoder's implementation may not accept a mask per query
     return BertConfig(**settings)
 
 
-def check_masked_lm(lm: PreTrainedModel) -> None:
-    """Refuses models whose embeddings or head a decoder cannot share.
+def load_masked_lm(name: str, *, fresh_head: bool, **options: Any) -> PreTrainedModel:
+    """Load a pre-trained masked language model.
+
+    Args:
+        name: Hub id or folder.
+        fresh_head: initialise missing weights of the masked-LM head, with a warning, instead of raising an error.
+        **options: arguments of `from_pretrained`; those that are None are left out.
 
     Raises:
-        ValueError: for a model without masked-LM head, of another family than BERT's, or with narrower embeddings.
+        ValueError: it is not a masked language model, or weights are missing.
     """
-    body: Any = lm.base_model
+    fields, _ = PreTrainedConfig.get_config_dict(name)
+    kind = ", ".join(fields.get("architectures") or [str(fields.get("model_type"))])
+    if "ForPreTraining" in kind and "auto_map" in fields:
+        raise ValueError(f"{name} is a {kind} checkpoint, which holds an encoder and a decoder: give its encoder")
+    if "auto_map" not in fields and fields.get("model_type") not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        raise ValueError(f"{name} ({kind}) is not an encoder with a masked-LM head, such as BERT or RoBERTa")
+    options = {option: value for option, value in options.items() if value is not None}
+    loaded: Any = AutoModelForMaskedLM.from_pretrained(name, output_loading_info=True, use_safetensors=True, **options)
+    lm: PreTrainedModel = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):
+        check_weights(name, lm, (key for key in missing if key.startswith(f"{lm.base_model_prefix}.")))
+        if not fresh_head:
+            raise ValueError(
+                f"{name} has no masked-LM head (no weights for {', '.join(missing)}), which computes sparse vectors: choose a"
+                " checkpoint that has one, or set fresh_head=True to train a new one"
+            )
+        warnings.warn(f"{name} has no weights for {', '.join(missing)}: they are initialised at random", stacklevel=3)
+    return lm
+
+
+def check_masked_lm(lm: PreTrainedModel) -> None:
+    """Check that a decoder can share the embeddings and the head of a model.
+
+    Raises:
+        ValueError: the model has no masked-LM head, is not BERT-like, or has embeddings narrower than its hidden states.
+    """
+    name, body = type(lm).__name__, lm.base_model
+    embeddings: Any = getattr(body, "embeddings", None)
     if lm.get_output_embeddings() is None or body is lm:
-        raise ValueError(f"{type(lm).__name__} has no masked-LM head: load it with AutoModelForMaskedLM")
-    if lm.config.is_encoder_decoder or not isinstance(getattr(body, "embeddings", None), nn.Module):
-        raise ValueError(f"{type(lm).__name__} is not a BERT-like encoder (BERT, RoBERTa, DistilBERT, ModernBERT, ...)")
-    width = body.get_input_embeddings().embedding_dim
+        raise ValueError(f"{name} has no masked-LM head: load it with AutoModelForMaskedLM")
+    if lm.config.is_encoder_decoder or not isinstance(embeddings, nn.Module) or isinstance(embeddings, nn.Embedding):
+        raise ValueError(f"{name} is not a BERT-like encoder; {_CHOOSE}")
+    table: Any = lm.get_input_embeddings()
+    width = table.weight.shape[-1]
     if width != lm.config.hidden_size:
         raise ValueError(
-            f"{type(lm).__name__} has embeddings of {width} dimensions and states of {lm.config.hidden_size}: the"
-            " decoder reads both in one stream"
+            f"{name} has embeddings of {width} dimensions and hidden states of {lm.config.hidden_size}: they must be equal,"
+            f" because the decoder reads both; {_CHOOSE}"
         )
 
 
+@torch.no_grad()
+def check_encoder(lm: PreTrainedModel, method: str) -> None:
+    """Run a model on a few tokens to check that its family works as the methods assume.
+
+    Args:
+        lm: masked language model. The check is skipped if its weights have no values here.
+        method: name of the method, for the message.
+
+    Raises:
+        ValueError: padding changes the states of a text, the first token does not attend to the last, the head needs more
+            than the encoder's states, or the embeddings need more than token ids.
+    """
+    check_masked_lm(lm)
+    if not can_run(lm):
+        return
+    encoder: Any = lm.base_model
+    with checking(lm, method, _CHOOSE), evaluating(lm):
+        bert_layer_config(lm.config)
+        ids_3L = some_tokens(lm, 1, 6).repeat(3, 1)
+        ids_3L[1, -1] = ids_3L[1, 1]
+        mask_3L = torch.ones_like(ids_3L)
+        ids_3L[2, 4:], mask_3L[2, 4:] = lm.config.pad_token_id or 0, 0
+        states_3LD = encoder(input_ids=ids_3L, attention_mask=mask_3L).last_hidden_state
+        alone_1LD = encoder(input_ids=ids_3L[2:, :4], attention_mask=mask_3L[2:, :4]).last_hidden_state
+        if not _close(states_3LD[2:, :4], alone_1LD):
+            raise ValueError("the states of a text depend on the padding after it")
+        if torch.equal(states_3LD[0, 0], states_3LD[1, 0]):
+            raise ValueError("the first token does not attend to the last one")
+        logits_3LV = lm(input_ids=ids_3L, attention_mask=mask_3L).logits
+        if not _close(score(lm, states_3LD.flatten(0, 1)), logits_3LV.flatten(0, 1)):
+            raise ValueError("its head does not depend on the encoder's states alone")
+        longest_1L = ids_3L[:1, :1].expand(1, max_tokens(encoder))
+        if encoder.embeddings(input_ids=longest_1L).shape != (*longest_1L.shape, states_3LD.shape[-1]):
+            raise ValueError("its embeddings do not have the shape of its hidden states")
+
+
+def _close(got: Tensor, want: Tensor) -> bool:
+    return got.shape == want.shape and float((got - want).abs().max()) <= tolerance(want)
+
+
 def position_table(encoder: Any) -> nn.Embedding | None:
-    """The encoder's absolute position embeddings; None where it has others (rotary, relative)."""
+    """Return the encoder's absolute position embeddings; None if positions are rotary or relative."""
     table = getattr(encoder.embeddings, "position_embeddings", None)
     return table if isinstance(table, nn.Embedding) else None
 
 
 def first_position(table: nn.Embedding) -> int:
-    """0, but RoBERTa and its kin count from behind the row that padding gets."""
+    """Return the index of the first position: 0, but after the padding row in RoBERTa and its variants."""
     return 0 if table.padding_idx is None else table.padding_idx + 1
 
 
 def max_tokens(encoder: Any) -> int:
-    """The tokens that a text may have, special ones included."""
+    """Return the maximum number of tokens of a text, special tokens included."""
     table = position_table(encoder)
     if table is None:
         return int(encoder.config.max_position_embeddings)
     return table.num_embeddings - first_position(table)
 
 
-class _Echo(nn.Module):
-    """In the place of an encoder: its states are the ones given."""
+class _Identity(nn.Module):
+    """Replacement for an encoder that returns the states it is given."""
 
     def forward(self, *_args: object, inputs_embeds: Tensor, **_kwargs: object) -> BaseModelOutput:
         return BaseModelOutput(last_hidden_state=inputs_embeds)
 
 
 def score(lm: PreTrainedModel, states_PD: Tensor) -> Tensor:
-    """(P, V) logits of the masked LM's own head, whose layers each family names and orders in its own way.
-
-    The head is run as the family's own `forward` does, on a view of the model with nothing where the encoder is.
-    """
-    return _head(lm, states_PD)[0]
+    """Return the (P, V) logits of the masked LM's head, whose layers and their order depend on the family."""
+    logits_PV: Tensor = _head(lm, states_PD)().logits[0]
+    return logits_PV
 
 
-def summed_cross_entropy(lm: PreTrainedModel, states_PD: Tensor, labels_P: Tensor) -> Tensor:
-    """That of `score`, in nats, at least float32, by blocks of positions if `watch_head` has seen the model's projection."""
-    projection = lm.get_output_embeddings()
-    assert projection is not None  # check_masked_lm has seen to it
-    asked = HeadLoss(lambda hidden_1PD, weight, bias: linear_cross_entropy(hidden_1PD[0], weight, bias, labels_P))
-    asked.ask(projection)
-    logits_1PV = _head(lm, states_PD)
-    if asked.result is not None and logits_1PV is asked.output:
-        result: Tensor = asked.result
-        return result
-    if asked.result is not None:  # a family that changes its logits behind the projection
-        logits_1PV = _head(lm, states_PD)
-    logits_PV = logits_1PV[0].to(torch.promote_types(logits_1PV.dtype, torch.float32))
-    return F.cross_entropy(logits_PV, labels_P, reduction="sum")
+def masked_lm_loss(lm: PreTrainedModel, states_PD: Tensor, labels_P: Tensor) -> Tensor:
+    """Return the summed cross-entropy of `score` in nats, in float32 or wider, without holding all logits where possible."""
+    return head_cross_entropy(lm.get_output_embeddings(), _head(lm, states_PD), labels_P[None])[0]
 
 
-def _head(lm: PreTrainedModel, states_PD: Tensor) -> Tensor:
+def _head(lm: PreTrainedModel, states_PD: Tensor) -> Callable[[], Any]:
+    """Return a call of the family's own `forward`, on a copy of the model without its encoder."""
     head = copy.copy(lm)
-    head.__dict__["_modules"] = lm._modules | {lm.base_model_prefix: _Echo()}
-    logits_1PV: Tensor = head(inputs_embeds=states_PD[None]).logits
-    return logits_1PV
+    head.__dict__["_modules"] = lm._modules | {lm.base_model_prefix: _Identity()}
+    return lambda: head(inputs_embeds=states_PD[None])
 
 
 def additive(visible: Tensor, like: Tensor) -> Tensor:
-    """0 where visible, elsewhere the lowest finite number: a row that sees nothing gets the mean, and not NaN."""
+    """Return a mask that is added to attention scores: 0 where visible, else the lowest finite number.
+
+    The number is finite so that a row that sees nothing gets the mean of the values instead of NaN.
+    """
     device = like.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
     bias = torch.zeros(visible.shape, dtype=dtype, device=like.device)

@@ -1,25 +1,25 @@
-r"""CoT-MoTE (arXiv 2304.10195): one encoder with an expert for queries and one for passages, dense and sparse vectors.
+r"""CoT-MoTE (arXiv 2304.10195): one encoder with a query and a passage expert, which computes dense and sparse vectors.
 
-Every layer has one self-attention for all texts and two feed-forwards, each with the layer norm behind it, both started
-from the backbone's. A text t of either kind goes through its own:
+Every layer has one self-attention for all texts and two feed-forwards, each followed by its own layer norm and initialised from
+the backbone's. A text t passes through the feed-forwards of its kind:
 
     a = LayerNorm(x + SelfAttention(x)),   x' = LayerNorm_kind(a + FeedForward_kind(a))
-    dense(t)  = the last state of [CLS]
+    dense(t)  = last hidden state of [CLS]
     sparse(t) = max over the tokens 1..N of log(1 + relu(head(state)))   (equation 4; without [CLS], [SEP] and padding)
     score(q, p) = dense(q) . dense(p) + sparse(q) . sparse(p)
 
-Pre-training: masked language modelling of the text, and a decoder of one layer that writes a contextual span of it (a
-neighbouring span, or a query for it) from the text's vector h in the place of the span's [CLS] embedding:
+Pre-training combines masked language modelling of the text with a one-layer decoder that generates a contextual span of the
+text (a neighbouring span, or a query for it). The text's vector h replaces the embedding of the span's [CLS]:
 
     loss = L_mlm(t) + sum over the bottlenecks h of L_dec(span | h),   h = dense(t) or sparse(t) E, E the word embeddings
 
-with L_dec the cross-entropy of all next tokens ("ar"), or of the masked tokens ("ae", CoT-MAE, arXiv 2208.07670).
-Embeddings and head of the decoder are those of the encoder that read the text.
+L_dec is the cross-entropy of all next tokens ("ar"), or of the masked tokens ("ae", CoT-MAE, arXiv 2208.07670). The decoder
+shares embeddings and head with the encoder of the text.
 
-`.lm` reads passages and `.query_lm` queries: two masked language models of transformers that share the modules around
-the experts. `variant="separate"` shares nothing, `"siamese"` has no `.query_lm`.
+`.lm` encodes passages and `.query_lm` queries: two masked language models of transformers that share all modules but the
+experts. `variant="separate"` shares nothing, `"siamese"` has no `.query_lm`.
 
-Shapes: B texts, L tokens, D hidden size, V vocabulary, P labelled positions.
+Shapes: B texts, L tokens, M tokens of a span, D hidden size, V vocabulary, P labelled positions.
 """
 
 import copy
@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import GPT2Config, PreTrainedModel
 from transformers import initialization as init
 from transformers.models.bert.modeling_bert import BertLayer
@@ -39,19 +38,19 @@ from transformers.utils import ModelOutput
 
 from .configuration_cot_mote import CoTMoTEConfig
 from .expert_encoders import CoTMoTEPreTrainedModel, keep_top_k
-from .linear_cross_entropy import IGNORED, watch_head
-from .masked_lm import additive, bert_layer_config, position_table, score, summed_cross_entropy
+from .linear_cross_entropy import IGNORED, summed_cross_entropy
+from .masked_lm import additive, bert_layer_config, masked_lm_loss, position_table, score
 
 
 @dataclass
 class CoTMoTEOutput(ModelOutput):
-    """Result of `CoTMoTEModel.forward`.
+    """Output of `CoTMoTEModel.forward`.
 
     Attributes:
         last_hidden_state: (B, L, D).
-        pooler_output: (B, D), the dense vectors: the states of the first token.
-        sparse: (B, V), not negative; None with `return_sparse=False`.
-        hidden_states: (B, L, D) of the embeddings and of each layer; None unless asked for.
+        pooler_output: (B, D) dense vectors: the states of the first token.
+        sparse: (B, V) sparse vectors, not negative; None with `return_sparse=False`.
+        hidden_states: (B, L, D) of the embeddings and of each layer; None unless requested.
     """
 
     last_hidden_state: Tensor | None = None
@@ -62,18 +61,18 @@ class CoTMoTEOutput(ModelOutput):
 
 @dataclass
 class CoTMoTEPreTrainingOutput(ModelOutput):
-    """Result of `CoTMoTEForPreTraining.forward`.
+    """Output of `CoTMoTEForPreTraining.forward`.
 
     Attributes:
         loss: scalar, `encoder_loss + decoder_loss`.
-        encoder_loss: scalar, mean cross-entropy of the masked tokens in nats; 0 if there is none.
-        decoder_loss: scalar, the sum of the next two; None without a decoder.
-        dense_decoder_loss: scalar, of the span written from the dense vector; None without that bottleneck.
-        sparse_decoder_loss: scalar, of the span written from the sparse vector; None without that bottleneck.
+        encoder_loss: scalar, mean cross-entropy of the masked tokens in nats; 0 if there are none.
+        decoder_loss: scalar, sum of the next two; None without a decoder.
+        dense_decoder_loss: scalar, loss of the span given the dense vector; None without that bottleneck.
+        sparse_decoder_loss: scalar, loss of the span given the sparse vector; None without that bottleneck.
         last_hidden_state: (B, L, D).
-        pooler_output: (B, D), the dense vectors.
-        sparse: (B, V); None without that bottleneck.
-        hidden_states: (B, L, D) of the embeddings and of each layer; None unless asked for.
+        pooler_output: (B, D) dense vectors.
+        sparse: (B, V) sparse vectors; None without that bottleneck.
+        hidden_states: (B, L, D) of the embeddings and of each layer; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -88,20 +87,20 @@ class CoTMoTEPreTrainingOutput(ModelOutput):
 
 
 class CoTMoTEModel(CoTMoTEPreTrainedModel):
-    """Dense and sparse vectors of queries and passages."""
+    """Encoder that computes dense and sparse vectors of queries and passages."""
 
     def __init__(
         self, config: CoTMoTEConfig, lm: PreTrainedModel | None = None, query_lm: PreTrainedModel | None = None
     ) -> None:
-        """As the base class, and refuses the configuration of a checkpoint that has the decoder.
+        """Build the model as the base class does, and reject the configuration of a pre-training checkpoint.
 
         Raises:
-            ValueError: for a pre-training checkpoint.
+            ValueError: the checkpoint holds a decoder, too.
         """
         if "CoTMoTEForPreTraining" in (config.architectures or []):
             raise ValueError(
-                "this checkpoint is a pre-training one, encoder and decoder in one: load it with"
-                " CoTMoTEForPreTraining.from_pretrained and take its .encoder"
+                "this is a pre-training checkpoint, which holds an encoder and a decoder: load it with"
+                " CoTMoTEForPreTraining.from_pretrained and use its .encoder"
             )
         super().__init__(config, lm, query_lm)
         self.post_init()
@@ -116,20 +115,20 @@ class CoTMoTEModel(CoTMoTEPreTrainedModel):
         output_hidden_states: bool = False,
         token_type_ids: Tensor | None = None,
     ) -> CoTMoTEOutput:
-        """The vectors of a batch.
+        """Compute the vectors of a batch.
 
         Args:
             input_ids: (B, L), [CLS] first, padding on the right.
             attention_mask: (B, L), zero on padding.
-            expert: `"query"` or `"passage"`; of a batch with both, one per row, as names or as a tensor (B,) with 0 for
-                a query and 1 for a passage. A siamese model needs none.
-            return_sparse: whether to score the vocabulary, which costs about as much as some layers.
-            top_k: leave so many terms in each sparse vector, and those that equal the last of them.
+            expert: `"query"` or `"passage"`. For a mixed batch one per row, as names or as a (B,) tensor with 0 for a query
+                and 1 for a passage. A siamese model needs none.
+            return_sparse: whether to compute sparse vectors, which costs about as much as a few layers.
+            top_k: number of terms to keep in each sparse vector; terms equal to the last of them are kept, too.
             output_hidden_states: whether to return the states of all layers.
-            token_type_ids: what some tokenizers give; not read, as a text alone is all of type 0.
+            token_type_ids: ignored; some tokenizers return them, and they are all 0 for single texts.
 
         Raises:
-            ValueError: if no expert is named, or not one for each row, or for tensors of the wrong shape.
+            ValueError: an expert is missing for the batch or for a row, or a tensor has the wrong shape.
         """
         self._check_inputs("", input_ids, attention_mask=attention_mask)
         parts, indices = [], []
@@ -148,30 +147,27 @@ class CoTMoTEModel(CoTMoTEPreTrainedModel):
 
 
 class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
-    """The encoder (`.encoder`, to be published) and the decoder, `.ar_decoder` or `.ae_decoder`.
+    """Encoder (`.encoder`, which is published) with a decoder (`.ar_decoder` or `.ae_decoder`) for pre-training.
 
-    The weights of CoT-MAE's published implementation map by their names: the masked language model is `.lm`, its
-    `c_head.` reads `ae_decoder.`, `d_head.` reads `ar_decoder.` and `d_head_ln_f.` reads `ar_decoder_ln_f.`; the first
-    release has the masked language model's names without `lm.`. `cot_mae_names` does it. Such a model is
-    `variant="siamese", bottlenecks="dense"`, with `decoder_layers` and, for its causal head, `attention_window=3`.
+    `cot_mae_names` renames the weights of CoT-MAE's published implementation: the masked language model becomes `lm.` (the
+    first release has its names without the prefix), `c_head.` becomes `ae_decoder.`, `d_head.` becomes `ar_decoder.` and
+    `d_head_ln_f.` becomes `ar_decoder_ln_f.`. Load them into a model with `variant="siamese"`, `bottlenecks="dense"`, the
+    right `decoder_layers` and, for the causal head, `attention_window=3`.
     """
 
-    accepts_loss_kwargs = False  # each loss is the mean over its own labels of the batch, as in CoT-MAE
+    accepts_loss_kwargs = False  # each loss is a mean over the labels of its micro-batch, as in CoT-MAE
 
     def __init__(
         self, config: CoTMoTEConfig, lm: PreTrainedModel | None = None, query_lm: PreTrainedModel | None = None
     ) -> None:
         super().__init__(config, lm, query_lm)
-        for part in (self.lm, self.query_lm):
-            if part is not None:
-                watch_head(part.get_output_embeddings())
         layer = bert_layer_config(self.lm.config)
         self.ae_decoder: nn.ModuleList | None = None
         self.ar_decoder: nn.ModuleList | None = None
         if config.decoder == "ae":
             self.ae_decoder = nn.ModuleList([BertLayer(layer) for _ in range(config.decoder_layers)])
         elif config.decoder == "ar":
-            settings: dict[str, Any] = {"attn_implementation": "sdpa"}  # as of the layer of the other decoder
+            settings: dict[str, Any] = {"attn_implementation": "sdpa"}  # as in the layers of the other decoder
             gpt2 = GPT2Config(
                 n_embd=layer.hidden_size,
                 n_head=layer.num_attention_heads,
@@ -187,12 +183,14 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
             self.ar_decoder_ln_f = nn.LayerNorm(layer.hidden_size, eps=layer.layer_norm_eps)
         self.decoder_positions: nn.Embedding | None = None
         if config.decoder != "none" and position_table(self.lm.base_model) is None:
-            self.decoder_positions = nn.Embedding(self.max_length, layer.hidden_size)  # its embeddings have none
+            self.decoder_positions = nn.Embedding(
+                self.max_length, layer.hidden_size
+            )  # the embeddings have no positions
         self.post_init()
 
     @property
     def encoder(self) -> CoTMoTEModel:
-        """What is published: the same weights without the decoder."""
+        """The part that is published: the same weights without the decoder."""
         config = copy.deepcopy(self.config)
         config.architectures, config.decoder = None, "none"
         config.attention_window, config.auto_map = None, {"AutoModel": "modeling_cot_mote.CoTMoTEModel"}
@@ -211,34 +209,34 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
         expert: str | Sequence[str] | Tensor | None = None,
         output_hidden_states: bool = False,
     ) -> CoTMoTEPreTrainingOutput:
-        """The losses of a batch; masks and spans are inputs, so that a batch can be replayed.
+        """Compute the losses of a batch. Masks and spans are inputs, so that a batch can be replayed.
 
         Args:
-            input_ids: (B, L) the masked texts, [CLS] first, padding on the right.
+            input_ids: (B, L) masked texts, [CLS] first, padding on the right.
             attention_mask: (B, L), zero on padding.
-            labels: (B, L), the original tokens where masked, -100 elsewhere.
-            decoder_input_ids: (B, M) the contextual spans with [CLS] (which gives way to the vector) and [SEP]: the
-                original tokens for "ar", masked ones for "ae".
+            labels: (B, L) original tokens where masked, -100 elsewhere.
+            decoder_input_ids: (B, M) contextual spans with [CLS] (replaced by the vector) and [SEP]: original tokens for
+                "ar", masked tokens for "ae".
             decoder_attention_mask: (B, M), zero on padding.
-            decoder_labels: (B, M), the token that stands at each position, -100 where it is not to be predicted; "ar"
-                predicts it from the position before, and without labels all tokens of the span but the first.
+            decoder_labels: (B, M) original token at each position to predict, -100 elsewhere; "ar" predicts it from the
+                position before. By default, "ar" predicts all tokens of the span but the first.
             expert: `"query"` or `"passage"`, or one per row, as in `CoTMoTEModel.forward`.
             output_hidden_states: whether to return the encoder's states of all layers.
 
         Raises:
-            ValueError: if no expert is named, or not one for each row, or for tensors missing or of the wrong shape.
+            ValueError: an expert is missing for the batch or for a row, or a tensor is missing or has the wrong shape.
         """
         self._check_inputs("", input_ids, attention_mask=attention_mask, labels=labels)
         span = self._span(decoder_input_ids, decoder_attention_mask, decoder_labels)
         if span is not None and len(span[0]) != len(input_ids):
             raise ValueError(
-                f"decoder_input_ids has {len(span[0])} rows, input_ids {len(input_ids)}: one span per text"
+                f"decoder_input_ids has {len(span[0])} rows, input_ids {len(input_ids)}: give one span per text"
             )
         texts = (input_ids, attention_mask, labels)
         parts: list[CoTMoTEOutput] = []
         indices: list[Tensor | None] = []
         bottlenecks = tuple(self.config.bottlenecks) if span is not None else ()
-        losses = {name: _MeanLoss() for name in ("encoder", *bottlenecks)}
+        losses: dict[str, list[tuple[Tensor, int]]] = {name: [] for name in ("encoder", *bottlenecks)}
         for lm, rows in self._routes(expert, len(input_ids)):
             ids, mask, own_labels, *own_span = (t if rows is None else t[rows] for t in (*texts, *(span or ())))
             encoded = lm.base_model(input_ids=ids, attention_mask=mask, output_hidden_states=output_hidden_states)
@@ -246,22 +244,23 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
             labelled_BL = own_labels != IGNORED
             targets_P = own_labels[labelled_BL]
             vectors = {"dense": states_BLD[:, 0]}
-            if "sparse" in bottlenecks:  # which needs the logits of all positions
+            if "sparse" in bottlenecks:  # needs the logits of all positions
                 logits_BLV = score(lm, states_BLD.flatten(0, 1)).unflatten(0, ids.shape)
                 vectors["sparse"] = self._sparse(logits_BLV, ids, mask)
-                total = _summed(logits_BLV[labelled_BL], targets_P)
+                total = summed_cross_entropy(logits_BLV[labelled_BL], targets_P)
             else:
-                total = summed_cross_entropy(lm, states_BLD[labelled_BL], targets_P)
-            losses["encoder"].add(total, len(targets_P))
-            for bottleneck in bottlenecks:  # in this order: each decoding draws its own dropout
+                total = masked_lm_loss(lm, states_BLD[labelled_BL], targets_P)
+            losses["encoder"].append((total, len(targets_P)))
+            for bottleneck in bottlenecks:  # in a fixed order, because each pass of the decoder draws its own dropout
                 vector_BD = vectors[bottleneck]
                 if bottleneck == "sparse":
-                    vector_BD = vector_BD @ _embedding_matrix(lm)
+                    embeddings: Any = lm.get_input_embeddings()
+                    vector_BD = vector_BD @ embeddings.weight
                 decoded_PD, targets_P = self._decode(lm, vector_BD, *own_span)
-                losses[bottleneck].add(summed_cross_entropy(lm, decoded_PD, targets_P), len(targets_P))
+                losses[bottleneck].append((masked_lm_loss(lm, decoded_PD, targets_P), len(targets_P)))
             parts.append(CoTMoTEOutput(states_BLD, vectors["dense"], vectors.get("sparse"), encoded.hidden_states))
             indices.append(rows)
-        means = {name: loss.mean() for name, loss in losses.items()}
+        means = {name: _mean(routes) for name, routes in losses.items()}
         output = CoTMoTEPreTrainingOutput(**_in_order(parts, indices))
         output.loss = output.encoder_loss = means.pop("encoder")
         output.dense_decoder_loss, output.sparse_decoder_loss = means.get("dense"), means.get("sparse")
@@ -273,19 +272,19 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
     def _span(
         self, ids: Tensor | None, mask: Tensor | None, labels: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The decoder's inputs, its labels filled in; None without a decoder."""
+        """Return the decoder's ids, mask and labels, with default labels filled in; None without a decoder."""
         if self.config.decoder == "none":
             return None
         if ids is None:
-            raise ValueError(f'decoder_input_ids is missing: decoder="{self.config.decoder}" writes a contextual span')
+            raise ValueError(f'decoder_input_ids is missing: decoder="{self.config.decoder}" needs a contextual span')
         if labels is None and self.config.decoder == "ar" and mask is not None:
             labels = ids.masked_fill(mask == 0, IGNORED)
         self._check_inputs("decoder_", ids, attention_mask=mask, labels=labels)
-        assert mask is not None and labels is not None  # _check_inputs has seen to it
+        assert mask is not None and labels is not None  # see _check_inputs
         return ids, mask, labels
 
     def _decode(self, lm: Any, vector_BD: Tensor, ids: Tensor, mask: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(P, D) states of the decoder that predict a token of the span, and (P,) those tokens."""
+        """Return the (P, D) decoder states that predict a token of the span, and the (P,) tokens."""
         embeddings_BMD: Tensor = lm.base_model.embeddings(input_ids=ids)
         if self.decoder_positions is not None:
             embeddings_BMD = embeddings_BMD + self.decoder_positions.weight[: ids.shape[1]]
@@ -304,7 +303,7 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
         return states_BMD[labels != IGNORED], labels[labels != IGNORED]
 
     def _causal(self, length: int, device: torch.device) -> Tensor:
-        """(M, M), whether a position (row) sees another: those up to itself, within the window, and always the first."""
+        """Return an (M, M) mask: a position attends to itself, to those before it within the window, and to the first."""
         distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
         window = length if self.config.attention_window is None else self.config.attention_window
         seen = (distance >= 0) & (distance < window)
@@ -313,66 +312,42 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """GPT-2's: its layers are none of those that the base class knows; what was loaded stays as it is."""
+        """Initialise weights as GPT-2 does, whose layers the base class does not know; loaded weights are kept."""
         super()._init_weights(module)
         std = self.config.get_text_config().initializer_range
         if isinstance(module, Conv1D):
             init.normal_(module.weight, mean=0.0, std=std)
             init.zeros_(module.bias)
-        elif isinstance(module, GPT2Block):  # after its parts: the projections onto the residual stream start smaller
+        elif isinstance(module, GPT2Block):  # after its parts: projections onto the residual stream get a smaller scale
             for projection in (module.attn.c_proj, module.mlp.c_proj):
                 init.normal_(projection.weight, mean=0.0, std=std / (2 * self.config.decoder_layers) ** 0.5)
 
 
-class _MeanLoss:
-    """Cross-entropy over all labels of a batch that is scored in parts."""
-
-    def __init__(self) -> None:
-        self.total: Tensor | None = None
-        self.labels = 0
-
-    def add(self, total: Tensor, labels: int) -> None:
-        self.total = total if self.total is None else self.total + total
-        self.labels += labels
-
-    def mean(self) -> Tensor:
-        assert self.total is not None
-        return self.total / max(self.labels, 1)
-
-
-def _summed(logits_PV: Tensor, labels_P: Tensor) -> Tensor:
-    """0, with a gradient of 0, without labels."""
-    logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
-    return F.cross_entropy(logits_PV, labels_P, reduction="sum")
+def _mean(routes: list[tuple[Tensor, int]]) -> Tensor:
+    """Return the mean over all labels, given the summed loss and the number of labels of each route."""
+    return torch.stack([total for total, _ in routes]).sum() / max(sum(labels for _, labels in routes), 1)
 
 
 def cot_mae_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict of CoT-MAE's published implementation under the names of `CoTMoTEForPreTraining`.
+    """Rename the weights of CoT-MAE's published implementation for `CoTMoTEForPreTraining`.
 
     Args:
-        state: of its first release (`bert.*`, `cls.*`, `c_head.*`) or its second (`lm.*`, `c_head.*`, `d_head.*`,
+        state: state dict of its first release (`bert.*`, `cls.*`, `c_head.*`) or its second (`lm.*`, `c_head.*`, `d_head.*`,
             `d_head_ln_f.*`).
     """
     renamed = {}
     for name, tensor in state.items():
         part = name.split(".")[0]
         if part in ("c_head", "d_head", "d_head_ln_f"):
-            if not name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, once kept with the weights
+            if not name.endswith((".attn.bias", ".attn.masked_bias")):  # causal masks, which old versions stored
                 renamed[name.replace("c_head", "ae_decoder", 1).replace("d_head", "ar_decoder", 1)] = tensor
         elif not name.endswith((".position_ids", "target_diag")):
             renamed[name if part == "lm" else f"lm.{name}"] = tensor
     return renamed
 
 
-def _embedding_matrix(lm: PreTrainedModel) -> Tensor:
-    """(V, D)."""
-    embeddings: Any = lm.get_input_embeddings()
-    weight: Tensor = embeddings.weight
-    return weight
-
-
 def _in_order(parts: list[CoTMoTEOutput], indices: list[Tensor | None]) -> CoTMoTEOutput:
-    """One output of those of the routes, the rows as they were in the batch."""
+    """Merge the outputs of the routes into one, with rows in the order of the batch."""
     if indices[0] is None:
         return parts[0]
     order_B = torch.cat([rows for rows in indices if rows is not None]).argsort()

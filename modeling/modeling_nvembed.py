@@ -1,12 +1,12 @@
-"""NV-Embed (arXiv 2405.17428): a decoder without its causal mask whose token states are pooled through latent attention.
+"""NV-Embed (arXiv 2405.17428): a decoder with bidirectional attention whose token states are pooled with latent attention.
 
     hidden = decoder(tokens), every token attending to every other          (section 3.1)
     hidden = latent attention and feed-forward, token by token              (section 3.2, latent_attention.py)
     vector = mean of hidden over the text's tokens, EOS included, instruction excluded, scaled to length 1
 
-The decoder is any model of transformers that builds its mask by transformers' own functions: `config.is_causal = False`
-lifts it there, so no architecture is copied. Official checkpoints load as they are (`embedding_model.*`,
-`latent_attention_model.*`), in whatever type is asked for; the official code computes under autocast on a GPU.
+The decoder is any model of transformers that builds its mask with transformers' own functions, where `config.is_causal = False`
+removes the causal mask, so that no architecture has to be copied. Official checkpoints (`embedding_model.*`,
+`latent_attention_model.*`) can be loaded in any dtype; the official code computes under autocast on a GPU.
 
 Shapes: B rows, L tokens, D hidden size.
 """
@@ -29,13 +29,13 @@ from .latent_attention import LatentAttention, SelfAttention
 
 @dataclass
 class NVEmbedOutput(ModelOutput):
-    """Result of `NVEmbedModel.forward`.
+    """Output of `NVEmbedModel.forward`.
 
     Attributes:
-        last_hidden_state: (B, L, D), after the latent attention; the mean of these is the text's vector.
-        pooler_output: (B, D), at least float32, pooled over the pool mask; of length 1 unless the configuration says no;
-            NaN in a row without a token to pool.
-        sentence_embeddings: the same, under its name in the official code.
+        last_hidden_state: (B, L, D), after the latent attention; their mean is the text's vector.
+        pooler_output: (B, D) vectors in float32 or wider, pooled over the pool mask, of length 1 unless
+            `output_normalize` is off; NaN in rows without a token to pool.
+        sentence_embeddings: the same, under the name of the official code.
     """
 
     last_hidden_state: Tensor | None = None
@@ -44,7 +44,7 @@ class NVEmbedOutput(ModelOutput):
 
 
 class NVEmbedModel(PreTrainedModel):
-    """A decoder (`.embedding_model`) and the layer that pools its states (`.latent_attention_model`)."""
+    """A decoder (`.embedding_model`) and the layer before pooling (`.latent_attention_model`)."""
 
     config_class = NVEmbedConfig
     config: NVEmbedConfig
@@ -53,13 +53,13 @@ class NVEmbedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
-    # Not `_supports_attention_backend`: under flash attention sentence-transformers would hand over all texts as one row.
+    # Not `_supports_attention_backend`: with flash attention, sentence-transformers would pass all texts as one row.
     _can_set_attn_implementation = classmethod(lambda cls: True)
 
     _tokenizer: PreTrainedTokenizerBase | None = None
 
     def __init__(self, config: NVEmbedConfig, embedding_model: PreTrainedModel | None = None) -> None:
-        """Builds the decoder from `config`, or takes the given one, whose configuration must be `config.text_config`."""
+        """Build the decoder from `config`, or use the given one, whose configuration must be `config.text_config`."""
         super().__init__(config)
         if config.text_config is None:
             raise ValueError("text_config is missing: an NV-Embed model needs the configuration of its decoder")
@@ -70,10 +70,10 @@ class NVEmbedModel(PreTrainedModel):
                 " set hidden_dim and latent_dim of latent_attention_config"
             )
         self.embedding_model = AutoModel.from_config(config.text_config) if embedding_model is None else embedding_model
-        check_interface(self.embedding_model, "lifting its causal mask")
+        check_interface(self.embedding_model, "removing the causal mask")
         if config.mask == "bidirectional":
             for module in self.embedding_model.modules():
-                if hasattr(module, "is_causal"):  # what a kernel without a mask goes by
+                if hasattr(module, "is_causal"):  # read by kernels that get no mask
                     module.is_causal = False
         self.latent_attention_model: LatentAttention | None = None
         self.self_attention_model: SelfAttention | None = None
@@ -84,7 +84,7 @@ class NVEmbedModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Torch's own initialisation and standard normal latents, as in the official code; loaded weights stay."""
+        """Initialise layers with torch's defaults and latents from N(0, 1), as in the official code; keep loaded weights."""
         if isinstance(module, LatentAttention):
             init.normal_(module.latents)
         elif isinstance(module, (nn.Linear, nn.LayerNorm)):
@@ -103,21 +103,21 @@ class NVEmbedModel(PreTrainedModel):
         attn_implementation: str | None = None,
         **config: Any,
     ) -> "NVEmbedModel":
-        """Puts fresh pooling weights on a pre-trained decoder.
+        """Create a model from a pre-trained decoder, with new pooling weights.
 
         Args:
-            backbone: Hub id, folder or loaded decoder; of one with a language-model head, the part below it. A loaded
-                one is used as it is, and its configuration changed to the mask.
+            backbone: Hub id, folder or loaded decoder, used without its language-model head. A loaded decoder is not
+                copied, and its configuration is changed to the mask.
             pooling: see `NVEmbedConfig`.
             mask: `"bidirectional"` or `"causal"`.
             num_latents: number of trainable latents.
-            num_heads: heads of the latent or self-attention.
-            dtype: of loaded weights; float32 for training under autocast.
-            attn_implementation: `"sdpa"`, `"eager"`, `"flash_attention_2"`, ...; None for transformers' choice, SDPA.
+            num_heads: heads of the latent attention or self-attention.
+            dtype: of the loaded weights; float32 for training under autocast.
+            attn_implementation: `"sdpa"`, `"eager"`, `"flash_attention_2"`, ...; None for the default of transformers (SDPA).
             **config: other fields of `NVEmbedConfig`.
 
         Raises:
-            ValueError: if its checkpoint lacks weights, or its attention has not the mask that is asked for.
+            ValueError: the checkpoint lacks weights, or the decoder's attention does not follow the mask.
         """
         given: Any = None if isinstance(backbone, str) else body(backbone)
         text_config: Any = AutoConfig.from_pretrained(backbone) if isinstance(backbone, str) else given.config
@@ -126,11 +126,9 @@ class NVEmbedModel(PreTrainedModel):
         config.setdefault("latent_attention_config", latent | {"hidden_dim": width, "latent_dim": width})
         config.setdefault("official_instruction_mask", False)
         whole = NVEmbedConfig(text_config=text_config, pooling=pooling, mask=mask, **config)
-        if isinstance(backbone, str):  # with the mask already in its configuration
-            load: dict[str, Any] = {"dtype": dtype}
-            if attn_implementation is not None:
-                load["attn_implementation"] = attn_implementation
-            given = load_backbone(AutoModel, backbone, config=text_config, **load)
+        if isinstance(backbone, str):  # NVEmbedConfig has already set the mask in text_config
+            load = {"config": text_config, "dtype": dtype, "attn_implementation": attn_implementation}
+            given = load_backbone(AutoModel, backbone, **load)
             whole.text_config = given.config
         whole._attn_implementation = given.config._attn_implementation
         model = cls(whole, given)
@@ -142,12 +140,11 @@ class NVEmbedModel(PreTrainedModel):
         return model
 
     def get_input_embeddings(self) -> nn.Module:
-        """The decoder's table of token embeddings."""
-        table: nn.Module = self.embedding_model.get_input_embeddings()
-        return table
+        """Return the decoder's token embeddings."""
+        return self.embedding_model.get_input_embeddings()  # type: ignore[no-any-return]
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replaces it."""
+        """Replace the decoder's token embeddings."""
         self.embedding_model.set_input_embeddings(value)
 
     def forward(
@@ -160,21 +157,21 @@ class NVEmbedModel(PreTrainedModel):
         token_type_ids: Tensor | None = None,
         return_dict: bool = True,
     ) -> NVEmbedOutput | tuple[Tensor, ...]:
-        """Token states after the latent attention, and the vector of every row.
+        """Compute token states after the latent attention, and the vector of every row.
 
         Args:
             input_ids: (B, L).
             attention_mask: (B, L), zero on padding.
-            pool_mask: (B, L), one on the tokens that make the vector; by default the attention mask. `exclude_instruction`
-                makes one without the instruction, `check_pool_mask` says which row has nothing left. Not asked here: on a GPU
-                the question would wait for all that was computed before it.
-            prompt_length: number of tokens of sentence-transformers' prompt, for which the room that is left is checked if
-                it is no tensor; the pooling that leaves them out is sentence-transformers' own.
-            token_type_ids: ignored, some tokenizers give them.
+            pool_mask: (B, L), one on the tokens to pool; by default the attention mask. `exclude_instruction` builds one
+                without the instruction, and `check_pool_mask` finds rows without tokens to pool. Rows are not checked
+                here, because that would wait for the GPU.
+            prompt_length: number of tokens of the prompt in sentence-transformers. Unless it is a tensor, it is checked that
+                the prompt leaves room for text; excluding it is left to sentence-transformers' own pooling.
+            token_type_ids: ignored; some tokenizers return them.
             return_dict: False for a tuple whose first item is the vectors, as in the official code.
 
         Raises:
-            ValueError: if the prompt leaves no room for text.
+            ValueError: the prompt leaves no room for text.
         """
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
@@ -193,7 +190,7 @@ class NVEmbedModel(PreTrainedModel):
         return NVEmbedOutput(hidden_BLD, vectors_BD, vectors_BD)
 
     def pool(self, hidden_BLD: Tensor, pool_mask_BL: Tensor) -> Tensor:
-        """Returns the (B, D) vectors, at least float32, of token states as `last_hidden_state` has them."""
+        """Return the (B, D) vectors, in float32 or wider, of token states such as `last_hidden_state`."""
         hidden_BLD = hidden_BLD.to(torch.promote_types(hidden_BLD.dtype, torch.float32))
         if self.config.pooling == "eos":
             places_L = torch.arange(pool_mask_BL.shape[1], device=pool_mask_BL.device)
@@ -206,14 +203,14 @@ class NVEmbedModel(PreTrainedModel):
         return F.normalize(vectors_BD, dim=-1) if self.config.latent_attention_config.output_normalize else vectors_BD
 
     def _check_prompt(self, width: int, prompt_length: int | Tensor | None) -> None:
-        """A prompt that is cut itself would leave EOS alone, and all texts would get one and the same vector."""
+        """Raise a ValueError if the prompt is cut, because then only EOS is left, and all texts get the same vector."""
         if prompt_length is None or isinstance(prompt_length, Tensor):
             return
         tokens, limit = prompt_length, self.config.max_seq_length
         if (limit is not None and tokens + 1 >= limit) or tokens >= width:
             raise ValueError(
                 f"the prompt takes {tokens} tokens or more of {limit or 'its row'}: the instruction is longer than the"
-                " maximum length and no token of the text is left; shorten it or raise max_seq_length"
+                " maximum length, so no text is left; shorten it or raise max_seq_length"
             )
 
     @property
@@ -224,7 +221,7 @@ class NVEmbedModel(PreTrainedModel):
             name = own if own and Path(own, "tokenizer_config.json").is_file() else named or own
             if not name:
                 raise ValueError("the model was not loaded from a folder with a tokenizer: set `model.tokenizer`")
-            # With the configuration at hand, transformers does not ask whether it may run the folder's code to read it.
+            # Given the configuration, transformers does not ask to run the folder's code in order to read it.
             self._tokenizer = AutoTokenizer.from_pretrained(name, config=self.config)
         return self._tokenizer
 
@@ -236,22 +233,22 @@ class NVEmbedModel(PreTrainedModel):
     def encode(
         self, texts: list[str], instruction: str = "", max_length: int | None = None, batch_size: int = 32
     ) -> Tensor:
-        r"""The texts' vectors as the official `encode` gives them, in batches of texts of about the same length.
+        r"""Return the vectors of texts, equal to those of the official `encode`, in batches of texts of similar length.
 
-        EOS is put after every text, by the tokenizer if it does so, else in the official way, in which a text that is cut
+        EOS is appended to every text: by the tokenizer if it does so, else as in the official code, where a text that is cut
         loses it.
 
         Args:
             texts: n texts.
-            instruction: text put before each, as `"Instruct: {task}\nQuery: "`; not part of the mean.
-            max_length: tokens kept of instruction and text; by default the configuration's, or 4096.
-            batch_size: texts of one forward pass.
+            instruction: text put before each text, such as `"Instruct: {task}\nQuery: "`; excluded from the mean.
+            max_length: maximum tokens of instruction and text; by default the configuration's, or 4096.
+            batch_size: texts per forward pass.
 
         Returns:
             (n, D), float32, on the model's device.
 
         Raises:
-            ValueError: if the instruction leaves no room for the text, or a text has no token.
+            ValueError: the instruction leaves no room for the text, or a text has no token.
         """
         limit = max_length or self.config.max_seq_length or 4096
         tokenizer, config = self.tokenizer, self.config
@@ -264,8 +261,8 @@ class NVEmbedModel(PreTrainedModel):
             left_out = self.instruction_length(instruction)
         if left_out and left_out + 1 >= limit:
             raise ValueError(
-                f"the instruction has {left_out} tokens, which leaves no room for text in {limit}: it is longer than"
-                " the maximum length"
+                f"the instruction is longer than the maximum length: its {left_out} tokens leave no room for text in {limit};"
+                " shorten it or raise max_length"
             )
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
         vectors_nD = torch.empty(len(texts), config.hidden_size, device=self.device)
@@ -287,11 +284,11 @@ class NVEmbedModel(PreTrainedModel):
         return vectors_nD
 
     def instruction_length(self, instruction: str) -> int:
-        """Number of leading tokens that `encode` leaves out of the mean for this instruction.
+        """Return the number of leading tokens that `encode` excludes from the mean for this instruction.
 
-        The official number does not count BOS, and counts a last space as a token of its own although it may be joined
-        to the text's first word; with Mistral's tokenizer and an instruction that ends with a space the two make up for
-        each other. The correct one counts BOS, and leaves a last space to the text.
+        The official number does not count BOS, and counts a final space as a token although it may be merged with the text's
+        first word. With Mistral's tokenizer and an instruction that ends with a space, the two errors cancel out. The correct
+        number counts BOS, and leaves a final space to the text.
         """
         if self.config.official_instruction_mask:
             return len(self.tokenizer.tokenize(instruction))
@@ -300,11 +297,11 @@ class NVEmbedModel(PreTrainedModel):
 
 
 def exclude_instruction(attention_mask_BL: Tensor, num_tokens: int | Tensor) -> Tensor:
-    """The pool mask (B, L) without the first tokens of each row that are not padding.
+    """Return a (B, L) pool mask without the first tokens of each row that are not padding.
 
     Args:
         attention_mask_BL: (B, L), padded on either side.
-        num_tokens: tokens of the instruction, BOS included, for all rows or (B,) for each.
+        num_tokens: tokens of the instruction, BOS included; one number for all rows, or (B,).
     """
     if isinstance(num_tokens, Tensor):
         num_tokens = num_tokens[:, None]
@@ -312,14 +309,14 @@ def exclude_instruction(attention_mask_BL: Tensor, num_tokens: int | Tensor) -> 
 
 
 def check_pool_mask(pool_mask_BL: Tensor, rows: list[int] | None = None) -> None:
-    """Refuses a text of which nothing would be pooled. For where batches are made, before they go to the device.
+    """Check that every text has a token to pool; call it on batches before they are moved to the device.
 
     Args:
-        pool_mask_BL: (B, L), one on the tokens that make the vector.
-        rows: what to call the rows; by default their numbers.
+        pool_mask_BL: (B, L), one on the tokens to pool.
+        rows: numbers of the rows for the message; by default their places in the batch.
 
     Raises:
-        ValueError: with the row.
+        ValueError: a row has no token to pool.
     """
     empty = (~pool_mask_BL.bool().any(-1)).nonzero().flatten().tolist()
     if empty:

@@ -1,52 +1,58 @@
-r"""RetroMAE (arXiv 2205.12035): an encoder pre-trained so that its [CLS] state holds a whole passage.
+r"""RetroMAE (arXiv 2205.12035): an encoder pre-trained so that its [CLS] state represents a whole passage.
 
-The encoder sees a lightly masked passage, X_enc, and predicts what is masked, as BERT does. Its [CLS] state h and a
-decoder of one layer then have to reconstruct the passage from what is masked heavily. Equations of section 3:
+The encoder gets a lightly masked passage, X_enc, and predicts the masked tokens, as BERT does. A one-layer decoder then
+reconstructs the passage from the encoder's [CLS] state h and a heavily masked input. Equations of section 3:
 
     L_enc = cross-entropy of the masked tokens of X_enc                                                    (2)
-    H_1 = [h + p_0, ..., h + p_N]                      the query stream: position embeddings p, no LayerNorm  (4)
-    H_2 = [h, e_{x_1} + p_1, ..., e_{x_N} + p_N]       the key/value stream: the unmasked embeddings          (4)
+    H_1 = [h + p_0, ..., h + p_N]                      query stream: position embeddings p, no LayerNorm     (4)
+    H_2 = [h, e_{x_1} + p_1, ..., e_{x_N} + p_N]       key/value stream: the unmasked embeddings             (4)
     A   = softmax(Q^T K / sqrt(d) + M) V,   Q = W^Q H_1,  K = W^K H_2,  V = W^V H_2                           (5)
     M_ij = 0 where j is in the sample s(X \ x_i) of row i, or j = 0 and i != 0; else -infinity                (6)
     L_dec = cross-entropy of all original tokens given A and H_1                                             (7)
     loss = L_enc + L_dec
 
-Basic decoding (section 3.2), for the ablation: ordinary layers over [h, embeddings of the masked passage], and L_dec over
-the masked tokens only. Embeddings and output head are the encoder's own. M is an input: the collator draws it.
+Basic decoding (section 3.2, the ablation) applies ordinary layers to [h, embeddings of the masked passage], and L_dec covers
+the masked tokens only. Embeddings and output head are shared with the encoder. M is an input, drawn by the collator.
 
-Not as in the original implementation: a RoBERTa-like encoder counts the decoder's positions as it counts its own, from
-`padding_idx + 1`; an encoder without absolute positions (ModernBERT) gets a learnt table of the decoder's own, added in
-both streams; in training, the head scores the labelled positions alone, which gives the same losses.
+Differences from the original implementation: with a RoBERTa-like encoder, the decoder's positions also start at
+`padding_idx + 1`; with an encoder without absolute positions (ModernBERT), the decoder has its own learnt position table,
+added in both streams; in training, the head is applied to the labelled positions only, which gives the same losses.
 
 Shapes: B passages, L tokens, D hidden size, V vocabulary.
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .backbones import check_weights
 from .configuration_retromae import RetroMAEConfig
 from .enhanced_decoder import RetroMAEDecoder
-from .linear_cross_entropy import IGNORED, watch_head
-from .masked_lm import check_masked_lm, first_position, max_tokens, position_table, score, summed_cross_entropy
+from .linear_cross_entropy import IGNORED, mean_loss, summed_cross_entropy
+from .masked_lm import (
+    check_encoder,
+    check_masked_lm,
+    first_position,
+    load_masked_lm,
+    masked_lm_loss,
+    max_tokens,
+    position_table,
+    score,
+)
 
 
 @dataclass
 class RetroMAEOutput(ModelOutput):
-    """Result of `RetroMAEForPreTraining.forward`.
+    """Output of `RetroMAEForPreTraining.forward`.
 
     Attributes:
-        loss: scalar, the sum of those below, the bag of words with its weight.
-        encoder_loss: scalar, mean cross-entropy of the encoder's masked tokens in nats; 0 if there is none.
-        decoder_loss: scalar, the same of the decoder's labels; None without a decoder.
-        bag_of_words_loss: scalar, mean over the passages; None unless the configuration asks for it.
+        loss: scalar, sum of the losses below; `bag_of_words_loss` times its weight.
+        encoder_loss: scalar, mean cross-entropy of the encoder's masked tokens in nats; 0 if there are none.
+        decoder_loss: scalar, mean cross-entropy of the decoder's labels in nats; None without a decoder.
+        bag_of_words_loss: scalar, mean over the passages; None unless `config.bag_of_words` is set.
         sentence_embedding: (B, D), the encoder's state of the first token.
         encoder_logits: (B, L, V); None without `return_logits`.
         decoder_logits: (B, L, V); None without `return_logits` or without a decoder.
@@ -62,7 +68,7 @@ class RetroMAEOutput(ModelOutput):
 
 
 class RetroMAEForPreTraining(PreTrainedModel):
-    """A masked language model (`.lm`), whose body `.encoder` is what gets published, and the decoder (`.decoder`)."""
+    """A masked language model (`.lm`), the body of which (`.encoder`) is published, and a decoder (`.decoder`)."""
 
     config_class = RetroMAEConfig
     config: RetroMAEConfig
@@ -71,18 +77,17 @@ class RetroMAEForPreTraining(PreTrainedModel):
     _supports_sdpa = True
     _supports_attention_backend = True
     _can_set_attn_implementation = classmethod(lambda cls: True)
-    accepts_loss_kwargs = False  # each loss is the mean over its own labels of the batch, as in the original
+    accepts_loss_kwargs = False  # each loss is a mean over the labels of its micro-batch, as in the original
 
     def __init__(self, config: RetroMAEConfig, lm: PreTrainedModel | None = None) -> None:
-        """Builds the masked language model from `config`, or takes the one given, whose configuration `config` holds.
+        """Build the masked language model from `config`, or use the given one, whose configuration `config` contains.
 
         Raises:
-            ValueError: if it is not of a kind that the decoder can share embeddings and head with.
+            ValueError: the decoder cannot share the model's embeddings and head.
         """
         super().__init__(config)
         self.lm: PreTrainedModel = AutoModelForMaskedLM.from_config(config.encoder) if lm is None else lm
         check_masked_lm(self.lm)
-        watch_head(self.lm.get_output_embeddings())
         self.decoder: RetroMAEDecoder | None = None
         if config.decoder != "none":
             self.decoder = RetroMAEDecoder(config, own_positions=position_table(self.encoder) is None)
@@ -90,14 +95,13 @@ class RetroMAEForPreTraining(PreTrainedModel):
 
     @property
     def encoder(self) -> PreTrainedModel:
-        """The bare encoder, which needs nothing of this file: (B, L) tokens to (B, L, D) states."""
-        body: Any = self.lm.base_model  # annotated as any module
-        encoder: PreTrainedModel = body
-        return encoder
+        """The encoder alone, a stock model: (B, L) token ids to (B, L, D) states."""
+        encoder: Any = self.lm.base_model  # annotated as any module
+        return encoder  # type: ignore[no-any-return]
 
     @property
     def max_length(self) -> int:
-        """The tokens that a passage may have, special ones included."""
+        """The maximum number of tokens of a passage, special tokens included."""
         return max_tokens(self.encoder)
 
     @classmethod
@@ -110,31 +114,26 @@ class RetroMAEForPreTraining(PreTrainedModel):
         attn_implementation: str | None = None,
         **config: Any,
     ) -> "RetroMAEForPreTraining":
-        """Starts from a pre-trained encoder and a fresh decoder.
+        """Create a model from a pre-trained encoder, with a new decoder.
 
         Args:
-            encoder: Hub id, folder or loaded model (anything `AutoModelForMaskedLM` loads). Weights without those of
-                the masked-LM head, such as a sentence-transformers model's, do: the head starts fresh, with a warning.
-            trust_remote_code: for models whose code lies in their repository.
+            encoder: Hub id, folder or loaded model (anything `AutoModelForMaskedLM` loads). If the weights of the masked-LM
+                head are missing, as in a sentence-transformers model, they are initialised at random, with a warning.
+            trust_remote_code: whether to run model code from the encoder's repository.
             dtype: of the loaded weights; float32 for training under autocast.
-            attn_implementation: of the encoder; None for transformers' choice.
-            **config: the other fields of `RetroMAEConfig`.
+            attn_implementation: of the encoder; None for the default of transformers.
+            **config: other fields of `RetroMAEConfig`.
 
         Raises:
-            ValueError: if it is not a BERT-like encoder with a masked-LM head, or weights of the encoder are missing.
+            ValueError: it is not a BERT-like encoder with a masked-LM head, or weights of the encoder are missing.
         """
-        if isinstance(encoder, str):
-            load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype, "use_safetensors": True}
-            if attn_implementation is not None:
-                load["attn_implementation"] = attn_implementation
-            lm, info = AutoModelForMaskedLM.from_pretrained(encoder, output_loading_info=True, **load)
-            if missing := sorted(info["missing_keys"]):
-                check_weights(encoder, lm, (key for key in missing if key.startswith(f"{lm.base_model_prefix}.")))
-                warnings.warn(f"{encoder} has no weights for {', '.join(missing)}: they start fresh", stacklevel=2)
-        else:
-            lm = encoder
+        lm = encoder
+        if isinstance(lm, str):
+            load = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
+            lm = load_masked_lm(lm, fresh_head=True, **load)
+        check_encoder(lm, "RetroMAE")
         model = cls(RetroMAEConfig(encoder=lm.config, **config), lm)
-        model.to(lm.dtype)  # the decoder is built in the default one
+        model.to(lm.dtype)  # the decoder is built in the default dtype
         model.config.dtype = lm.dtype
         return model
 
@@ -148,28 +147,28 @@ class RetroMAEForPreTraining(PreTrainedModel):
         decoder_labels: Tensor | None = None,
         return_logits: bool = True,
     ) -> RetroMAEOutput:
-        """Both reconstruction losses of a batch; the masks are inputs, so that a batch can be replayed.
+        """Compute the reconstruction losses of a batch. The masks are inputs, so that a batch can be replayed.
 
         Args:
-            encoder_input_ids: (B, L) the lightly masked passages, [CLS] first, padding on the right.
+            encoder_input_ids: (B, L) lightly masked passages, [CLS] first, padding on the right.
             encoder_attention_mask: (B, L), zero on padding.
-            encoder_labels: (B, L), the original tokens where masked, -100 elsewhere.
-            decoder_input_ids: (B, L), the original passages for enhanced decoding, masked ones for basic decoding.
-            decoder_attention_mask: nonzero where a key is visible; (B, L, L), row i of which is what position i sees,
-                for enhanced decoding, (B, L) for basic decoding. Key 0 is the sentence vector.
-            decoder_labels: (B, L), the tokens to predict, -100 elsewhere; with `config.bag_of_words` also the set.
-            return_logits: whether to score every position; without, the losses are the same and cost less: only labelled
-                positions are scored, by blocks of them, so that their logits never exist as a whole.
+            encoder_labels: (B, L) original tokens where masked, -100 elsewhere.
+            decoder_input_ids: (B, L) original passages for enhanced decoding, masked ones for basic decoding.
+            decoder_attention_mask: nonzero where a key is visible. (B, L, L) for enhanced decoding, where row i is what
+                position i sees; (B, L) for basic decoding. Key 0 is the sentence vector.
+            decoder_labels: (B, L) tokens to predict, -100 elsewhere; with `config.bag_of_words` also the set to predict.
+            return_logits: whether to compute the logits of every position. Without them the losses are the same but cheaper,
+                because only labelled positions are scored, in blocks.
 
         Raises:
-            ValueError: for tensors that are missing or of the wrong shape, or more tokens than there are positions.
+            ValueError: tensors are missing or have the wrong shape, or there are more tokens than positions.
         """
         decoder_inputs = (decoder_input_ids, decoder_attention_mask, decoder_labels)
         self._check_inputs(encoder_input_ids, (encoder_attention_mask, encoder_labels), decoder_inputs)
         whole_encoder = return_logits or self.config.bag_of_words
         encoded = self.encoder(input_ids=encoder_input_ids, attention_mask=encoder_attention_mask)
         hidden_BLD: Tensor = encoded.last_hidden_state
-        states = [_rows(hidden_BLD, encoder_labels, whole_encoder)]  # what the head scores, of encoder and decoder
+        states = [_rows(hidden_BLD, encoder_labels, whole_encoder)]  # inputs of the head: encoder, then decoder
         if self.decoder is not None:
             decoded_BLD = self._decode(hidden_BLD[:, 0], decoder_input_ids, decoder_attention_mask)
             states.append(_rows(decoded_BLD, decoder_labels, return_logits))
@@ -197,13 +196,13 @@ class RetroMAEForPreTraining(PreTrainedModel):
         return output
 
     def _loss(self, states_PD: Tensor, labels_BL: Tensor) -> Tensor:
-        """`_cross_entropy` of the states of the labelled positions."""
+        """Return the mean loss of the states of the labelled positions."""
         labels_P = labels_BL[labels_BL != IGNORED]
-        return summed_cross_entropy(self.lm, states_PD, labels_P) / max(len(labels_P), 1)
+        return masked_lm_loss(self.lm, states_PD, labels_P) / max(len(labels_P), 1)
 
     def _decode(self, sentence_BD: Tensor, input_ids: Tensor | None, mask: Tensor | None) -> Tensor:
-        """(B, L, D) states of the decoder."""
-        assert self.decoder is not None and input_ids is not None and mask is not None  # _check_inputs has seen to it
+        """Return the (B, L, D) states of the decoder."""
+        assert self.decoder is not None and input_ids is not None and mask is not None  # see _check_inputs
         encoder: Any = self.encoder
         embeddings_BLD: Tensor = encoder.embeddings(input_ids=input_ids)
         table = position_table(encoder)
@@ -220,7 +219,7 @@ class RetroMAEForPreTraining(PreTrainedModel):
     def _check_inputs(
         self, ids_BL: Tensor, encoder_inputs: tuple[Tensor | None, ...], decoder_inputs: tuple[Tensor | None, ...]
     ) -> None:
-        """Says what is wrong with the shapes before an index error or a silent broadcast does."""
+        """Check the shapes, which could otherwise cause index errors or be broadcast silently."""
         shape = tuple(ids_BL.shape)
         if len(shape) != 2:
             raise ValueError(f"encoder_input_ids must be (passages, tokens), got {shape}")
@@ -242,33 +241,29 @@ class RetroMAEForPreTraining(PreTrainedModel):
 
 
 def _rows(states_BLD: Tensor, labels_BL: Tensor | None, whole: bool) -> Tensor:
-    """(P, D): all positions, or those with a label."""
+    """Return (P, D) states: of all positions, or of those with a label."""
     return states_BLD.flatten(0, 1) if whole or labels_BL is None else states_BLD[labels_BL != IGNORED]
 
 
 def _cross_entropy(logits_PV: Tensor, labels_BL: Tensor | None, whole: bool) -> Tensor:
-    """Mean over the labels, at least float32; 0, with a gradient of 0, if there are none."""
+    """Return the mean over the labels; 0, with a gradient of 0, if there are none."""
     assert labels_BL is not None
-    labelled_BL = labels_BL != IGNORED
-    if whole:
-        logits_PV = logits_PV[labelled_BL.flatten()]
-    logits_PV = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
-    total = F.cross_entropy(logits_PV, labels_BL[labelled_BL], reduction="sum")
-    return total / labelled_BL.sum().clamp(min=1)
+    labels_P = labels_BL.flatten() if whole else labels_BL[labels_BL != IGNORED]
+    return mean_loss(summed_cross_entropy(logits_PV, labels_P), labels_P, (labels_P != IGNORED).sum().clamp(min=1))
 
 
 def _bag_of_words_loss(logits_BLV: Tensor, visible_BL: Tensor, labels_BL: Tensor | None) -> Tensor:
-    """DupMAE's second loss: the set of a passage's tokens from the maximum of the logits over all tokens but [CLS].
+    """Return DupMAE's second loss: predict the set of a passage's tokens from the maximum of the logits over its tokens.
 
-    The target is uniform over the set. The original implementation divides by the number of tokens instead of distinct
-    ones, which weighs passages with repetitions less.
+    [CLS] is left out of the maximum. The target is uniform over the set. The original implementation divides by the number of
+    tokens instead of distinct tokens, which gives passages with repetitions a lower weight.
     """
     assert labels_BL is not None
     vocabulary = logits_BLV.shape[-1]
     logits_BLV = logits_BLV.to(torch.promote_types(logits_BLV.dtype, torch.float32))
     hidden_BL1 = ~visible_BL[:, 1:, None]
     pooled_BV = logits_BLV[:, 1:].masked_fill(hidden_BL1, torch.finfo(logits_BLV.dtype).min).amax(1)
-    # One column more, for the positions without a token.
+    # One extra column for positions without a token.
     column_BL = labels_BL.masked_fill(labels_BL == IGNORED, vocabulary)
     set_BV = pooled_BV.new_zeros(len(labels_BL), vocabulary + 1).scatter_(1, column_BL, 1.0)[:, :-1]
     size_B = set_BV.sum(1)

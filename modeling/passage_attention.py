@@ -1,18 +1,18 @@
 """Attention to retrieved passages (ImpRAG, arXiv 2506.02279): one softmax over [passage states; own tokens so far].
 
-It is one attention function, registered with transformers under the names `imprag_sdpa` and `imprag_eager`, so no decoder
-is copied: a model set to one of these names behaves as usual until `imprag=Reading(...)` reaches its forward. What a
-family does in its own attention (grouped queries, soft caps, dropout) holds for the passages as well, because the family's
-own function is called with the passages' keys and values in front.
+It is an attention function, registered with transformers under the names `imprag_sdpa` and `imprag_eager`, so that no decoder
+has to be copied: a model set to one of these names behaves as usual unless its forward gets `imprag=Reading(...)`. Features of
+a family's attention (grouped queries, soft caps, dropout) also apply to passages, because the family's own function is called
+with the keys and values of the passages in front.
 
-Sliding windows (Gemma 2 and 3, Mistral) hold among the tokens of a passage set and among those of the prompt; the passages
-are read whole by every layer that reads, as the equations have it.
+Sliding windows (Gemma 2 and 3, Mistral) apply within a passage set and within the prompt. The prompt attends to whole passages
+in every reading layer, as in the equations.
 
 Shapes: B passage sets, R = n * B rows of a prompt (n beams or candidates share a set), L tokens, S passage tokens,
 T = L + cached tokens, H heads, K key/value heads, D head dimension, E that of the values (D in most families).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,10 +30,10 @@ class PassageStates:
     """Keys (after rotary embedding) and values of passages, for the layers that read them.
 
     Attributes:
-        keys: (B, K, S, D) for each of the layers b..t, layer b first.
-        values: (B, K, S, E), as `keys`.
-        mask: (B, S), True where there is a passage token.
-        first_layer: b.
+        keys: (B, K, S, D) for each of the layers b..t.
+        values: (B, K, S, E) for each of these layers.
+        mask: (B, S), True on passage tokens.
+        first_layer: index b of the first of these layers.
     """
 
     keys: tuple[Tensor, ...]
@@ -42,24 +42,42 @@ class PassageStates:
     first_layer: int
 
     def __len__(self) -> int:
-        """The number of passage sets, B."""
+        """Return the number of passage sets, B."""
         return len(self.mask)
 
     def to(self, *args: Any, **kwargs: Any) -> "PassageStates":
-        """Moves, or casts, keys and values, as `Tensor.to`."""
-        keys = tuple(key.to(*args, **kwargs) for key in self.keys)
-        values = tuple(value.to(*args, **kwargs) for value in self.values)
-        return replace(self, keys=keys, values=values, mask=self.mask.to(keys[0].device))
+        """Move or cast keys and values, like `Tensor.to`."""
+        moved = self._mapped(lambda part: part.to(*args, **kwargs), self.mask)
+        return replace(moved, mask=self.mask.to(moved.keys[0].device))
 
     def select(self, rows: Tensor) -> "PassageStates":
-        """The states of some sets, in any order."""
-        keys, values = tuple(key[rows] for key in self.keys), tuple(value[rows] for value in self.values)
-        return replace(self, keys=keys, values=values, mask=self.mask[rows])
+        """Return the states of some sets, in any order."""
+        return self._mapped(lambda part: part[rows], self.mask[rows])
+
+    def side_by_side(self, sets: int) -> "PassageStates":
+        """Join the states of single passages (B * k, K, P, D) into those of sets (B, K, S, D), without padding between."""
+        mask_BS = self.mask.reshape(sets, -1)
+        order = mask_BS.long().argsort(dim=-1, descending=True, stable=True)[:, : int(mask_BS.sum(-1).max())]
+
+        def joined(part: Tensor) -> Tensor:
+            _, heads, length, dim = part.shape
+            part_BSKD = part.view(sets, -1, heads, length, dim).transpose(2, 3).reshape(sets, -1, heads, dim)
+            return part_BSKD.gather(1, order[:, :, None, None].expand(-1, -1, heads, dim)).transpose(1, 2)
+
+        return self._mapped(joined, mask_BS.gather(-1, order))
+
+    def _mapped(self, change: Callable[[Tensor], Tensor], mask: Tensor) -> "PassageStates":
+        return replace(self, keys=tuple(map(change, self.keys)), values=tuple(map(change, self.values)), mask=mask)
+
+    @classmethod
+    def of_layers(cls, layers: "Sequence[LayerStates]", mask: Tensor, first_layer: int) -> "PassageStates":
+        """Return the states recorded at some consecutive layers."""
+        return cls(tuple(layer.key for layer in layers), tuple(layer.value for layer in layers), mask, first_layer)
 
 
 @dataclass
 class LayerStates:
-    """What a layer's attention was given: queries (R, H, L, D), keys (R, K, L, D) and values (R, K, L, E)."""
+    """Inputs of a layer's attention: queries (R, H, L, D), keys (R, K, L, D) and values (R, K, L, E)."""
 
     query: Tensor
     key: Tensor
@@ -68,13 +86,14 @@ class LayerStates:
 
 @dataclass
 class Reading:
-    """What reaches the attention of every layer.
+    """Argument of a decoder's forward that the attention of every layer receives.
 
     Attributes:
-        states: the passages to read, in the layers that they have states for.
-        record: the layers whose states are wanted; they are put into `recorded`.
-        before_rotary: whether layer b leaves out the rotary embedding (its own output is then of no use).
-        repeats: candidates for each row: from layer b on, each row stands for that many.
+        states: passages to read, in the layers that they have states for.
+        record: layers whose states are recorded.
+        recorded: the recorded states by layer.
+        before_rotary: whether layer b skips the rotary embedding; its output is then not meaningful.
+        repeats: candidates per row: from layer b on, each row is repeated this many times.
     """
 
     states: PassageStates | None = None
@@ -84,9 +103,9 @@ class Reading:
     repeats: int = 1
 
     def at_layer_b(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Changes the inputs of layer b, as a pre-hook of the layer."""
+        """Change the inputs of layer b, as a pre-hook of the layer."""
         if self.before_rotary and kwargs.get("position_embeddings") is not None:
-            # A rotation by nothing, whatever the family's layout: what the attention gets is what the projections gave.
+            # Rotate by an angle of 0, whatever the family's layout, so that the attention gets unrotated projections.
             rotation = kwargs["position_embeddings"]
             if isinstance(rotation, Tensor):  # complex numbers (Llama 4, DeepSeek V2)
                 kwargs["position_embeddings"] = torch.ones_like(rotation)
@@ -100,14 +119,14 @@ class Reading:
 def imprag_sdpa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention function `imprag_sdpa`; arguments and result as every function of `AttentionInterface`."""
+    """Compute the attention function `imprag_sdpa`; arguments and result as for all functions of `AttentionInterface`."""
     return _attention(sdpa_attention_forward, module, query, key, value, attention_mask, **kwargs)
 
 
 def imprag_eager_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention function `imprag_eager`: the model's own eager attention."""
+    """Compute the attention function `imprag_eager`, which calls the model's own eager attention."""
     return _attention(eager_attention(module), module, query, key, value, attention_mask, **kwargs)
 
 
@@ -121,11 +140,11 @@ def _attention(
     imprag: Reading | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The family's own attention, over the passages too where there are some for this layer."""
+    """Call the family's own attention, with passages in front if there are any for this layer."""
     if imprag is None:
         return own(module, query, key, value, attention_mask, **kwargs)
-    layer: int = module.layer_idx  # type: ignore[assignment]  # an int in every decoder that can cache
-    # Kept once: gradient checkpointing comes here again in the backward pass.
+    layer: int = module.layer_idx  # type: ignore[assignment]  # an int in every decoder with a cache
+    # Recorded once: gradient checkpointing calls this function again in the backward pass.
     if layer in imprag.record and layer not in imprag.recorded:
         imprag.recorded[layer] = LayerStates(query, key, value)
     states = imprag.states
@@ -153,9 +172,9 @@ def _one_token(
     attention_mask: Tensor | None,
     scaling: float | None,
 ) -> Tensor:
-    """(R, 1, H, E) for a step of decoding: one softmax over two products, which copies no passage's keys or values.
+    """Return (R, 1, H, E) for a decoding step: one softmax over two products, without copying keys or values of passages.
 
-    Queries of heads, and of rows, that share keys become more queries of those keys.
+    Queries of heads and rows that share keys are treated as more queries of those keys.
     """
     passage_key, passage_value = (
         part[layer - states.first_layer].to(key.dtype) for part in (states.keys, states.values)
@@ -165,7 +184,7 @@ def _one_token(
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim) * (dim**-0.5 if scaling is None else scaling)
 
     def by_set(tensor: Tensor) -> Tensor:
-        """(R, K, G, X) to (B, K, n * G, X)."""
+        """Group rows by passage set: (R, K, G, X) to (B, K, n * G, X)."""
         grouped_by_set: Tensor = tensor.unflatten(0, (sets, -1)).transpose(1, 2).flatten(2, 3)
         return grouped_by_set
 
@@ -185,16 +204,23 @@ def _one_token(
     return output.reshape(rows, 1, heads, -1)
 
 
+def right_padded(ids_NL: Tensor, mask_NL: Tensor) -> tuple[Tensor, Tensor]:
+    """Move the tokens of each row to its beginning, in order, and drop columns that are padding in all rows."""
+    order = mask_NL.long().argsort(dim=-1, descending=True, stable=True)
+    longest = max(1, int(mask_NL.sum(-1).max()))
+    return ids_NL.gather(-1, order)[:, :longest], mask_NL.gather(-1, order)[:, :longest]
+
+
 def _for_each_row(tensor: Tensor, times: int) -> Tensor:
     return tensor if times == 1 else tensor.repeat_interleave(times, 0)
 
 
 def _mask_over_both(own: Tensor | None, passages_RS: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """(R, 1, L, S + T), of the kind that the model's own mask has: boolean, or added to the scores."""
+    """Return an (R, 1, L, S + T) mask of the kind that the model uses: boolean, or added to the scores."""
     rows, _, length, _ = query.shape
     total = key.shape[2]
     if own is None:
-        # Transformers leaves the mask out for a single token, which sees all, and where the cache is empty.
+        # transformers passes no mask for a single token, which attends to everything, or if the cache is empty.
         own = torch.ones(1, 1, length, total, dtype=torch.bool, device=key.device)
         own = own if length == 1 else own.tril()
     own = own[..., :total].expand(rows, -1, length, total)

@@ -1,6 +1,6 @@
-"""The bottom and middle of ImpRAG: vectors of queries and passages, states of passages, prompts that read them.
+"""ImpRAG below the output projection: vectors of queries and passages, and hidden states of prompts that read passages.
 
-modeling_imprag.py has the equations, and the output projection on top.
+The equations are in modeling_imprag.py, which adds the output projection.
 
 Shapes: N texts, B prompts, L tokens of a prompt, k passages of P tokens, S tokens of all passages of a prompt, C candidate
 passages, H heads, K key/value heads, D head dimension, E = K * D embedding dimension, V vocabulary.
@@ -15,29 +15,19 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .backbones import (
-    CHOOSE,
-    body,
-    can_run,
-    check_interface,
-    check_mask,
-    checking,
-    load_backbone,
-    recorded_attention,
-    some_tokens,
-    tolerance,
-)
+from .backbones import body, can_run, load_backbone, use_attention
 from .configuration_imprag import ImpRAGConfig
-from .passage_attention import LayerStates, PassageStates, Reading
+from .passage_attention import LayerStates, PassageStates, Reading, right_padded
+from .reading_checks import check_backbone, check_reading, layers_name
 
 
 @dataclass
 class ImpRAGModelOutput(ModelOutput):
-    """Result of `ImpRAGModel.forward`.
+    """Output of `ImpRAGModel.forward`.
 
     Attributes:
         last_hidden_state: (B, L, d), after the decoder's final norm.
-        past_key_values: the prompt's own cache.
+        past_key_values: cache of the prompt, without passages.
         passage_states: keys and values of the passages that were read.
     """
 
@@ -48,14 +38,14 @@ class ImpRAGModelOutput(ModelOutput):
 
 @dataclass
 class Retrieved:
-    """What a prompt retrieved.
+    """Passages retrieved for prompts.
 
     Attributes:
-        scores: (B, k), dot products, best first.
-        passage_input_ids: (B, k, P).
-        passage_attention_mask: (B, k, P).
-        passage_states: in place of tokens, where the index stores keys and values.
-        rows: (B, k), numbers of the passages in the index, if it says them.
+        scores: (B, k) dot products, best first.
+        passage_input_ids: (B, k, P) tokens.
+        passage_attention_mask: (B, k, P), zero on padding.
+        passage_states: used instead of tokens, if the index stores keys and values.
+        rows: (B, k) row numbers of the passages in the index, if it returns them.
     """
 
     scores: Tensor | None
@@ -66,7 +56,7 @@ class Retrieved:
 
 
 class ImpRAGModel(PreTrainedModel):
-    """A decoder whose hidden states have read passages; makes the vectors of queries and passages."""
+    """A decoder that computes the vectors of queries and passages, and hidden states of prompts that read passages."""
 
     config_class = ImpRAGConfig
     config: ImpRAGConfig
@@ -77,7 +67,7 @@ class ImpRAGModel(PreTrainedModel):
     _can_set_attn_implementation = classmethod(lambda cls: True)
 
     def __init__(self, config: ImpRAGConfig, backbone: PreTrainedModel | None = None) -> None:
-        """Builds the backbone from `config`, or takes the one given, whose configuration must be the one in `config`."""
+        """Build the backbone from `config`, or use the given one, whose configuration `config` contains."""
         super().__init__(config)
         self.backbone = AutoModelForCausalLM.from_config(config.backbone) if backbone is None else backbone
         check_backbone(self.backbone)
@@ -86,7 +76,7 @@ class ImpRAGModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing of its own to initialise: the backbone is built, or loaded, by its own class."""
+        """Do nothing: the backbone is initialised or loaded by its own class."""
 
     @classmethod
     def from_backbone(
@@ -98,68 +88,66 @@ class ImpRAGModel(PreTrainedModel):
         attn_implementation: str | None = None,
         **config: Any,
     ) -> "ImpRAGModel":
-        """Makes an ImpRAG model of a pre-trained decoder; no weight is added.
+        """Create an ImpRAG model from a pre-trained decoder. No weights are added.
 
         Args:
             backbone: Hub id, folder or loaded decoder (anything `AutoModelForCausalLM` loads).
-            trust_remote_code: for models whose code lies in their repository.
+            trust_remote_code: whether to run model code from the repository.
             dtype: of the loaded weights; float32 for training under autocast.
-            attn_implementation: `"sdpa"` or `"eager"`; None for transformers' choice.
-            **config: the other fields of `ImpRAGConfig`: b, t, k, l_max, passage_encoding.
+            attn_implementation: `"sdpa"` or `"eager"`; None for the default of transformers.
+            **config: other fields of `ImpRAGConfig`: b, t, k, l_max, passage_encoding.
 
         Raises:
-            ValueError: if its checkpoint lacks weights, such as those of the head, if it is not a causal decoder that can
-                read passages by its attention in layers b to t, or if a field is out of range.
+            ValueError: the checkpoint lacks weights, such as those of the head; it is not a causal decoder whose layers b to t
+                can attend to passages; or a field is out of range.
         """
         if isinstance(backbone, str):
-            load: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype}
-            if attn_implementation is not None:
-                load["attn_implementation"] = attn_implementation
+            load = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
             loaded = load_backbone(AutoModelForCausalLM, backbone, **load)
         else:
             loaded = backbone
         check_backbone(loaded)
         model = cls(ImpRAGConfig(backbone=loaded.config, **config), loaded)
         if can_run(loaded):
-            model._check_reading()
+            check_reading(model)
         model.config.dtype = loaded.dtype
         if loaded.generation_config is not None:
             model.generation_config = copy.deepcopy(loaded.generation_config)
         return model
 
     def get_decoder(self) -> PreTrainedModel:
-        """The backbone without its output projection."""
+        """Return the backbone without its output projection."""
         return body(self.backbone)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The backbone's token embeddings."""
+        """Return the backbone's token embeddings."""
         return self.backbone.get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replaces the backbone's token embeddings."""
+        """Replace the backbone's token embeddings."""
         self.backbone.set_input_embeddings(value)
 
     def embed_queries(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Vectors of prompts, by layers 0..b only.
+        """Return the vectors of prompts, running only layers 0..b.
 
         Args:
             input_ids: (N, L), padded on either side.
             attention_mask: (N, L), zero on padding.
 
         Returns:
-            (N, E), at least float32, not normalised.
+            (N, E) vectors in float32 or wider, not normalised.
         """
         query_NHD, key_NKD = self._last_token(input_ids, attention_mask)
         vectors: Tensor = query_NHD.unflatten(1, (key_NKD.shape[1], -1)).mean(2).flatten(1)
         return vectors
 
     def embed_passages(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Vectors of passages, each encoded alone, by layers 0..b only; arguments and result as `embed_queries`."""
+        """Return the vectors of passages, each encoded alone; arguments and result as in `embed_queries`."""
         return self._last_token(input_ids, attention_mask)[1].flatten(1)
 
     @staticmethod
     def score(query_vectors: Tensor, passage_vectors: Tensor) -> Tensor:
-        """(N, M) dot products of (N, E) queries and (M, E) passages, or (N, C) of (N, C, E) candidates of each query."""
+        """Return (N, M) dot products of (N, E) queries and (M, E) passages, or (N, C) for (N, C, E) candidates per query."""
         if passage_vectors.dim() == 3:
             return torch.einsum("ne,nce->nc", query_vectors, passage_vectors)
         return query_vectors @ passage_vectors.T
@@ -167,17 +155,17 @@ class ImpRAGModel(PreTrainedModel):
     def encode_passages(
         self, passage_input_ids: Tensor, passage_attention_mask: Tensor | None = None
     ) -> PassageStates | None:
-        """Keys and values that the prompt reads, by layers 0..t only.
+        """Return the keys and values that prompts attend to, running only layers 0..t.
 
         Args:
             passage_input_ids: (B, k, P), best first; padding may be on either side.
-            passage_attention_mask: (B, k, P), zero on padding, and everywhere in a passage that is not there.
+            passage_attention_mask: (B, k, P), zero on padding, and everywhere in a missing passage.
 
         Returns:
-            The states; None if there is no passage at all.
+            The states; None if all passages are missing.
 
         Raises:
-            ValueError: if a passage is longer than `l_max`, or there are more than `k`.
+            ValueError: a passage is longer than `l_max`, or there are more than `k`.
         """
         ids_BkP = passage_input_ids
         if ids_BkP.dim() != 3:
@@ -187,7 +175,7 @@ class ImpRAGModel(PreTrainedModel):
         sets, count, length = ids_BkP.shape
         if count > self.config.k:
             raise ValueError(
-                f"{count} passages for a prompt, but the model was made for k={self.config.k}: set config.k"
+                f"{count} passages were given for a prompt, but the model reads at most k={self.config.k}: raise config.k"
             )
         lengths_Bk = mask_BkP.sum(-1)
         longest = int(lengths_Bk.max()) if mask_BkP.numel() else 0
@@ -196,13 +184,13 @@ class ImpRAGModel(PreTrainedModel):
         if longest == 0:
             return None
         if self.config.passage_encoding == "full":
-            ids, mask = _right_padded(ids_BkP.reshape(sets, -1), mask_BkP.reshape(sets, -1))
-            return self._passage_states(ids, mask, None)
-        ids, mask = _right_padded(ids_BkP.reshape(-1, length), mask_BkP.reshape(-1, length))
+            ids, mask = right_padded(ids_BkP.reshape(sets, -1), mask_BkP.reshape(sets, -1))
+            return self.passage_states(ids, mask)
+        ids, mask = right_padded(ids_BkP.reshape(-1, length), mask_BkP.reshape(-1, length))
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
         if self.config.passage_encoding == "segmented":
             positions = positions + (lengths_Bk.cumsum(-1) - lengths_Bk).view(-1, 1)
-        return _side_by_side(self._passage_states(ids, mask, positions), sets)
+        return self.passage_states(ids, mask, positions).side_by_side(sets)
 
     def forward(
         self,
@@ -213,7 +201,7 @@ class ImpRAGModel(PreTrainedModel):
         passage_states: PassageStates | None = None,
         **kwargs: Any,
     ) -> ImpRAGModelOutput:
-        """Hidden states of prompts that read passages; the arguments of `ImpRAGForCausalLM.forward` without labels."""
+        """Return the hidden states of prompts that read passages; arguments as in `ImpRAGForCausalLM.forward`."""
         if passage_states is None and passage_input_ids is not None:
             passage_states = self.encode_passages(passage_input_ids, passage_attention_mask)
         inputs = self._reading_inputs(input_ids, attention_mask, passage_states, kwargs)
@@ -229,19 +217,19 @@ class ImpRAGModel(PreTrainedModel):
         passage_input_ids: Tensor | None = None,
         passage_attention_mask: Tensor | None = None,
     ) -> Retrieved:
-        """Searches the index with the prompts' vectors.
+        """Search an index with the vectors of prompts.
 
         Args:
             input_ids: (B, L) prompts.
-            attention_mask: (B, L).
-            index: has `search(vectors, k)`, for float32 vectors (B, E) on the CPU. It returns either scores and rows,
-                (B, k) each, as a FAISS index does, or an object with the attributes of `Retrieved`.
-            k: passages for a prompt; by default the configuration's.
+            attention_mask: (B, L), zero on padding.
+            index: has `search(vectors, k)`, which takes float32 vectors (B, E) on the CPU. It returns either scores and rows,
+                (B, k) each, like a FAISS index, or an object with the attributes of `Retrieved`.
+            k: passages per prompt; by default the configuration's.
             passage_input_ids: (M, P) tokens of the whole collection, for an index that returns rows.
-            passage_attention_mask: (M, P).
+            passage_attention_mask: (M, P), zero on padding.
 
         Raises:
-            ValueError: if the index holds fewer than k passages, or returns rows and the collection is not given.
+            ValueError: the index holds fewer than k passages, or returns rows and the collection is missing.
         """
         k = self.config.k if k is None else k
         with torch.no_grad():
@@ -252,7 +240,7 @@ class ImpRAGModel(PreTrainedModel):
             return Retrieved(**parts)
         scores, rows = (torch.as_tensor(part) for part in found)
         if rows.shape[-1] < k or bool((rows < 0).any()):
-            raise ValueError(f"k={k} passages were asked for, but the index holds fewer: lower k")
+            raise ValueError(f"the index holds fewer than k={k} passages: lower k")
         if passage_input_ids is None:
             raise ValueError("this index returns rows: give passage_input_ids, the (M, P) tokens of its passages")
         if passage_attention_mask is None:
@@ -266,82 +254,18 @@ class ImpRAGModel(PreTrainedModel):
         layers: nn.ModuleList = decoder.get_submodule(layers_name(decoder))  # type: ignore[assignment]
         return layers
 
-    def _read_by_own_attention(self) -> None:
-        """Sets the backbone to the attention functions of `passage_attention.py`."""
-        implementation = self.backbone.config._attn_implementation
-        if not implementation.startswith("imprag_"):
-            # Gemma 2 caps its attention logits, which no SDPA kernel does.
-            capped = getattr(self.backbone.config, "attn_logit_softcapping", None) is not None
-            eager = capped or implementation == "eager"
-            self.backbone.set_attn_implementation("imprag_eager" if eager else "imprag_sdpa")
-
-    @torch.no_grad()
-    def _check_reading(self) -> None:
-        """A prompt that reads a passage: its states have to reach the attention of layers b to t, with a cache or without.
-
-        Raises:
-            ValueError: the backbone is not a causal decoder, or reading does not work in its family.
-        """
-        backbone, b, t = self.backbone, self.config.b, self.config.t
-        with checking(backbone, "ImpRAG"):
-            check_mask(backbone, causal=True)
-            before = backbone.config._attn_implementation
-            self._read_by_own_attention()
-            passage_1S, prompt_1L = some_tokens(backbone, 1, 5).split([2, 3], dim=-1)
-            with recorded_attention(backbone) as calls:
-                backbone(prompt_1L, imprag=Reading(), use_cache=False)
-                called = [call.layer for call in calls if "imprag" in call.arguments]
-                once = [layer for layer in range(len(self._layers())) if called.count(layer) == 1]
-                if wrong := [layer for layer in range(b, t + 1) if layer not in once]:
-                    raise ValueError(
-                        f"layer {wrong[0]}, of b={b} to t={t}, calls no attention that it could read with, or more than one"
-                        f" (layers that read: {', '.join(map(str, once)) or 'none'})"
-                    )
-                states = self._passage_states(passage_1S, torch.ones_like(passage_1S).bool(), None)
-                whole, alone = (
-                    backbone(prompt_1L, imprag=Reading(states=read), use_cache=False).logits[:, -1]
-                    for read in (states, None)
-                )
-                start = backbone(prompt_1L[:, :-1], imprag=Reading(states=states), use_cache=True)
-                last = backbone(
-                    prompt_1L[:, -1:],
-                    past_key_values=start.past_key_values,
-                    imprag=Reading(states=states),
-                    use_cache=True,
-                ).logits[:, -1]
-                if float((whole - last).abs().max()) > tolerance(whole):
-                    raise ValueError("generating with a cache gives other logits than reading the whole text")
-                if torch.equal(whole, alone):
-                    raise ValueError("its logits do not depend on the passages")
-                if len(once) == len(self._layers()):
-                    self._check_against_text(prompt_1L)
-                self.embed_queries(prompt_1L)
-            backbone.set_attn_implementation(before)
-
-    def _check_against_text(self, ids_1L: Tensor) -> None:
-        """Where all layers can read, a passage that all of them read is as good as a text in which it comes first."""
-        passage_1S, prompt_1L = ids_1L[:, :1], ids_1L[:, 1:]
-        layers = self.layer_states(passage_1S, range(len(self._layers())))
-        keys, values = tuple(layer.key for layer in layers), tuple(layer.value for layer in layers)
-        states = PassageStates(keys, values, torch.ones_like(passage_1S).bool(), 0)
-        positions_1L = torch.arange(1, ids_1L.shape[1], device=ids_1L.device)[None]
-        read = self.backbone(prompt_1L, position_ids=positions_1L, imprag=Reading(states=states), use_cache=False)
-        text = self.backbone(ids_1L, use_cache=False).logits[:, 1:]
-        if float((read.logits - text).abs().max()) > tolerance(text):
-            raise ValueError("its attention does not only depend on queries, keys, values and a mask")
-
     def _run_bottom(self, ids_NL: Tensor, last: int, reading: Reading, positions: Tensor | None) -> None:
-        """Layers 0..last over right-padded tokens; causality hides the padding."""
-        self._read_by_own_attention()
+        """Run layers 0..last on right-padded tokens; causality hides the padding."""
+        use_attention(self.backbone, "imprag")
         decoder = self.get_decoder()
-        bottom = copy.copy(decoder)  # shares its modules, but for the list of layers
+        bottom = copy.copy(decoder)  # shares its modules, except the list of layers
         bottom._modules = {**decoder._modules, layers_name(decoder): nn.ModuleList(self._layers()[: last + 1])}
         bottom(input_ids=ids_NL, position_ids=positions, use_cache=False, imprag=reading)
 
     def _last_token(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Query (N, H, D) and key (N, K, D) of the last token at layer b, before rotary embedding."""
+        """Return query (N, H, D) and key (N, K, D) of the last token at layer b, before rotary embedding."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        ids, mask = _right_padded(input_ids, mask.bool())
+        ids, mask = right_padded(input_ids, mask.bool())
         b = self.config.b
         reading = Reading(record=range(b, b + 1), before_rotary=True)
         self._run_bottom(ids, b, reading, None)
@@ -351,20 +275,21 @@ class ImpRAGModel(PreTrainedModel):
         return states.query[rows, :, last].to(dtype), states.key[rows, :, last].to(dtype)
 
     def layer_states(self, ids_NS: Tensor, layers: range, positions: Tensor | None = None) -> list[LayerStates]:
-        """Queries, keys and values of texts at some layers, by the layers up to the last of them only.
+        """Return queries, keys and values of texts at some layers, running only the layers up to the last of these.
 
         Args:
             ids_NS: (N, S) tokens, padded on the right; causality hides the padding.
-            layers: the layers.
-            positions: (N, S), or (1, S); by default from 0.
+            layers: indices of the layers.
+            positions: (N, S) or (1, S); by default starting at 0.
         """
         reading = Reading(record=layers)
         self._run_bottom(ids_NS, layers[-1], reading, positions)
         return [reading.recorded[layer] for layer in layers]
 
-    def _passage_states(self, ids_NS: Tensor, mask_NS: Tensor, positions: Tensor | None) -> PassageStates:
+    def passage_states(self, ids_NS: Tensor, mask_NS: Tensor, positions: Tensor | None = None) -> PassageStates:
+        """Return the states of layers b..t of right-padded texts; arguments as in `layer_states`, and the (N, S) mask."""
         layers = self.layer_states(ids_NS, range(self.config.b, self.config.t + 1), positions)
-        return PassageStates(tuple(s.key for s in layers), tuple(s.value for s in layers), mask_NS, self.config.b)
+        return PassageStates.of_layers(layers, mask_NS, self.config.b)
 
     def _reading_inputs(
         self,
@@ -373,8 +298,8 @@ class ImpRAGModel(PreTrainedModel):
         states: PassageStates | None,
         other: dict[str, Any],
     ) -> dict[str, Any]:
-        """Arguments of the backbone: without passages those given, else with shifted positions and the states."""
-        self._read_by_own_attention()
+        """Return the arguments for the backbone: with passages, positions are shifted and the states are added."""
+        use_attention(self.backbone, "imprag")
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **other}
         if states is None:
             return inputs
@@ -383,15 +308,17 @@ class ImpRAGModel(PreTrainedModel):
             raise ValueError("give input_ids or inputs_embeds")
         rows, length = tokens.shape[:2]
         if rows % len(states):
-            raise ValueError(f"{rows} prompts cannot share the passages of {len(states)}")
+            raise ValueError(
+                f"{rows} prompts cannot share {len(states)} sets of passages: give a multiple of that number"
+            )
         cache = inputs.get("past_key_values")
         past = 0 if cache is None else cache.get_seq_length()
         shift = self.config.k * self.config.l_max
         limit = getattr(self.backbone.config, "max_position_embeddings", None)
         if not past and limit is not None and shift + length > limit:
             raise ValueError(
-                f"a prompt of {length} tokens after k * l_max = {shift} positions for passages does not fit"
-                f" into the backbone's {limit}: shorten it, or lower k or l_max"
+                f"a prompt of {length} tokens after k * l_max = {shift} positions of passages does not fit into the backbone's"
+                f" {limit} positions: shorten the prompt, or lower k or l_max"
             )
         positions = inputs.get("position_ids")
         if positions is None:
@@ -405,53 +332,11 @@ class ImpRAGModel(PreTrainedModel):
         return inputs
 
 
-def check_backbone(backbone: PreTrainedModel) -> None:
-    """Raises ValueError if the model is no decoder whose layers go through transformers' attention interface."""
-    name = type(backbone).__name__
-    if backbone.config.is_encoder_decoder or not layers_name(body(backbone)):
-        raise ValueError(f"{name} is not a causal decoder; {CHOOSE}")
-    if backbone.get_output_embeddings() is None:
-        raise ValueError(f"{name} has no language-model head: load it with AutoModelForCausalLM")
-    check_interface(backbone, "reading passages")
-
-
-def layers_name(decoder: PreTrainedModel) -> str:
-    """What a family calls its list of layers; empty if it has none."""
-    layers = decoder.config.get_text_config().num_hidden_layers
-    found = (name for name, m in decoder.named_children() if isinstance(m, nn.ModuleList) and len(m) == layers)
-    return next(found, "")
-
-
 def _at_layer_b(
     _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     reading: Reading | None = kwargs.get("imprag")
     return None if reading is None else reading.at_layer_b(args, kwargs)
-
-
-def _right_padded(ids_NL: Tensor, mask_NL: Tensor) -> tuple[Tensor, Tensor]:
-    """Moves each row's tokens to its beginning, in order, and cuts what is padding in all rows."""
-    order = mask_NL.long().argsort(dim=-1, descending=True, stable=True)
-    longest = max(1, int(mask_NL.sum(-1).max()))
-    return ids_NL.gather(-1, order)[:, :longest], mask_NL.gather(-1, order)[:, :longest]
-
-
-def _side_by_side(states: PassageStates, sets: int) -> PassageStates:
-    """From the states of single passages (B * k, K, P, D) to those of sets (B, K, S, D), without padding between."""
-    mask_BS = states.mask.reshape(sets, -1)  # a view where no padding was cut
-    order = mask_BS.long().argsort(dim=-1, descending=True, stable=True)[:, : int(mask_BS.sum(-1).max())]
-
-    def joined(part: Tensor) -> Tensor:
-        _, heads, length, dim = part.shape
-        part_BSKD = part.view(sets, -1, heads, length, dim).transpose(2, 3).reshape(sets, -1, heads, dim)
-        return part_BSKD.gather(1, order[:, :, None, None].expand(-1, -1, heads, dim)).transpose(1, 2)
-
-    return PassageStates(
-        tuple(joined(key) for key in states.keys),
-        tuple(joined(value) for value in states.values),
-        mask_BS.gather(-1, order),
-        states.first_layer,
-    )
 
 
 ImpRAGModel.register_for_auto_class("AutoModel")

@@ -48,34 +48,31 @@ class SynthesisSettings:
 
     _argument_group_name = "examples"
 
-    model: str = field(default="", metadata={"help": "The model's name, kept with each example."})
-    count: PositiveInt = field(default=1000, metadata={"help": "Examples in all, divided evenly among the forms."})
+    model: str = field(default="", metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
+    count: PositiveInt = field(default=1000, metadata={"help": "Number of examples, divided evenly among the forms."})
     forms: list[str] = field(
         default_factory=lambda: ["short-long", "long-short", "short-short"],
-        metadata={"help": "Which forms of example."},
+        metadata={"help": "Forms of example to write."},
     )
-    examples_per_task: PositiveInt = field(
-        default=2, metadata={"help": "Examples of each task. NV-Embed: 2, 120,000 of 60,000 tasks."}
-    )
+    examples_per_task: PositiveInt = field(default=2, metadata={"help": "Number of examples per task (NV-Embed: 2)."})
     languages: list[str] = field(
         default_factory=lambda: ["English"],
-        metadata={"help": "Languages to draw from; one given twice comes twice as often."},
+        metadata={"help": "Languages to draw from; a language that is given twice is drawn twice as often."},
     )
     domains: list[str] = field(
         default_factory=list,
-        metadata={
-            "help": "Fields that tasks are to be from, for example 'tax law'; one is drawn for each list of tasks. Default: "
-            "forty fields of all kinds."
-        },
+        metadata={"help": "Subject areas of the tasks, e.g. 'tax law' (default: forty general ones)."},
     )
-    seed: Seed = field(default=0, metadata={"help": "Of all that is drawn."})
+    seed: Seed = field(default=0, metadata={"help": "Random seed."})
     duplicate_similarity: Annotated[float, Interval(gt=0, le=1)] = field(
-        default=0.8, metadata={"help": "Jaccard similarity from which two examples count as the same."}
+        default=0.8, metadata={"help": "Jaccard similarity above which two examples count as duplicates."}
     )
     attempts: PositiveInt = field(
-        default=3, metadata={"help": "Replies to one prompt at most, if they cannot be used."}
+        default=3, metadata={"help": "Maximum number of replies per prompt if they are unusable."}
     )
-    patience: PositiveInt = field(default=50, metadata={"help": "Unusable replies in a row before giving up."})
+    patience: PositiveInt = field(
+        default=50, metadata={"help": "Number of consecutive unusable replies after which to stop."}
+    )
 
     def __post_init__(self) -> None:
         """Checks the values."""

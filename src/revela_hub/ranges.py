@@ -1,7 +1,7 @@
-"""Which numbers an option takes: said in its type, checked where the number enters.
+"""Ranges of numeric options, declared in the types of dataclass fields and checked where a number enters.
 
-A field says its range with `Annotated`, in the words of the package annotated-types, so that a parser that does not know of
-ranges reads the plain type:
+A field declares its range with `Annotated` and the package annotated-types; parsers without support for ranges see the plain
+type:
 
 >>> @dataclasses.dataclass
 ... class Settings:
@@ -30,20 +30,20 @@ PositiveInt = Annotated[int, Ge(1)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
-ShareOrAll = Annotated[float, Interval(gt=0, le=1)]  # or all of it
+ShareOrAll = Annotated[float, Interval(gt=0, le=1)]  # a fraction, or all
 Share = Annotated[float, Interval(gt=0, lt=1)]
-Probability = Annotated[float, Interval(ge=0, lt=1)]  # of a dropout: at 1 nothing is left
-TextLength = Annotated[int, Ge(4)]  # tokens: those that mark beginning and end, and something between
-GroupSize = Annotated[int, Interval(ge=1, le=4096)]  # chunks that are compared with each other: the cost is its square
-Negatives = Annotated[int, Interval(ge=1, le=1024)]  # a column each
-Layers = Annotated[int, Interval(ge=1, le=256)]  # of a decoder that is made
+Probability = Annotated[float, Interval(ge=0, lt=1)]  # of dropout, which must leave something
+TextLength = Annotated[int, Ge(4)]  # tokens, including special tokens at both ends
+GroupSize = Annotated[int, Interval(ge=1, le=4096)]  # chunks that are compared with each other, at quadratic cost
+Negatives = Annotated[int, Interval(ge=1, le=1024)]  # one column each
+Layers = Annotated[int, Interval(ge=1, le=256)]
 Latents = Annotated[int, Interval(ge=1, le=65_536)]
 Rank = Annotated[int, Interval(ge=1, le=1_000_000)]
-TwoOrMore = Annotated[int, Ge(2)]  # of what is compared with each other
-Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # what numpy takes
+TwoOrMore = Annotated[int, Ge(2)]
+Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # the seeds that numpy accepts
 
-# The fields of transformers' TrainingArguments, which say no range of their own. 0 updates or epochs are a run that
-# trains nothing; -1 updates leave it to the epochs.
+# The fields of transformers' TrainingArguments, which declare no ranges. With 0 steps or epochs nothing is trained; with -1
+# steps the number of epochs decides.
 INHERITED: dict[str, Any] = {
     "adam_beta1": Probability,
     "adam_beta2": Probability,
@@ -77,13 +77,13 @@ INHERITED: dict[str, Any] = {
 
 
 def check_ranges(settings: Any) -> None:
-    """Checks the numbers of a dataclass against the ranges that its fields' types say.
+    """Check the numbers of a dataclass against the ranges in its fields' types.
 
     Args:
-        settings: an instance of a dataclass; a subclass of `TrainingArguments` calls this first in `__post_init__`.
+        settings: A dataclass instance. Subclasses of `TrainingArguments` call this first in `__post_init__`.
 
     Raises:
-        ValueError: a number is out of its range, infinite, or not a number.
+        ValueError: A number is out of range, infinite or NaN.
     """
     hints = get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
@@ -93,12 +93,12 @@ def check_ranges(settings: Any) -> None:
 
 
 def expected_range(name: str, hint: Any, value: Any) -> str | None:
-    """What the number or the numbers of a field should be, in words, if they are not; otherwise None.
+    """Return the expected range of a field in words if its value is out of range, otherwise None.
 
     Args:
-        name: the field's name, which finds the range of an inherited one.
-        hint: the field's type, with what is `Annotated`.
-        value: the field's value; anything but numbers and lists of numbers is fine.
+        name: The field's name, by which the ranges of inherited fields are found.
+        hint: The field's type, including `Annotated` metadata.
+        value: The field's value; everything except numbers and lists of numbers is accepted.
     """
     intervals = list(_intervals(hint)) or list(_intervals(INHERITED.get(name)))
     for number in value if isinstance(value, (list, tuple)) else [value]:
@@ -113,13 +113,14 @@ def expected_range(name: str, hint: Any, value: Any) -> str | None:
     return None
 
 
-def range_in_words(name: str, hint: Any) -> str:
-    """The range of a field for its help text, such as "above 0"; empty where any finite number goes."""
-    return " and ".join(map(_in_words, list(_intervals(hint)) or list(_intervals(INHERITED.get(name)))))
+def limits(hint: Any) -> str:
+    """Return the range of a field for its help text, e.g. "at least 1 and at most 256"; empty without a low upper end."""
+    ends = [interval for interval in _intervals(hint) if (interval.le or interval.lt or math.inf) < 10**5]  # type: ignore[operator]
+    return " and ".join(map(_in_words, ends))
 
 
 def _intervals(hint: Any) -> Iterator[Interval]:
-    """The ranges anywhere in a type: of `PositiveInt | None`, or of `list[PositiveFloat]`."""
+    """Yield the ranges in a type such as `PositiveInt | None` or `list[PositiveFloat]`."""
     if get_origin(hint) is Annotated:
         for part in hint.__metadata__:
             if isinstance(part, Interval):

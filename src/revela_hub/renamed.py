@@ -20,6 +20,7 @@ RENAMED = {
     "max_seq_length": "max_length",
     "passage_prompt": "document_prompt",
     "kinds": "query_kinds",
+    "models": "models_dir",
 }
 
 

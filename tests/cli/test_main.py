@@ -182,7 +182,7 @@ def test_a_list_may_be_the_last_positional(probe: Probe) -> None:
         (["minilm", "why?", "--temperature", "0"], "--temperature: must be above 0, not 0"),
         (["minilm", "why?", "--margin", "nan"], "--margin: must be a finite number, not nan"),
         (["minilm", "why?", "--margin", "-inf"], "--margin: must be a finite number, not -inf"),
-        (["", "why?"], "MODEL: expected a text, and it is empty"),
+        (["", "why?"], "MODEL: expected a text, but it is empty"),
         (["minilm", "why?", "--config"], "--config: expected one argument"),
         (["minilm", "why?", "--config="], "--config takes one YAML file"),
         (["minilm", "why?", "--config", "a", "--config", "b"], "--config takes one YAML file"),

@@ -1,7 +1,9 @@
 """The options of all commands: one spelling, one name per concept, old names that still work, and a help text for each."""
 
 import argparse
+import dataclasses
 import itertools
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from revela_hub.cli.main import COMMANDS
 from revela_hub.cli.outline import outline
-from revela_hub.cli.parser import CommandParser
+from revela_hub.cli.parser import LIBRARIES, CommandParser
 from revela_hub.errors import UserError
 from revela_hub.renamed import RENAMED
 from revela_hub.trainers.common.settings import changes
@@ -28,8 +30,8 @@ SYNONYMS = {
     "negatives": "num_negatives",
     "query_prefix_text": "query_prompt",
 }
-# Where an old name is the name of another option: a number of passages, a file.
-OTHER_MEANINGS = {"probe": {"passages"}, "mine": {"output"}}
+# Where an old name is the name of another option: a number of passages, a file, models to compare.
+OTHER_MEANINGS = {"probe": {"passages"}, "mine": {"output"}, "evaluate": {"models"}}
 
 
 @cache
@@ -57,6 +59,46 @@ def test_the_help_text_shows_underscores_and_no_old_name(command: str, capsys: p
     lines = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
     assert {f"--{name}" for name in parser_of(command).renamed}.isdisjoint(lines)
     assert [line for line in lines if "-" in line[2:]] == ["--help-all"] * ("--help-all" in lines)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_a_placeholder_and_a_help_text_of_one_sentence(command: str) -> None:
+    parser = parser_of(command)
+    told = outline(COMMANDS[command].module).Arguments
+    defaults = {field.name: field.default for field in dataclasses.fields(told)}
+    for action in parser._actions:
+        text = action.help or ""
+        if action.help == argparse.SUPPRESS or action in parser.hidden and not is_own(told, action.dest):
+            continue
+        where = f"--{action.dest}: {text}"
+        assert action.metavar not in ("WORD", "VALUE"), where
+        assert re.match(r"([A-Z]|(pretrain|finetune|full|auto|k1|--task qa)\b)", text), where
+        assert re.search(r"([.)])$", text), where
+        assert not re.search(r"[.;] [A-Z]", text.removesuffix(".").replace("e.g. ", "")), (
+            f"{where}: more than one sentence"
+        )
+        assert len(text) < 170, where
+        default = defaults.get(action.dest)
+        if action.dest in parser.required:
+            assert "required" in text, where
+        elif isinstance(default, (int, float, str)) and default is not False and default != "":
+            shown = "true" if default is True else f"{default:g}" if isinstance(default, float) else str(default)
+            assert f"(default: {shown}" in text, where
+
+
+def is_own(arguments: type, name: str) -> bool:
+    """Whether a field's help text is in this project, and not in transformers or trl."""
+    owner = next(cls for cls in arguments.__mro__ if name in vars(cls).get("__annotations__", {}))
+    return not owner.__module__.startswith(LIBRARIES)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_short_help_lists_at_most_thirty_options(command: str) -> None:
+    parser = parser_of(command)
+    shown = [action for action in options_of(command) if action not in parser.hidden]
+    assert {*parser.required, *parser.positionals} <= {action.dest for action in shown}
+    assert len(shown) <= 30
+    assert not parser.hidden or any(action.dest == "help_all" for action in shown)
 
 
 @pytest.mark.parametrize("old", RENAMED)

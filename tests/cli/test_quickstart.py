@@ -58,7 +58,7 @@ def test_files_of_the_user_stay(tmp_path: Path, models: Path, capsys: pytest.Cap
     file.parent.mkdir(parents=True)
     file.write_text("{}")
     (models / "lm" / "area.py").write_text(FUNCTION.format(name="area", number=1))
-    command = ["quickstart", "--models", str(models), "--data", str(models / "lm"), "--queries", "1"]
+    command = ["quickstart", "--models_dir", str(models), "--data", str(models / "lm"), "--queries", "1"]
     assert main([*command, "--output_dir", str(tmp_path / "out")]) == 2
     assert file.read_text() == "{}" and Path(name).parts[0] in capsys.readouterr().err
 
@@ -72,7 +72,9 @@ def test_the_whole_story(
         functions = [FUNCTION.format(name=f"thing{file}x{i}", number=i) for i in range(20)]
         (source / f"code{file}.py").write_text("".join(functions))
     monkeypatch.chdir(tmp_path)
-    status = main(["quickstart", "--data", str(source), "--output_dir", "out", "--models", "models", "--queries", "10"])
+    status = main(
+        ["quickstart", "--data", str(source), "--output_dir", "out", "--models_dir", "models", "--queries", "10"]
+    )
     printed = capsys.readouterr().out
     assert status == 0
     report = json.loads((out / "report.json").read_text())

@@ -97,7 +97,7 @@ def test_a_sentence_transformers_folder_and_an_earlier_run_are_starts(
 ) -> None:
     """The first has no masked-LM head, which is said; the second goes on with its decoder."""
     out = tmp_path / "first"
-    with pytest.warns(UserWarning, match="start fresh"):
+    with pytest.warns(UserWarning, match="initialised at random"):
         assert main(words(retriever_folder, documents, out, "--max_steps", "1")) == 0
     decoder = load_retromae_checkpoint(out).model.decoder.state_dict()
     second = words(out, documents, tmp_path / "second", "--max_steps", "1", "--learning_rate", "0")
@@ -113,7 +113,7 @@ def test_a_sentence_transformers_folder_and_an_earlier_run_are_starts(
         (["--encoder", "nowhere/model"], "nowhere/model"),
         (["--max_length", "64"], "48 positions, fewer than --max_length 64"),
         (["--decoder_layers", "2"], "decoder_layers must be exactly 1 with enhanced decoding"),
-        (["--decoder", "basic", "--bag_of_words", "true"], "bag_of_words goes with enhanced decoding"),
+        (["--decoder", "basic", "--bag_of_words", "true"], "bag_of_words needs enhanced decoding"),
         (["--decoder", "deep"], "decoder"),
         (["--encoder_mask_ratio", "1.0"], "--encoder-mask-ratio"),
         (["--decoder_mask_ratio", "0"], "--decoder-mask-ratio"),

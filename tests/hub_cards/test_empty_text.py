@@ -5,12 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import BertForMaskedLM, BertModel, BertTokenizerFast, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from revela_hub.checkpoints import export_checkpoint
 from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining
+from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
+from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.nvembed.export import export_nvembed
 from revela_hub.trainers.revela.checkpoint import load_backbones
 
@@ -67,3 +71,26 @@ def test_a_tokenizer_that_has_a_token_or_no_eos_stays(
     change(bpe_tokenizer)
     kept = never_without_token(bpe_tokenizer)
     assert (kept is bpe_tokenizer) == (bpe_tokenizer.eos_token is None)
+
+
+def test_baselines_of_a_plain_decoder(tmp_path: Path, llama_folder: Path) -> None:
+    """Contriever, REPLUG and RA-DIT load their retriever with the same function; a trained one keeps its tokenizer."""
+    args = ContrieverTrainingArguments(
+        str(tmp_path / "run"), max_steps=1, per_device_train_batch_size=4, report_to=[], quiet=True, use_cpu=True
+    )
+    trainer = ContrieverTrainer(
+        str(llama_folder),
+        args,
+        train_dataset=Dataset.from_dict({"text": ["a fox runs far over the hills and the rivers to the sea"] * 8}),
+    )
+    trainer.train()
+    vectors_of_nothing(trainer.export())
+
+    plain = Transformer(str(llama_folder))
+    old = SentenceTransformer(modules=[plain, Pooling(plain.get_embedding_dimension(), "mean")], device="cpu")
+    old.save(str(tmp_path / "old"))
+    loaded = load_retriever(str(tmp_path / "old"))
+    np.testing.assert_array_equal(loaded.encode("a fox"), old.encode("a fox"))
+    assert len(load_retriever(str(llama_folder)).tokenizer("a fox")["input_ids"]) == 1 + len(
+        old.tokenizer("a fox")["input_ids"]
+    )

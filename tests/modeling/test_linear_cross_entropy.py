@@ -1,11 +1,13 @@
 """The loss without logits against torch's cross-entropy of a linear layer."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from revela_hub.modeling.linear_cross_entropy import HeadLoss, LinearCrossEntropy, linear_cross_entropy, watch_head
+from revela_hub.modeling.linear_cross_entropy import LinearCrossEntropy, head_cross_entropy, linear_cross_entropy
 
 
 def tensors(dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -94,16 +96,22 @@ def test_no_more_than_a_block_of_logits_is_alive() -> None:
     assert ours < 2**20
 
 
-def test_a_loss_at_a_head_is_of_all_that_the_head_was_given() -> None:
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_the_loss_of_a_head_is_that_of_all_its_logits(scale: float) -> None:
+    """With `scale` 2 the model changes its logits after the projection, so it needs all of them."""
     head = nn.Linear(5, 11)
-    watch_head(head)
-    hidden, labels = torch.randn(2, 3, 5), torch.tensor([3, 0, 10, 1, 3, 7])
-    asked = HeadLoss(lambda states, weight, bias: linear_cross_entropy(states.flatten(0, 1), weight, bias, labels))
-    asked.ask(head)
-    output = head(hidden)
-    assert output is asked.output and output.shape == (2, 1, 11)
-    torch.testing.assert_close(asked.result, plain(hidden.flatten(0, 1), head.weight, head.bias, labels))
-    assert head(hidden).shape == (2, 3, 11), "asked for once"
+    hidden, labels = torch.randn(2, 3, 5), torch.tensor([[3, 0, 10], [1, -100, 7]])
+
+    def run() -> SimpleNamespace:
+        logits = head(hidden)
+        return SimpleNamespace(logits=logits if scale == 1 else scale * logits)
+
+    expected = plain(scale * hidden.flatten(0, 1), head.weight, scale * head.bias, labels.flatten())
+    for _ in range(2):
+        loss, output = head_cross_entropy(head, run, labels)
+        torch.testing.assert_close(loss, expected)
+        assert output.logits.shape == (2, 1 if scale == 1 else 3, 11)
+    assert head(hidden).shape == (2, 3, 11), "the projection stays as it was"
 
 
 @pytest.mark.parametrize("autocast", [False, True])

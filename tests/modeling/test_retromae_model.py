@@ -264,14 +264,14 @@ def test_from_encoder_loads_a_folder_in_the_type_asked_for(tmp_path: Path) -> No
 def test_weights_without_a_masked_lm_head_get_a_fresh_one_and_a_warning(tmp_path: Path) -> None:
     bert = BertModel(transformers.BertConfig(**FAMILIES["Bert"]), add_pooling_layer=False)
     bert.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match=r"no weights for cls\.predictions\.bias, .*they start fresh"):
+    with pytest.warns(UserWarning, match=r"no weights for cls\.predictions\.bias, .*they are initialised at random"):
         model = RetroMAEForPreTraining.from_encoder(str(tmp_path))
     assert torch.equal(model.encoder.embeddings.word_embeddings.weight, bert.embeddings.word_embeddings.weight)
     assert torch.isfinite(model(**inputs()).loss)
 
 
 def test_the_weights_of_a_sentence_transformers_model_do(minilm_folder: Path) -> None:
-    with pytest.warns(UserWarning, match="start fresh"):
+    with pytest.warns(UserWarning, match="initialised at random"):
         model = RetroMAEForPreTraining.from_encoder(str(minilm_folder)).eval()
     batch = inputs(lengths=(8, 6))
     plain = AutoModel.from_pretrained(minilm_folder).eval()
@@ -321,7 +321,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(decoder: str) -> None:
         ({"decoder": "deep"}, 'decoder must be "enhanced", "basic" or "none"'),
         ({"decoder_layers": 2}, "decoder_layers must be exactly 1 with enhanced decoding, got 2"),
         ({"decoder": "basic", "decoder_layers": 0}, "decoder_layers must be at least 1"),
-        ({"decoder": "basic", "bag_of_words": True}, "bag_of_words goes with enhanced decoding"),
+        ({"decoder": "basic", "bag_of_words": True}, "bag_of_words needs enhanced decoding"),
         ({"bag_of_words_weight": -1.0}, "bag_of_words_weight must not be negative"),
     ],
 )
@@ -365,7 +365,7 @@ def test_models_that_do_not_fit_are_refused() -> None:
         RetroMAEForPreTraining.from_encoder(bare)
     sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     electra = transformers.ElectraConfig(**sizes, num_attention_heads=4, embedding_size=16)
-    with pytest.raises(ValueError, match="embeddings of 16 dimensions and states of 32"):
+    with pytest.raises(ValueError, match="embeddings of 16 dimensions and hidden states of 32"):
         RetroMAEForPreTraining.from_encoder(transformers.AutoModelForMaskedLM.from_config(electra))
     bart = transformers.BartConfig(vocab_size=61, d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=32,
         decoder_ffn_dim=32, encoder_attention_heads=2, decoder_attention_heads=2, pad_token_id=0, bos_token_id=1,

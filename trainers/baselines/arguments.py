@@ -20,10 +20,14 @@ class RAITTrainingArguments(AdapterArguments, RunArguments, SFTConfig):
     """`SFTConfig` of RA-IT (arXiv 2310.01352, section 2.2); defaults as ImpRAG's where both have the setting."""
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
-    warmup_steps: float = field(default=100, metadata={"help": "Steps of linear warm-up of the learning rate."})
-    num_train_epochs: float = field(default=10, metadata={"help": "Epochs."})
-    per_device_train_batch_size: int = field(default=8, metadata={"help": "Prompts per device and forward pass."})
-    lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the adapters; 0 trains all weights."})
+    warmup_steps: float = field(
+        default=100, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
+    )
+    num_train_epochs: float = field(default=10, metadata={"help": "Number of epochs."})
+    per_device_train_batch_size: int = field(
+        default=8, metadata={"help": "Number of prompts per device and forward pass."}
+    )
+    lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the LoRA adapters; 0 trains all weights."})
     # The rows are tokenised as ImpRAG's are, and none is cut: trl would cut off what is learnt, the answers.
     dataset_kwargs: dict[str, Any] | None = field(
         default_factory=lambda: {"skip_prepare_dataset": True}, init=False, repr=False
@@ -46,31 +50,35 @@ class RADITTrainingArguments(RunArguments):
     """`TrainingArguments` of RA-DIT's retriever (arXiv 2310.01352, section 2.3)."""
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
-    per_device_train_batch_size: int = field(default=16, metadata={"help": "Prompts per device and forward pass."})
+    per_device_train_batch_size: int = field(
+        default=16, metadata={"help": "Number of prompts per device and forward pass."}
+    )
     retrieval_warmup_epochs: NonNegativeFloat = field(
         default=0,
-        metadata={"help": "Epochs with the ranking of --pseudo_labels as labels before; RA-DIT-Llama needs some."},
+        metadata={
+            "help": "Number of warm-up epochs with the ranking of --pseudo_labels as labels; needed with --backbone."
+        },
     )
     num_candidates: TwoOrMore = field(
         default=10,
-        metadata={"help": "Best passages of --pseudo_labels whose likelihoods are compared for each prompt."},
+        metadata={"help": "Number of top passages of --pseudo_labels whose likelihoods are compared for each prompt."},
     )
     num_positives: PositiveInt = field(
-        default=5, metadata={"help": "Warm-up: the best of them, which are positives; the others are negatives."}
+        default=5,
+        metadata={"help": "Warm-up: Number of top passages that are positives; the other candidates are negatives."},
     )
     temperature: PositiveFloat | None = field(
         default=None,
         metadata={
-            "help": "Scores are divided by it; by default the square root of a decoder's vectors' dimension, 0.05 for"
-            " cosines, else 1."
+            "help": "Temperature that divides the scores (default: 0.05 for cosine, else 1 or the root of the dimension)."
         },
     )
     likelihood_temperature: PositiveFloat = field(
-        default=0.01, metadata={"help": "Likelihoods are divided by it before their softmax (equation 4)."}
+        default=0.01, metadata={"help": "Temperature that divides the likelihoods (equation 4)."}
     )
     likelihood_batch_size: PositiveInt = field(
         default=16,
-        metadata={"help": "Prompts with a passage that the reader reads at a time; changes nothing but memory."},
+        metadata={"help": "Number of prompts with a passage per forward pass of the reader; affects memory only."},
     )
 
     def __post_init__(self) -> None:

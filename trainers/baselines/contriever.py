@@ -46,28 +46,34 @@ _WORD = re.compile(rf"{UNSPACED_CHARACTER.pattern}|\S+")
 class ContrieverTrainingArguments(RunArguments):
     """`TrainingArguments` of a run that starts from an existing retriever; the paper's start is BERT, its rate 5e-5."""
 
-    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate. The paper: 5e-5."})
-    per_device_train_batch_size: int = field(default=64, metadata={"help": "Passages per device and batch."})
+    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate (paper: 5e-5)."})
+    per_device_train_batch_size: int = field(default=64, metadata={"help": "Number of passages per device and batch."})
     warmup_steps: float = field(
-        default=0.1, metadata={"help": "Linear warm-up: steps, or below 1 the share of all steps."}
+        default=0.1, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
     )
     views: View = field(
         default="cropping",
         metadata={
-            "help": "cropping: two random spans of the passage; inverse_cloze: one span, and the rest of the passage."
+            "help": "Positive pairs: two random crops, a crop and the rest (inverse_cloze), or natural pairs such as docstrings."
         },
     )
     min_ratio: PositiveFloat = field(
-        default=0.1, metadata={"help": "Shortest view, as a share of the passage's words."}
+        default=0.1, metadata={"help": "Minimum length of a crop, as a fraction of the passage's words."}
     )
-    max_ratio: PositiveFloat = field(default=0.5, metadata={"help": "Longest view."})
-    deletion: Probability = field(default=0.1, metadata={"help": "Share of a view's words that are left out."})
-    temperature: PositiveFloat = field(default=0.05, metadata={"help": "Similarities are divided by it."})
+    max_ratio: PositiveFloat = field(
+        default=0.5, metadata={"help": "Maximum length of a crop, as a fraction of the passage's words."}
+    )
+    deletion: Probability = field(default=0.1, metadata={"help": "Fraction of a crop's words that are deleted."})
+    temperature: PositiveFloat = field(default=0.05, metadata={"help": "Temperature that divides the similarities."})
     queue_size: NonNegativeInt = field(
         default=0,
-        metadata={"help": "Keys of earlier batches that are negatives (MoCo; the paper: 131072). 0: in-batch ones."},
+        metadata={
+            "help": "Number of keys from earlier batches to use as negatives (MoCo; paper: 131072); 0 uses in-batch ones."
+        },
     )
-    momentum: Probability = field(default=0.9995, metadata={"help": "Of the keys' encoder, with a queue."})
+    momentum: Probability = field(
+        default=0.9995, metadata={"help": "Momentum of the key encoder, if there is a queue."}
+    )
 
     def __post_init__(self) -> None:
         """Checks what goes together.

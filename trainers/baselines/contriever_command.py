@@ -32,17 +32,17 @@ from revela_hub.trainers.common.run_probe import hold_out_text
 class Arguments(ProbeArguments, TextArguments, ContrieverTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train contriever`: the model, the data's, then those of every transformers Trainer."""
 
-    retriever: str = field(metadata={"help": "The model to train: Hub id or folder."})
-    output_dir: str = field(default="outputs/contriever", metadata={"help": "Where everything is written."})
+    retriever: str = field(metadata={"help": "Model to train: Hub id or folder."})
+    output_dir: str = field(default="outputs/contriever", metadata={"help": "Output folder."})
     kind: Literal["auto", "text", "code"] = field(
         default="auto",
-        metadata={"help": "Whether passages end at sentences (text) or lines (code); by the file's name."},
+        metadata={"help": "How to split passages: at sentences (text), at lines (code), or by file extension (auto)."},
     )
-    max_words: PositiveInt = field(default=200, metadata={"help": "Words in a passage at most."})
+    max_words: PositiveInt = field(default=200, metadata={"help": "Maximum number of words per passage."})
     max_length: TextLength | None = field(
-        default=None, metadata={"help": "Tokens of a text that the retriever reads; by default its own."}
+        default=None, metadata={"help": "Maximum number of tokens per text (default: the retriever's own limit)."}
     )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
 
 
 def run(arguments: Arguments) -> None:

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from revela_hub.errors import UserError, first_line, refuse_missing_folder
 from revela_hub.modeling.backbones import check_mask, checking, load_backbone
-from revela_hub.modeling.reading_decoder import check_backbone
+from revela_hub.modeling.reading_checks import check_backbone
 from revela_hub.pickles import refuse_pickles
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.retriever import loading_reason

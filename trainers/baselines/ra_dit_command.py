@@ -43,20 +43,24 @@ if TYPE_CHECKING:
 class Arguments(ImpRAGDataArguments, RADITTrainingArguments):
     """Arguments of `revela-hub train ra-dit`: the models, then the data's, then those of every transformers Trainer."""
 
-    reader: str = field(metadata={"help": "The decoder that reads, as `revela-hub train ra-it` made it; frozen."})
+    reader: str = field(
+        metadata={"help": "Frozen decoder that reads the passages: the output of `revela-hub train ra-it`."}
+    )
     retriever: str | None = field(
-        default=None, metadata={"help": "The retriever to train: a sentence-transformers model, Hub id or folder."}
+        default=None, metadata={"help": "Retriever to train: Hub id or folder of a sentence-transformers model."}
     )
     backbone: str | None = field(
         default=None,
-        metadata={"help": "In its place, a decoder, of which the layers up to --retrieval_layer are the retriever."},
+        metadata={
+            "help": "Decoder whose first layers, up to --retrieval_layer, are the retriever, instead of --retriever."
+        },
     )
     retrieval_layer: NonNegativeInt | None = field(
-        default=None, metadata={"help": "The last layer of --backbone, counted from 0."}
+        default=None, metadata={"help": "Index of the last layer of --backbone to use."}
     )
-    output_dir: str = field(default="outputs/ra-dit", metadata={"help": "Where everything is written."})
-    max_passage_length: PositiveInt = field(default=160, metadata={"help": "Tokens of a passage at most."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    output_dir: str = field(default="outputs/ra-dit", metadata={"help": "Output folder."})
+    max_passage_length: PositiveInt = field(default=160, metadata={"help": "Maximum number of tokens per passage."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
 
 
 def run(arguments: Arguments) -> None:

@@ -32,11 +32,11 @@ from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_
 class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[misc] # of trl's max_length
     """Arguments of `revela-hub train ra-it`: the model, then the data's, then those of every transformers Trainer."""
 
-    backbone: str = field(metadata={"help": "The decoder to tune: Hub id or folder."})
-    output_dir: str = field(default="outputs/ra-it", metadata={"help": "Where everything is written."})
-    num_passages: PositiveInt = field(default=10, metadata={"help": "Passages read for a prompt."})
-    max_passage_length: PositiveInt = field(default=160, metadata={"help": "Tokens of a passage at most."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    backbone: str = field(metadata={"help": "Decoder to tune: Hub id or folder."})
+    output_dir: str = field(default="outputs/ra-it", metadata={"help": "Output folder."})
+    num_passages: PositiveInt = field(default=10, metadata={"help": "Number of passages per prompt."})
+    max_passage_length: PositiveInt = field(default=160, metadata={"help": "Maximum number of tokens per passage."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
 
 
 def run(arguments: Arguments) -> None:

@@ -38,18 +38,20 @@ from revela_hub.trainers.common.retriever import RetrieverTrainer, load_retrieve
 class ReplugTrainingArguments(RunArguments):
     """`TrainingArguments` of a run; a row of the data set is a group of chunks."""
 
-    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate. The paper's."})
-    per_device_train_batch_size: int = field(default=1, metadata={"help": "Groups per device and forward pass."})
-    gradient_accumulation_steps: int = field(default=8, metadata={"help": "Batches added up before each update."})
-    warmup_steps: float = field(
-        default=0.1, metadata={"help": "Linear warm-up: steps, or below 1 the share of all steps."}
+    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate (as in the paper)."})
+    per_device_train_batch_size: int = field(
+        default=1, metadata={"help": "Number of groups per device and forward pass."}
     )
-    temperature: PositiveFloat = field(default=1e-3, metadata={"help": "Similarities are divided by it."})
+    gradient_accumulation_steps: int = field(default=8, metadata={"help": "Number of batches per training step."})
+    warmup_steps: float = field(
+        default=0.1, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
+    )
+    temperature: PositiveFloat = field(default=1e-3, metadata={"help": "Temperature that divides the similarities."})
     lm_temperature: PositiveFloat = field(
-        default=1e-3, metadata={"help": "The mean log-likelihoods of a token are divided by it."}
+        default=1e-3, metadata={"help": "Temperature that divides the mean log-likelihood per token."}
     )
     lm_batch_size: PositiveInt = field(
-        default=16, metadata={"help": "Pairs that the language model reads at a time; changes nothing but memory."}
+        default=16, metadata={"help": "Number of pairs per forward pass of the language model; affects memory only."}
     )
 
 

@@ -34,16 +34,19 @@ from revela_hub.trainers.common.run_probe import hold_out_text
 class Arguments(ProbeArguments, TextArguments, ReplugTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train replug`: the models, the data's, then those of every transformers Trainer."""
 
-    retriever: str = field(metadata={"help": "The model to train: Hub id or folder."})
-    lm: str = field(metadata={"help": "The language model that teaches it, frozen: Hub id or folder of any decoder."})
-    output_dir: str = field(default="outputs/replug", metadata={"help": "Where everything is written."})
-    kind: Literal["auto", "text", "code"] = field(
-        default="auto", metadata={"help": "Whether chunks end at sentences (text) or lines (code); by the file's name."}
+    retriever: str = field(metadata={"help": "Model to train: Hub id or folder."})
+    lm: str = field(
+        metadata={"help": "Frozen language model that teaches the retriever: Hub id or folder of a decoder."}
     )
-    group_size: GroupSize = field(default=16, metadata={"help": "Chunks in a group."})
-    max_words: PositiveInt = field(default=120, metadata={"help": "Words in a chunk at most."})
-    max_length: TextLength = field(default=160, metadata={"help": "Tokens of a chunk at most."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    output_dir: str = field(default="outputs/replug", metadata={"help": "Output folder."})
+    kind: Literal["auto", "text", "code"] = field(
+        default="auto",
+        metadata={"help": "How to split chunks: at sentences (text), at lines (code), or by file extension (auto)."},
+    )
+    group_size: GroupSize = field(default=16, metadata={"help": "Number of chunks per group."})
+    max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per chunk."})
+    max_length: TextLength = field(default=160, metadata={"help": "Maximum number of tokens per chunk."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
 
 
 def run(arguments: Arguments) -> None:

@@ -23,25 +23,27 @@ from revela_hub.trainers.common.precision import settle_precision
 class RunArguments(TrainingArguments):
     """`TrainingArguments` of our trainers; a method's own arguments are a subclass."""
 
+    _argument_group_name = "run"
+
     bf16: bool | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Train under bf16 autocast; by default where the hardware has bf16."}
+        default=None, metadata={"help": "Train under bf16 autocast (default: true if the hardware supports it)."}
     )
-    logging_steps: PositiveFloat = field(default=10, metadata={"help": "Log every so many updates."})
+    logging_steps: PositiveFloat = field(default=10, metadata={"help": "Log every N steps."})
     logging_nan_inf_filter: bool = field(
         default=False,
-        metadata={
-            "help": "Hide losses that are not finite. Off: such a run stops; and the filter waits for the device."
-        },
+        metadata={"help": "Hide losses that are not finite instead of stopping."},
     )
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Kept off: the collator reads the columns."})
+    remove_unused_columns: bool = field(
+        default=False, metadata={"help": "Has to stay off, because the collators read all columns."}
+    )
     overwrite: bool = field(
-        default=False, metadata={"help": "Begin anew in an --output_dir that holds a run; its checkpoints are deleted."}
+        default=False, metadata={"help": "Start over in a non-empty --output_dir, deleting its checkpoints."}
     )
     allow_changes: bool = field(
         default=False,
-        metadata={"help": "Resume although settings are others than those the checkpoint was trained with."},
+        metadata={"help": "Allow resuming with settings that differ from the checkpoint's."},
     )
-    quiet: bool = field(default=False, metadata={"help": "Print what came out, and nothing on the way."})
+    quiet: bool = field(default=False, metadata={"help": "Print only the final result."})
 
     def __post_init__(self) -> None:
         """Resolves what depends on the hardware and on the terminal, and checks the numbers.
@@ -67,9 +69,11 @@ class RunArguments(TrainingArguments):
 class AdapterArguments:
     """What of a model is trained: all its weights, or LoRA adapters. A method says its own rank as the default."""
 
-    lora_rank: NonNegativeInt = field(default=16, metadata={"help": "Rank of the adapters; 0 trains all weights."})
-    lora_alpha: PositiveInt | None = field(default=None, metadata={"help": "LoRA alpha; by default equal to the rank."})
-    lora_dropout: Probability = field(default=0.0, metadata={"help": "Dropout of the adapters."})
+    _argument_group_name = "LoRA"
+
+    lora_rank: NonNegativeInt = field(default=16, metadata={"help": "Rank of the LoRA adapters; 0 trains all weights."})
+    lora_alpha: PositiveInt | None = field(default=None, metadata={"help": "LoRA alpha (default: equal to the rank)."})
+    lora_dropout: Probability = field(default=0.0, metadata={"help": "Dropout of the LoRA adapters."})
 
     def lora_config(self, model: nn.Module) -> LoraConfig | None:
         """Adapters on every linear layer but output projections and BERT's unused pooler; None for rank 0."""
@@ -114,29 +118,27 @@ def check_positions(name: str, positions: int, max_length: int) -> None:
 class TextArguments:
     """Raw text to train on, and where what is made of it is kept."""
 
+    _argument_group_name = "data"
+
     data: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "What to train on, one or more of: folders or files of text or code, glob patterns, JSON lines "
-            "(.jsonl, .jsonl.gz), data sets as hf:owner/name[:configuration][:split] (of the Hub, or a folder). In a "
-            "YAML file also mappings with a path and more: see revela_hub.data.sources.source."
+            "help": "Text to train on: folders, files, glob patterns, JSON lines, data sets (hf:owner/name[:configuration][:split]), or mappings in a YAML file."
         },
     )
-    text_column: str = field(
-        default="text", metadata={"help": "The field of JSON lines, or the column of data sets, that holds the text."}
-    )
+    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
     exclude: list[str] = field(
         default_factory=list,
-        metadata={"help": "Patterns of file and folder names not to read, for example '*.min.js' tests."},
+        metadata={"help": "Names of files and folders to skip, e.g. '*.min.js' or tests."},
     )
     language: str = field(
-        default="en", metadata={"help": "Language of the text (ISO 639-1), by which the ends of sentences are found."}
+        default="en", metadata={"help": "ISO 639-1 code of the text's language, used to split sentences."}
     )
     max_documents: PositiveInt | None = field(
-        default=None, metadata={"help": "Documents to read from each source at most."}
+        default=None, metadata={"help": "Maximum number of documents to read from each source."}
     )
     cache_dir: str | None = field(
-        default=None, metadata={"help": "Where what is made of the text is kept. Default: in the cache of datasets."}
+        default=None, metadata={"help": "Cache folder for prepared data (default: the cache of datasets)."}
     )
     held_out: str | None = field(default=None, init=False)  # a probe's folder: its queries are no text to train on
 
@@ -171,29 +173,34 @@ class ProbeArguments:
     To be listed before `TextArguments` and the training arguments among a command's bases.
     """
 
+    _argument_group_name = "evaluation"
+
     eval_corpus: str | None = field(
-        default=None, metadata={"help": "BEIR folder to measure retrieval on, before, during and after training."}
+        default=None, metadata={"help": "BEIR folder to evaluate on before, during and after training."}
     )
-    eval_split: str = field(default="test", metadata={"help": "Which of its qrels to use."})
+    eval_split: str = field(default="test", metadata={"help": "Split of the BEIR folder to evaluate on."})
     eval_strategy: Literal["no", "steps", "epoch"] | None = field(
         default=None,
-        metadata={"help": "When to measure during training; by default steps where there is --eval_corpus."},
+        metadata={"help": "When to evaluate during training (default: steps if there is something to evaluate on)."},
     )
     eval_steps: float | None = field(
         default=None,
-        metadata={"help": "Measure every so many updates, or below 1 every such share of the run; by default 0.25."},
+        metadata={"help": "Evaluate every N steps, or every fraction N < 1 of the run (default: 0.25)."},
     )
     probe: str = field(
         default="auto",
         metadata={
-            "help": "What to measure on without --eval_corpus. auto: queries made of the text, which are taken out of what"
-            " is trained on; none; or a folder of revela-hub probe."
+            "help": "Evaluation set if there is no --eval_corpus: auto makes one from the text and holds it out of training."
         },
     )
-    probe_queries: PositiveInt = field(default=200, metadata={"help": "Queries of the probe that is made, at most."})
-    probe_passages: PositiveInt = field(default=500, metadata={"help": "Passages of it: what a measurement costs."})
+    probe_queries: PositiveInt = field(
+        default=200, metadata={"help": "Maximum number of queries in the evaluation set that --probe auto makes."}
+    )
+    probe_passages: PositiveInt = field(
+        default=500, metadata={"help": "Number of passages in the evaluation set that --probe auto makes."}
+    )
     keep_worse: bool = field(
-        default=False, metadata={"help": "Export what was trained also where the start was better."}
+        default=False, metadata={"help": "Export the trained model even if the base model scores better."}
     )
 
     def __post_init__(self) -> None:
@@ -231,10 +238,11 @@ class ProbeArguments:
 class HeldOutArguments(ProbeArguments):
     """What a run on labelled rows is measured on: a BEIR folder, or questions held out of them (`run_probe.hold_out_rows`)."""
 
+    _argument_group_name = "evaluation"
+
     probe: str = field(
         default="auto",
         metadata={
-            "help": "What to measure on without --eval_corpus. auto: questions of the mixture, one in ten at most, which are"
-            " not trained on; none; or a folder of revela-hub probe, whose queries are not trained on either."
+            "help": "Evaluation set if there is no --eval_corpus: auto holds out up to one in ten of the training questions."
         },
     )

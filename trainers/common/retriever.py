@@ -9,12 +9,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import is_sentence_transformer_model
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.errors import UserError, first_line, reason, refuse_missing_folder
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.export import make_readable
+from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.pickles import encoder
 from revela_hub.retrieval.encoder import learnt_positions, similarity_of
 from revela_hub.trainers.common.inputs import ModelLike, name_of
@@ -28,7 +29,10 @@ RETRIEVER = "retriever"
 def load_retriever(
     retriever: ModelLike, *, max_length: int | None = None, trust_remote_code: bool = False
 ) -> SentenceTransformer:
-    """A sentence-transformers model to train, or any encoder, pooled by the mean; in float32.
+    """Load a sentence-transformers model to train, or any other model with mean pooling; in float32.
+
+    If the tokenizer of a model that is not a sentence-transformers folder adds no token to a text, it is made to append EOS,
+    so that an empty text has a vector. The tokenizer of a sentence-transformers model is kept, and so are its vectors.
 
     Args:
         retriever: Hub id or folder, or a loaded sentence-transformers model.
@@ -61,6 +65,8 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
             return encoder(SentenceTransformer, name, device="cpu", model_kwargs=weights, **code)
         own = {"processor_kwargs": dict(code), "config_kwargs": dict(code)}
         transformer = encoder(Transformer, name, model_kwargs=weights | code, **own)
+        if isinstance(transformer.processor, PreTrainedTokenizerBase):
+            transformer.processor = never_without_token(transformer.processor)  # an empty text has a vector, too
         pooling = Pooling(transformer.get_embedding_dimension(), "mean")
         return SentenceTransformer(modules=[transformer, pooling], device="cpu")
     except (UserError, MemoryError):
@@ -140,6 +146,8 @@ class RetrieverTrainer(MethodTrainer):
             if self.merged() is self.retriever:  # otherwise the base model is loaded and only its adapters are read
                 saved = encoder(SentenceTransformer, str(folder), device="cpu")
                 self.retriever.load_state_dict(saved.state_dict())
+                # The tokenizer of a run that an older version started may not append EOS.
+                self.retriever[0].processor = saved[0].processor
             if beside := self._beside():
                 weights = load_file(folder / BESIDE)
                 for name, value in beside.items():

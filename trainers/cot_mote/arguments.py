@@ -38,47 +38,45 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
 
     stage: Literal["pretrain", "finetune"] = field(
         default="pretrain",
-        metadata={"help": "pretrain: on raw text, without labels. finetune: on queries with passages and negatives."},
+        metadata={"help": "pretrain on raw text, or finetune on queries with passages and hard negatives."},
     )
     learning_rate: float | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Peak learning rate; by default 3e-4, and 2e-5 for finetune."}
+        default=None, metadata={"help": "Peak learning rate (default: 3e-4, or 2e-5 in finetune)."}
     )
     per_device_train_batch_size: int | None = field(  # type: ignore[assignment]
         default=None,
-        metadata={"help": "Rows per device and forward pass; by default 32, and 8 for finetune, where the other rows'"
-                  " passages are negatives, too."},
+        metadata={"help": "Number of rows per device and forward pass (default: 32, or 8 in finetune)."},
     )  # fmt: skip
     gradient_accumulation_steps: int | None = field(  # type: ignore[assignment]
         default=None,
-        metadata={"help": "Forward passes per update; by default 64, with the batch the paper's 2k rows, and 1 for"
-                  " finetune."},
+        metadata={"help": "Number of batches per training step (default: 64, or 1 in finetune)."},
     )  # fmt: skip
     max_steps: int | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Updates; by default 80000, or as num_train_epochs says."}
+        default=None, metadata={"help": "Number of training steps (default: 80000 in pretrain)."}
     )
     num_train_epochs: float | None = field(  # type: ignore[assignment]
         default=None,
-        metadata={"help": "Times that every row is seen, instead of max_steps; for finetune by default 3."},
+        metadata={"help": "Number of epochs, instead of --max_steps (default in finetune: 3)."},
     )
     warmup_steps: float = field(
-        default=0.1, metadata={"help": "Linear warm-up: steps, or below 1 the share of all steps."}
+        default=0.1, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
     )
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, on all but biases and norms."})
+    weight_decay: float = field(
+        default=0.01, metadata={"help": "Weight decay of AdamW, applied to all weights except biases and norms."}
+    )
     switch_experts: bool = field(
         default=False,
-        metadata={"help": "Queries through the passage expert and passages through the query's (a control)."},
+        metadata={"help": "Encode queries with the passage expert and passages with the query expert (a control)."},
     )
     scores: Literal["hybrid", "dense", "sparse"] = field(
         default="hybrid",
-        metadata={
-            "help": "finetune: what is trained, the sum of dense and sparse score (the paper's), or one of them."
-        },
+        metadata={"help": "finetune: Score to train: the sum of dense and sparse (as in the paper), or one of them."},
     )
     query_flops_weight: NonNegativeFloat = field(
-        default=0.0, metadata={"help": "finetune: weight of the FLOPs regulariser on the queries' sparse vectors."}
+        default=0.0, metadata={"help": "finetune: Weight of the FLOPs regulariser on the queries' sparse vectors."}
     )
     passage_flops_weight: NonNegativeFloat = field(
-        default=0.0, metadata={"help": "finetune: weight of the FLOPs regulariser on the passages' sparse vectors."}
+        default=0.0, metadata={"help": "finetune: Weight of the FLOPs regulariser on the passages' sparse vectors."}
     )
 
     def __post_init__(self) -> None:

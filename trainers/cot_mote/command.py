@@ -57,37 +57,42 @@ class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
     """Arguments of `revela-hub train cot-mote`: the model, then the data's, then those of every transformers Trainer."""
 
     encoder: str = field(
-        metadata={"help": "What to start from: an encoder's Hub id or folder, or what an earlier run wrote."}
+        metadata={"help": "Model to start from: Hub id or folder of an encoder, or the output of an earlier run."}
     )
-    output_dir: str = field(default="outputs/cot-mote", metadata={"help": "Where everything is written."})
+    output_dir: str = field(default="outputs/cot-mote", metadata={"help": "Output folder."})
     variant: Literal["experts", "separate", "siamese"] | None = field(
         default=None,
-        metadata={"help": "Of a new model: two feed-forwards per layer (experts, the default), two encoders, or one."},
+        metadata={
+            "help": "Form of a new model: shared attention with two experts, two encoders, or one (default: experts)."
+        },
     )
     query_encoder: str | None = field(
-        default=None, metadata={"help": "Another encoder to start the queries' from, with --variant separate."}
+        default=None, metadata={"help": "Encoder that initialises the query side, for --variant separate."}
     )
     fresh_head: bool = field(
-        default=False, metadata={"help": "Take an encoder that has lost its masked-LM head; it starts fresh."}
+        default=False, metadata={"help": "Accept an encoder without a masked-LM head and initialise the head randomly."}
     )
     decoder: Literal["ar", "ae", "none"] | None = field(
         default=None,
-        metadata={"help": "pretrain: ar, every next token of the span (the default); ae, its masked tokens (CoT-MAE);"
-                  " none, masked language modelling alone."},
+        metadata={"help": "pretrain: decoder objective: ar (next tokens), ae (masked tokens, as in CoT-MAE) or none (default: ar)."},
     )  # fmt: skip
     decoder_layers: Layers | None = field(
-        default=None, metadata={"help": "pretrain: layers of the decoder; by default 1."}
+        default=None, metadata={"help": "pretrain: Number of decoder layers (default: 1)."}
     )
     attention_window: PositiveInt | None = field(
-        default=None, metadata={"help": "pretrain: tokens that an ar decoder sees beside the vector; by default all."}
+        default=None,
+        metadata={
+            "help": "pretrain: Number of tokens that an ar decoder attends to, besides the vector (default: all)."
+        },
     )
     bottlenecks: Literal["dense", "sparse", "both"] | None = field(
-        default=None, metadata={"help": "pretrain: vectors that the span is written from; by default both, in turn."}
+        default=None, metadata={"help": "pretrain: Vectors that the span is decoded from (default: both, in turn)."}
     )
     attn_implementation: str | None = field(
-        default=None, metadata={"help": "Attention of the encoder: sdpa, eager, flash_attention_2; by default sdpa."}
+        default=None,
+        metadata={"help": "Attention implementation of the encoder, e.g. eager or flash_attention_2 (default: sdpa)."},
     )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
 
 
 def run(arguments: Arguments) -> None:

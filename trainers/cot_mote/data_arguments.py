@@ -22,43 +22,46 @@ if TYPE_CHECKING:
 class CoTMoTEDataArguments(TextArguments):
     """What CoT-MoTE is trained on. The defaults are those of the paper where it names them."""
 
+    _argument_group_name = "data"
+
     contexts: list[str] = field(
         default_factory=lambda: list(CONTEXTS),
-        metadata={"help": "pretrain: contextual spans of a text, of: neighbour, overlap, query (a pseudo-query)."},
+        metadata={"help": "pretrain: Contextual spans of a text: neighbour, overlap or query (a pseudo-query)."},
     )
     query_generator: str = field(
         default="extractive",
         metadata={
-            "help": "pretrain: what writes the pseudo-queries: extractive, the most telling words of the span, no model"
-            " needed; lm:ID, a language model by its Hub id or folder; or the id or folder of a seq2seq generator"
-            " (doc2query/msmarco-t5-base-v1)."
+            "help": "pretrain: Generator of pseudo-queries: extractive (no model), lm:MODEL, or a doc2query model."
         },
     )
     query_prefix: str = field(
-        default="", metadata={"help": "pretrain: what a seq2seq generator wants before a passage ('text2query: ')."}
+        default="",
+        metadata={"help": "pretrain: Text that a doc2query model expects before a passage, e.g. 'text2query: '."},
     )
-    queries_per_span: PositiveInt = field(default=1, metadata={"help": "pretrain: pseudo-queries of each span."})
+    queries_per_span: PositiveInt = field(default=1, metadata={"help": "pretrain: Number of pseudo-queries per span."})
     max_length: PositiveInt = field(
-        default=144, metadata={"help": "Tokens of a span, or of a passage, at most, with [CLS] and [SEP]."}
+        default=144, metadata={"help": "Maximum number of tokens per span or passage, including [CLS] and [SEP]."}
     )
-    query_max_length: PositiveInt = field(default=32, metadata={"help": "finetune: tokens of a query at most."})
+    query_max_length: PositiveInt = field(
+        default=32, metadata={"help": "finetune: Maximum number of tokens per query."}
+    )
     min_tokens: PositiveInt = field(
-        default=MIN_TOKENS, metadata={"help": "Spans of fewer tokens, the rests of documents, are left out."}
+        default=MIN_TOKENS, metadata={"help": "Skip spans with fewer tokens, such as the ends of documents."}
     )
     encoder_mask_ratio: Share = field(
-        default=0.3, metadata={"help": "Share of a text's tokens, in whole words, that the encoder has to predict."}
+        default=0.3, metadata={"help": "Fraction of tokens that the encoder has to predict, masked as whole words."}
     )
     decoder_mask_ratio: Share = field(
-        default=0.45, metadata={"help": "Share of a span's tokens that an ae decoder has to predict."}
+        default=0.45, metadata={"help": "Fraction of tokens that an ae decoder has to predict."}
     )
-    max_spans: PositiveInt | None = field(default=None, metadata={"help": "Spans to make at most."})
+    max_spans: PositiveInt | None = field(default=None, metadata={"help": "Maximum number of spans."})
     pairs: str | None = field(
         default=None,
         metadata={
-            "help": "finetune: JSON lines with anchor, positive, negative_1, ..., as revela-hub mine writes them."
+            "help": "finetune: JSON lines with anchor, positive, negative_1, ..., as written by `revela-hub mine`."
         },
     )
-    num_negatives: NonNegativeInt = field(default=15, metadata={"help": "finetune: hard negatives of each row."})
+    num_negatives: NonNegativeInt = field(default=15, metadata={"help": "finetune: Number of hard negatives per row."})
 
 
 def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries | None:

@@ -13,50 +13,62 @@ class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
     """`TrainingArguments` with the two stages of ImpRAG: warm-up by a retriever's rankings, then self-distillation."""
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
-    warmup_steps: float = field(default=100, metadata={"help": "Steps of linear warm-up of the learning rate."})
-    num_train_epochs: float = field(default=10, metadata={"help": "Epochs, those of the retrieval warm-up included."})
-    per_device_train_batch_size: int = field(default=8, metadata={"help": "Prompts per device and forward pass."})
-    retrieval_weight: NonNegativeFloat = field(default=1.0, metadata={"help": "Lambda: weight of the retrieval loss."})
+    warmup_steps: float = field(
+        default=100, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
+    )
+    num_train_epochs: float = field(default=10, metadata={"help": "Number of epochs, including the retrieval warm-up."})
+    per_device_train_batch_size: int = field(
+        default=8, metadata={"help": "Number of prompts per device and forward pass."}
+    )
+    retrieval_weight: NonNegativeFloat = field(
+        default=1.0, metadata={"help": "Weight of the retrieval loss (lambda in the paper)."}
+    )
     retrieval_warmup_epochs: NonNegativeFloat = field(
-        default=3, metadata={"help": "Epochs with a retriever's rankings as labels; then self-distillation begins."}
+        default=3,
+        metadata={"help": "Number of epochs with a retriever's rankings as labels, before self-distillation."},
     )
     temperature: PositiveFloat | None = field(
         default=None,
         metadata={
-            "help": "Scores are divided by it; by default the square root of the vectors' dimension"
-            " (at 1 a 7 M model's vectors collapsed into one)."
+            "help": "Temperature that divides the retrieval scores (default: square root of the vector dimension)."
         },
     )
     likelihood_temperature: PositiveFloat = field(
-        default=1.0, metadata={"help": "The answer's log-likelihoods are divided by it before their softmax."}
+        default=1.0, metadata={"help": "Temperature that divides the answers' log-likelihoods."}
     )
-    num_positives: PositiveInt = field(default=5, metadata={"help": "Warm-up: the best ranks, which are positives."})
-    num_negatives: NonNegativeInt = field(
-        default=5, metadata={"help": "Warm-up: hard negatives drawn for each prompt."}
+    num_positives: PositiveInt = field(
+        default=5, metadata={"help": "Warm-up: Number of top-ranked passages that are positives."}
     )
-    first_negative_rank: Rank = field(default=10, metadata={"help": "Warm-up: hard negatives come from this rank..."})
-    last_negative_rank: Rank = field(default=50, metadata={"help": "... up to this one, inclusive."})
+    num_negatives: NonNegativeInt = field(default=5, metadata={"help": "Warm-up: Number of hard negatives per prompt."})
+    first_negative_rank: Rank = field(
+        default=10, metadata={"help": "Warm-up: First rank from which hard negatives are drawn."}
+    )
+    last_negative_rank: Rank = field(
+        default=50, metadata={"help": "Warm-up: Last rank from which hard negatives are drawn."}
+    )
     num_candidates: TwoOrMore = field(
-        default=10, metadata={"help": "Self-distillation: passages whose likelihoods are compared for each prompt."}
+        default=10,
+        metadata={"help": "Self-distillation: Number of passages per prompt whose likelihoods are compared."},
     )
     index_steps: NonNegativeInt = field(
-        default=0, metadata={"help": "Self-distillation: rebuild the index after so many updates; 0: each epoch."}
+        default=0, metadata={"help": "Self-distillation: Rebuild the index every N steps; 0 rebuilds it every epoch."}
     )
     index_type: Literal["exact", "flat", "hnsw", "ivfpq", "milvus"] = field(
         default="exact",
-        metadata={"help": "Self-distillation: how the index is searched; hnsw and ivfpq (FAISS) are approximate."},
+        metadata={"help": "Self-distillation: Index type; hnsw and ivfpq (FAISS) are approximate."},
     )
     milvus_uri: str | None = field(
         default=None,
-        metadata={"help": "Milvus server, for --index_type milvus; by default a file in --output_dir."},
+        metadata={"help": "Milvus server for --index_type milvus (default: a file in --output_dir)."},
     )
     likelihood_batch_size: PositiveInt = field(
-        default=16, metadata={"help": "Candidate passages in memory at a time while likelihoods are computed."}
+        default=16,
+        metadata={"help": "Number of candidate passages in memory at a time while likelihoods are computed."},
     )
     encode_batch_size: PositiveInt = field(
-        default=32, metadata={"help": "Texts per forward pass while the index is rebuilt."}
+        default=32, metadata={"help": "Number of texts per forward pass while the index is rebuilt."}
     )
-    lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the adapters; 0 trains all weights."})
+    lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the LoRA adapters; 0 trains all weights."})
 
     def __post_init__(self) -> None:
         """Checks the ranks.

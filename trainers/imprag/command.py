@@ -36,26 +36,26 @@ MODEL = "model"
 class Arguments(ImpRAGDataArguments, ImpRAGTrainingArguments):
     """Arguments of `revela-hub train imprag`: the model, then the data's, then those of every transformers Trainer."""
 
-    backbone: str = field(metadata={"help": "The decoder to start from, or an ImpRAG model: Hub id or folder."})
-    output_dir: str = field(default="outputs/imprag", metadata={"help": "Where everything is written."})
+    backbone: str = field(metadata={"help": "Model to start from: Hub id or folder of a decoder or an ImpRAG model."})
+    output_dir: str = field(default="outputs/imprag", metadata={"help": "Output folder."})
     retrieval_layer: int | None = field(
         default=None,
-        metadata={
-            "help": "Layer of retrieval, counted from 0; by default a quarter of the layers is below, of 6 or 7 two."
-        },
+        metadata={"help": "Index of the retrieval layer (default: one quarter of the depth, at least 2)."},
     )
     last_reading_layer: int | None = field(
-        default=None, metadata={"help": "Last layer that reads passages; by default 0.7 of the layers are below."}
+        default=None, metadata={"help": "Last layer that attends to passages (default: 70% of the depth)."}
     )
-    num_passages: int | None = field(default=None, metadata={"help": "Passages read for a prompt; by default 10."})
+    num_passages: int | None = field(default=None, metadata={"help": "Number of passages per prompt (default: 10)."})
     max_passage_length: int | None = field(
-        default=None, metadata={"help": "Tokens of a passage at most; by default 160."}
+        default=None, metadata={"help": "Maximum number of tokens per passage (default: 160)."}
     )
     passage_encoding: Literal["full", "segmented", "independent"] | None = field(
         default=None,
-        metadata={"help": "full: passages are one text; segmented: each sees itself; independent: and starts at 0."},
+        metadata={
+            "help": "full: one joint text; segmented: each passage attends to itself; independent: also restarts positions."
+        },
     )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
 
 
 def run(arguments: Arguments) -> None:

@@ -21,39 +21,47 @@ from revela_hub.trainers.common.pseudo_labels import rank_passages
 class ImpRAGDataArguments:
     """What ImpRAG is trained on."""
 
+    _argument_group_name = "data"
+
     data: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "JSON lines of prompts and answers, as SQuAD, NQ and KILT have them, or {prompt, answer}; see"
-            " revela_hub.data.prompts.rows."
+            "help": "Prompts and answers: JSON lines in the format of SQuAD, NQ or KILT, or with prompt and answer."
         },
     )
     corpus: list[str] = field(
         default_factory=list,
-        metadata={"help": "The collection to retrieve from: folders, files, JSON lines or data sets (hf:owner/name)."},
+        metadata={
+            "help": "Passages to search: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
+        },
     )
     task: str = field(
         default="question_answering",
-        metadata={"help": "The task of rows that do not say theirs; it picks the template."},
+        metadata={"help": "Prompt template for rows that do not name a task."},
     )
-    max_words: PositiveInt = field(default=100, metadata={"help": "The largest number of words in a passage."})
-    max_length: PositiveInt = field(default=256, metadata={"help": "Tokens of prompt and answer together, at most."})
+    max_words: PositiveInt = field(default=100, metadata={"help": "Maximum number of words per passage."})
+    max_length: PositiveInt = field(
+        default=256, metadata={"help": "Maximum number of tokens of prompt and answer together."}
+    )
     pseudo_labels: str = field(
         default="bm25",
-        metadata={"help": "The retriever of the warm-up: a sentence-transformers folder or Hub id, or bm25."},
+        metadata={
+            "help": "Retriever that ranks the passages: Hub id or folder of a sentence-transformers model, or bm25."
+        },
     )
     plain_text: list[str] = field(
         default_factory=list,
-        metadata={"help": "Raw text for self-supervised rows; by default the passages' own documents."},
+        metadata={"help": "Raw text for self-supervised rows (default: the documents of --corpus)."},
     )
     plain_text_fraction: NonNegativeFloat = field(
-        default=0.1, metadata={"help": "Rows of plain text, as a share of the prompts in --data."}
+        default=0.1, metadata={"help": "Number of plain-text rows, as a fraction of the prompts."}
     )
     denoising_fraction: NonNegativeFloat = field(
-        default=0.0, metadata={"help": "Rows with a phrase to fill in, as a share of the prompts in --data."}
+        default=0.0, metadata={"help": "Number of rows with a phrase to fill in, as a fraction of the prompts."}
     )
     sentence_fraction: NonNegativeFloat = field(
-        default=0.0, metadata={"help": "Rows asking for the next, and as many for the previous, sentence: a share too."}
+        default=0.0,
+        metadata={"help": "Fraction of rows that ask for the next sentence, and the same for the previous one."},
     )
 
     def sources(self) -> list[Source]:

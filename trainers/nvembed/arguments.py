@@ -22,38 +22,44 @@ class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransform
     same: it adds up batches that do not see each other's passages.
     """
 
-    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate. The paper: 2e-5, then 1.5e-5."})
-    warmup_steps: float = field(default=50, metadata={"help": "Steps of linear warm-up, again in stage two."})
-    weight_decay: float = field(default=0.03, metadata={"help": "Of AdamW, not on norms and biases."})
+    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
+    warmup_steps: float = field(
+        default=50,
+        metadata={
+            "help": "Linear warm-up: number of steps, or a fraction below 1 of all steps; it is repeated in stage 2."
+        },
+    )
+    weight_decay: float = field(
+        default=0.03, metadata={"help": "Weight decay of AdamW, applied to all weights except biases and norms."}
+    )
     per_device_train_batch_size: int = field(
-        default=128, metadata={"help": "Rows per device and batch; the paper's 128 are those of all devices."}
+        default=128, metadata={"help": "Number of rows per device and batch (paper: 128 over all devices)."}
     )
     in_batch_negatives: bool = field(
         default=True,
-        metadata={
-            "help": "Whether the passages of the other rows, on all devices, are negatives too (stage one), or only the"
-            " row's own (stage two)."
-        },
+        metadata={"help": "Also use the passages of the other rows, on all devices, as negatives (stage 1)."},
     )
     temperature: PositiveFloat = field(
         default=0.02,
-        metadata={"help": "Cosines are divided by it. The paper does not say; this is E5-Mistral's."},
+        metadata={"help": "Temperature that divides the cosine similarities."},
     )
     mini_batch_size: PositiveInt = field(
-        default=32, metadata={"help": "Texts in memory at a time (GradCache); a whole batch in one is twice as fast."}
+        default=32,
+        metadata={"help": "Number of texts in memory at a time (GradCache); a whole batch at once is twice as fast."},
     )
     mini_batch_num_tokens: PositiveInt | None = field(
-        default=None, metadata={"help": "Instead of a number of texts: a number of tokens, padding not counted."}
+        default=None, metadata={"help": "Number of tokens in memory at a time, instead of --mini_batch_size."}
     )
     blend_tasks: bool = field(
-        default=True, metadata={"help": "Rows of all tasks in a batch (the paper's), or of one task in each batch."}
+        default=True,
+        metadata={"help": "Mix rows of all tasks in a batch (as in the paper) instead of one task per batch."},
     )
     lora_rank: NonNegativeInt = field(
         default=16,
-        metadata={"help": "Rank of the decoder's adapters; 0 trains all its weights. Pooling is always trained."},
+        metadata={"help": "Rank of the decoder's LoRA adapters; 0 trains all weights."},
     )
-    lora_alpha: PositiveInt | None = field(default=None, metadata={"help": "LoRA alpha; by default twice the rank."})
-    lora_dropout: Probability = field(default=0.1, metadata={"help": "Dropout of the adapters."})
+    lora_alpha: PositiveInt | None = field(default=None, metadata={"help": "LoRA alpha (default: twice the rank)."})
+    lora_dropout: Probability = field(default=0.1, metadata={"help": "Dropout of the LoRA adapters."})
 
     def __post_init__(self) -> None:
         """Fills in what depends on another field, and checks the numbers.

@@ -50,43 +50,47 @@ class Arguments(HeldOutArguments, NVEmbedTrainingArguments):  # type: ignore[mis
     """Arguments of `revela-hub train nvembed`: the model and the data, then those of every transformers Trainer."""
 
     backbone: str = field(
-        metadata={"help": "What to start from: Hub id or folder of a decoder, or what an earlier run wrote."}
+        metadata={"help": "Model to start from: Hub id or folder of a decoder, or the output of an earlier run."}
     )
-    mixture: str = field(metadata={"help": "YAML file of the tasks to train on."})
-    output_dir: str = field(default="outputs/nvembed", metadata={"help": "Where everything is written."})
+    mixture: str = field(metadata={"help": "YAML file that lists the training tasks."})
+    output_dir: str = field(default="outputs/nvembed", metadata={"help": "Output folder."})
     stage: Literal[1, 2] | None = field(
         default=None,
-        metadata={
-            "help": "1: the tasks for stage one, in-batch negatives, peak learning rate 2e-5. 2: those for stage two, no"
-            " in-batch negatives, 1.5e-5. None: all tasks at once."
-        },
+        metadata={"help": "Training stage, which selects tasks and defaults (default: all tasks at once)."},
     )
     in_batch_negatives: bool | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Whether the other rows' passages are negatives too; by default the stage's."}
+        default=None,
+        metadata={
+            "help": "Also use the other rows' passages as negatives (default: true in stage 1, false in stage 2)."
+        },
     )
     learning_rate: float | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Peak learning rate; by default the stage's."}
+        default=None, metadata={"help": "Peak learning rate (default: 2e-5 in stage 1, 1.5e-5 in stage 2)."}
     )
-    num_negatives: Negatives = field(default=7, metadata={"help": "Hard negatives of each row."})
-    max_length: TextLength = field(default=512, metadata={"help": "Tokens of a text, instruction and EOS included."})
+    num_negatives: Negatives = field(default=7, metadata={"help": "Number of hard negatives per row."})
+    max_length: TextLength = field(
+        default=512, metadata={"help": "Maximum number of tokens per text, including the instruction and EOS."}
+    )
     pooling: Literal["latent", "mean", "eos", "self_attention"] | None = field(
-        default=None, metadata={"help": "How token states become a vector; of a decoder by default latent."}
+        default=None, metadata={"help": "Pooling of the token states (default: latent for a decoder)."}
     )
     mask: Literal["bidirectional", "causal"] | None = field(
-        default=None, metadata={"help": "What a token sees; of a decoder by default bidirectional."}
+        default=None, metadata={"help": "Attention mask of the backbone (default: bidirectional for a decoder)."}
     )
-    num_latents: Latents | None = field(default=None, metadata={"help": "Latents; for a decoder by default 512."})
+    num_latents: Latents | None = field(
+        default=None, metadata={"help": "Number of latent vectors (default: 512 for a decoder)."}
+    )
     num_heads: int | None = field(
-        default=None, metadata={"help": "Heads of the latent or self-attention; by default 8."}
+        default=None, metadata={"help": "Number of heads of the latent attention or self-attention (default: 8)."}
     )
     dtype: Literal["float32", "bfloat16"] = field(
-        default="float32", metadata={"help": "Of frozen weights: bfloat16 halves their memory under LoRA."}
+        default="float32", metadata={"help": "Type of the frozen weights; bfloat16 halves their memory under LoRA."}
     )
     query_instruction: str = field(
         default="Given a question, retrieve passages that answer the question",
-        metadata={"help": "What encode_query of the finished model, and the evaluation, put before queries."},
+        metadata={"help": "Instruction for queries, used in the evaluation and by encode_query of the exported model."},
     )
-    cache_dir: str | None = field(default=None, metadata={"help": "Where the mixture's rows are kept."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Cache folder for the rows of the mixture."})
 
     def __post_init__(self) -> None:
         """Fills in what the stage decides.

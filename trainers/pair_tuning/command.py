@@ -51,16 +51,16 @@ class Arguments(HeldOutArguments, TextArguments, PairsTrainingArguments):  # typ
     positive_column: str = field(
         default="positive", metadata={"help": "Column of the pairs that holds the passage, or a list of passages."}
     )
-    split: str = field(default="train", metadata={"help": "Of a BEIR folder, the qrels to train on."})
+    split: str = field(default="train", metadata={"help": "Split of a BEIR folder to train on."})
     mined_negatives: NonNegativeInt = field(
         default=0,
-        metadata={
-            "help": "Hard negatives to mine for each pair with the base model, among the positives of all pairs."
-        },
+        metadata={"help": "Number of hard negatives per pair to mine with the base model, among all positives."},
     )
     output_dir: str = field(default="outputs/pairs", metadata={"help": "Output folder."})
-    max_length: TextLength | None = field(default=None, metadata={"help": "Tokens of a text; by default the model's."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    max_length: TextLength | None = field(
+        default=None, metadata={"help": "Maximum number of tokens per text (default: the model's own limit)."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
 
 
 def run(arguments: Arguments) -> None:

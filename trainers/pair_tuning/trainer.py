@@ -33,18 +33,20 @@ class PairsTrainingArguments(AdapterArguments, RunArguments, SentenceTransformer
     """`SentenceTransformerTrainingArguments` for fine-tuning on pairs."""
 
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
-    num_train_epochs: float = field(default=3.0, metadata={"help": "Passes over the pairs."})
-    per_device_train_batch_size: int = field(default=64, metadata={"help": "Pairs per device and step."})
-    warmup_steps: float = field(default=0.1, metadata={"help": "Linear warm-up: steps, or a fraction below 1."})
+    num_train_epochs: float = field(default=3.0, metadata={"help": "Number of epochs."})
+    per_device_train_batch_size: int = field(default=64, metadata={"help": "Number of pairs per device and step."})
+    warmup_steps: float = field(
+        default=0.1, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
+    )
     batch_sampler: str = field(
         default="no_duplicates",
-        metadata={"help": "no_duplicates: no text twice in a batch, where it would be its own negative."},
+        metadata={"help": "Batch sampler of sentence-transformers; no_duplicates keeps equal texts out of a batch."},
     )
-    temperature: PositiveFloat = field(default=0.05, metadata={"help": "Similarities are divided by it."})
+    temperature: PositiveFloat = field(default=0.05, metadata={"help": "Temperature that divides the similarities."})
     mini_batch_size: PositiveInt = field(
-        default=32, metadata={"help": "Pairs in memory at a time; lower it if memory runs out."}
+        default=32, metadata={"help": "Number of pairs in memory at a time (GradCache)."}
     )
-    lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of LoRA adapters; 0 trains all weights."})
+    lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the LoRA adapters; 0 trains all weights."})
 
     def __post_init__(self) -> None:
         """Check the numbers.

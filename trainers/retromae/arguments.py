@@ -18,36 +18,39 @@ class RetroMAETrainingArguments(RunArguments):
     """`TrainingArguments` with the paper's defaults; one row of the data set is a span of text."""
 
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Spans per device and forward pass."})
-    num_train_epochs: float = field(default=8.0, metadata={"help": "Times that every span is seen, masked anew."})
-    warmup_steps: float = field(
-        default=0.1, metadata={"help": "Linear warm-up: steps, or below 1 the share of all steps."}
+    per_device_train_batch_size: int = field(
+        default=32, metadata={"help": "Number of spans per device and forward pass."}
     )
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, on all but biases and norms."})
+    num_train_epochs: float = field(default=8.0, metadata={"help": "Number of epochs; spans are masked again in each."})
+    warmup_steps: float = field(
+        default=0.1, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
+    )
+    weight_decay: float = field(
+        default=0.01, metadata={"help": "Weight decay of AdamW, applied to all weights except biases and norms."}
+    )
 
 
 @dataclass
 class RetroMAEDataArguments(TextArguments):
     """What RetroMAE is pre-trained on. The defaults are those of the paper where it names them."""
 
+    _argument_group_name = "data"
+
     max_length: PositiveInt = field(
         default=512,
-        metadata={"help": "Tokens of a span at most, with [CLS] and [SEP]: whole sentences of one document, packed."},
+        metadata={"help": "Maximum number of tokens per span, including [CLS] and [SEP]."},
     )
     min_tokens: PositiveInt = field(
-        default=MIN_TOKENS, metadata={"help": "Spans of fewer tokens, the rests of documents, are left out."}
+        default=MIN_TOKENS, metadata={"help": "Skip spans with fewer tokens, such as the ends of documents."}
     )
     encoder_mask_ratio: Share = field(
-        default=0.3, metadata={"help": "Share of a span's tokens, in whole words, that the encoder has to predict."}
+        default=0.3, metadata={"help": "Fraction of tokens that the encoder has to predict, masked as whole words."}
     )
     decoder_mask_ratio: Share = field(
         default=0.5,
-        metadata={
-            "help": "Share of a span's tokens, in whole words, that are hidden from the decoder: from each position "
-            "anew with enhanced decoding, once with basic decoding (the paper's ablation: 0.5 to 0.9)."
-        },
+        metadata={"help": "Fraction of tokens that are hidden from the decoder, as whole words."},
     )
-    max_spans: PositiveInt | None = field(default=None, metadata={"help": "Spans to make at most."})
+    max_spans: PositiveInt | None = field(default=None, metadata={"help": "Maximum number of spans."})
 
 
 def load_spans(arguments: RetroMAEDataArguments, tokenizer: "PreTrainedTokenizerBase") -> "tuple[Dataset, ReadReport]":

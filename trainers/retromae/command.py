@@ -32,26 +32,26 @@ from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 class Arguments(ProbeArguments, RetroMAEDataArguments, RetroMAETrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train retromae`: the model, then the data's, then those of every transformers Trainer."""
 
-    encoder: str = field(metadata={"help": "The model to pre-train: Hub id or folder."})
-    output_dir: str = field(default="outputs/retromae", metadata={"help": "Where everything is written."})
+    encoder: str = field(metadata={"help": "Model to pre-train: Hub id or folder of an encoder."})
+    output_dir: str = field(default="outputs/retromae", metadata={"help": "Output folder."})
     decoder: Literal["enhanced", "basic", "none"] = field(
         default="enhanced",
         metadata={
-            "help": "How the passage is reconstructed: enhanced, every token, each from words of its own draw; basic, the"
-            " masked tokens (the paper's ablation); none, BERT's masked language modelling alone."
+            "help": "How the passage is reconstructed: enhanced (all tokens), basic (masked tokens only) or none (plain MLM)."
         },
     )
-    decoder_layers: Layers = field(default=1, metadata={"help": "Layers of a basic decoder."})
+    decoder_layers: Layers = field(default=1, metadata={"help": "Number of layers of a basic decoder."})
     bag_of_words: bool = field(
-        default=False, metadata={"help": "Also predict the set of the words from the tokens' logits (DupMAE)."}
+        default=False, metadata={"help": "Also predict the set of words from the token logits (DupMAE)."}
     )
-    bag_of_words_weight: NonNegativeFloat = field(default=1.0, metadata={"help": "Weight of that loss."})
+    bag_of_words_weight: NonNegativeFloat = field(default=1.0, metadata={"help": "Weight of the bag-of-words loss."})
     attn_implementation: str | None = field(
-        default=None, metadata={"help": "Attention of the encoder: sdpa, eager, flash_attention_2; by default sdpa."}
+        default=None,
+        metadata={"help": "Attention implementation of the encoder, e.g. eager or flash_attention_2 (default: sdpa)."},
     )
     trust_remote_code: bool = field(
         default=False,
-        metadata={"help": "Run code that comes with a tokenizer. Models have to be of transformers' own."},
+        metadata={"help": "Allow tokenizers to run their own code; models have to be supported by transformers."},
     )
 
 

@@ -19,9 +19,8 @@ def assemble_retromae(loaded: RetroMAECheckpoint, checkpoint: Path, folder: Path
         save_tokenizer(loaded.tokenizer, folder)
         return Assembled(folder, RETROMAE, base, remote_code=True)
     encoder = with_pooler(loaded.model.encoder)
-    settings = RetrieverSettings(
-        "cls", {"query": "", "document": ""}, assembly.max_length or loaded.model.config.max_seq_length
-    )
+    length = min(assembly.max_length or loaded.model.config.max_seq_length, loaded.model.max_length)
+    settings = RetrieverSettings("cls", {"query": "", "document": ""}, length)
     tokenizer = settings.tokenizer(loaded.tokenizer)
     save_backbone(encoder, folder, dtype=assembly.dtype)
     save_settings(settings, tokenizer, encoder.config, folder)

@@ -29,27 +29,27 @@ class RevelaTrainingArguments(AdapterArguments, RunArguments):
 
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate of the language model."})
     warmup_steps: float = field(
-        default=100, metadata={"help": "Steps of linear warm-up; the retriever gets as many after its own start."}
+        default=100, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
     )
-    gradient_accumulation_steps: int = field(default=8, metadata={"help": "Batches added up before each update."})
-    per_device_train_batch_size: int = field(default=1, metadata={"help": "Groups per device and forward pass."})
+    gradient_accumulation_steps: int = field(default=8, metadata={"help": "Number of batches per training step."})
+    per_device_train_batch_size: int = field(
+        default=1, metadata={"help": "Number of groups per device and forward pass."}
+    )
     retriever_learning_rate: NonNegativeFloat | None = field(
-        default=None, metadata={"help": "Peak learning rate of the retriever; by default that of the language model."}
+        default=None, metadata={"help": "Peak learning rate of the retriever (default: --learning_rate)."}
     )
     retriever_start_step: NonNegativeInt = field(
         default=0,
         metadata={
-            "help": "Updates in which the language model learns alone to use the other chunks, before the retriever"
-            " moves. 0 is the paper's; a small or freshly trained language model needs some, or what it cannot use"
-            " yet pushes the similarities to uniform."
+            "help": "Delay retriever training until the LM has warmed up; otherwise similarities can collapse to uniform."
         },
     )
     temperature_start: PositiveFloat | None = field(
         default=None,
-        metadata={"help": "Start at this temperature and go to the model's, geometrically over the run."},
+        metadata={"help": "Start at this temperature and change it geometrically to --temperature over the run."},
     )
     lora_rank: NonNegativeInt = field(
-        default=256, metadata={"help": "Rank of the adapters of both models; 0 trains all weights."}
+        default=256, metadata={"help": "Rank of the LoRA adapters of both models; 0 trains all weights."}
     )
 
     def __post_init__(self) -> None:
@@ -70,44 +70,40 @@ class RevelaTrainingArguments(AdapterArguments, RunArguments):
 class RevelaDataArguments(TextArguments):
     """What Revela trains on. The defaults are those of the paper's general-domain runs where it names them."""
 
+    _argument_group_name = "data"
+
     kind: Literal["auto", "text", "code"] = field(
         default="auto",
-        metadata={
-            "help": "Cut chunks at the ends of sentences (text) or of lines (code). auto: code for the file extensions "
-            "of programming languages, otherwise text."
-        },
+        metadata={"help": "How to split chunks: at sentences (text), at lines (code), or by file extension (auto)."},
     )
-    max_words: PositiveInt = field(default=120, metadata={"help": "Words in a chunk at most."})
+    max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per chunk."})
     group_size: GroupSize = field(
-        default=16, metadata={"help": "Chunks in a group: what one chunk's language modelling may look at."}
+        default=16,
+        metadata={"help": "Number of chunks per group; each chunk is compared with the others of its group."},
     )
     run_length: PositiveInt | None = field(
         default=None,
         metadata={
-            "help": "Put each group together of runs of as many successive chunks, drawn at random, so that it mixes "
-            "documents: for small corpora and long documents. Must divide group_size. Default: one run."
+            "help": "Build each group from random runs of N consecutive chunks; must divide --group_size (default: one run)."
         },
     )
-    max_length: TextLength = field(default=160, metadata={"help": "Tokens of a chunk at most, for both models."})
+    max_length: TextLength = field(
+        default=160, metadata={"help": "Maximum number of tokens per chunk, for both models."}
+    )
     similarity_span: Literal["full", "first_half"] = field(
         default="full",
-        metadata={
-            "help": "How much of a chunk the retriever sees. The paper: first_half for natural language, full for code."
-        },
+        metadata={"help": "Part of a chunk that the retriever reads; the paper uses first_half for natural language."},
     )
-    group_seed: Seed = field(default=0, metadata={"help": "Seed for drawing runs and mixing sources."})
+    group_seed: Seed = field(default=0, metadata={"help": "Random seed for drawing runs and mixing sources."})
     weights: list[PositiveFloat] | None = field(
         default=None,
-        metadata={"help": "Mix the sources group by group in these proportions, instead of one after another."},
+        metadata={"help": "Mix the sources in these proportions (default: one source after another)."},
     )
     stopping_strategy: StoppingStrategy = field(
         default="first_exhausted",
-        metadata={
-            "help": "When a mixture ends: first_exhausted, with the first source used up; all_exhausted, when each has "
-            "been used up once (the others are repeated)."
-        },
+        metadata={"help": "End a mixture when the first source is used up, or when all are (repeating the others)."},
     )
-    max_groups: PositiveInt | None = field(default=None, metadata={"help": "Groups to make at most."})
+    max_groups: PositiveInt | None = field(default=None, metadata={"help": "Maximum number of groups."})
 
 
 def load_groups(arguments: RevelaDataArguments) -> "tuple[Dataset, ReadReport]":

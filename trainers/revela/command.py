@@ -35,36 +35,40 @@ if TYPE_CHECKING:
 class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train revela`: the models, then the data's, then those of every transformers Trainer."""
 
-    retriever: str = field(metadata={"help": "The model to train as a retriever: Hub id or folder."})
-    lm: str = field(metadata={"help": "The language model that teaches it: Hub id or folder of any decoder."})
-    output_dir: str = field(default="outputs/revela", metadata={"help": "Where everything is written."})
-    temperature: PositiveFloat = field(default=1e-4, metadata={"help": "Of the softmax over the similarities."})
+    retriever: str = field(metadata={"help": "Model to train as a retriever: Hub id or folder."})
+    lm: str = field(metadata={"help": "Language model that teaches the retriever: Hub id or folder of a decoder."})
+    output_dir: str = field(default="outputs/revela", metadata={"help": "Output folder."})
+    temperature: PositiveFloat = field(default=1e-4, metadata={"help": "Temperature of the softmax over similarities."})
     v_normalization: bool = field(
-        default=False, metadata={"help": "Divide what is read by the norms of its values. The paper: on for Wikipedia."}
+        default=False,
+        metadata={
+            "help": "Normalise cross-chunk attention outputs by the value norms (used for Wikipedia in the paper)."
+        },
     )
     similarity_tolerance: NonNegativeFloat | None = field(
         default=None,
         metadata={
-            "help": "Skip pairs with similarity / temperature at or below this; 0 skips none. By default those whose"
-            " similarity rounding would lose."
+            "help": "Skip pairs with similarity / temperature at or below X; 0 skips none (default: those lost in rounding)."
         },
     )
     pooling: Literal["last", "mean", "cls"] | None = field(
-        default=None, metadata={"help": "By default the retriever's own, or the last token of a plain decoder."}
+        default=None,
+        metadata={"help": "Pooling of the retriever (default: its own, or the last token of a plain decoder)."},
     )
     query_prompt: str | None = field(
-        default=None, metadata={"help": "Put before queries. By default the retriever's own, or 'Query: '."}
+        default=None, metadata={"help": "Text to prepend to every query (default: the retriever's own, or 'Query: ')."}
     )
     document_prompt: str | None = field(
-        default=None, metadata={"help": "Put before passages. By default the retriever's own, or 'Passage: '."}
+        default=None,
+        metadata={"help": "Text to prepend to every passage (default: the retriever's own, or 'Passage: ')."},
     )
     export_max_length: TextLength = field(
         default=2048,
-        metadata={"help": "Tokens of a text that the retriever reads in evaluations and once it is exported."},
+        metadata={"help": "Maximum number of tokens per text in evaluations and in the exported retriever."},
     )
     trust_remote_code: bool = field(
         default=False,
-        metadata={"help": "Run code that comes with a tokenizer. Models have to be of transformers' own."},
+        metadata={"help": "Allow tokenizers to run their own code; models have to be supported by transformers."},
     )
 
 

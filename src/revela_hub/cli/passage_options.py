@@ -22,18 +22,22 @@ class PassageOptions:
 
     model: str = field(metadata={"help": "Sentence-transformers folder or Hub id."})
     corpus: list[str] = field(
-        metadata={"help": "Folders, files, JSON lines, patterns or data sets (hf:owner/name) of text."}
+        metadata={"help": "Passages to encode: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."}
     )
     output_dir: str = field(metadata={"help": "Folder of the index."})
-    max_words: PositiveInt = field(default=120, metadata={"help": "The largest number of words in a passage."})
+    max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per passage."})
     document_prompt: str | None = field(
-        default=None, metadata={"help": "Goes before every passage, in place of the model's own prompt for documents."}
+        default=None, metadata={"help": "Text to prepend to every passage (default: the model's own prompt)."}
     )
-    dtype: Literal["float32", "float16"] = field(default="float32", metadata={"help": "What vectors are kept as."})
-    batch_size: PositiveInt = field(default=32, metadata={"help": "Passages per forward pass."})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    max_length: TextLength | None = field(default=None, metadata={"help": "Cut passages at this many tokens."})
+    dtype: Literal["float32", "float16"] = field(default="float32", metadata={"help": "Type of the stored vectors."})
+    batch_size: PositiveInt = field(default=32, metadata={"help": "Number of passages per forward pass."})
+    device: str | None = field(
+        default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    max_length: TextLength | None = field(
+        default=None, metadata={"help": "Maximum number of tokens per passage (default: the model's own limit)."}
+    )
 
 
 class Loaded(NamedTuple):

@@ -17,57 +17,74 @@ if TYPE_CHECKING:
 class RankerOptions:
     """Options of what ranks."""
 
-    _argument_group_name = "what ranks"
+    _argument_group_name = "ranking"
 
     parts: list[str] = field(
         default_factory=lambda: ["dense", "bm25"],
-        metadata={"help": "Of a hybrid: two or three of dense, sparse, bm25."},
+        metadata={"help": "Hybrid: Two or three of dense, sparse and bm25."},
     )
     fusion: Literal["minmax", "sum", "rrf"] = field(
         default="minmax",
-        metadata={"help": "Of a hybrid: add scores scaled to 0..1 per query, add scores, or reciprocal rank fusion."},
+        metadata={
+            "help": "Hybrid: Add scores scaled to 0..1 per query (minmax), add raw scores (sum), or reciprocal ranks (rrf)."
+        },
     )
     weights: list[float] | None = field(
-        default=None, metadata={"help": "Of a hybrid: one for each part, by default all the same."}
+        default=None, metadata={"help": "Hybrid: Weight of each part (default: equal weights)."}
     )
-    depth: PositiveInt = field(default=100, metadata={"help": "Of a hybrid: how many hits of each part are joined."})
+    depth: PositiveInt = field(default=100, metadata={"help": "Hybrid: Number of results of each part to combine."})
     sparse_model: str | None = field(
-        default=None, metadata={"help": "SparseEncoder folder or Hub id, where it is not the model itself."}
+        default=None, metadata={"help": "SparseEncoder folder or Hub id (default: the model itself)."}
     )
-    max_terms: PositiveInt = field(default=256, metadata={"help": "Terms kept of a passage, the heaviest."})
-    max_query_terms: PositiveInt | None = field(default=None, metadata={"help": "Terms kept of a query."})
+    max_terms: PositiveInt = field(default=256, metadata={"help": "Sparse: Number of terms to keep per passage."})
+    max_query_terms: PositiveInt | None = field(
+        default=None, metadata={"help": "Sparse: Number of terms to keep per query (default: all)."}
+    )
     bm25: Literal["bm25s", "anserini"] = field(
-        default="bm25s", metadata={"help": "Settings: k1 1.5, b 0.75, Snowball; or k1 0.9, b 0.4, Porter."}
+        default="bm25s",
+        metadata={"help": "BM25 preset: bm25s (k1 1.5, b 0.75, Snowball) or anserini (k1 0.9, b 0.4, Porter)."},
     )
-    bm25_k1: NonNegativeFloat | None = field(default=None, metadata={"help": "In place of the preset's."})
-    bm25_b: NonNegativeFloat | None = field(default=None, metadata={"help": "In place of the preset's, 0 to 1."})
+    bm25_k1: NonNegativeFloat | None = field(default=None, metadata={"help": "BM25: k1 (default: the preset's)."})
+    bm25_b: NonNegativeFloat | None = field(
+        default=None, metadata={"help": "BM25: b, between 0 and 1 (default: the preset's)."}
+    )
     bm25_stemmer: str | None = field(
-        default=None, metadata={"help": "A stemmer of PyStemmer (english, porter, german ...), or none."}
+        default=None,
+        metadata={
+            "help": "BM25: Stemmer of PyStemmer, e.g. english, porter or german, or none (default: the preset's)."
+        },
     )
-    bm25_stopwords: str | None = field(default=None, metadata={"help": "A language of bm25s (en, de ...), or none."})
+    bm25_stopwords: str | None = field(
+        default=None,
+        metadata={"help": "BM25: Language of the stop words, e.g. en or de, or none (default: the preset's)."},
+    )
     bm25_method: Literal["lucene", "robertson", "atire", "bm25l", "bm25+"] | None = field(
-        default=None, metadata={"help": "The variant of the formula."}
+        default=None, metadata={"help": "BM25: Variant of the formula (default: the preset's)."}
     )
     query_prompt: str | None = field(
-        default=None, metadata={"help": "Goes before every query, in place of the model's own prompt for queries."}
+        default=None, metadata={"help": "Text to prepend to every query (default: the model's own prompt)."}
     )
     document_prompt: str | None = field(
-        default=None, metadata={"help": "Goes before every passage, in place of the model's own prompt for documents."}
+        default=None, metadata={"help": "Text to prepend to every passage (default: the model's own prompt)."}
     )
-    dtype: Literal["float32", "float16"] = field(default="float32", metadata={"help": "What vectors are kept as."})
+    dtype: Literal["float32", "float16"] = field(default="float32", metadata={"help": "Type of the stored vectors."})
     index_type: Literal["exact", "flat", "hnsw", "ivfpq", "milvus"] = field(
-        default="exact", metadata={"help": "How vectors are searched; hnsw and ivfpq (FAISS) are approximate."}
+        default="exact", metadata={"help": "Index type; hnsw and ivfpq (FAISS) are approximate."}
     )
     milvus_uri: str | None = field(
-        default=None, metadata={"help": "Milvus server (http://host:19530); by default a file in the cache."}
+        default=None, metadata={"help": "Milvus server, e.g. http://host:19530 (default: a file in the cache)."}
     )
     cache_dir: str | None = field(
-        default=None, metadata={"help": "Where vectors are kept; by default in the user's cache folder."}
+        default=None, metadata={"help": "Cache folder for vectors (default: in the user's cache folder)."}
     )
-    batch_size: PositiveInt = field(default=32, metadata={"help": "Texts per forward pass."})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    max_length: TextLength | None = field(default=None, metadata={"help": "Cut texts at this many tokens."})
+    batch_size: PositiveInt = field(default=32, metadata={"help": "Number of texts per forward pass."})
+    device: str | None = field(
+        default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    max_length: TextLength | None = field(
+        default=None, metadata={"help": "Maximum number of tokens per text (default: the model's own limit)."}
+    )
 
 
 def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:

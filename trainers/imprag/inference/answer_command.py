@@ -31,16 +31,23 @@ class Arguments:
     """Arguments of `revela-hub answer`."""
 
     model: str = field(metadata={"help": "ImpRAG model: folder or Hub id."})
-    index: str = field(metadata={"help": "Folder of an index that `revela-hub index` made with this model."})
-    prompt: str | None = field(default=None, metadata={"help": "The prompt; without it, lines of standard input."})
-    task: str | None = field(default=None, metadata={"help": "Put prompts into the template of this task."})
-    num_passages: PositiveInt | None = field(
-        default=None, metadata={"help": "Passages to read; by default as many as the model does."}
+    index: str = field(metadata={"help": "Index that `revela-hub index` made with this model."})
+    prompt: str | None = field(
+        default=None, metadata={"help": "Prompt to answer (default: the lines of standard input)."}
     )
-    max_new_tokens: PositiveInt = field(default=64, metadata={"help": "Tokens of an answer, at most."})
-    json: bool = field(default=False, metadata={"help": "Print JSON instead of text."})
-    batch_size: PositiveInt = field(default=8, metadata={"help": "Prompts at a time, from a file or a pipe."})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
+    task: str | None = field(
+        default=None,
+        metadata={"help": "Task whose template the prompts are put into (default: prompts are used as they are)."},
+    )
+    num_passages: PositiveInt | None = field(
+        default=None, metadata={"help": "Number of passages per prompt (default: the model's own)."}
+    )
+    max_new_tokens: PositiveInt = field(default=64, metadata={"help": "Maximum number of tokens per answer."})
+    json: bool = field(default=False, metadata={"help": "Print JSON."})
+    batch_size: PositiveInt = field(default=8, metadata={"help": "Number of prompts per forward pass."})
+    device: str | None = field(
+        default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
+    )
 
 
 def run(arguments: Arguments) -> None:

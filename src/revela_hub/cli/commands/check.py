@@ -25,14 +25,14 @@ POSITIONALS = ("model",)
 class Arguments:
     """Arguments of `revela-hub check`."""
 
-    model: str = field(metadata={"help": "A model folder, or the id of a model on the Hub."})
+    model: str = field(metadata={"help": "Model folder or Hub id."})
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a model on the Hub."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that the model brings with it."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
     timeout: PositiveInt | None = field(
         default=None,
-        metadata={"help": "Seconds the verification may take (default: 300, and 180 more for each GB of weights)."},
+        metadata={"help": "Maximum number of seconds (default: 300, plus 180 per GB of weights)."},
     )
-    json: bool = field(default=False, metadata={"help": "Print the checks as JSON."})
+    json: bool = field(default=False, metadata={"help": "Print JSON."})
 
 
 def run(arguments: Arguments) -> None:

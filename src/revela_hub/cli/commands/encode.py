@@ -28,14 +28,13 @@ POSITIONALS = ("model",)
 class Arguments(PassageOptions):
     """Arguments of `revela-hub encode`."""
 
-    num_shards: PositiveInt = field(default=1, metadata={"help": "Into how many shards the passages are divided."})
-    shard: NonNegativeInt = field(default=0, metadata={"help": "Which of them to encode, counted from 0."})
+    num_shards: PositiveInt = field(
+        default=1, metadata={"help": "Number of shards that the passages are divided into."}
+    )
+    shard: NonNegativeInt = field(default=0, metadata={"help": "Number of the shard to encode, counted from 0."})
     num_processes: Annotated[int, Interval(ge=1, le=256)] = field(
         default=1,
-        metadata={
-            "help": "Processes on this machine, each with a model and a part of the shard; with several GPUs and without"
-            " --device, each process uses the next GPU."
-        },
+        metadata={"help": "Number of processes on this machine; without --device, each uses the next GPU."},
     )
 
     def __post_init__(self) -> None:

@@ -48,25 +48,31 @@ METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Rec
 class Arguments(RankerOptions):
     """Arguments of `revela-hub evaluate`."""
 
-    models: list[str] = field(metadata={"help": "Sentence-transformers folders, Hub ids, or bm25."})
-    corpus: str | None = field(default=None, metadata={"help": "BEIR folder."})
+    models: list[str] = field(metadata={"help": "Sentence-transformers folders or Hub ids, or bm25."})
+    corpus: str | None = field(default=None, metadata={"help": "BEIR folder to evaluate on."})
     tasks: list[str] = field(
         default_factory=list,
-        metadata={"help": "mteb's names of tasks or benchmarks: SciFact, BEIR, CoIR, BRIGHT(v1.1)."},
+        metadata={"help": "Names of mteb tasks or benchmarks, e.g. SciFact, BEIR, CoIR or BRIGHT(v1.1)."},
     )
-    split: str = field(default="test", metadata={"help": "Which of the BEIR folder's qrels to use."})
+    split: str = field(default="test", metadata={"help": "Split of the BEIR folder to evaluate on."})
     mode: list[str] = field(
         default_factory=list,
-        metadata={"help": "One or several of dense, sparse, bm25, hybrid; by default dense, and bm25 for bm25."},
+        metadata={"help": "One or more of dense, sparse, bm25 and hybrid (default: dense, or bm25 for bm25)."},
     )
-    json: bool = field(default=False, metadata={"help": "Print JSON instead of a table."})
-    task: Literal["retrieval", "qa"] = field(default="retrieval", metadata={"help": "qa: answers of an ImpRAG model."})
+    json: bool = field(default=False, metadata={"help": "Print JSON."})
+    task: Literal["retrieval", "qa"] = field(
+        default="retrieval", metadata={"help": "Measure retrieval, or the answers of an ImpRAG model (qa)."}
+    )
     data: str | None = field(default=None, metadata={"help": "--task qa: JSON lines of questions and answers."})
-    index: str | None = field(default=None, metadata={"help": "--task qa: folder of the model's index."})
-    num_passages: PositiveInt | None = field(
-        default=None, metadata={"help": "--task qa: passages for a question; by default the model's."}
+    index: str | None = field(
+        default=None, metadata={"help": "--task qa: Index that `revela-hub index` made with the model."}
     )
-    max_new_tokens: PositiveInt = field(default=32, metadata={"help": "--task qa: tokens of an answer, at most."})
+    num_passages: PositiveInt | None = field(
+        default=None, metadata={"help": "--task qa: Number of passages per question (default: the model's own)."}
+    )
+    max_new_tokens: PositiveInt = field(
+        default=32, metadata={"help": "--task qa: Maximum number of tokens per answer."}
+    )
 
 
 def run(arguments: Arguments) -> None:

@@ -23,14 +23,14 @@ POSITIONALS = ("checkpoint",)
 class Arguments:
     """Arguments of `revela-hub export`."""
 
-    checkpoint: str = field(metadata={"help": "Folder that `revela-hub train` saved."})
-    output_dir: str = field(metadata={"help": "Folder to write into; made if it is not there."})
-    lm: bool = field(default=False, metadata={"help": "Also write the co-trained language model."})
+    checkpoint: str = field(metadata={"help": "Checkpoint folder that `revela-hub train` saved."})
+    output_dir: str = field(metadata={"help": "Output folder."})
+    lm: bool = field(default=False, metadata={"help": "Also export the co-trained language model."})
     max_length: TextLength | None = field(
-        default=None, metadata={"help": "Tokens kept of a text, EOS included; by default those of the checkpoint."}
+        default=None, metadata={"help": "Maximum number of tokens per text, including EOS (default: the checkpoint's)."}
     )
     dtype: Literal["float32", "bfloat16", "float16"] | None = field(
-        default=None, metadata={"help": "Type of the stored weights; by default the one they have."}
+        default=None, metadata={"help": "Type of the stored weights (default: unchanged)."}
     )
 
 

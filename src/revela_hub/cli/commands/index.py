@@ -32,13 +32,13 @@ class Arguments(PassageOptions):
     """Arguments of `revela-hub index`."""
 
     index_type: Literal["exact", "flat", "hnsw", "ivfpq", "milvus"] = field(
-        default="exact", metadata={"help": "How vectors are searched; hnsw and ivfpq are approximate."}
+        default="exact", metadata={"help": "Index type; hnsw and ivfpq (FAISS) are approximate."}
     )
     milvus_uri: str | None = field(
-        default=None, metadata={"help": "Milvus server, for --index_type milvus; by default a file in the folder."}
+        default=None, metadata={"help": "Milvus server for --index_type milvus (default: a file in --output_dir)."}
     )
     states: Literal["none", "float16"] = field(
-        default="none", metadata={"help": "ImpRAG: also store the keys and values of the passages."}
+        default="none", metadata={"help": "ImpRAG: Also store the keys and values of the passages."}
     )
 
 

@@ -51,49 +51,51 @@ RowT = TypeVar("RowT")
 class Arguments(RankerOptions):
     """Arguments of `revela-hub mine`."""
 
-    model: str = field(metadata={"help": "Sentence-transformers folder, Hub id, or bm25."})
-    output: str = field(metadata={"help": "File to write: JSON lines."})
+    model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
+    output: str = field(metadata={"help": "Output file: JSON lines."})
     mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = field(
-        default=None, metadata={"help": "By default dense, or bm25 if that is the model."}
+        default=None, metadata={"help": "How to rank (default: dense, or bm25 if that is the model)."}
     )
-    pairs: str | None = field(default=None, metadata={"help": "JSON lines or data set (hf:owner/name) of pairs."})
-    anchor_column: str = field(default="anchor", metadata={"help": "Column of the pairs with the query."})
+    pairs: str | None = field(default=None, metadata={"help": "Pairs: JSON lines or a data set (hf:owner/name)."})
+    anchor_column: str = field(default="anchor", metadata={"help": "Column of the pairs that holds the query."})
     positive_column: str = field(
-        default="positive", metadata={"help": "Column of the pairs with its answer or answers."}
+        default="positive", metadata={"help": "Column of the pairs that holds the passage, or a list of passages."}
     )
-    beir: str | None = field(default=None, metadata={"help": "BEIR folder, instead of pairs and corpus."})
-    split: str = field(default="train", metadata={"help": "Which of the BEIR folder's qrels to use."})
+    beir: str | None = field(default=None, metadata={"help": "BEIR folder to use instead of --pairs and --corpus."})
+    split: str = field(default="train", metadata={"help": "Split of the BEIR folder to mine for."})
     corpus: str | None = field(
-        default=None, metadata={"help": "JSON lines, data set or BEIR folder to look in; by default the positives."}
+        default=None,
+        metadata={
+            "help": "Passages to search: JSON lines, a data set or a BEIR folder (default: the positives of all pairs)."
+        },
     )
-    text_column: str = field(default="text", metadata={"help": "Column of the corpus with the passage."})
-    num_negatives: int = field(default=1, metadata={"help": "Negatives for each pair."})
-    positive_aware: bool = field(default=True, metadata={"help": "Apply relative_margin; false: no such limit."})
+    text_column: str = field(default="text", metadata={"help": "Column of the corpus that holds the passage."})
+    num_negatives: int = field(default=1, metadata={"help": "Number of negatives per pair."})
+    positive_aware: bool = field(default=True, metadata={"help": "Apply --relative_margin."})
     relative_margin: float = field(
-        default=0.05, metadata={"help": "A negative scores less than the positive by this share of its score."}
+        default=0.05,
+        metadata={"help": "Minimum distance of a negative's score below the positive's, as a fraction of that score."},
     )
     absolute_margin: float | None = field(
-        default=None, metadata={"help": "A negative scores less than the positive by this much."}
+        default=None, metadata={"help": "Minimum distance of a negative's score below the positive's."}
     )
-    max_score: float | None = field(default=None, metadata={"help": "A negative scores at most this."})
-    min_score: float | None = field(default=None, metadata={"help": "A negative scores at least this."})
-    range_min: int = field(
-        default=0, metadata={"help": "Leave out this many of the best passages that pass the limits above."}
-    )
+    max_score: float | None = field(default=None, metadata={"help": "Maximum score of a negative."})
+    min_score: float | None = field(default=None, metadata={"help": "Minimum score of a negative."})
+    range_min: int = field(default=0, metadata={"help": "Skip the N best passages that are within the score limits."})
     range_max: int | None = field(
         default=None,
-        metadata={"help": "Look at this many of the best passages; by default ten for each negative, after range_min."},
+        metadata={"help": "Number of top passages to consider (default: ten per negative, after --range_min)."},
     )
     sampling: Literal["top", "random"] = field(
-        default="top", metadata={"help": "Take the best that are left, or any of them."}
+        default="top", metadata={"help": "Take the top passages that remain, or a random sample of them."}
     )
     fewer: Literal["drop", "keep"] = field(
         default="drop",
-        metadata={"help": "A pair with fewer negatives than asked for: leave it out, or keep it with nulls."},
+        metadata={"help": "What to do with pairs that have too few negatives: drop them, or keep them with nulls."},
     )
-    scores: bool = field(default=False, metadata={"help": "Write the scores too."})
-    seed: int = field(default=0, metadata={"help": "For --sampling random."})
-    overwrite: bool = field(default=False, metadata={"help": "Replace the output file if it is there."})
+    scores: bool = field(default=False, metadata={"help": "Also write the scores."})
+    seed: int = field(default=0, metadata={"help": "Random seed for --sampling random."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace an existing output file."})
 
 
 def run(arguments: Arguments) -> None:

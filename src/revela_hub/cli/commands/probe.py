@@ -33,41 +33,43 @@ class Arguments:
     """Arguments of `revela-hub probe`."""
 
     data: list[str] = field(
-        metadata={"help": "Folders, files, patterns, JSON lines or data sets (hf:owner/name): what is trained on."}
+        metadata={
+            "help": "Text to make the task from: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
+        }
     )
     output_dir: str = field(
-        default="outputs/probe", metadata={"help": "Folder to write to; an earlier probe is replaced."}
+        default="outputs/probe", metadata={"help": "Output folder; an earlier probe in it is replaced."}
     )
-    queries: PositiveInt = field(default=200, metadata={"help": "Queries at most."})
-    passages: PositiveInt = field(default=1000, metadata={"help": "Passages to find them among, at most."})
+    queries: PositiveInt = field(default=200, metadata={"help": "Maximum number of queries."})
+    passages: PositiveInt = field(default=1000, metadata={"help": "Maximum number of passages."})
     query_kinds: list[str] = field(
         default_factory=lambda: ["docstring", "title", "sentence"],
-        metadata={"help": "Kinds of query, shared out evenly among those that the text has."},
+        metadata={"help": "Kinds of query to make, in equal parts: docstring, title, sentence."},
     )
-    seed: Seed = field(default=0, metadata={"help": "Of all that is drawn."})
-    text_column: str = field(
-        default="text", metadata={"help": "The field of JSON lines, or the column of data sets, that holds the text."}
-    )
+    seed: Seed = field(default=0, metadata={"help": "Random seed."})
+    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
     kind: str = field(
-        default="auto", metadata={"help": "text, code (Python functions), or auto: by each file's extension."}
+        default="auto",
+        metadata={"help": "How to read files: text, code (Python functions), or by file extension (auto)."},
     )
     exclude: list[str] = field(
-        default_factory=list, metadata={"help": "Patterns of file and folder names not to read."}
+        default_factory=list, metadata={"help": "Names of files and folders to skip, e.g. '*.min.js' or tests."}
     )
     max_documents: PositiveInt | None = field(
-        default=None, metadata={"help": "Documents to read from each source at most."}
+        default=None, metadata={"help": "Maximum number of documents to read from each source."}
     )
     endpoint: str | None = field(
         default=None,
         metadata={
-            "help": "Server whose --model writes questions, too. How far those agree with real labels has not been measured."
+            "help": "URL of a server whose --model also writes questions (agreement with real labels is not measured)."
         },
     )
     model: str | None = field(
-        default=None, metadata={"help": "The model's name there; without --endpoint a Hub id or folder to run here."}
+        default=None,
+        metadata={"help": "Name of the model at --endpoint, or a Hub id or folder to run on this machine."},
     )
     api_key_env: str | None = field(
-        default=None, metadata={"help": "Name of the environment variable that holds the server's key."}
+        default=None, metadata={"help": "Environment variable that holds the server's API key."}
     )
 
 

@@ -29,46 +29,44 @@ POSITIONALS = ("checkpoint", "repo_id")
 class Arguments:
     """Arguments of `revela-hub publish`."""
 
-    checkpoint: str = field(metadata={"help": "Folder that training saved, or a sentence-transformers folder."})
-    repo_id: str = field(metadata={"help": "Where to publish: namespace/name."})
-    private: bool = field(default=False, metadata={"help": "Make the repository private, if it is new."})
-    revision: str | None = field(default=None, metadata={"help": "Branch to commit to; made if it is not there."})
+    checkpoint: str = field(
+        metadata={"help": "Checkpoint folder that training saved, or a sentence-transformers folder."}
+    )
+    repo_id: str = field(metadata={"help": "Repository to publish to."})
+    private: bool = field(default=False, metadata={"help": "Make a new repository private."})
+    revision: str | None = field(default=None, metadata={"help": "Branch to commit to; created if it does not exist."})
     pull_request: bool = field(default=False, metadata={"help": "Open a pull request instead of committing."})
-    tag: str | None = field(default=None, metadata={"help": "Tag to set on the new commit."})
+    tag: str | None = field(default=None, metadata={"help": "Tag for the new commit."})
     collection: str | None = field(default=None, metadata={"help": "Title of a collection to add the model to."})
-    update: bool = field(default=False, metadata={"help": "Replace the model that is already there."})
+    update: bool = field(default=False, metadata={"help": "Replace the model in an existing repository."})
     delete_stale: bool = field(
         default=False,
         metadata={
-            "help": "With --update: delete also the ONNX, OpenVINO and pickled files that were made from the weights that"
-            " were there."
+            "help": "With --update: Also delete ONNX, OpenVINO and pickled files made from the previous weights."
         },
     )
-    dry_run: bool = field(default=False, metadata={"help": "Assemble and verify, but upload nothing."})
-    output_dir: str | None = field(default=None, metadata={"help": "Folder to leave the assembled files in."})
+    dry_run: bool = field(default=False, metadata={"help": "Assemble and verify the model, but do not upload it."})
+    output_dir: str | None = field(
+        default=None, metadata={"help": "Folder to keep the assembled files in (default: they are deleted)."}
+    )
     part: str = field(
         default="retriever",
-        metadata={
-            "help": "What to publish: the retriever, its sparse form (sparse), the language model (lm), or all of it with its"
-            " code (model), as far as the method has that part."
-        },
+        metadata={"help": "Part to publish: retriever, sparse, lm (the language model) or model (all, with its code)."},
     )
     adapter_only: bool = field(
-        default=False, metadata={"help": "Publish the retriever's LoRA adapter; its base must be a model on the Hub."}
+        default=False, metadata={"help": "Publish only the LoRA adapter; its base must be a model on the Hub."}
     )
-    card: str | None = field(default=None, metadata={"help": "YAML file with the metadata of the model card."})
+    card: str | None = field(default=None, metadata={"help": "YAML file with metadata for the model card."})
     max_length: TextLength | None = field(
-        default=None, metadata={"help": "Tokens kept of a text, EOS included; by default those of the checkpoint."}
+        default=None, metadata={"help": "Maximum number of tokens per text, including EOS (default: the checkpoint's)."}
     )
     dtype: Literal["float32", "bfloat16", "float16"] | None = field(
-        default=None, metadata={"help": "Type of the stored weights; by default the one they have."}
+        default=None, metadata={"help": "Type of the stored weights (default: unchanged)."}
     )
-    trust_remote_code: bool = field(
-        default=False, metadata={"help": "Run the code that a finished model folder brings with it."}
-    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
     timeout: PositiveInt | None = field(
         default=None,
-        metadata={"help": "Seconds the verification may take (default: 300, and 180 more for each GB of weights)."},
+        metadata={"help": "Maximum number of seconds for verification (default: 300, plus 180 per GB of weights)."},
     )
 
 

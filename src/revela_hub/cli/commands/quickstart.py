@@ -55,21 +55,23 @@ class Arguments:
     """Arguments of `revela-hub quickstart`."""
 
     data: str | None = field(
-        default=None, metadata={"help": "Folder of Python sources. Default: the standard library."}
+        default=None, metadata={"help": "Folder of Python sources (default: the standard library)."}
     )
-    output_dir: str = field(default="quickstart", metadata={"help": "Where everything is written."})
-    models: str = field(
+    output_dir: str = field(default="quickstart", metadata={"help": "Output folder."})
+    models_dir: str = field(
         default="examples/quickstart",
-        metadata={"help": "Folder with the small models to start from: retriever/, lm/, adapt.yaml and pairs.yaml."},
+        metadata={"help": "Folder with the models to start from: retriever/, lm/, adapt.yaml and pairs.yaml."},
     )
-    queries: PositiveInt = field(default=500, metadata={"help": "Docstrings to hold out."})
+    queries: PositiveInt = field(default=500, metadata={"help": "Number of docstrings to hold out as queries."})
     functions: PositiveInt = field(
-        default=1500, metadata={"help": "Functions to find, those of the docstrings among them: what measuring costs."}
+        default=1500, metadata={"help": "Number of functions to search, including those of the docstrings."}
     )
     max_steps: PositiveInt | None = field(
-        default=None, metadata={"help": "Updates of each training; by default those of adapt.yaml and pairs.yaml."}
+        default=None, metadata={"help": "Number of training steps per run (default: as in adapt.yaml and pairs.yaml)."}
     )
-    seed: Seed = field(default=0, metadata={"help": "Of the training runs. The task is the same for all seeds."})
+    seed: Seed = field(
+        default=0, metadata={"help": "Random seed of the training runs; the task is the same for all seeds."}
+    )
 
 
 def run(arguments: Arguments) -> None:
@@ -84,10 +86,12 @@ def run(arguments: Arguments) -> None:
     from revela_hub.trainers.revela import command as train_revela
 
     began = time.monotonic()
-    models, output = Path(arguments.models), Path(arguments.output_dir)
+    models, output = Path(arguments.models_dir), Path(arguments.output_dir)
     for part in ("retriever", "lm", "adapt.yaml", "pairs.yaml"):
         if not (models / part).exists():
-            raise UserError(f"{models} has no {part}: run from a checkout of the repository, or give --models FOLDER")
+            raise UserError(
+                f"{models} has no {part}: run from a checkout of the repository, or give --models_dir FOLDER"
+            )
     root = Path(arguments.data or sysconfig.get_paths()["stdlib"])
     if not root.is_dir():
         raise UserError(f"--data {root} is not a folder")

@@ -47,18 +47,21 @@ SNIPPET_CHARACTERS = 10 * SNIPPET_LINES * SNIPPET_WIDTH  # wrapping a word takes
 class Arguments(RankerOptions):
     """Arguments of `revela-hub search`."""
 
-    model: str = field(metadata={"help": "Sentence-transformers folder, Hub id, or bm25."})
+    model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
     corpus: list[str] = field(
-        default_factory=list, metadata={"help": "Folders, files, patterns or data sets (hf:owner/name) to search."}
+        default_factory=list,
+        metadata={"help": "Text to search: folders, files, glob patterns or data sets (hf:owner/name)."},
     )
-    index: str | None = field(default=None, metadata={"help": "What `revela-hub index` made, instead of a corpus."})
-    query: str | None = field(default=None, metadata={"help": "What to look for; without it, lines of standard input."})
+    index: str | None = field(
+        default=None, metadata={"help": "Index that `revela-hub index` made, instead of --corpus."}
+    )
+    query: str | None = field(default=None, metadata={"help": "Query (default: the lines of standard input)."})
     mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = field(
-        default=None, metadata={"help": "By default dense, or bm25 if that is the model."}
+        default=None, metadata={"help": "How to rank (default: dense, or bm25 if that is the model)."}
     )
-    top_k: PositiveInt = field(default=5, metadata={"help": "How many passages to print."})
-    max_words: PositiveInt = field(default=120, metadata={"help": "The largest number of words in a passage."})
-    json: bool = field(default=False, metadata={"help": "Print JSON instead of text."})
+    top_k: PositiveInt = field(default=5, metadata={"help": "Number of passages to print."})
+    max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per passage."})
+    json: bool = field(default=False, metadata={"help": "Print JSON."})
 
 
 def run(arguments: Arguments) -> None:

@@ -53,52 +53,56 @@ POSITIONALS = ()
 class Arguments(SynthesisSettings):
     """Arguments of `revela-hub synthesize`."""
 
-    model: str = field(metadata={"help": "The model's name at the endpoint; without --endpoint a Hub id or folder."})
-    output_dir: str = field(default="outputs/synthetic", metadata={"help": "Folder to write to, or to resume in."})
+    model: str = field(
+        metadata={"help": "Name of the model at --endpoint, or a Hub id or folder to run on this machine."}
+    )
+    output_dir: str = field(
+        default="outputs/synthetic", metadata={"help": "Output folder; an interrupted run is resumed in it."}
+    )
     overwrite: bool = field(
-        default=False, metadata={"help": "Start over: remove what earlier runs wrote to --output_dir."}
+        default=False, metadata={"help": "Start over, deleting the files of earlier runs in --output_dir."}
     )
     endpoint: str | None = field(
-        default=None, metadata={"help": "URL of a server, with or without /v1: http://localhost:8000/v1"}
+        default=None, metadata={"help": "URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1."}
     )
     api_key_env: str | None = field(
-        default=None, metadata={"help": "Name of the environment variable that holds the server's key."}
+        default=None, metadata={"help": "Environment variable that holds the server's API key."}
     )
     exclude: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Evaluation sets to keep out: BEIR folders, or files and data sets as in revela-hub train revela "
-            "--data. In a YAML file also mappings ({path: sts.jsonl, text_column: sentence1})."
+            "help": "Evaluation sets whose texts are kept out: BEIR folders, files, data sets, or mappings in a YAML file.",
+            "metavar": "PATH",
         },
     )
     exclude_ngram: PositiveInt = field(
-        default=13, metadata={"help": "Words in a row that an example and an evaluation text may not share."}
+        default=13,
+        metadata={"help": "Number of consecutive words that an example and an evaluation text may not share."},
     )
     exclude_corpus: bool = field(
-        default=True, metadata={"help": "Compare with the documents of BEIR folders too, not with the queries alone."}
+        default=True, metadata={"help": "Also compare with the documents of BEIR folders, not only with the queries."}
     )
-    temperature: NonNegativeFloat = field(default=1.0, metadata={"help": "Of sampling; the paper's is 1."})
-    top_p: Annotated[float, Interval(gt=0, le=1)] = field(
-        default=1.0, metadata={"help": "Of sampling; the paper's is 1."}
-    )
+    temperature: NonNegativeFloat = field(default=1.0, metadata={"help": "Sampling temperature."})
+    top_p: Annotated[float, Interval(gt=0, le=1)] = field(default=1.0, metadata={"help": "Nucleus sampling threshold."})
     max_new_tokens: PositiveInt = field(
-        default=2048, metadata={"help": "Length of a reply at most, thinking included."}
+        default=2048, metadata={"help": "Maximum number of tokens per reply, including thinking."}
     )
-    concurrency: PositiveInt = field(default=8, metadata={"help": "Requests to the endpoint at once."})
+    concurrency: PositiveInt = field(default=8, metadata={"help": "Number of concurrent requests to the endpoint."})
     timeout: PositiveFloat = field(
-        default=120.0, metadata={"help": "Seconds without an answer after which a request failed."}
+        default=120.0, metadata={"help": "Number of seconds without a reply after which a request fails."}
     )
-    retries: NonNegativeInt = field(default=5, metadata={"help": "How often a failed request is made again."})
+    retries: NonNegativeInt = field(default=5, metadata={"help": "Number of times that a failed request is repeated."})
     extra_body: dict[str, Any] | str | None = field(
         default=None,
         metadata={
-            "help": "JSON: more fields of the requests to the endpoint; null leaves one of ours out, for a server that "
-            'does not know it: \'{"seed": null, "max_tokens": null, "max_completion_tokens": 4096}\''
+            "help": "JSON object of additional request fields; null removes a field that the server does not accept."
         },
     )
-    batch_size: PositiveInt = field(default=8, metadata={"help": "Prompts at once, on this machine."})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, mps; by default the fastest there is."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    batch_size: PositiveInt = field(default=8, metadata={"help": "Number of prompts per forward pass on this machine."})
+    device: str | None = field(
+        default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
 
 
 def run(arguments: Arguments) -> None:
