@@ -1,6 +1,6 @@
-"""From a model to the Hub: the folder format, cards, verification, upload. Takes models and folders, never a trainer.
+"""Export, model cards, verification and publishing. This package knows models and folders, but no trainers.
 
-The public names stand in `__init__.pyi` and are imported when they are first used.
+The public names are listed in `__init__.pyi`, and imported when first used.
 """
 
 import lazy_loader

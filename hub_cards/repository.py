@@ -11,10 +11,11 @@ import errno
 import re
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import (
     CommitInfo,
@@ -225,24 +226,12 @@ class Repository:
         """Upload the changes in a single commit, and return its hash and URL."""
         add = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in plan.add.items()]
         delete = [CommitOperationDelete(path_in_repo=name) for name in plan.delete]
-        done = self._commit([*add, *delete], f"{_MESSAGE} {__version__}", before.sha, self.destination.pull_request)
+        done = self._commit([*add, *delete], f"{_MESSAGE} {__version__}", before.sha)
         return done.oid, done.pr_url or self.url()
 
-    def _commit(
-        self,
-        operations: Sequence[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete],
-        message: str,
-        parent: str | None,
-        pull_request: bool = False,
-    ) -> CommitInfo:
-        return self.api.create_commit(
-            self.repo_id,
-            list(operations),
-            commit_message=message,
-            revision=self.destination.revision,
-            create_pr=pull_request,
-            parent_commit=parent,
-        )
+    def _commit(self, operations: list[Any], message: str, parent: str | None) -> CommitInfo:
+        options = {"revision": self.destination.revision, "create_pr": self.destination.pull_request}
+        return self.api.create_commit(self.repo_id, operations, commit_message=message, parent_commit=parent, **options)
 
     def url(self, revision: str | None = None) -> str:
         """Return the URL of the repository, or of a revision."""
@@ -349,7 +338,7 @@ def _http_error(error: HfHubHTTPError, target: str, state: str) -> str:
         404: f"{target} is not on the Hub, or you have no access to it",
         409: f"{target} already exists: choose another name, or add --update to replace it ({state})",
         412: (
-            f"somebody else committed to {target} at the same time, so nothing was published: check the new state, and run the"
+            f"another user committed to {target} at the same time, so nothing was published: check the new state, and run the"
             " same command again"
         ),
     }

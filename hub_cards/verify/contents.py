@@ -5,7 +5,6 @@ The rules are an allow-list. Part of the clean process of `verify.py`: standard 
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -35,6 +34,7 @@ _OTHER_FORMAT = re.compile(
     r"(pytorch_model.*\.bin|tf_model.*|flax_model.*|rust_model\.ot|.*\.(onnx|onnx_data|h5|msgpack))"
 )
 _OTHER_FORMAT_FOLDERS = {"onnx", "openvino"}
+_SIBLING = re.compile(r"^\s*from\s+\.(\w+)\s+import", re.MULTILINE)  # transformers copies only these imports
 _IGNORED = {".git", ".gitattributes", ".gitignore", ".cache", "__pycache__", ".revela_hub", ".DS_Store"}
 
 
@@ -201,14 +201,7 @@ def code_files(folder: Path) -> set[str]:
         if name in found or not file.is_file():
             continue
         found.add(name)
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.level == 1:
-                modules = [node.module] if node.module else [alias.name for alias in node.names]
-                waiting += [module.replace(".", "/") + ".py" for module in modules]
+        waiting += [f"{module}.py" for module in _SIBLING.findall(file.read_text(encoding="utf-8", errors="replace"))]
     return found
 
 

@@ -1,11 +1,10 @@
 """Check a model folder by reading its files: complete weights, no local path, no secret, only imports that readers have.
 
-Part of the clean process of `verify.py`: standard library and siblings only.
+Part of the clean process of `verify.py`: standard library and siblings only; functions import other libraries.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -33,7 +32,6 @@ _FREE_TEXT = {
     "prompts", "chat_template", "added_tokens_decoder", "weight_map", "special_tokens_map", "id2label", "label2id",
     "additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens",
 }  # fmt: skip
-_GUARD = re.compile(r"is_\w+_available|TYPE_CHECKING|_available\b|version|find_spec")
 
 
 class Check(NamedTuple):
@@ -190,68 +188,34 @@ def _path_faults(folder: Path, names: list[str]) -> Iterator[str]:
 
 
 def _code_faults(folder: Path, allowed: frozenset[str], offline: bool) -> Iterator[str]:
-    """Yield code that readers would not get, and imports that fail on their machines."""
+    """Yield code that readers would not get, and imports that transformers rejects on their machines."""
     for where, reference in auto_maps(folder):
         repository, foreign, name = reference.rpartition("--")
+        file = f"{name.partition('.')[0]}.py"
         if foreign and offline:
-            yield (
-                f"{where}: auto_map runs code of another repository, {repository}, which may change or be private:"
-                " copy its files into the folder"
-            )
-        elif not foreign and not (folder / f"{name.partition('.')[0]}.py").is_file() and where != "modules.json":
-            yield f"{where}: auto_map refers to {name}, but {name.partition('.')[0]}.py is missing"
+            found = f"{where}: auto_map runs code of another repository, {repository}, which may change or be private"
+            yield f"{found}: copy its files into the folder"
+        elif not foreign and not (folder / file).is_file() and where != "modules.json":
+            yield f"{where}: auto_map refers to {name}, but {file} is missing"
     for name in sorted(code_files(folder)):
-        try:
-            tree = ast.parse((folder / name).read_bytes())
-        except (SyntaxError, ValueError, RecursionError) as error:
-            yield f"{name}:{getattr(error, 'lineno', 1)} is not valid Python: {getattr(error, 'msg', error)}"
-            continue
-        for node in _unguarded(tree):
-            if isinstance(node, ast.ImportFrom) and node.level > 0:
-                faults = _relative_import_faults(node, (folder / name).parent)
-            else:
-                missing = [module for module in _imported(node) if module not in allowed]
-                faults = [f"imports {module}, which readers may not have installed" for module in missing]
-            yield from (f"{name}:{node.lineno} {fault}" for fault in faults)  # type: ignore[attr-defined]
+        yield from (f"{name}:{line} {fault}" for line, fault in _import_faults(folder / name, allowed))
 
 
-def _unguarded(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes outside of `try`, `if is_..._available()` and `if TYPE_CHECKING` blocks.
+def _import_faults(file: Path, allowed: frozenset[str]) -> Iterator[tuple[int, str]]:
+    from transformers.dynamic_module_utils import get_imports
 
-    Imports within these are checked by loading the model in a process with the readers' packages.
-    """
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Try) and any(_catches_import(handler) for handler in child.handlers):
-            for part in [*child.handlers, *child.orelse, *child.finalbody]:
-                yield from _unguarded(part)
-        elif isinstance(child, ast.If) and _GUARD.search(ast.unparse(child.test)):
-            for part in child.orelse:
-                yield part
-                yield from _unguarded(part)
-        else:
-            yield child
-            yield from _unguarded(child)
-
-
-def _catches_import(handler: ast.ExceptHandler) -> bool:
-    names = "" if handler.type is None else ast.unparse(handler.type)
-    return handler.type is None or bool(
-        re.search(r"ImportError|ModuleNotFoundError|\bException\b|BaseException", names)
-    )
-
-
-def _imported(node: ast.AST) -> list[str]:
-    """Return the top-level modules of an absolute import; none for other statements."""
-    if isinstance(node, ast.Import):
-        return [alias.name.partition(".")[0] for alias in node.names]
-    if isinstance(node, ast.ImportFrom) and node.module:
-        return [node.module.partition(".")[0]]
-    return []
-
-
-def _relative_import_faults(node: ast.ImportFrom, folder: Path) -> list[str]:
-    if node.level > 1 or not node.module or "." in node.module:
-        return ["is a relative import that the Hub does not resolve: use `from .sibling import name`"]
-    if not (folder / f"{node.module}.py").is_file():
-        return [f"imports from {node.module}.py, which is missing"]
-    return []
+    try:
+        modules, lines = get_imports(file), file.read_text(encoding="utf-8").splitlines()
+    except (SyntaxError, ValueError, RecursionError) as error:
+        yield getattr(error, "lineno", None) or 1, f"is not valid Python: {getattr(error, 'msg', error)}"
+        return
+    for module in (module for module in modules if module not in allowed):
+        imports = re.compile(rf"\s*(import|from)\s.*\b{module}\b")
+        line = next((number for number, line in enumerate(lines, 1) if imports.match(line)), 1)
+        yield line, f"imports {module}, which readers may not have installed"
+    for number, line in enumerate(lines, 1):
+        if found := re.match(r"\s*from\s+\.(\S*)\s+import\b", line):
+            if not found[1].isidentifier():
+                yield number, "is a relative import that the Hub does not resolve: use `from .sibling import name`"
+            elif not (file.parent / f"{found[1]}.py").is_file():
+                yield number, f"imports from {found[1]}.py, which is missing"

@@ -34,9 +34,9 @@ def run(task: dict[str, Any]) -> None:
     try:
         doing("reading the files")
         readers = Readers.with_requirements(_requirements(folder))
+        readers.hide_everything_else()
         offline = task.get("offline", True)
         checks += check_files(folder, readers.modules, adapter_only=task["adapter_only"], offline=offline)
-        readers.hide_everything_else()
         if all(check.ok for check in checks if check.name in ("folder", "remote code", "adapters")):
             reference = Path(task["reference"]) if task["reference"] else None
             vectors = Path(task["vectors"]) if task.get("vectors") else None

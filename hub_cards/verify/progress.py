@@ -16,7 +16,7 @@ def report_to(file: Path) -> None:
 
 
 def doing(step: str) -> None:
-    """Record a step, in words that follow "while"; without effect in other processes."""
+    """Record a step, such as "loading the model"; without effect in other processes."""
     for file in _FILE:
         file.write_text(step, encoding="utf-8", errors="replace")
 

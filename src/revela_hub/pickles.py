@@ -1,7 +1,7 @@
-"""No downloaded pickle is read: it can run code. Every model is opened here, from safetensors weights or not at all.
+"""Load models from safetensors only, because pickles can run code when loaded. All models are loaded with these functions.
 
-The libraries have an option for the weights of the model itself, `use_safetensors`. They have none for an adapter's, nor for
-those of the modules that sentence-transformers puts behind the model. So the names of the files are looked at first.
+The option `use_safetensors` of the libraries does not apply to adapters and to modules of sentence-transformers after the
+model, so the file names are checked first.
 """
 
 import json
@@ -15,7 +15,7 @@ from revela_hub.errors import UserError
 
 Model = TypeVar("Model")
 
-# While it loads, transformers replaces functions of its own and of torch: two threads at once leave them replaced.
+# transformers is not thread-safe: while it loads a model, it replaces some of its own and of torch's functions.
 _ONE_AT_A_TIME = threading.RLock()
 _PICKLED = re.compile(r"(adapter_model|pytorch_model)\b.*\.bin")
 _SAFE = {
@@ -25,15 +25,15 @@ _SAFE = {
 
 
 def pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
-    """What `kind.from_pretrained(name)` of transformers loads.
+    """Load a model with `kind.from_pretrained(name)` of transformers.
 
     Args:
-        kind: a class of models, or an `AutoModel`.
+        kind: a model class, or an `AutoModel` class.
         name: folder or Hub id.
-        **options: of `from_pretrained`.
+        **options: options of `from_pretrained`.
 
     Raises:
-        UserError: it would read a pickle.
+        UserError: the model has pickled weights.
     """
     refuse_pickles(name)
     with _ONE_AT_A_TIME:
@@ -43,16 +43,16 @@ def pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
 def encoder(
     kind: Callable[..., Model], name: str, *, model_kwargs: dict[str, Any] | None = None, **options: Any
 ) -> Model:
-    """What `kind(name)` of sentence-transformers loads.
+    """Load a model with `kind(name)` of sentence-transformers.
 
     Args:
         kind: `SentenceTransformer`, `SparseEncoder`, or a module such as `Transformer`.
         name: folder or Hub id.
-        model_kwargs: options of transformers' `from_pretrained`.
-        **options: of `kind`.
+        model_kwargs: options of `from_pretrained` of transformers.
+        **options: options of `kind`.
 
     Raises:
-        UserError: it would read a pickle.
+        UserError: the model has pickled weights.
     """
     refuse_pickles(name)
     with _ONE_AT_A_TIME:
@@ -60,10 +60,10 @@ def encoder(
 
 
 def refuse_pickles(name: str | Path) -> None:
-    """Refuses a model of which some weights are there as a pickle only.
+    """Check that all weights of a model exist as safetensors.
 
     Raises:
-        UserError: it is one.
+        UserError: some weights are only available as a pickle.
     """
     files = [PurePosixPath(file) for file in _files(name)]
     folders = [PurePosixPath(folder) for folder in module_types(name)] or [PurePosixPath()]
@@ -72,13 +72,13 @@ def refuse_pickles(name: str | Path) -> None:
         read = file.parent in folders or any(folder.name and folder in file.parents for folder in folders)
         if found and read and not any(f.parent == file.parent and _SAFE[found[1]].fullmatch(f.name) for f in files):
             raise UserError(
-                f"cannot load {name}: {file} is a pickle, which can run code when it is read; save the model again with a"
+                f"cannot load {name}: {file} is a pickle, which can run code when loaded; save the model again with a"
                 " newer version of its library, which writes safetensors"
             )
 
 
 def module_types(name: str | Path) -> dict[str, str]:
-    """Folder -> class of a sentence-transformers model's modules, a router's routes included; empty for other models."""
+    """Return folder -> class of the modules of a sentence-transformers model, including routes; empty for other models."""
     from transformers.utils import cached_file
 
     folder = Path(name).expanduser()
@@ -101,20 +101,20 @@ def module_types(name: str | Path) -> dict[str, str]:
             types |= routes
         return types
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}  # what is wrong with it is said where it is loaded
+        return {}  # loading reports the error
 
 
 def _files(name: str | Path) -> list[str]:
-    """The files of a folder or a repository; without a connection, those of it that are in the Hub's cache."""
+    """Return the files of a folder or a repository; if the Hub cannot be reached, those in its cache."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
         from huggingface_hub import HfApi, snapshot_download
 
         try:
             return sorted(HfApi().list_repo_files(str(name)))
-        except Exception:  # no connection, or no such repository: which of the two is said where it is loaded
+        except Exception:  # no connection, or no such repository: loading reports which
             try:
                 folder = Path(snapshot_download(str(name), local_files_only=True))
-            except Exception:  # nothing in the cache either
+            except Exception:  # not in the cache
                 return []
     return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.*") if file.is_file())

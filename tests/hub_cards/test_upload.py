@@ -122,10 +122,10 @@ def test_two_at_once(hub: LoopbackHub, retriever_folder: Path) -> None:
     def meanwhile(request: str) -> None:
         if "/preupload/" in request:
             hub.before_request = lambda request: None
-            repository.commit("main", dict(repository.files("main")) | {"NEWS.md": b""}, "somebody else's")
+            repository.commit("main", dict(repository.files("main")) | {"NEWS.md": b""}, "of another user")
 
     hub.before_request = meanwhile
-    with pytest.raises(UserError, match="somebody else committed to org/x"):
+    with pytest.raises(UserError, match="another user committed to org/x"):
         publish(
             retriever_folder, Destination("org/x", update=True), Assembly(metadata=ModelCardMetadata(license="mit"))
         )
