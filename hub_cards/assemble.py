@@ -261,14 +261,9 @@ def card_metadata(
     work: Path,
     methods: Mapping[str, Method],
 ) -> ModelCardMetadata:
-    """Return the metadata of the card, with the method, base model and training curve of the checkpoint.
+    """Return the given metadata or the checkpoint's card.yaml, completed with method, base model and training curve.
 
-    Args:
-        checkpoint: the checkpoint.
-        assembled: the folder made from it.
-        given: metadata that replaces the checkpoint's card.yaml.
-        work: a folder for the training curve.
-        methods: the known methods by name.
+    The training curve is drawn in the folder `work`.
     """
     files = [checkpoint / CARD_METADATA, *([] if assembled.keep_card else [checkpoint / OURS / CARD_METADATA])]
     if (metadata := given) is None:

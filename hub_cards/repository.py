@@ -295,12 +295,7 @@ def _same(file: Path, remote: RepoSibling) -> bool:
 
 @contextmanager
 def hub_errors(target: str, state: str) -> Iterator[None]:
-    """Raise errors of the Hub client as a `UserError` with what happened, the current state and what to do.
-
-    Args:
-        target: the repository or collection.
-        state: the state after an error, and what to do.
-    """
+    """Raise errors of the Hub client about a target as a `UserError`, with the state after the error and what to do."""
     try:
         yield
     except LocalTokenNotFoundError as error:

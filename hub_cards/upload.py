@@ -64,20 +64,9 @@ def publish(
     methods: Mapping[str, Method] = _NO_METHODS,
     say: Callable[[str], None] = lambda line: None,
 ) -> Published:
-    """Publish a checkpoint with a given function; `revela_hub.checkpoints.publish` finds the function itself.
+    """Publish the folder that `assemble` makes from a checkpoint, with a card for one of the methods.
 
-    Args:
-        assemble: function that makes a model folder from the checkpoint.
-        checkpoint: folder that a trainer saved, or a finished sentence-transformers folder.
-        destination: where to publish.
-        assembly: options.
-        dry_run: stop before the upload; the Hub is only accessed with `update`, to compare the files.
-        keep: folder for the assembled files, which are deleted by default.
-        methods: known methods by name, for the card.
-        say: called before the upload with each file that will be deleted or is stale.
-
-    Raises:
-        UserError: the checkpoint cannot be assembled, a check fails, or the Hub rejects it.
+    `revela_hub.checkpoints.publish` finds both itself, and documents the other arguments.
     """
     checkpoint, assembly = Path(checkpoint), assembly or Assembly()
     repository, before, repo_id = Repository(destination), None, destination.repo_id
@@ -272,12 +261,7 @@ def _verify_download(repository: Repository, assembled: Assembled, commit: str, 
 
 @contextmanager
 def _disk_errors(state: str, remedy: str = "") -> Iterator[None]:
-    """Raise disk errors of Python and other libraries as a `UserError`.
-
-    Args:
-        state: the state after an error.
-        remedy: what to do if the disk is full; by default, to set TMPDIR.
-    """
+    """Raise disk errors of Python and other libraries as a `UserError` with the state and a remedy for a full disk."""
     try:
         yield
     except (UserError, _WrongDownload):

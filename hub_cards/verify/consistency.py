@@ -27,12 +27,7 @@ _POOLING_SWITCHES = {
 
 
 def contradictions(folder: Path, found: Contents) -> Iterator[str]:
-    """Yield the files of a folder that cannot belong to the same model.
-
-    Args:
-        folder: the model.
-        found: the contents of the folder.
-    """
+    """Yield the files of a folder that cannot belong to the same model."""
     modules = module_folders(folder)
     yield from _unlisted_modules(folder, modules)
     yield from _wrong_case(found, modules)

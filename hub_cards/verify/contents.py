@@ -66,12 +66,7 @@ class Contents:
 
 
 def contents(folder: Path, *, downloaded: bool = False) -> Contents:
-    """Return which files belong to the model.
-
-    Args:
-        folder: the model.
-        downloaded: the folder is a snapshot in the Hub's cache, in which every file is a link.
-    """
+    """Return which files belong to the model; in a `downloaded` snapshot in the Hub's cache every file is a link."""
     found = Contents()
     modules, named = module_folders(folder), code_files(folder) | _images_in_card(folder)
     for path in _walk(folder, found, downloaded):

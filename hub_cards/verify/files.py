@@ -49,14 +49,7 @@ class Check(NamedTuple):
 
 
 def check_files(folder: Path, allowed: frozenset[str], *, adapter_only: bool, offline: bool) -> Iterator[Check]:
-    """Yield the checks that do not load the model.
-
-    Args:
-        folder: the model.
-        allowed: top-level modules that readers can import.
-        adapter_only: the folder is a PEFT repository, which must contain an adapter.
-        offline: nothing can be downloaded, so code of other repositories is not available.
-    """
+    """Yield the checks that do not load the model. Its code may import the `allowed` top-level modules."""
     fault = folder_fault(folder)
     yield Check("folder", not fault, fault or "configuration and safetensors weights")
     if fault:

@@ -53,9 +53,7 @@ MIB = 2**20
 def content_faults(folder: Path, names: list[str]) -> Iterator[str]:
     """Yield the files that are too large, or whose content does not match their name.
 
-    Args:
-        folder: the model.
-        names: its files. The content of weights and JSON files is checked in `files.py` instead.
+    The content of weights and JSON files is checked in `files.py` instead.
     """
     for name in names:
         if name.endswith(".safetensors"):

@@ -47,12 +47,7 @@ VOCABULARIES = {
 
 
 def secret_faults(folder: Path, names: list[str]) -> Iterator[str]:
-    """Yield the secrets and home folders in the files that would be published.
-
-    Args:
-        folder: the model.
-        names: the files.
-    """
+    """Yield the secrets and home folders in the files that would be published."""
     own = str(Path.home()).encode()
     for name in names:
         raw = _text_of(folder / name)

@@ -135,13 +135,7 @@ def long_words(data: bytes) -> bytes:
 
 
 def found(data: bytes, words: bytes, *, by_name: bool) -> Iterator[tuple[str, int]]:
-    """Yield the kind and position of the first match of each rule.
-
-    Args:
-        data: the content of a file.
-        words: its `long_words`.
-        by_name: also apply the rules of `BY_NAME`.
-    """
+    """Yield the kind and position of the first match of each rule in a file with these `long_words`."""
     for rule in _EXACT:
         if b" " not in rule.prefix and rule.prefix not in words:
             continue
