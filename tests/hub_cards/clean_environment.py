@@ -1,4 +1,4 @@
-"""A virtual environment in which only what is asked for is installed: links to what is installed here, no download."""
+"""A virtual environment with only the given packages, linked from the current environment without downloads."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 
 def make_environment(folder: Path, *packages: str) -> Path:
-    """Makes it, with the packages and all that they require, and returns its Python."""
+    """Create the environment with the packages and their requirements, and return its Python."""
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     show = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -23,7 +23,7 @@ def make_environment(folder: Path, *packages: str) -> Path:
         seen.add(name)
         try:
             package = metadata.distribution(name)
-        except metadata.PackageNotFoundError:  # of another platform
+        except metadata.PackageNotFoundError:  # for another platform
             continue
         for top in {file.parts[0] for file in package.files or () if file.parts[0] != ".."}:
             if not (site / top).exists():

@@ -1,4 +1,4 @@
-"""A tiny retriever, exported, and the tiny checkpoints it could have come from."""
+"""A tiny exported retriever, and a local Hub."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ PROMPTS = {"query": "Query: ", "document": "Passage: "}
 
 @pytest.fixture(scope="session")
 def retriever_folder(tmp_path_factory: pytest.TempPathFactory, _bpe_json: str) -> Path:
-    """A random two-layer Llama as `export_retriever` writes it, for texts of at most 64 tokens. Not to be changed."""
+    """A random two-layer Llama exported with `export_retriever`, with a maximum length of 64 tokens. Tests must not change it."""
     from transformers import LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
     from revela_hub.hub_cards import export_retriever
@@ -32,7 +32,7 @@ def retriever_folder(tmp_path_factory: pytest.TempPathFactory, _bpe_json: str) -
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    """The Hub, for the client in this process and in those that it starts; the token is one that may write."""
+    """A local Hub for the client in this process and its child processes, with a token that has write access."""
     with LoopbackHub() as hub:
         in_process = {
             "ENDPOINT": hub.endpoint,
@@ -46,6 +46,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub
         in_environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
         for name, text in (in_environment | {"HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": str(tmp_path / "cache")}).items():
             monkeypatch.setenv(name, text)
-        # What the client waits before it tries again.
+        # the delay before the client retries
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
         yield hub

@@ -1,8 +1,8 @@
-"""A small Hub on the loopback interface: as much of its HTTP interface as the client's upload and download use.
+"""A local Hub with the part of the HTTP interface that uploads and downloads use.
 
-Repositories live in memory. A commit maps file names to contents; large files come through the LFS batch interface first.
-What can go wrong is switched on through attributes: `cut_uploads` breaks connections off in the middle of a large file,
-`corrupt_downloads` changes what is read back, `before_request` and `after_request` are called with "METHOD /path".
+Repositories are in memory. A commit maps file names to contents; large files use the LFS batch interface. Attributes simulate
+errors: `cut_uploads` cuts connections in the middle of a large file, `corrupt_downloads` changes downloads, and
+`before_request` and `after_request` are called with "METHOD /path".
 """
 
 import base64
@@ -16,13 +16,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-WRITER, READER = "hf_" + "w" * 30, "hf_" + "r" * 30  # tokens: of the user "org", and of one who may only read
-LARGE = 10_000  # bytes from which a file goes through LFS; so do all safetensors
+WRITER, READER = "hf_" + "w" * 30, "hf_" + "r" * 30  # tokens of the user "org" with and without write access
+LARGE = 10_000  # minimum size in bytes of LFS files; all safetensors use LFS, too
 
 
 @dataclass
 class Repository:
-    """Commits by hash, branches and tags by name; a commit maps file names to contents."""
+    """Commits by hash, and branches and tags by name; a commit maps file names to contents."""
 
     private: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ def blob_id(content: bytes) -> str:
 
 
 class LoopbackHub(ThreadingHTTPServer):
-    """Start it as a context manager; `endpoint` is what HF_ENDPOINT has to be."""
+    """A server as a context manager; HF_ENDPOINT must be its `endpoint`."""
 
     daemon_threads = True
 
@@ -79,7 +79,7 @@ class LoopbackHub(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, *args: object) -> None:
-        """A connection that the client or a test broke off is no news."""
+        """Ignore closed connections."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -109,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
     )
 
     def log_message(self, *args: object) -> None:
-        """Keeps quiet."""
+        """Log nothing."""
 
     def handle_one_request(self) -> None:
         try:
@@ -157,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
         return (self.headers.get("Authorization") or "").removeprefix("Bearer ")
 
     def _may(self, namespace: str) -> bool:
-        """Answers for the caller and returns False if the token may not write to the namespace."""
+        """Return whether the token can write to the namespace; if not, send the response."""
         if self._token() not in (WRITER, READER):
             self._answer(401, {"error": "Invalid username or password."})
         elif self._token() != WRITER or namespace != "org":
@@ -167,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def _repository(self, repo: str) -> Repository | None:
-        """Answers as the Hub does for a repository that is missing or not to be seen."""
+        """Send the response of the Hub for a missing or inaccessible repository."""
         repository = self.server.repositories.get(repo)
         if self._token() not in ("", WRITER, READER):
             self._answer(

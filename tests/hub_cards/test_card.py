@@ -1,4 +1,4 @@
-"""Cards: every fact that is given, none that is not, readable by people and by the Hub's own reader."""
+"""Model cards contain the given metadata and nothing else, and huggingface_hub can read them."""
 
 import json
 import shutil
@@ -71,7 +71,7 @@ def test_a_full_card(folder: Path, tmp_path: Path) -> None:
     assert (folder / "figures" / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_results_are_readable_by_machines(folder: Path) -> None:
+def test_results_are_machine_readable(folder: Path) -> None:
     card = ModelCard(write_card(folder, ModelCardMetadata(results=RESULTS), repo_id="org/name").read_text())
     found = {(r.dataset_type, r.metric_type, r.metric_value) for r in card.data.eval_results}
     own = {("mteb/scifact", "ndcg_at_10", 0.64508), ("mteb/scifact", "recall_at_100", 0.9)}
@@ -81,7 +81,7 @@ def test_results_are_readable_by_machines(folder: Path) -> None:
     assert (entry.dataset_id, entry.value, entry.dataset_revision) == ("mteb/scifact", 0.64508, "abc")
 
 
-def test_without_metadata_nothing_is_said(folder: Path) -> None:
+def test_without_metadata_sections_are_omitted(folder: Path) -> None:
     text = write_card(folder, ModelCardMetadata()).read_text()
     assert [line for line in text.splitlines() if line.startswith("## ")] == ["## Usage", "## Model details"]
     assert "None" not in text
@@ -128,7 +128,7 @@ def test_describe(folder: Path, minilm_folder: Path) -> None:
     assert (model.dimensions, model.max_length, model.pooling, model.dtype) == (384, 256, "mean", "float32")
     assert model.parameters == 22_713_216
     assert model.servers == ["text-embeddings-inference", "vLLM"]
-    # As sentence-transformers 6 itself writes it.
+    # the format of sentence-transformers 6
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": "cls"}))
     (folder / "modeling_x.py").write_text("")
     model = describe(folder)

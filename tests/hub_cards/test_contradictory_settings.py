@@ -1,4 +1,4 @@
-"""Settings of a folder that contradict each other."""
+"""Settings of a model folder that contradict each other."""
 
 import json
 from collections.abc import Callable
@@ -74,6 +74,6 @@ def test_contradictions(name: str, folder: Path) -> None:
     assert said in next(setting_faults(folder))
 
 
-def test_files_of_bpe_that_agree(folder: Path) -> None:
+def test_consistent_bpe_files(folder: Path) -> None:
     bpe(folder)
     assert list(setting_faults(folder)) == []

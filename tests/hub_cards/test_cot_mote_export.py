@@ -1,4 +1,4 @@
-"""The three published forms of a CoT-MoTE: each loads without this package, and gives the model's own vectors."""
+"""The three exported forms of CoT-MoTE load without this package, and give the vectors of the model."""
 
 import json
 import re
@@ -63,8 +63,8 @@ np.savez(out, **arrays)
 
 
 def trained(folder: Path, family: str, tokenizer: PreTrainedTokenizerFast, variant: str = "experts") -> CoTMoTEModel:
-    """A checkpoint as pre-training leaves it, of weights that differ between the routes."""
-    special_ids = tokenizer("")["input_ids"]  # as a run takes them from the tokenizer
+    """A checkpoint of pre-training, with different weights in the two routes."""
+    special_ids = tokenizer("")["input_ids"]  # as in training
     special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": None}
     config = getattr(transformers, f"{family}Config")(
         vocab_size=len(tokenizer) + 3, max_position_embeddings=40, **SIZES[family], **special
@@ -88,8 +88,8 @@ def expected(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerFast, expert: st
         return model(batch["input_ids"], batch["attention_mask"], expert=expert)
 
 
-def test_no_form_is_another_for_those_written_before_it(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> None:
-    """The checkpoint is loaded once for all three."""
+def test_forms_do_not_depend_on_the_order_of_export(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> None:
+    """The checkpoint is also loaded only once for all three."""
     trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
     export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
     for name, part in COT_MOTE.folders.items():
@@ -99,9 +99,7 @@ def test_no_form_is_another_for_those_written_before_it(tmp_path: Path, wordpiec
         assert written == {file.relative_to(alone): file.read_bytes() for file in alone.rglob("*") if file.is_file()}
 
 
-def test_readers_get_the_models_own_vectors_from_all_three_forms(
-    tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast
-) -> None:
+def test_all_three_forms_give_the_vectors_of_the_model(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> None:
     model = trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
     export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
     assert not list((tmp_path / "out" / "dense").rglob("*.py")) + list((tmp_path / "out" / "sparse").rglob("*.py"))
@@ -117,7 +115,7 @@ def test_readers_get_the_models_own_vectors_from_all_three_forms(
         for name in ("sparse", "model sparse"):
             np.testing.assert_allclose(arrays[f"{kind} {name}"], vectors.sparse.numpy(), rtol=0, atol=1e-5)
     assert not np.allclose(arrays["query dense"], arrays["document dense"], atol=0.1)
-    # What is shared is stored once: the attention of the model by its own code is half of that of the two routes.
+    # shared weights are stored once, so the attention of the model has half the size of that of the two routes
     sizes = {name: sum(f.stat().st_size for f in (tmp_path / "out" / name).rglob("*.safetensors")) for name in
              ("sparse", "model")}  # fmt: skip
     assert sizes["model"] < 0.75 * sizes["sparse"]
@@ -128,10 +126,10 @@ def test_readers_get_the_models_own_vectors_from_all_three_forms(
 @pytest.mark.parametrize(
     ("family", "variant"), [("DistilBert", "separate"), ("Roberta", "experts"), ("Bert", "siamese")]
 )
-def test_routes_of_other_families_and_variants_are_the_models(
+def test_routes_of_other_families_and_variants(
     tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast, family: str, variant: str
 ) -> None:
-    """Also where the first token is not [CLS] and positions are counted otherwise."""
+    """Also if the first token is not [CLS], and with other positions."""
     tokenizer: Any = wordpiece_tokenizer
     if family == "Roberta":
         vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "<S>": 5} | {
@@ -139,7 +137,7 @@ def test_routes_of_other_families_and_variants_are_the_models(
         }
         tokenizer = RobertaTokenizer(vocab=vocabulary, merges=[])
     model = trained(tmp_path / "checkpoint", family, tokenizer, variant)
-    # In the sparse form [CLS] must be left out whatever it scores: here it scores most.
+    # The sparse form must ignore [CLS] even if it has the highest score.
     first = tokenizer("")["input_ids"][0]
     for route in ("query", "passage"):
         model.route(route).get_input_embeddings().weight.data[first] *= 3
@@ -174,10 +172,10 @@ def test_check_and_publish_know_the_three_forms(tmp_path: Path, wordpiece_tokeni
         publish(tmp_path / "checkpoint", destination, Assembly(part="lm"), dry_run=True)
 
 
-def test_the_cards_say_how_each_form_is_loaded(
+def test_the_code_in_each_card_runs(
     tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The code that each card shows runs, on the folder that it is in."""
+    """The card of each form shows how to load that form."""
     trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
     export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
     monkeypatch.chdir(tmp_path / "out")
@@ -191,10 +189,8 @@ def test_the_cards_say_how_each_form_is_loaded(
         exec(compile(block, name, "exec"), {})
 
 
-def test_a_checkpoint_of_before_gives_the_vectors_of_before(
-    tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast
-) -> None:
-    """Its config.json does not say what is special: then [SEP] has its part, in the model and in what is exported."""
+def test_older_checkpoints_give_the_same_vectors(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> None:
+    """Without special ids in config.json, the sparse vectors of the model and its export include [SEP]."""
     new = trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
     file = tmp_path / "checkpoint" / "config.json"
     config = json.loads(file.read_text())
@@ -205,17 +201,17 @@ def test_a_checkpoint_of_before_gives_the_vectors_of_before(
     saved = AutoModel.from_pretrained(tmp_path / "out" / "model", trust_remote_code=True).eval()
     got = SparseEncoder(str(tmp_path / "out/sparse")).encode_query(TEXTS, convert_to_sparse_tensor=False)
     before = expected(old, wordpiece_tokenizer, "query").sparse
-    plain = [row for row, text in enumerate(TEXTS) if "[CLS]" not in text]  # which the model of before read, if written
+    plain = [row for row, text in enumerate(TEXTS) if "[CLS]" not in text]  # which the older model used
     torch.testing.assert_close(got[plain], before[plain], rtol=0, atol=1e-5)
     torch.testing.assert_close(expected(saved, wordpiece_tokenizer, "query").sparse, before, rtol=0, atol=1e-5)
     empty = TEXTS.index("")
     assert before[empty].any() and not expected(new, wordpiece_tokenizer, "query").sparse[empty].any()
 
 
-def test_a_sparse_folder_that_reads_the_first_token_is_found_out(
+def test_check_finds_a_sparse_folder_that_includes_the_first_token(
     tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast
 ) -> None:
-    """The check compares with the checkpoint's own vectors: without the weights, [CLS] would be in the maximum."""
+    """Without the weights [CLS] would be part of the maximum, unlike in the reference vectors."""
     trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
     export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
     file = tmp_path / "out" / "sparse" / "router_config.json"

@@ -1,4 +1,4 @@
-"""The empty text, which is in many a corpus, has a vector in what every method exports."""
+"""All methods export models that can encode an empty text, which many corpora contain."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ def vectors_of_nothing(folder: Path) -> None:
 def test_revela(
     pooling: str, tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """Of a decoder whose tokenizer adds nothing: with mean pooling, too, texts end with EOS."""
+    """If the tokenizer of a decoder adds no tokens, texts end with EOS, also with mean pooling."""
     assert bpe_tokenizer("")["input_ids"] == []
     tiny_llama.save_pretrained(tmp_path / "llama")
     bpe_tokenizer.save_pretrained(tmp_path / "llama")
@@ -62,7 +62,7 @@ def test_nvembed(tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: Pr
     [lambda tokenizer: setattr(tokenizer, "eos_token", None), lambda tokenizer: setattr(tokenizer, "bos_token", "a")],
     ids=["no EOS", "BOS that is not added"],
 )
-def test_a_tokenizer_that_has_a_token_or_no_eos_stays(
+def test_other_tokenizers_are_not_changed(
     change: Callable[[PreTrainedTokenizerFast], None],
     bpe_tokenizer: PreTrainedTokenizerFast,
     wordpiece_tokenizer: BertTokenizerFast,

@@ -1,4 +1,4 @@
-"""The exported folder: stock modules, the trainer's own vectors in a process that does not have this package."""
+"""Exported folders have stock modules, and give the vectors of the trained model without this package."""
 
 import json
 import os
@@ -46,7 +46,7 @@ np.savez(out, **arrays)
 
 
 def vectors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str], pooling: str) -> np.ndarray:
-    """What the trainer computes: the (n, d) vectors of texts cut at MAX_LENGTH, read off right-padded states."""
+    """Return the trainer's vectors (n, d) of texts, truncated to MAX_LENGTH and padded on the right."""
     batch = tokenizer(texts, padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
     with torch.no_grad():
         hidden = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
@@ -58,7 +58,7 @@ def vectors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: l
     return F.normalize(pooled, dim=-1).numpy()
 
 
-def test_a_reader_without_this_package_gets_the_trainers_vectors(
+def test_the_folder_gives_the_trainers_vectors_without_this_package(
     tmp_path: Path,
     tiny_llama: LlamaForCausalLM,
     bpe_tokenizer: PreTrainedTokenizerBase,
@@ -81,7 +81,7 @@ def test_a_reader_without_this_package_gets_the_trainers_vectors(
         np.testing.assert_allclose(got[name], array, atol=1e-5, err_msg=name)
     for pooling in models:
         np.testing.assert_allclose(got[f"{pooling} single"], expected[f"{pooling} query"], atol=1e-5)
-    # BERT counts its positions from the left edge, so only the decoder's vectors can be free of the padding side.
+    # BERT has absolute positions, so only vectors of the decoder are independent of the padding side.
     np.testing.assert_allclose(got["last left"], expected["last query"], atol=1e-5)
 
 
@@ -108,9 +108,11 @@ def test_the_backbone_loads_as_itself(
     ]
 
 
-def test_no_trace_of_where_it_came_from(llama_folder: Path, tmp_path: Path) -> None:
+def test_no_origin_is_saved(llama_folder: Path, tmp_path: Path) -> None:
     model, tokenizer = AutoModel.from_pretrained(llama_folder), AutoTokenizer.from_pretrained(llama_folder)
-    tokenizer(["a b c", "d"], padding=True, truncation=True, max_length=2)  # what a training batch leaves behind
+    tokenizer(
+        ["a b c", "d"], padding=True, truncation=True, max_length=2
+    )  # sets padding and truncation, as a training batch does
     export_retriever(model, tokenizer, tmp_path / "out", pooling="last", prompts=PROMPTS)
     for path in (tmp_path / "out").rglob("*.json"):
         text = path.read_text(encoding="utf-8")
@@ -131,7 +133,7 @@ def test_weights_in_another_type(
     assert torch.equal(tiny_llama.model.norm.weight, before)
 
 
-def test_others_may_read_the_weights_as_the_umask_says(
+def test_weights_have_the_permissions_of_the_umask(
     tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     before = os.umask(0o027)
@@ -145,7 +147,7 @@ def test_others_may_read_the_weights_as_the_umask_says(
         os.umask(before)
 
 
-def test_the_length_is_what_the_model_can_take(
+def test_the_maximum_length_is_limited_by_the_model(
     tmp_path: Path, tiny_bert: BertModel, wordpiece_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     export_retriever(tiny_bert, wordpiece_tokenizer, tmp_path, pooling="cls", prompts=PROMPTS, max_length=2048)
@@ -167,7 +169,7 @@ def test_mistakes(tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: P
 
 
 def processors(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
-    """Post-processors that decoders' tokenizers come with."""
+    """Return a post-processor that tokenizers of decoders have."""
     pad = tokenizer.pad_token_id
     bos = TemplateProcessing(single="<|pad|> $A", pair="<|pad|> $A <|pad|> $B:1", special_tokens=[("<|pad|>", pad)])
     return {
@@ -198,7 +200,7 @@ def test_with_eos(kind: str, tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerB
         assert tokenizer("the fox", add_special_tokens=False)["input_ids"][-1] != eos
 
 
-def test_with_eos_pads_with_eos_where_there_is_no_padding_token(bpe_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_with_eos_pads_with_eos_without_a_padding_token(bpe_tokenizer: PreTrainedTokenizerBase) -> None:
     bpe_tokenizer.pad_token = None
     batch = with_eos(bpe_tokenizer)(["the fox jumps", "a"], padding=True)
     assert [sum(mask) for mask in batch["attention_mask"]] == [

@@ -1,4 +1,4 @@
-"""Files whose content, size or name is not what a model's file has: each is named, and real ones are not."""
+"""Files with wrong content, size or name are reported, and valid files are not."""
 
 import gzip
 import io
@@ -64,7 +64,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_a_file_is_not(name: str, tmp_path: Path) -> None:
+def test_wrong_content(name: str, tmp_path: Path) -> None:
     content, said = WRONG[name]
     (tmp_path / name).write_bytes(content)
     (fault,) = content_faults(tmp_path, [name])
@@ -85,15 +85,15 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_a_file_is(name: str, tmp_path: Path) -> None:
+def test_valid_content(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(RIGHT[name])
     assert list(content_faults(tmp_path, [name])) == []
 
 
 @pytest.mark.parametrize(("name", "size"), [("merges.txt", 10**9), ("config.json", 2 * 10**8), ("a.png", 10**8)])
-def test_files_that_are_too_large(name: str, size: int, tmp_path: Path) -> None:
+def test_large_files(name: str, size: int, tmp_path: Path) -> None:
     with (tmp_path / name).open("wb") as stream:
-        stream.truncate(size)  # takes no room on the disk
+        stream.truncate(size)  # a sparse file
     (fault,) = content_faults(tmp_path, [name])
     assert fault.startswith(f"{name} has {size:,} bytes, more than the")
 
@@ -104,7 +104,7 @@ def test_a_sentencepiece_model_has_pieces() -> None:
 
 
 def folder_of(path: Path) -> Path:
-    """What a sentence-transformers folder has, as far as its files are looked at."""
+    """Write the minimal files of a sentence-transformers folder."""
     (path / "1_Pooling").mkdir(parents=True)
     kinds = {"": "Transformer", "1_Pooling": "Pooling"}
     modules = [{"idx": i, "name": str(i), "path": p, "type": f"s.{kind}"} for i, (p, kind) in enumerate(kinds.items())]
@@ -145,7 +145,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: lora(f / "x" / "adapter_model.safetensors", "a"), "x/adapter_model.safetensors is a PEFT file"
     ),
     "no configuration": (lambda f: (f / "1_Pooling" / "config.json").unlink(), "1_Pooling/config.json, the configuration of the module Pooling, is missing"),
-    "weights that nobody reads": (
+    "weights of no module": (
         lambda f: lora(f / "1_Pooling" / "model.safetensors", "a"), "1_Pooling/model.safetensors is not loaded by any module"
     ),
     "one folder, two modules": (
@@ -166,7 +166,7 @@ def test_contradictions(name: str, tmp_path: Path) -> None:
     assert next(contradictions(folder, contents(folder)), "").startswith(said)
 
 
-def test_a_training_checkpoint_beside_the_model_is_none(tmp_path: Path) -> None:
+def test_training_checkpoints_are_ignored(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model")
     lora(folder / "checkpoint-7" / "adapter_model.safetensors")
     (folder / "Train.py").write_text("")
@@ -218,7 +218,7 @@ def test_shards(placed: dict[str, str], stored: dict[str, list[str]], said: str,
     assert said in folder_fault(folder)
 
 
-def test_a_name_twice_in_json(tmp_path: Path) -> None:
+def test_a_repeated_name_in_json(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model")
     (folder / "config.json").write_text('{"model_type": "bert", "model_type": "llama"}')
     assert folder_fault(folder) == "config.json is not valid JSON: the name 'model_type' occurs twice"

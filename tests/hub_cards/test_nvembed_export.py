@@ -1,4 +1,4 @@
-"""NV-Embed in sentence-transformers: live and as a folder, the model's own vectors without the prompt's tokens."""
+"""NV-Embed in sentence-transformers, in memory and exported, gives the vectors of the model."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ np.savez(out, **arrays)
 
 @pytest.fixture
 def tokenizer(bpe_tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """With BOS, which belongs to what is left out."""
+    """A tokenizer with BOS, which pooling excludes together with the prompt."""
     bpe_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|pad|> $A", pair="<|pad|> $A <|pad|> $B", special_tokens=[("<|pad|>", bpe_tokenizer.pad_token_id)]
     )
@@ -72,7 +72,7 @@ def build(backbone: LlamaForCausalLM, pooling: str = "latent") -> NVEmbedModel:
 
 
 def own_vectors(model: NVEmbedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str], prompt: str) -> np.ndarray:
-    """The model's own pooling of each text alone: BOS and the prompt's tokens left out, EOS pooled."""
+    """Pool each text alone with the model: without BOS and the prompt, with EOS."""
     left_out = len(tokenizer(prompt.rstrip())["input_ids"]) if prompt else 0
     vectors = []
     for text in texts:
@@ -85,10 +85,10 @@ def own_vectors(model: NVEmbedModel, tokenizer: PreTrainedTokenizerBase, texts: 
     return torch.stack(vectors).numpy()
 
 
-def test_readers_without_this_package_get_the_models_own_vectors(
+def test_the_folder_gives_the_models_vectors_without_this_package(
     tmp_path: Path, tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Exported, and saved by sentence-transformers as in training; latent, and last token."""
+    """Exported or saved by sentence-transformers, with latent attention or last-token pooling."""
     expected, folders = {}, {}
     for pooling in ("latent", "eos"):
         model = build(tiny_llama, pooling)
@@ -131,8 +131,8 @@ def test_the_live_encoder_is_the_model_itself(
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_no_token_of_the_text_is_left_out_with_the_prompt(tokenizer: PreTrainedTokenizerBase) -> None:
-    """A prompt's last space is a token alone, and joined to the first word before a text."""
+def test_only_tokens_of_the_prompt_are_excluded(tokenizer: PreTrainedTokenizerBase) -> None:
+    """A space at the end of a prompt is a separate token, but joins the first word of a text."""
     prompt = PROMPTS["query"]
     assert len(tokenizer(prompt)["input_ids"]) == len(tokenizer(prompt.rstrip())["input_ids"]) + 1
     ours = nvembed_tokenizer(tokenizer)
@@ -145,8 +145,8 @@ def test_no_token_of_the_text_is_left_out_with_the_prompt(tokenizer: PreTrainedT
     assert twice.backend_tokenizer.to_str() == ours.backend_tokenizer.to_str()
 
 
-def test_what_the_tokenizer_does_survives_the_llama_class(tmp_path: Path) -> None:
-    """Mistral's and Llama 2's class rebuilds its tokenizer when it is read, without the normalizer in tokenizer.json."""
+def test_the_normalizer_survives_the_llama_class(tmp_path: Path) -> None:
+    """The tokenizer class of Mistral and Llama 2 ignores the normalizer in tokenizer.json."""
     vocabulary = ["<unk>", "<s>", "</s>", *"▁qfox:", "▁f", "▁fo", "▁fox"]
     merges = [("▁", "f"), ("▁f", "o"), ("▁fo", "x")]
     llama = LlamaTokenizer(vocab={token: number for number, token in enumerate(vocabulary)}, merges=merges)
@@ -157,9 +157,7 @@ def test_what_the_tokenizer_does_survives_the_llama_class(tmp_path: Path) -> Non
         assert again.convert_ids_to_tokens(again(text)["input_ids"]) == tokens
 
 
-def test_a_chat_template_is_not_put_around_texts(
-    tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_chat_templates_are_not_applied(tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
     model = build(tiny_llama)
     plain = nvembed_encoder(model, tokenizer, max_length=MAX_LENGTH, prompts=PROMPTS).encode_query(TEXTS)
     tokenizer.chat_template = "{% for message in messages %}fox {{ message.content }}{% endfor %}"
@@ -168,7 +166,7 @@ def test_a_chat_template_is_not_put_around_texts(
 
 
 def test_the_folder(tmp_path: Path, llama_folder: Path) -> None:
-    """Nothing of where it came from, the inference code alone, and the correct instruction mask."""
+    """No origin, only the inference code, and the correct instruction mask."""
     model = NVEmbedModel.from_backbone(str(llama_folder), num_latents=5, num_heads=2)
     model.config.official_instruction_mask = True
     folder = tmp_path / "out"
@@ -212,7 +210,7 @@ def test_prompts_are_completed(tiny_llama: LlamaForCausalLM, tokenizer: PreTrain
 def test_an_instruction_longer_than_the_maximum_length(
     tmp_path: Path, tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Saved prompts are refused when they are saved, others when they are used."""
+    """Saved prompts raise an error when they are saved, others when they are used."""
     model = build(tiny_llama)
     long = {"query": "Instruct: " + "answer " * 40 + "\nQuery: ", "document": ""}
     for make in (nvembed_encoder, export_nvembed):
@@ -225,8 +223,8 @@ def test_an_instruction_longer_than_the_maximum_length(
         encoder.encode(["fox"], prompt=long["query"])
 
 
-def test_stock_pooling_would_give_a_vector_of_zeros_where_the_model_refuses() -> None:
-    """Why the model checks: sentence-transformers' own pooling says nothing."""
+def test_stock_pooling_would_give_zeros_if_the_model_raised_no_error() -> None:
+    """Pooling of sentence-transformers does not raise an error, so the model does."""
     features = {
         "token_embeddings": torch.randn(1, 4, 8),
         "attention_mask": torch.ones(1, 4, dtype=torch.long),
@@ -247,10 +245,10 @@ def test_adapters_have_to_be_merged(
         export_nvembed(model, tokenizer, tmp_path / "out", prompts=PROMPTS)
 
 
-def test_a_checkpoint_of_sentence_transformers_is_read_again(
+def test_a_saved_encoder_is_loaded_again(
     tmp_path: Path, tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """As its trainer does when it resumes or loads the best model."""
+    """As the trainer does to resume, or to load the best model."""
     encoder = nvembed_encoder(build(tiny_llama), tokenizer, max_length=MAX_LENGTH, prompts=PROMPTS)
     encoder.save(str(tmp_path), create_model_card=False)
     again = SentenceTransformer(str(tmp_path), trust_remote_code=encoder.trust_remote_code, device="cpu")

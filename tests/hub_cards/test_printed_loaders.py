@@ -1,4 +1,4 @@
-"""What `export` prints and what cards show loads the model, in a process that has never heard of this package."""
+"""The code that `export` prints and cards show runs in a process without this package."""
 
 import copy
 import json
@@ -70,7 +70,7 @@ def imprag(folder: Path, given: SimpleNamespace) -> None:
 MAKERS: tuple[Callable[[Path, SimpleNamespace], None], ...] = (revela, retromae, nvembed, cot_mote, imprag)
 
 
-def test_what_is_printed_loads_in_a_clean_process(
+def test_printed_code_runs_in_a_clean_process(
     tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fixtures = {"llama": "tiny_llama", "bert": "tiny_bert", "bpe": "bpe_tokenizer", "wordpiece": "wordpiece_tokenizer"}
@@ -78,7 +78,7 @@ def test_what_is_printed_loads_in_a_clean_process(
     codes, loaders = [], []
     for make in MAKERS:
         checkpoint, output = tmp_path / make.__name__, tmp_path / f"{make.__name__}'s models"
-        make(checkpoint, copy.deepcopy(given))  # NV-Embed takes the causal mask off the model that it is given
+        make(checkpoint, copy.deepcopy(given))  # NV-Embed removes the causal mask from the given model
         capsys.readouterr()
         more = ["--lm"] if make is revela else []
         assert cli.main(["export", str(checkpoint), "--output_dir", str(output), *more]) == 0

@@ -1,4 +1,4 @@
-"""Publishing with the real client to a small Hub on the loopback interface."""
+"""Publish with the real client to a local Hub."""
 
 import errno
 import importlib
@@ -30,7 +30,7 @@ from revela_hub.hub_cards.repository import hub_errors
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers.revela import REVELA
 
-# The module, which in the package stands behind the function of the same name.
+# The module, not the function of the same name.
 publishing = importlib.import_module("revela_hub.hub_cards.upload")
 
 METADATA = ModelCardMetadata(
@@ -40,7 +40,7 @@ METADATA = ModelCardMetadata(
     results=(Result("SciFact", {"ndcg_at_10": 0.5}, dataset="mteb/scifact"),),
 )
 
-# What a reader does: by id, in an environment that never had this package. The card's own code runs, too.
+# Loads the models by id and runs the code in the card, in an environment without this package.
 READER_CODE = """
 import json, sys
 import numpy as np
@@ -72,7 +72,7 @@ np.savez(out, query=retriever.encode_query(texts), adapter=adapter.encode_query(
 
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Takes the verification out, for tests of what comes after it; the folders that it was asked about."""
+    """Replace the verification, for tests of the upload, and return the folders to verify."""
     folders: list[Path] = []
 
     def verify(folder: Path, **options: object) -> list[Check]:
@@ -91,7 +91,7 @@ def llama(tokenizer: PreTrainedTokenizerBase, like: LlamaForCausalLM) -> PreTrai
 def checkpoint(
     hub: LoopbackHub, tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
 ) -> Path:
-    """A LoRA checkpoint as the trainer saves it; the two models it started from are on the Hub."""
+    """A LoRA checkpoint of the trainer, whose two base models are on the Hub."""
     names = {"retriever": "org/base-retriever", "lm": "org/base-lm"}
     parts: dict[str, PreTrainedModel] = {"retriever": llama(bpe_tokenizer, tiny_llama).model, "lm": tiny_llama}
     for part, name in names.items():
@@ -114,7 +114,7 @@ def checkpoint(
 
 
 @pytest.mark.slow
-def test_everything_that_can_be_published_loads_in_a_clean_environment(
+def test_all_parts_load_in_a_clean_environment(
     hub: LoopbackHub, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
 ) -> None:
     retriever = publish(
@@ -122,7 +122,7 @@ def test_everything_that_can_be_published_loads_in_a_clean_environment(
     )
     assert retriever.commit == hub.repositories["org/retriever"].refs["v1"]
     assert list(hub.collections.values()) == [["org/retriever"]]
-    # What is read back is verified above; here, the clean environment below sees to it.
+    # Skips the verification of downloads, because the clean environment below loads them.
     verify = publishing.verify
     monkeypatch.setattr(
         publishing, "verify", lambda folder, **k: [] if "revela-hub-download" in str(folder) else verify(folder, **k)
@@ -152,7 +152,7 @@ def test_everything_that_can_be_published_loads_in_a_clean_environment(
     assert WRITER not in "".join(path.read_text(errors="ignore") for path in tmp_path.rglob("*.json"))
 
 
-def test_what_is_assembled(hub: LoopbackHub, checkpoint: Path, tmp_path: Path, unverified: list[Path]) -> None:
+def test_assembled_files(hub: LoopbackHub, checkpoint: Path, tmp_path: Path, unverified: list[Path]) -> None:
     published = publish(
         checkpoint, Destination("org/x"), Assembly(metadata=METADATA), dry_run=True, keep=tmp_path / "kept"
     )
@@ -184,7 +184,7 @@ def test_no_part_keeps_a_local_path(checkpoint: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_is_loaded_once_for_all_its_parts(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no part is another for the parts that were written before it."""
+    """And the parts do not depend on the order of export."""
     module = importlib.import_module("revela_hub.trainers.revela.checkpoint")
     load, loaded = module.load_checkpoint, []
     monkeypatch.setattr(module, "load_checkpoint", lambda folder: loaded.append(folder) or load(folder))
@@ -198,7 +198,7 @@ def test_a_checkpoint_is_loaded_once_for_all_its_parts(
     assert len(loaded) == 4
 
 
-def test_an_adapter_of_a_local_model_is_refused(
+def test_an_adapter_of_a_local_model_is_an_error(
     hub: LoopbackHub, checkpoint: Path, tmp_path: Path, unverified: list[Path]
 ) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
@@ -208,7 +208,7 @@ def test_an_adapter_of_a_local_model_is_refused(
         publish(checkpoint, Destination("org/x"), Assembly(adapter_only=True), dry_run=True)
 
 
-def test_a_failed_check_refuses_to_publish(
+def test_nothing_is_published_if_a_check_fails(
     hub: LoopbackHub, retriever_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [Check("weights", True, ""), Check("end of text", False, "EOS is not added")]
@@ -248,7 +248,7 @@ def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path
     publish(retriever_folder, Destination("org/x", revision="smaller"))
     assert repository.files("smaller") == repository.files("main")
     repository.refs["smaller"] = repository.refs["main"]
-    for _ in range(2):  # the second time it finds what the first one opened
+    for _ in range(2):  # the second run finds the pull request of the first
         published = publish(retriever_folder, Destination("org/x", pull_request=True), Assembly(metadata=METADATA))
         assert str(published.url).endswith("/org/x/discussions/1")
     assert repository.files("main") == head | spared
@@ -270,7 +270,7 @@ def test_not_allowed(
     assert not hub.repositories
 
 
-def test_a_connection_that_breaks_off_leaves_nothing_visible(
+def test_nothing_is_published_if_the_connection_fails(
     hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]
 ) -> None:
     hub.cut_uploads = True
@@ -282,7 +282,7 @@ def test_a_connection_that_breaks_off_leaves_nothing_visible(
     assert "model.safetensors" in hub.repositories["org/x"].files("main")
 
 
-def test_what_arrived_is_not_sent_again(hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]) -> None:
+def test_uploaded_files_are_not_sent_again(hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]) -> None:
     publish(retriever_folder, Destination("org/x"))
     hub.requests.clear()
     publish(retriever_folder, Destination("org/y"))
@@ -314,7 +314,7 @@ def test_a_download_that_differs_is_reported(hub: LoopbackHub, retriever_folder:
         RuntimeError("I/O error: (os error 28)"),
         OSError([("a", "b", "[Errno 28] No space left on device")]),
         SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
-        Exception("No space left on device (os error 28)"),  # of tokenizers
+        Exception("No space left on device (os error 28)"),  # as raised by tokenizers
     ],
 )
 def test_disk_full(
@@ -329,7 +329,7 @@ def test_disk_full(
     assert "org/x" not in hub.repositories
 
 
-def test_a_full_disk_that_was_chosen(
+def test_full_disk_of_output_dir(
     hub: LoopbackHub, checkpoint: Path, unverified: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def save_pretrained(*args: object, **options: object) -> None:
@@ -350,7 +350,7 @@ def test_a_full_disk_that_was_chosen(
         (AttributeError("'NoneType' object has no attribute 'sha'"), "'NoneType' object has no attribute 'sha'"),
     ],
 )  # fmt: skip
-def test_what_is_no_connection_is_not_called_one(
+def test_other_errors_are_not_reported_as_connection_errors(
     error: Exception, said: str, hub: LoopbackHub, retriever_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def model_info(*args: object, **options: object) -> None:
@@ -372,7 +372,7 @@ def test_what_is_no_connection_is_not_called_one(
         RuntimeError("Data processing error: CAS service error : Reqwest Error: error sending request"),
     ],
 )
-def test_what_is_a_connection_is_called_one(error: Exception) -> None:
+def test_connection_errors(error: Exception) -> None:
     for cause in (None, error):
         raised = error if cause is None else RuntimeError("Error while uploading 'model.safetensors' to the Hub.")
         with pytest.raises(UserError, match=r"the connection to the Hub failed .*; the state"):
@@ -380,7 +380,7 @@ def test_what_is_a_connection_is_called_one(error: Exception) -> None:
                 raise raised from cause
 
 
-def test_names_the_hub_would_refuse() -> None:
+def test_invalid_model_ids() -> None:
     for repo_id, message in (
         ("a b/c", "is not a valid model id"),
         ("name", "has no namespace"),
@@ -410,7 +410,7 @@ def test_command_line(
     assert f"{metadata}: unknown key 'licence'" in capsys.readouterr().err
 
 
-def test_a_pickled_module_is_named(retriever_folder: Path, tmp_path: Path) -> None:
+def test_a_pickled_module_is_an_error(retriever_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(retriever_folder, folder)
     modules = json.loads((folder / "modules.json").read_text())
@@ -480,11 +480,11 @@ def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.Capture
             assert torch.equal(model.state_dict()[name], tensor), name
     assert cli.main(["export", str(tmp_path), "--output_dir", str(output)]) == 2
     assert "is not a checkpoint" in capsys.readouterr().err
-    assert cli.main(["publish", str(output), "org/x", "--dry-run"]) == 2  # a run's folder that holds what it exported
+    assert cli.main(["publish", str(output), "org/x", "--dry-run"]) == 2  # the folder with the exported models
     assert f"did you mean the exported model {output / 'retriever'}?" in capsys.readouterr().err
 
 
-def test_export_does_not_write_over_a_model_of_the_user(
+def test_export_does_not_overwrite_models_of_the_user(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = tmp_path / "here" / "retriever" / "model.safetensors"  # such as the base model, with --output_dir .
@@ -493,5 +493,5 @@ def test_export_does_not_write_over_a_model_of_the_user(
     assert cli.main(["export", str(checkpoint), "--output_dir", str(tmp_path / "here")]) == 2
     assert "retriever holds files that revela-hub did not write" in capsys.readouterr().err
     assert own.read_bytes() == b"the user's"
-    for _ in range(2):  # what was exported is
+    for _ in range(2):  # exported folders may be overwritten
         assert cli.main(["export", str(checkpoint), "--output_dir", str(tmp_path / "new")]) == 0

@@ -1,4 +1,4 @@
-"""Publishing what the other methods train: RetroMAE's checkpoints and NV-Embed's folders."""
+"""Publish models of the other methods."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def test_retromae_has_no_language_model_and_no_adapter(
         export_checkpoint(retromae_checkpoint, tmp_path / "out", lm=True)
 
 
-def test_who_publishes_code_has_to_say_that_it_may_run(
+def test_remote_code_must_be_allowed(
     tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     model = NVEmbedModel.from_backbone(tiny_llama, num_latents=4)
@@ -69,7 +69,7 @@ def test_who_publishes_code_has_to_say_that_it_may_run(
         publish(folder, Destination("org/other"), Assembly(metadata=ModelCardMetadata(method=NVEMBED)), dry_run=True)
 
 
-def test_imprag_says_what_index_it_wants_and_loads_without_this_package(
+def test_imprag_card_describes_the_index_and_the_model_loads_without_this_package(
     tmp_path: Path, hub: LoopbackHub, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     folder = tmp_path / "imprag"
@@ -87,10 +87,10 @@ def test_imprag_says_what_index_it_wants_and_loads_without_this_package(
         publish(folder, Destination("org/x"), Assembly(part="lm"), dry_run=True)
 
 
-def test_imprag_whose_tokenizer_has_no_limit_is_published(
+def test_imprag_with_an_unlimited_tokenizer_is_published(
     tmp_path: Path, hub: LoopbackHub, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Export and check keep as many tokens of a text: what the positions allow, not what the longest probe has."""
+    """Export and check use the same maximum length: the number of positions."""
     folder = tmp_path / "imprag"
     ImpRAGForCausalLM.from_backbone(tiny_llama, b=0, t=1, k=2, l_max=32).save_pretrained(folder)
     bpe_tokenizer.model_max_length = int(1e30)
@@ -99,7 +99,7 @@ def test_imprag_whose_tokenizer_has_no_limit_is_published(
     assert all(check.ok for check in published.checks)
 
 
-def test_imprag_folder_that_retrieves_or_reads_otherwise_is_found(
+def test_imprag_folders_with_other_vectors_or_answers_fail(
     tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     checkpoint = tmp_path / "imprag"

@@ -1,4 +1,4 @@
-"""`trainer.push_to_hub()` ends in `publish`: what is uploaded is the verified retriever, not a checkpoint."""
+"""`trainer.push_to_hub()` publishes the verified retriever, not a checkpoint."""
 
 from pathlib import Path
 
@@ -47,10 +47,10 @@ def test_the_trainer_publishes_its_retriever(
     assert not any("adapter" in name or name.endswith((".bin", ".pt")) for name in files)
 
 
-def test_push_to_hub_asks_nothing_of_the_hub_before_the_end(
+def test_push_to_hub_does_not_access_the_hub_before_the_end(
     hub: LoopbackHub, tmp_path: Path, llama_folder: Path, texts: list[str]
 ) -> None:
-    """With `--push_to_hub` saving neither publishes nor, as it did, publishes what saves what publishes."""
+    """With `--push_to_hub`, saving does not publish, and publishing does not recurse."""
     options = {"hub_model_id": "org/pushed", "hub_revision": "tries", "hub_private_repo": True, "hub_token": WRITER}
     run = trainer(tmp_path / "run", llama_folder, texts, push_to_hub=True, **options)
     run.train()
@@ -64,7 +64,7 @@ def test_push_to_hub_asks_nothing_of_the_hub_before_the_end(
     assert set(repository.files("main") or ()) == {".gitattributes"}
 
 
-def test_options_of_the_hub_that_cannot_work_are_refused_before_training(
+def test_invalid_hub_options_are_reported_before_training(
     hub: LoopbackHub, tmp_path: Path, llama_folder: Path, texts: list[str]
 ) -> None:
     for options, message in (
@@ -101,6 +101,6 @@ def test_nvembed_is_published_with_its_code(
     assert not any("adapter" in name or name.endswith((".bin", ".pt")) for name in files)
 
 
-def test_without_an_id_it_says_which_option(tmp_path: Path, llama_folder: Path, texts: list[str]) -> None:
+def test_the_id_is_required(tmp_path: Path, llama_folder: Path, texts: list[str]) -> None:
     with pytest.raises(UserError, match="hub_model_id"):
         trainer(tmp_path / "run", llama_folder, texts).push_to_hub()

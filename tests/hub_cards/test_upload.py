@@ -1,4 +1,4 @@
-"""What can happen at each step of an upload, and what the same command does when it is given again."""
+"""Errors at each step of an upload, and the second run of the same command."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata
 from revela_hub.trainers.nvembed import NVEMBED
 
 DESTINATION = Destination("org/x", revision="next", tag="v1", collection="Tiny ones")
-# The requests of a publication, in their order; each is where it is killed, before and after the Hub has acted on it.
+# The requests of an upload in order. The process is killed before and after each of them.
 STEPS = (
     "POST /api/repos/create",
     "POST /api/models/org/x/branch/next",
@@ -33,7 +33,7 @@ STEPS = (
 
 @pytest.fixture(autouse=True)
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verification takes a process of its own; here it is about the upload."""
+    """Skip the verification, which needs a separate process."""
     monkeypatch.setattr(upload, "verify", lambda *args, **options: [Check("all", True, "not looked at")])
 
 
@@ -53,7 +53,7 @@ def waiting(step: str, reached: threading.Event, released: threading.Event) -> C
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_at_any_step_the_same_command_ends_well(hub: LoopbackHub, retriever_folder: Path, when: str) -> None:
+def test_a_killed_upload_is_resumed_at_any_step(hub: LoopbackHub, retriever_folder: Path, when: str) -> None:
     for step in STEPS:
         reset(hub)
         reached, released = threading.Event(), threading.Event()
@@ -72,7 +72,7 @@ def test_killed_at_any_step_the_same_command_ends_well(hub: LoopbackHub, retriev
         released.set()
         try:
             published = publish(retriever_folder, DESTINATION)
-        except UserError as error:  # the dead process's request, which the server has already, came in between
+        except UserError as error:  # the last request of the killed process arrived in between
             assert "run the same command again" in str(error), step
             published = publish(retriever_folder, DESTINATION)
         repository = hub.repositories["org/x"]
@@ -83,7 +83,7 @@ def test_killed_at_any_step_the_same_command_ends_well(hub: LoopbackHub, retriev
         assert [set(items) for items in hub.collections.values()] == [{"org/x"}], step
 
 
-def test_private_is_not_published_in_public(hub: LoopbackHub, retriever_folder: Path) -> None:
+def test_private_models_are_not_published_in_public_repositories(hub: LoopbackHub, retriever_folder: Path) -> None:
     hub.repositories["org/x"] = Repository()
     hub.repositories["org/x"].commit("main", {}, "initial commit")
     for destination in (Destination("org/x", private=True), Destination("org/x", private=True, revision="other")):
@@ -92,20 +92,20 @@ def test_private_is_not_published_in_public(hub: LoopbackHub, retriever_folder: 
     assert set(hub.repositories["org/x"].files("main")) == set()
 
 
-def test_a_tag_that_is_there(hub: LoopbackHub, retriever_folder: Path) -> None:
+def test_an_existing_tag(hub: LoopbackHub, retriever_folder: Path) -> None:
     first = publish(retriever_folder, Destination("org/x", tag="v1"))
     assert publish(retriever_folder, Destination("org/x", tag="v1")).commit == first.commit
     metadata = Assembly(metadata=ModelCardMetadata(license="mit"))
     with pytest.raises(UserError, match=r"verified at .* but not tagged: org/x has the tag v1 already"):
         publish(retriever_folder, Destination("org/x", tag="v1", update=True), metadata)
-    hub.repositories["org/x"].commit("main", dict(hub.repositories["org/x"].files("main")), "by hand")
+    hub.repositories["org/x"].commit("main", dict(hub.repositories["org/x"].files("main")), "a manual change")
     count = len(hub.repositories["org/x"].messages)
     with pytest.raises(UserError, match="tag v1 already"):
         publish(retriever_folder, Destination("org/x", tag="v1", update=True), metadata)
     assert len(hub.repositories["org/x"].messages) == count
 
 
-def test_a_collection_of_others(hub: LoopbackHub, retriever_folder: Path) -> None:
+def test_a_collection_without_write_access(hub: LoopbackHub, retriever_folder: Path) -> None:
     hub.forbid_collections = True
     with pytest.raises(
         UserError, match=r"no write access to the collection 'Ours'.*\(org/x is published and was verified"
@@ -115,7 +115,7 @@ def test_a_collection_of_others(hub: LoopbackHub, retriever_folder: Path) -> Non
     publish(retriever_folder, Destination("org/x", collection="Ours"))
 
 
-def test_two_at_once(hub: LoopbackHub, retriever_folder: Path) -> None:
+def test_concurrent_commits(hub: LoopbackHub, retriever_folder: Path) -> None:
     publish(retriever_folder, Destination("org/x"))
     repository = hub.repositories["org/x"]
 
@@ -132,7 +132,7 @@ def test_two_at_once(hub: LoopbackHub, retriever_folder: Path) -> None:
     assert "NEWS.md" in repository.files("main")
 
 
-def test_broken_off_after_the_commit_says_what_is_visible(hub: LoopbackHub, retriever_folder: Path) -> None:
+def test_error_after_the_commit_reports_the_state(hub: LoopbackHub, retriever_folder: Path) -> None:
     def cut(request: str) -> None:
         if "/resolve/" in request:
             raise ConnectionResetError
@@ -147,7 +147,7 @@ def test_broken_off_after_the_commit_says_what_is_visible(hub: LoopbackHub, retr
     assert len(hub.repositories["org/x"].messages) == 2
 
 
-def test_no_repository_is_made_for_what_is_refused(hub: LoopbackHub, retriever_folder: Path, tmp_path: Path) -> None:
+def test_no_repository_is_created_after_errors(hub: LoopbackHub, retriever_folder: Path, tmp_path: Path) -> None:
     for name, text in {
         "broken.md": "---\nlicense: [mit\n---\n",
         "open.md": "---\nlicense: mit\n\n# A model\n",
@@ -171,19 +171,19 @@ def test_no_repository_is_made_for_what_is_refused(hub: LoopbackHub, retriever_f
     assert hub.repositories == {}
 
 
-def test_only_the_model_leaves_the_machine(hub: LoopbackHub, retriever_folder: Path, tmp_path: Path) -> None:
+def test_only_model_files_are_published(hub: LoopbackHub, retriever_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-7"
     shutil.copytree(retriever_folder, folder)
-    stays = ["optimizer.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "notes.ipynb", "train.jsonl",
+    skipped = ["optimizer.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "notes.ipynb", "train.jsonl",
              "runs/events.out.tfevents.1", "checkpoint-3/model.safetensors", "stray.py", ".env", "1_Pooling/log.csv"]  # fmt: skip
-    for name in stays:
+    for name in skipped:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"hf_" + b"a" * 34)
     (folder / "LICENSE").write_text("MIT")
     (folder / "README.md").write_text("# M\n![map](map.png)\n")
     (folder / "map.png").write_bytes(b"png")
     published = publish(folder, Destination("org/x"))
-    assert sorted(published.skipped) == sorted(stays)
+    assert sorted(published.skipped) == sorted(skipped)
     there = set(hub.repositories["org/x"].files("main")) - {".gitattributes"}
     assert there == set(published.files) == {
         *(f.relative_to(retriever_folder).as_posix() for f in retriever_folder.rglob("*") if f.is_file()),
@@ -195,7 +195,7 @@ def test_only_the_model_leaves_the_machine(hub: LoopbackHub, retriever_folder: P
 
 
 def test_the_card_names_the_published_model(retriever_folder: Path, tmp_path: Path) -> None:
-    """A card of ours is written anew from the metadata that lie beside it; one that a person changed stays."""
+    """Our card is written again with the new id; an edited card is kept."""
     folder = tmp_path / "embedder"
     shutil.copytree(retriever_folder, folder)
     result = Result("scifact/test", {"ndcg_at_10": 0.5}, dataset="mteb/scifact")
@@ -212,7 +212,7 @@ def test_the_card_names_the_published_model(retriever_folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("target", ["/etc/hostname", "absent", "vocab.txt", "..", "/etc"])
-def test_links_that_leave_the_folder(retriever_folder: Path, tmp_path: Path, target: str) -> None:
+def test_symbolic_links_are_errors(retriever_folder: Path, tmp_path: Path, target: str) -> None:
     folder = tmp_path / "linked"
     shutil.copytree(retriever_folder, folder)
     (folder / "vocab.txt").symlink_to(target)

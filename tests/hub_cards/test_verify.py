@@ -1,4 +1,4 @@
-"""What the verification finds: real-world faults, planted one by one into copies of a folder without any."""
+"""The verification finds real-world faults, each planted into a copy of a folder without faults."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ class ToyModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module):
-        """Leaves loaded weights alone."""
+        """Keep loaded weights."""
 
     def forward(self, input_ids, attention_mask=None, **kwargs):
         hidden = self.embeddings(input_ids) * attention_mask.unsqueeze(-1)
@@ -63,7 +63,7 @@ def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], objec
 
 
 def remote_code(folder: Path, code: str = MODELING) -> None:
-    """Makes the model one that brings its own code."""
+    """Turn the model into one with remote code."""
     auto_map = {"AutoConfig": "modeling_toy.ToyConfig", "AutoModel": "modeling_toy.ToyModel"}
     config = {"model_type": "toy", "architectures": ["ToyModel"], "auto_map": auto_map, "dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config))
@@ -84,7 +84,7 @@ def nan_weight(weights: dict[str, torch.Tensor]) -> None:
 
 
 def eos_added_in_python(folder: Path) -> None:
-    """EOS written behind the text before it is cut: there until a text is too long."""
+    """Add EOS before texts are truncated, so that long texts lose it."""
     (folder / "tokenization_toy.py").write_text(
         "from transformers import PreTrainedTokenizerFast\n\n\n"
         "class ToyTokenizer(PreTrainedTokenizerFast):\n"
@@ -102,7 +102,7 @@ def as_pickle(folder: Path) -> None:
 
 
 def learned_positions(folder: Path) -> None:
-    """A model whose vectors depend on the padding side, saved with the wrong one."""
+    """A model with absolute positions, saved with the wrong padding side."""
     code = MODELING.replace("nn.Embedding(384, 32)", "nn.Embedding(384, 32)\n        self.wpe = nn.Embedding(512, 32)")
     code = code.replace("hidden.cumsum(1)", "hidden.cumsum(1) + self.wpe.weight[: input_ids.shape[1]]")
     remote_code(folder, code)
@@ -110,7 +110,7 @@ def learned_positions(folder: Path) -> None:
     edit(folder / "tokenizer_config.json", lambda config: config.update(padding_side="left"))
 
 
-# name of the fault -> how to plant it, the check that has to find it, and what it has to say
+# fault -> (function that plants it, failing check, part of its message)
 FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "remote file imports our package": (
         lambda f: remote_code(f, MODELING + "\nfrom revela_hub.data import read_documents\n"),
@@ -165,7 +165,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "end of text",
         "is lost in truncated texts",
     ),
-    "adapter beside the model": (unmerged_adapter, "adapters", "the folder contains adapter_config.json"),
+    "adapter next to the model": (unmerged_adapter, "adapters", "the folder contains adapter_config.json"),
     "adapter in the weights": (
         lambda f: edit_weights(f, lambda w: w.update({"layers.0.q_proj.lora_A.default.weight": torch.ones(2)})),
         "adapters",
@@ -213,7 +213,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 @pytest.fixture(scope="module")
 def verdicts(retriever_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Check]]:
-    """The checks of every faulty folder, of the folder without faults, and of one with code of its own."""
+    """The checks of each folder with a fault, the folder without faults, and one with remote code."""
     root = tmp_path_factory.mktemp("faults")
     plants = {name: plant for name, (plant, _, _) in FAULTS.items()}
     plants |= {"none": lambda folder: None, "none, remote code": remote_code}
@@ -230,7 +230,7 @@ def verdicts(retriever_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def _vectors(folder: Path) -> dict[str, torch.Tensor]:
-    """What the model without faults gives, computed here, with transformers alone."""
+    """Compute the vectors of the folder without faults with transformers only."""
     from transformers import AutoModel, AutoTokenizer
 
     from revela_hub.hub_cards.verify.texts import probe_texts
@@ -255,7 +255,7 @@ def test_fault_is_found(fault: str, verdicts: dict[str, list[Check]]) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "none, remote code"])
-def test_no_fault_is_found_where_there_is_none(name: str, verdicts: dict[str, list[Check]]) -> None:
+def test_no_false_alarms(name: str, verdicts: dict[str, list[Check]]) -> None:
     assert all(check.ok for check in verdicts[name]), as_table(verdicts[name])
     expected = [
         "folder",
@@ -286,12 +286,12 @@ def test_minilm_passes(minilm_folder: Path) -> None:
     assert len(checks) > 10
 
 
-def test_a_process_that_dies_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_early_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert [(check.name, check.ok) for check in verify(tmp_path)] == [("process", False)]
 
 
-def test_a_decoder_without_padding_token_is_read_one_text_at_a_time(tmp_path: Path, _bpe_json: str) -> None:
+def test_decoders_without_padding_token_encode_one_text_at_a_time(tmp_path: Path, _bpe_json: str) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(_bpe_json), eos_token="<|endoftext|>")
     config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=64)
     tasks: list[dict[str, str | bool | None]] = []
@@ -318,9 +318,7 @@ time.sleep(600)
 """
 
 
-def test_a_process_that_never_ends_is_stopped_with_what_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timeout_kills_the_process_and_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = ("AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "MY_PASSWORD", "HTTPS_PROXY")
     for name in secrets:
         monkeypatch.setenv(name, "secret")
@@ -335,12 +333,12 @@ def test_a_process_that_never_ends_is_stopped_with_what_it_started(
     grandchild, environment = json.loads((tmp_path / "seen").read_text())
     assert not set(secrets) & set(environment)
     assert {"PATH", "OMP_NUM_THREADS", "HF_HOME", "SSL_CERT_FILE"} <= set(environment)
-    for _ in range(100):  # init has to collect it
+    for _ in range(100):  # until init collects it
         state = Path(f"/proc/{grandchild}/stat")
         if not state.exists() or ") Z " in state.read_text():
             return
         time.sleep(0.05)
-    pytest.fail("what the process had started is still there")
+    pytest.fail("the child process is still running")
 
 
 def test_the_quickstarts_retriever_passes(repository: Path) -> None:
