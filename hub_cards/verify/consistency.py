@@ -132,7 +132,8 @@ def _pooling(where: str, config: dict[str, Any]) -> Iterator[str]:
     enabled = {key.removeprefix("pooling_mode_") for key, value in switches.items() if value}
     mode = config.get("pooling_mode") if switches else None
     if isinstance(mode, str) and enabled != {_POOLING_SWITCHES.get(mode, mode)}:
-        yield f"{where}: pooling_mode is {mode}, but the pooling_mode_* that are true: {', '.join(sorted(enabled)) or 'none'}"
+        names = ", ".join(f"pooling_mode_{name}" for name in sorted(enabled)) or "none"
+        yield f"{where}: pooling_mode is {mode}, but these switches are true: {names}"
     elif mode is None and len(switches) > 1 and not enabled:
         yield f"{where}: every pooling_mode_* is false: set one to true"
 

@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     "default prompt": (change(SETTINGS, default_prompt_name="search"), "default_prompt_name is 'search'"),
     "order": (listed((0, "", "T"), (2, "1_Pooling", "Pooling"), (1, "2_Normalize", "N")), "not in the order of their idx"),
     "normalize first": (listed((0, "", "T"), (1, "2_Normalize", "Normalize"), (2, "1_Pooling", "Pooling")), "Normalize has no effect before Pooling"),
-    "pooling, two forms": (change("1_Pooling/config.json", pooling_mode="cls"), "pooling_mode is cls, but the pooling_mode_* that are true: mean"),
+    "pooling, two forms": (change("1_Pooling/config.json", pooling_mode="cls"), "pooling_mode is cls, but these switches are true: pooling_mode_mean"),
     "pooling, none": (
         change("1_Pooling/config.json", pooling_mode=None, pooling_mode_mean_tokens=False), "every pooling_mode_* is false"
     ),
