@@ -124,12 +124,10 @@ def _is_used(model: Loaded, part: Any, name: str) -> bool:
     if tensor is None:
         return True
     try:
-        before = model.encode(model.kinds[0], [SHORT])
-        kept = tensor.clone()
         with torch.no_grad():
+            before, kept = model.encode(model.kinds[0], [SHORT]), tensor.clone()
             tensor.add_(1.0)
-        after = model.encode(model.kinds[0], [SHORT])
-        with torch.no_grad():
+            after = model.encode(model.kinds[0], [SHORT])
             tensor.copy_(kept)
     except Exception:  # reported by check_vectors
         return True

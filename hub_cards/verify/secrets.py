@@ -18,9 +18,7 @@ from .token_rules import found, long_words
 # Escapes such as %68 and \u0068.
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})|\\u00([0-9A-Fa-f]{2})")
 _DIGITS = b"+/-_0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_SPACED = bytes(
-    code if code in _DIGITS else 32 for code in range(256)
-)  # characters that base64 does not use become spaces
+_SPACED = bytes(code if code in _DIGITS else 32 for code in range(256))  # spaces for characters not in base64
 _MIN_BASE64 = 24  # characters
 _HEX = re.compile(rb"(?:[0-9A-Fa-f]{2}){20,}")
 _TO_STANDARD = bytes.maketrans(b"-_", b"+/")

@@ -208,19 +208,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment(scratch: str, offline: bool) -> dict[str, str]:
-    allowed = {name: value for name, value in os.environ.items() if _ENVIRONMENT.fullmatch(name.upper())}
-    if not offline:
-        allowed |= {name: value for name, value in os.environ.items() if _PROXIES.fullmatch(name)}
-    return (
-        allowed
-        | {
-            "HF_MODULES_CACHE": str(Path(scratch, "modules")),
-            "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        | ({"HF_HUB_OFFLINE": "1"} if offline else {})
-    )
+    own = {
+        "HF_MODULES_CACHE": str(Path(scratch, "modules")),
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    } | ({"HF_HUB_OFFLINE": "1"} if offline else {})
+    allowed = (name for name in os.environ if _ENVIRONMENT.fullmatch(name.upper()))
+    proxies = () if offline else (name for name in os.environ if _PROXIES.fullmatch(name))
+    return {name: os.environ[name] for name in (*allowed, *proxies)} | own
 
 
 def as_table(checks: Iterable[Check]) -> str:

@@ -37,6 +37,7 @@ def test_a_full_card(folder: Path, tmp_path: Path) -> None:
         languages=("en", "de"),
         datasets=("org/data",),
         training_data="Sources of one project.",
+        training_run="300 steps on CPU.",
         command="revela-hub train revela --config code.yaml",
         config="temperature: 0.0001\n",
         results=RESULTS,
@@ -54,6 +55,7 @@ def test_a_full_card(folder: Path, tmp_path: Path) -> None:
     for line in (
         'SentenceTransformer("org/name")',
         "For the sources of one project.",
+        "300 steps on CPU.",
         "```bash\nrevela-hub train revela --config code.yaml\n```",
         "```yaml\ntemperature: 0.0001\n```",
         "| SciFact | **name** | 0.6451 | 0.9000 |",
