@@ -79,7 +79,7 @@ def test_from_questions_to_answers(
     assert 0 <= scores["exact_match"] <= scores["f1"] <= 1
     assert 0 < scores["answer_recall"] <= 1
     assert main([*evaluate, "--num_passages", "13"]) == 2
-    assert "k=13 passages were asked for, but the model reads at most 2" in capsys.readouterr().err
+    assert "k=13 is more than the 2 passages that the model reads" in capsys.readouterr().err
     assert main(["answer", model, "--index", index, "x " * 2000]) == 2
     assert "there is room for" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", io.StringIO("\nWhere?\n" + "word " * 3000))
@@ -115,13 +115,16 @@ def test_from_questions_to_answers(
         main(["index", other, "--corpus", str(work / "docs"), "--output_dir", str(work / "i2"), "--states", "float16"])
         == 2
     )
-    assert "states can be stored for passage_encoding independent only" in capsys.readouterr().err
+    assert "states can only be stored with passage_encoding independent" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--num_passages", "20"], "k=20 passages are to be read, but the collection has 12: lower --num_passages"),
+        (
+            ["--num_passages", "20"],
+            "the model reads k=20 passages, but the collection has only 12: lower --num_passages",
+        ),
         (["--retrieval_layer", "1", "--last_reading_layer", "0"], "b=1 is above t=0"),
         (["--last_reading_layer", "2"], "t=2 is beyond the last layer: the backbone has layers 0 to 1"),
         (["--max_passage_length", "1500"], "do not fit into the backbone's 2048"),

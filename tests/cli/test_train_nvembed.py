@@ -225,7 +225,7 @@ def test_a_trained_model_keeps_its_pooling(
     out = tmp_path / "out"
     assert main(words(llama_folder, mixture, out, 1, "--max_steps", "1", "--pooling", "mean")) == 0
     assert main(words(out, mixture, tmp_path / "two", 2, "--pooling", "latent")) == 2
-    assert "is an NV-Embed already, with --pooling mean" in capsys.readouterr().err
+    assert "is an NV-Embed model with --pooling mean" in capsys.readouterr().err
 
 
 def test_the_command_is_listed() -> None:

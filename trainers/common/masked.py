@@ -1,53 +1,72 @@
-"""What the collators of masked text share: the vocabulary, checked ratios, widths, and an epoch that workers see."""
+"""Base classes of the collators and trainers that mask whole words (RetroMAE and CoT-MoTE)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
-from revela_hub.data.text.masking import Vocabulary, check_mask_ratio
+from revela_hub.data.text.masking import (
+    Bools,
+    Tokens,
+    Vocabulary,
+    check_mask_ratio,
+    masked_tokens,
+    replace_chosen,
+    whole_word_masks,
+)
 from revela_hub.errors import UserError
+from revela_hub.trainers.common.trainer import MethodTrainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+IGNORED = -100
 SPECIAL = 2
-"""Tokens that are put around a text: the first and the last."""
+"""Number of special tokens around a text: the first and the last."""
 
 
 class MaskedCollator:
     """Base of the collators that mask whole words.
 
-    What they draw comes from `(seed, epoch, row)` alone. The number of the epoch lies in shared memory, so that workers
-    which live on from epoch to epoch see it too.
+    Random numbers depend only on `(seed, epoch, row)`: they differ between epochs, but not between batches, processes or
+    workers, or after a run is resumed. The epoch is kept in shared memory, so that persistent workers see it, too.
 
     Args:
-        tokenizer: The one that the rows were made with.
-        encoder_mask_ratio: The share of tokens that the encoder has to predict, special ones counted in the total.
-        decoder_mask_ratio: The share of tokens that are hidden from the decoder.
-        max_length: The tokens of a row that the model has positions for; None: not checked here.
-        pad_to_multiple_of: Widths are rounded up to a multiple of it (8 suits tensor cores), `max_length` at most.
-        seed: For everything that is drawn.
-        epoch: For everything that is drawn.
+        tokenizer: tokenizer that the rows were made with.
+        decoder: one of the class's `decoders`, as in the model's configuration.
+        encoder_mask_ratio: fraction of tokens that the encoder predicts, special tokens included in the total.
+        decoder_mask_ratio: fraction of tokens hidden from the decoder.
+        max_length: maximum tokens per row, for which the model has positions; None to skip the check.
+        pad_to_multiple_of: widths are rounded up to a multiple of this (8 suits tensor cores), up to `max_length`.
+        seed: seed of the random numbers.
+        epoch: epoch of the random numbers.
 
     Raises:
-        UserError: A ratio outside (0, 1); a tokenizer that is not one of a masked language model.
+        UserError: a ratio is outside (0, 1), the decoder is unknown, or the tokenizer is not that of a masked language model.
     """
+
+    decoders: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
         tokenizer: "PreTrainedTokenizerBase",
         *,
-        encoder_mask_ratio: float,
-        decoder_mask_ratio: float,
-        max_length: int | None,
-        pad_to_multiple_of: int,
-        seed: int,
-        epoch: int,
+        decoder: str,
+        encoder_mask_ratio: float = 0.3,
+        decoder_mask_ratio: float = 0.5,
+        max_length: int | None = None,
+        pad_to_multiple_of: int = 1,
+        seed: int = 0,
+        epoch: int = 0,
     ) -> None:
+        if decoder not in self.decoders:
+            raise UserError(f"decoder must be one of {', '.join(self.decoders)}, got {decoder}")
         check_mask_ratio("encoder_mask_ratio", encoder_mask_ratio)
         check_mask_ratio("decoder_mask_ratio", decoder_mask_ratio)
         self.vocabulary = Vocabulary.of(tokenizer)
+        self.decoder = decoder
         self.encoder_mask_ratio, self.decoder_mask_ratio = encoder_mask_ratio, decoder_mask_ratio
         self.max_length, self.pad_to_multiple_of = max_length, pad_to_multiple_of
         self.seed = seed
@@ -55,7 +74,7 @@ class MaskedCollator:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batches belong to."""
+        """The epoch of the next batches."""
         return int(self._epoch)
 
     @epoch.setter
@@ -63,15 +82,15 @@ class MaskedCollator:
         self._epoch.fill_(epoch)
 
     def width(self, features: Sequence[dict[str, Any]], ids: str, number: str) -> int:
-        """The tokens of the longest text in the column `ids`, special ones counted, rounded up.
+        """Return the number of tokens of the longest text of a batch, special tokens included, rounded up.
 
         Args:
-            features: The rows of a batch.
-            ids: The column.
-            number: The column with a row's number, which is also what a row is called.
+            features: rows of the batch.
+            ids: column with the tokens.
+            number: column with the number of a row, for the message.
 
         Raises:
-            UserError: A text is longer than `max_length`.
+            UserError: a text is longer than `max_length`.
         """
         longest = max(features, key=lambda row: len(row[ids]))
         length = len(longest[ids]) + SPECIAL
@@ -82,3 +101,69 @@ class MaskedCollator:
             )
         width = -(-length // self.pad_to_multiple_of) * self.pad_to_multiple_of
         return width if self.max_length is None else min(width, self.max_length)
+
+    def tokens(self, row: dict[str, Any], ids: str, number: str) -> Tokens:
+        """Return the tokens of a text with the first and last special token; arguments as in `width`.
+
+        Raises:
+            UserError: a token is not in the tokenizer's vocabulary.
+        """
+        tokens_L: Tokens = np.array([self.vocabulary.first, *row[ids], self.vocabulary.last], dtype=np.int64)
+        if tokens_L.max() >= self.vocabulary.size:
+            raise UserError(
+                f"{number} {row[number]} has token {tokens_L.max()}, but the tokenizer has {self.vocabulary.size} tokens: make"
+                f" the {number}s with the tokenizer of the model"
+            )
+        return tokens_L
+
+    def mask_words(
+        self, tokens_L: Tokens, word_starts: Sequence[int], ratios: Sequence[float], generator: np.random.Generator
+    ) -> tuple[Tokens, np.ndarray]:
+        """Draw masks of whole words, one for each ratio, and apply the first of them.
+
+        Args:
+            tokens_L: tokens of a text with its special tokens.
+            word_starts: whether each token between the special ones starts a word.
+            ratios: fraction of tokens to mask.
+            generator: source of the random numbers.
+
+        Returns:
+            The tokens with the first mask applied (80% `[MASK]`, 10% random tokens that are not special, 10% unchanged), and
+            the masks (ratios, L).
+        """
+        vocabulary, length = self.vocabulary, len(tokens_L)
+        word_starts_L: Bools = np.ones(length, dtype=np.bool_)
+        word_starts_L[1:-1] = word_starts
+        # Drawn before the masks, so that they are the same for every decoder.
+        draws_L = generator.random(length)
+        random_L = vocabulary.ordinary[generator.integers(len(vocabulary.ordinary), size=length)]
+        sizes = np.array([masked_tokens(length, ratio) for ratio in ratios])
+        masks_NL = whole_word_masks(word_starts_L, ~vocabulary.is_special[tokens_L], sizes, generator)
+        return replace_chosen(tokens_L, masks_NL[0], draws_L, random_L, vocabulary.mask), masks_NL
+
+
+class MaskedTrainer(MethodTrainer):
+    """Base of the trainers of models that return several losses; logs each of them.
+
+    Attributes:
+        losses: names of the losses in the model's output.
+        forward_options: further arguments of the model in training and evaluation.
+    """
+
+    losses: ClassVar[tuple[str, ...]] = ()
+    forward_options: ClassVar[dict[str, Any]] = {}
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
+        """Return the sum of the losses, and keep each of them for the next log."""
+        loss, outputs = super().compute_loss(model, inputs | self.forward_options, True, num_items_in_batch)
+        if model.training:
+            for name in self.losses:
+                if outputs.get(name) is not None:
+                    self.keep(name, outputs[name].mean())
+        return (loss, outputs) if return_outputs else loss

@@ -1,6 +1,6 @@
 """Passages as tokens: a collection that a trainer draws from by number, and how texts become tokens for reading."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +62,40 @@ class PassageTokens:
         mask = np.arange(longest) < lengths[:, None]
         shape = (*rows.shape, longest)
         return torch.from_numpy(ids).view(shape), torch.from_numpy(mask.astype(np.int64)).view(shape)
+
+    @torch.no_grad()
+    def encode(
+        self,
+        embed: Callable[[Tensor, Tensor], Tensor],
+        device: torch.device,
+        batch_size: int = 32,
+        rows: NDArray[np.integer] | None = None,
+    ) -> NDArray[np.float32]:
+        """Return the (N, E) vectors of passages, computed in batches of similar length.
+
+        Args:
+            embed: computes vectors from tokens and mask, both (B, P).
+            device: device of the model.
+            batch_size: passages per forward pass.
+            rows: numbers of the passages; by default all.
+        """
+        rows = np.arange(len(self)) if rows is None else rows
+        if not len(rows):
+            return np.empty((0, 0), np.float32)
+        order = np.argsort(-np.diff(self.starts)[rows], kind="stable")
+        parts = []
+        for start in range(0, len(order), batch_size):
+            ids, mask = self.batch(rows[order[start : start + batch_size]])
+            parts.append(embed(ids.to(device), mask.to(device)).float().cpu().numpy())
+        vectors = np.empty((len(rows), parts[0].shape[1]), np.float32)
+        vectors[order] = np.concatenate(parts)
+        return vectors
+
+
+def token_rows(rows: Sequence[Sequence[int]]) -> PassageTokens:
+    """Return rows of token ids as `PassageTokens`."""
+    starts = np.cumsum([0, *map(len, rows)]).astype(np.int64)
+    return PassageTokens(np.concatenate([np.array(row, np.int32) for row in rows]), starts)
 
 
 def tokenize_passages(

@@ -6,12 +6,31 @@ from typing import Any, TypeVar
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from revela_hub.errors import UserError
 from revela_hub.pickles import pretrained, refuse_pickles
 
 Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def checkpoint_config(folder: str | Path, model_type: str, title: str) -> dict[str, Any]:
+    """Return the fields of the config.json of a checkpoint.
+
+    Args:
+        folder: checkpoint folder.
+        model_type: expected model type.
+        title: name of the method, for the message.
+
+    Raises:
+        UserError: the folder has no config.json, or one of another model type.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise UserError(f"{folder} is not a checkpoint: it has no config.json")
+    fields: dict[str, Any] = PreTrainedConfig.get_config_dict(folder)[0]
+    if fields.get("model_type") != model_type:
+        raise UserError(f"{Path(folder) / 'config.json'} is not of a {title} checkpoint")
+    return fields
 
 
 def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:

@@ -1,4 +1,4 @@
-"""Arguments of the two stages of CoT-MoTE; the defaults are the paper's (arXiv 2304.10195, section 4)."""
+"""Training arguments of the two stages of CoT-MoTE, with the paper's defaults (arXiv 2304.10195, section 4)."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -80,10 +80,10 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
     )
 
     def __post_init__(self) -> None:
-        """Fills in what the stage decides, and checks the rest.
+        """Set the defaults of the stage, and check the values.
 
         Raises:
-            ValueError: for a value out of range, or options that do not go together.
+            ValueError: a value is out of range, or options conflict.
         """
         if self.stage not in STAGES:
             raise ValueError(f"stage must be pretrain or finetune, got {self.stage}")

@@ -1,4 +1,4 @@
-"""Texts with contextual spans to the tensors of a CoT-MoTE step (arXiv 2304.10195; masks as in CoT-MAE, 2208.07670)."""
+"""Collator of CoT-MoTE: texts and contextual spans to tensors (arXiv 2304.10195; masks as in CoT-MAE, 2208.07670)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from revela_hub.data.text.masking import (
-    Bools,
-    Tokens,
-    masked_tokens,
-    replace_chosen,
-    whole_word_masks,
-)
 from revela_hub.errors import UserError
-from revela_hub.trainers.common.masked import MaskedCollator
+from revela_hub.trainers.common.masked import IGNORED, MaskedCollator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,22 +15,18 @@ if TYPE_CHECKING:
 Decoding: TypeAlias = Literal["ar", "ae", "none"]
 COLUMNS = ("row", "expert", "input_ids", "word_starts", "context_ids", "context_word_starts")
 
-_IGNORED = -100
-
 
 class CoTMoTECollator(MaskedCollator):
-    """Makes a batch of rows of `build_contexts`: a masked text, the contextual span that is written from its vector.
+    """Make batches of rows of `build_contexts`: masked texts, and the contextual spans that the decoder generates.
 
-    The text: whole words, `encoder_mask_ratio` of the tokens; of the chosen ones 80% become `[MASK]`, 10% a random token
-    that is not special, and 10% stay. Labels are the chosen tokens. The span for an `"ar"` decoder: as it is; for `"ae"`:
-    masked in the same way, `decoder_mask_ratio` of it; for `"none"`: not in the batch.
+    Text: whole words are masked, `encoder_mask_ratio` of the tokens. Of the masked tokens, 80% become `[MASK]`, 10% a random
+    token that is not special, and 10% stay. Labels are the masked tokens. Span: unchanged for an `"ar"` decoder; masked in the
+    same way, with `decoder_mask_ratio`, for `"ae"`; not in the batch for `"none"`.
 
-    What is drawn comes from `(seed, epoch, row)` alone, so that it differs from epoch to epoch, and is the same in
-    whichever batch, process or worker a row is, and after a run is resumed. The trainer sets `epoch` before it iterates;
-    the number lies in shared memory, so that workers which live on from epoch to epoch see it too.
+    The trainer sets `epoch` before each epoch.
 
-    Example: a passage with its neighbour, and a query with its passage; `[PAD]` is 0, `[CLS]` 1, `[SEP]` 2, `[MASK]` 3,
-    then `a` 4, `b` 5, ... The word `b c` is masked as a whole or not at all.
+    Example: a passage with a neighbouring span, and a query with its passage; `[PAD]` is 0, `[CLS]` 1, `[SEP]` 2, `[MASK]` 3,
+    then `a` 4, `b` 5, ... The word `b c` is either masked as a whole or visible.
 
     >>> from tokenizers import Tokenizer, models, processors
     >>> from transformers import PreTrainedTokenizerFast
@@ -65,57 +54,40 @@ class CoTMoTECollator(MaskedCollator):
     All are int64; `expert` is 0 for a query, 1 for a passage.
     """
 
+    decoders = ("ar", "ae", "none")
+
     def __init__(
         self,
         tokenizer: "PreTrainedTokenizerBase",
         *,
-        encoder_mask_ratio: float = 0.3,
-        decoder_mask_ratio: float = 0.45,
         decoder: Decoding = "ar",
+        decoder_mask_ratio: float = 0.45,
         switch_experts: bool = False,
-        max_length: int | None = None,
-        pad_to_multiple_of: int = 1,
-        seed: int = 0,
-        epoch: int = 0,
+        **options: Any,
     ) -> None:
-        """Checks that the tokenizer has what masking needs.
+        """Check that the tokenizer supports masking.
 
         Args:
-            tokenizer: The one that the rows were made with.
-            encoder_mask_ratio: The share of a text's tokens that has to be predicted, special ones counted in the total.
-            decoder_mask_ratio: The same of a span, with an `"ae"` decoder.
-            decoder: As in `CoTMoTEConfig`.
-            switch_experts: Queries through the passage expert and passages through the query expert, for the ablation.
-            max_length: The tokens of a text that the model has positions for; None: not checked here.
-            pad_to_multiple_of: Widths are rounded up to a multiple of it (8 suits tensor cores), `max_length` at most.
-            seed: For everything that is drawn.
-            epoch: For everything that is drawn.
+            tokenizer: tokenizer that the rows were made with.
+            decoder: as in `CoTMoTEConfig`.
+            decoder_mask_ratio: fraction of a span's tokens that an `"ae"` decoder predicts.
+            switch_experts: ablation that encodes queries with the passage expert and passages with the query expert.
+            **options: arguments of `MaskedCollator`.
 
         Raises:
-            UserError: A ratio outside (0, 1); a tokenizer that is not one of a masked language model.
+            UserError: a ratio is outside (0, 1), or the tokenizer is not that of a masked language model.
         """
-        if decoder not in ("ar", "ae", "none"):
-            raise UserError(f"decoder is {decoder}; it must be ar, ae or none")
-        super().__init__(
-            tokenizer,
-            encoder_mask_ratio=encoder_mask_ratio,
-            decoder_mask_ratio=decoder_mask_ratio,
-            max_length=max_length,
-            pad_to_multiple_of=pad_to_multiple_of,
-            seed=seed,
-            epoch=epoch,
-        )
-        self.decoder, self.switch_experts = decoder, switch_experts
+        super().__init__(tokenizer, decoder=decoder, decoder_mask_ratio=decoder_mask_ratio, **options)
+        self.switch_experts = switch_experts
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Makes a batch; see the class for its tensors.
+        """Make a batch; the class describes its tensors.
 
         Args:
-            features: Rows of `build_contexts`.
+            features: rows of `build_contexts`.
 
         Raises:
-            UserError: A row without a column, among them the one that says whose text it is; a text that is too long, or
-                that another tokenizer made.
+            UserError: a column is missing, such as `expert`; a text is too long, or was made with another tokenizer.
         """
         if missing := [name for name in COLUMNS if name not in features[0]]:
             which = " (0 for a query, 1 for a passage)" if missing[0] == "expert" else ""
@@ -126,10 +98,12 @@ class CoTMoTECollator(MaskedCollator):
         for number, row in enumerate(features):
             generator = np.random.default_rng((self.seed, self.epoch, row["row"]))
             own = {name: tensor[number] for name, tensor in batch.items()}
-            self._fill(own, "", row, "input_ids", "word_starts", self.encoder_mask_ratio, generator)
+            tokens_L = self.tokens(row, "input_ids", "row")
+            self._fill(own, "", tokens_L, row["word_starts"], self.encoder_mask_ratio, generator)
             if self.decoder != "none":
                 ratio = self.decoder_mask_ratio if self.decoder == "ae" else None
-                self._fill(own, "decoder_", row, "context_ids", "context_word_starts", ratio, generator)
+                tokens_L = self.tokens(row, "context_ids", "row")
+                self._fill(own, "decoder_", tokens_L, row["context_word_starts"], ratio, generator)
         tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
         expert_B = torch.tensor([row["expert"] for row in features], dtype=torch.long)
         tensors["expert"] = 1 - expert_B if self.switch_experts else expert_B
@@ -139,41 +113,28 @@ class CoTMoTECollator(MaskedCollator):
         self,
         own: dict[str, Any],
         prefix: str,
-        row: dict[str, Any],
-        ids: str,
-        starts: str,
+        tokens_L: np.ndarray,
+        word_starts: Sequence[int],
         ratio: float | None,
         generator: np.random.Generator,
     ) -> None:
-        """Writes one text to the left of its row of the tensors with this prefix, masked if there is a ratio."""
-        vocabulary = self.vocabulary
-        tokens_L: Tokens = np.array([vocabulary.first, *row[ids], vocabulary.last])
+        """Write a text to the left of its row of the tensors with a prefix, masked if there is a ratio."""
         length = len(tokens_L)
-        if tokens_L.max() >= vocabulary.size:
-            raise UserError(
-                f"row {row['row']} holds token {tokens_L.max()}, but the tokenizer has {vocabulary.size}: make the rows"
-                " with the tokenizer of the model"
-            )
         own[f"{prefix}attention_mask"][:length] = 1
         if ratio is None:
             own[f"{prefix}input_ids"][:length] = tokens_L
             return
-        word_starts_L: Bools = np.ones(length, dtype=np.bool_)
-        word_starts_L[1:-1] = row[starts]
-        draws_L = generator.random(length)
-        random_L = vocabulary.ordinary[generator.integers(len(vocabulary.ordinary), size=length)]
-        maskable_L = ~vocabulary.is_special[tokens_L]
-        (chosen_L,) = whole_word_masks(word_starts_L, maskable_L, [masked_tokens(length, ratio)], generator)
-        own[f"{prefix}input_ids"][:length] = replace_chosen(tokens_L, chosen_L, draws_L, random_L, vocabulary.mask)
-        own[f"{prefix}labels"][:length][chosen_L] = tokens_L[chosen_L]
+        masked_L, (mask_L,) = self.mask_words(tokens_L, word_starts, [ratio], generator)
+        own[f"{prefix}input_ids"][:length] = masked_L
+        own[f"{prefix}labels"][:length][mask_L] = tokens_L[mask_L]
 
     def _empty(self, features: Sequence[dict[str, Any]], ids: str, prefix: str) -> dict[str, np.ndarray]:
-        """The tensors of a batch that is all padding."""
+        """Return the tensors of a batch that is all padding."""
         shape = (len(features), self.width(features, ids, "row"))
         batch = {
             f"{prefix}input_ids": np.full(shape, self.vocabulary.padding, dtype=np.int64),
             f"{prefix}attention_mask": np.zeros(shape, dtype=np.int64),
         }
         if not prefix or self.decoder == "ae":
-            batch[f"{prefix}labels"] = np.full(shape, _IGNORED, dtype=np.int64)
+            batch[f"{prefix}labels"] = np.full(shape, IGNORED, dtype=np.int64)
         return batch

@@ -1,4 +1,4 @@
-"""The data options of `revela-hub train cot-mote`, and what they load."""
+"""Data options of `revela-hub train cot-mote`, and functions that load the data."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CoTMoTEDataArguments(TextArguments):
-    """What CoT-MoTE is trained on. The defaults are those of the paper where it names them."""
+    """Data of a CoT-MoTE run. The defaults are the paper's, as far as it gives them."""
 
     _argument_group_name = "data"
 
@@ -65,10 +65,10 @@ class CoTMoTEDataArguments(TextArguments):
 
 
 def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries | None:
-    """What writes the pseudo-queries; None if there are to be none. Models are loaded when they are first asked.
+    """Return the generator of pseudo-queries; None without pseudo-queries. Models are loaded on first use.
 
     Raises:
-        UserError: for a number out of range, or a language model that cannot be loaded.
+        UserError: a number is out of range, or a language model cannot be loaded.
     """
     if "query" not in arguments.contexts:
         return None
@@ -86,13 +86,13 @@ def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries
 def load_contexts(
     arguments: CoTMoTEDataArguments, tokenizer: "PreTrainedTokenizerBase", seed: int
 ) -> "tuple[Dataset, str]":
-    """Reads and tokenises what the arguments name; see `build_contexts` for the columns.
+    """Read and tokenize the sources; see `build_contexts` for the columns.
 
     Returns:
-        The rows, and a line on what was read.
+        The rows, and a summary of what was read.
 
     Raises:
-        UserError: No data, or anything that `query_generator` and `build_contexts` raise.
+        UserError: there are no data, or `query_generator` or `build_contexts` raise an error.
     """
     queries = query_generator(arguments, seed)
     if not arguments.data:
@@ -114,27 +114,27 @@ def load_contexts(
 
 
 def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
-    """Reads the pairs with their negatives.
+    """Read the pairs with their negatives.
 
     Returns:
-        Columns anchor, positive, negative_1 to negative_N, and a line on what was read.
+        Columns anchor, positive, negative_1 to negative_N, and a summary of what was read.
 
     Raises:
-        UserError: No file, one that cannot be read, or one without these columns, or without a row that has them all
-            and negatives that differ from its positive.
+        UserError: the file is missing or cannot be read, a column is missing, or no row has all texts and negatives that
+            differ from its positive.
     """
     import datasets
 
     if arguments.pairs is None:
         raise UserError("no pairs to fine-tune on: give --pairs FILE, as revela-hub mine writes it")
     if not Path(arguments.pairs).is_file():
-        raise UserError(f"{arguments.pairs} is not there: write it with revela-hub mine bm25 --num_negatives 15 ...")
+        raise UserError(f"{arguments.pairs} does not exist: write it with revela-hub mine bm25 --num_negatives 15 ...")
     try:
-        # Marked as ours, for the rows of the text go there, too.
+        # `cache_folder` marks the folder as written by this program; text rows are cached there, too.
         kept = str(cache_folder(arguments.cache_dir)) if arguments.cache_dir else None
         rows = datasets.load_dataset("json", data_files=arguments.pairs, split="train", cache_dir=kept)
     except StopIteration as error:
-        raise UserError(f"{arguments.pairs} is empty: mine the pairs anew") from error
+        raise UserError(f"{arguments.pairs} is empty: mine the pairs again") from error
     except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
         raise UserError(
             f"{arguments.pairs} cannot be read as JSON lines: {first_line(error.__cause__ or error)}"

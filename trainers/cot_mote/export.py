@@ -1,10 +1,10 @@
-"""CoT-MoTE for its readers: a query and a document route of stock modules, dense or sparse, or the whole by its own code.
+"""Export CoT-MoTE: a dense or sparse encoder with a query and a document route of stock modules, or the model with its code.
 
-The dense folder is a `SentenceTransformer`, Router(query, document) of Transformer and Pooling(cls), vectors as they are:
-scores are dot products. The sparse one is a `SparseEncoder`, Router(query, document) of Transformer(fill-mask),
-WordWeights and SpladePooling(max). The weights are 0 for the tokens that the tokenizer puts around a text, [CLS] and
-[SEP], and 1 for all others: a token whose logits are 0 has no part in the maximum, and the pooling itself cannot leave one
-out. (Where a text has "[SEP]" written in it, that token has no part either.)
+The dense folder is a `SentenceTransformer`: a Router(query, document) of Transformer and Pooling(cls) without normalisation,
+compared by dot product. The sparse folder is a `SparseEncoder`: a Router(query, document) of Transformer(fill-mask),
+WordWeights and SpladePooling(max). The weights are 0 for the tokens that the tokenizer puts around a text, [CLS] and [SEP], and
+1 for all others, because the pooling cannot exclude tokens, but logits of 0 do not change its maximum. A "[SEP]" that is written
+in a text is excluded, too.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint
 
 
 def assemble_cot_mote(loaded: CoTMoTECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Writes one of the three forms of a checkpoint's encoder."""
+    """Write one of the three forms of a checkpoint's encoder."""
     model, tokenizer = loaded.encoder, loaded.tokenizer
     base = model.config.encoder._name_or_path
     length = assembly.max_length or model.config.max_seq_length
     if assembly.part == "model":
         export_model(model, tokenizer, folder, max_length=length, dtype=assembly.dtype)
     else:
-        # One length for both kinds: a query is read as far as a passage is.
+        # Queries and passages have the same maximum length.
         export_routes(
             model,
             tokenizer,
@@ -55,11 +55,11 @@ def assemble_cot_mote(loaded: CoTMoTECheckpoint, checkpoint: Path, folder: Path,
 def _save_reference(
     model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase, folder: Path, part: str, length: int
 ) -> Path:
-    """Writes the checkpoint's own vectors of the probe texts, which the folder has to give, too."""
+    """Write the checkpoint's vectors of the probe texts, with which the verification compares those of the folder."""
     texts, tokenizer, vectors = probe_texts(length), padding_right(tokenizer), {}
     for task, expert in EXPERTS.items():
         parts = []
-        for batch in (texts[:-1], texts[-1:]):  # the text that is cut would make all the others as long
+        for batch in (texts[:-1], texts[-1:]):  # separately, because the last text is very long
             tokens = tokenizer(batch, padding=True, truncation=True, max_length=length, return_tensors="pt")
             with torch.no_grad():
                 output = model(tokens["input_ids"], tokens["attention_mask"], expert=expert)
@@ -69,7 +69,7 @@ def _save_reference(
     return write_reference(folder, vectors, length)
 
 
-EXPERTS = {"query": "query", "document": "passage"}  # of sentence-transformers' routes
+EXPERTS = {"query": "query", "document": "passage"}  # route of sentence-transformers -> expert
 
 
 def export_routes(
@@ -81,18 +81,18 @@ def export_routes(
     max_lengths: dict[str, int],
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Writes a folder that needs no code: `SentenceTransformer(folder)`, or with `sparse` `SparseEncoder(folder)`.
+    """Write a folder that needs no remote code: `SentenceTransformer(folder)`, or with `sparse` `SparseEncoder(folder)`.
 
     Args:
-        model: the model, without a decoder.
-        tokenizer: of it; copied, and made to pad on the right.
-        folder: where to write.
-        sparse: sparse vectors over the vocabulary, or dense ones.
-        max_lengths: tokens kept of a text by the routes `query` and `document`.
-        dtype: type of the stored weights; by default the one they have.
+        model: model without a decoder.
+        tokenizer: its tokenizer; a copy that pads on the right is written.
+        folder: output folder.
+        sparse: whether to export sparse vectors over the vocabulary instead of dense ones.
+        max_lengths: maximum tokens per text of the routes `query` and `document`.
+        dtype: dtype of the stored weights; by default unchanged.
 
     Raises:
-        UserError: a tokenizer that knows more tokens than the model.
+        UserError: the tokenizer has more tokens than the model.
     """
     tokenizer = padding_right(tokenizer)
     vocabulary = model.config.get_text_config().vocab_size
@@ -113,7 +113,7 @@ def export_routes(
                 model_kwargs={"dtype": "auto", "use_safetensors": True},
             )
             routes[task] = [transformer, *(_sparse_head(model, tokenizer) if sparse else _dense_head(model))]
-        # No default route: without a task it is not known whose expert is meant, and the Router says so.
+        # No default route: without a task, the Router raises an error, because it cannot choose an expert.
         router = Router.for_query_document(
             routes["query"], routes["document"], default_route=None, allow_empty_key=False
         )
@@ -136,7 +136,7 @@ def _sparse_head(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase) -> lis
     vocabulary, own = model.config.get_text_config().vocab_size, model.config.special_token_ids
     around = tokenizer("")["input_ids"]
     special = around[:1] if own is None else dict.fromkeys([*around, *own])
-    # By their numbers: names may be missing for some, and the module would take <S> for <s>.
+    # Words are identified by their ids: names may be missing, and the module would confuse <S> with <s>.
     numbers = [str(token) for token in range(vocabulary)]
     weights = WordWeights(numbers, {str(token): 0.0 for token in special}, unknown_word_weight=1)
     return [weights, SpladePooling("max", embedding_dimension=vocabulary)]
@@ -150,14 +150,14 @@ def export_model(
     max_length: int,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Writes `AutoModel.from_pretrained(folder, trust_remote_code=True)`: both vectors, what is shared stored once.
+    """Write a folder for `AutoModel.from_pretrained(folder, trust_remote_code=True)`, which computes both vectors.
 
     Args:
-        model: the model, without a decoder.
-        tokenizer: of it.
-        folder: where to write.
-        max_length: tokens that the tokenizer keeps of a text.
-        dtype: type of the stored weights; by default the one they have.
+        model: model without a decoder.
+        tokenizer: its tokenizer.
+        folder: output folder.
+        max_length: maximum tokens per text.
+        dtype: dtype of the stored weights; by default unchanged.
     """
     save_backbone(model, folder, dtype=dtype)
     forget_origins(folder, "encoder")

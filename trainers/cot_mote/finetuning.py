@@ -1,8 +1,8 @@
-"""Fine-tunes a CoT-MoTE as a hybrid retriever, on sentence-transformers' trainer and losses.
+"""Trainer that fine-tunes CoT-MoTE as a hybrid retriever, with sentence-transformers' losses.
 
-The loss is `MultipleNegativesRankingLoss` over the sum of the dense and the sparse score, with the row's hard negatives and
-the passages of the other rows, on all devices; with weights for it, sentence-transformers' FLOPs regulariser on the sparse
-vectors. What this adds to `SentenceTransformerTrainer`: checkpoints that are a `CoTMoTEModel`, what is shared stored once.
+The loss is `MultipleNegativesRankingLoss` over the sum of dense and sparse scores, with the row's hard negatives and the passages of
+the other rows on all devices, and optionally sentence-transformers' FLOPs regulariser on the sparse vectors. Added to
+`SentenceTransformerTrainer`: checkpoints are those of a `CoTMoTEModel`, with shared weights stored once.
 """
 
 from pathlib import Path
@@ -33,24 +33,26 @@ from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
 class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     """Trainer of a `CoTMoTEModel`.
 
-        trainer = CoTMoTEFinetuner("outputs", train_dataset=pairs)  # what a pre-training left
+        trainer = CoTMoTEFinetuner("outputs", train_dataset=pairs)  # the output folder of a pre-training
         trainer.train()
         vectors = trainer.retriever.encode_query(["a query"])  # dense and sparse
         trainer.write_models(Path("tuned"))  # for SentenceTransformer("tuned/dense"), SparseEncoder("tuned/sparse")
 
     Args:
-        model: what to start from: the folder or id of a CoT-MoTE or of an encoder, a loaded encoder with its masked-LM
-            head, or a `CoTMoTEModel`, which is trained in place.
-        args: the run, with `stage="finetune"`; by default the paper's, into a folder named after the model.
-        tokenizer: of the model, by default its own; saved with every checkpoint. Also under the name `processing_class`.
+        model: folder or Hub id of a CoT-MoTE model or an encoder, a loaded encoder with its masked-LM head, or a
+            `CoTMoTEModel`, which is trained in place.
+        args: training arguments with `stage="finetune"`; by default the paper's, with an output folder named after the model.
+        tokenizer: tokenizer of the model, by default its own; saved with every checkpoint. Also accepted as
+            `processing_class`.
         train_dataset: columns anchor, positive, negative_1 to negative_N.
-        query_max_length: tokens kept of a query, special ones included.
-        max_length: tokens kept of a passage, special ones included.
-        model_init_kwargs: of `load_cot_mote_start`: `variant`, `fresh_head`, ...
-        **kwargs: of `SentenceTransformerTrainer`: `callbacks`, ...
+        query_max_length: maximum tokens of a query, special tokens included.
+        max_length: maximum tokens of a passage, special tokens included.
+        model_init_kwargs: arguments of `load_cot_mote_start`: `variant`, `fresh_head`, ...
+        **kwargs: arguments of `SentenceTransformerTrainer`: `callbacks`, ...
 
     Raises:
-        UserError: if the model cannot be loaded, a column is missing, a length leaves no room for text, or no negative differs from its positive.
+        UserError: the model cannot be loaded, a column is missing, a length leaves no room for text, or all negatives are equal
+            to their positives.
     """
 
     method = COT_MOTE
@@ -75,18 +77,18 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         self.args: CoTMoTETrainingArguments
         tokenizer = kwargs.pop("processing_class", tokenizer)
         if not isinstance(model, CoTMoTEModel):
-            set_seed(args.seed)  # as the Trainer does, but before anything fresh is drawn
+            set_seed(args.seed)  # as the Trainer does, but before new weights are initialised
             start = load_cot_mote_start(model, pre_training=False, tokenizer=tokenizer, **(model_init_kwargs or {}))
             model, tokenizer = start.encoder, start.tokenizer
             max_length = min(max_length, model.max_length)
-            model.config.max_seq_length = max_length  # what is published reads as much as it was trained with
+            model.config.max_seq_length = max_length  # the published model reads texts as long as those in training
         tokenizer = tokenizer_of(model, tokenizer)
         self.cot_mote = model
         if len(columns) == 2 and args.per_device_train_batch_size * args.world_size < 2:
             raise UserError("a batch of one pair has no negatives: raise per_device_train_batch_size or num_negatives")
         _check_lengths(tokenizer, query_max_length=query_max_length, max_length=max_length)
         _check_negatives(train_dataset, tokenizer, max_length)
-        # Which expert reads a column; sentence-transformers hands it to the module as its task.
+        # The expert of each column; sentence-transformers passes it to the module as its task.
         args.router_mapping = {name: "query" if name == "anchor" else "document" for name in columns}
         encoder = hybrid_encoder(
             model,
@@ -99,30 +101,29 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         if args.scores == "dense":
             _freeze_heads(model)
         if args.ddp_find_unused_parameters is None:
-            # The columns go through the model one after the other: to look for weights that one of them does not use
-            # would find the other expert's. All of them together use all.
+            # Columns are encoded one after another. Each of them uses one expert only, but all columns together use all weights.
             args.ddp_find_unused_parameters = False
         super().__init__(
             model=encoder, args=args, train_dataset=train_dataset, loss=hybrid_loss(encoder, args), **kwargs
         )
 
     def trained_config(self) -> CoTMoTEConfig:
-        """That of the model inside of the sentence-transformers one."""
+        """Return the configuration of the model inside the sentence-transformers model."""
         return self.cot_mote.config
 
     def retrieval_encoder(self) -> SentenceTransformer:
-        """The model as it stands, dense and sparse vector in one."""
+        """Return the current model, which returns the dense and the sparse vector as one."""
         return self.accelerator.unwrap_model(self.model)  # type: ignore[no-any-return]
 
     def model_names(self) -> str:
-        """The encoder's."""
+        """Return the name of the method and the encoder."""
         return f"CoT-MoTE on {self.trained_config().encoder._name_or_path or 'an encoder'}"
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
-        """None: our card is written by `hub_cards` after the run, without another pass over the data."""
+        """Do nothing: `hub_cards` writes the card after the run."""
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """A checkpoint is the model, as `CoTMoTEModel.from_pretrained` reads it, and the tokenizer."""
+        """Save a checkpoint: the model, which `CoTMoTEModel.from_pretrained` loads, and the tokenizer."""
         folder = Path(output_dir or self.args.output_dir or ".")
         folder.mkdir(parents=True, exist_ok=True)
         module: Any = self.model[0]
@@ -130,7 +131,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         torch.save(self.args, folder / TRAINING_ARGS_NAME)
 
     def _load_from_checkpoint(self, checkpoint_path: str, model: nn.Module | None = None) -> None:
-        """Reads the weights back in place; sentence-transformers would load the model a second time."""
+        """Load the weights in place; sentence-transformers would load the model a second time."""
         expected = set(self.cot_mote.state_dict()) - set(self.cot_mote.all_tied_weights_keys)
         for file in sorted(Path(checkpoint_path).glob("model*.safetensors")):
             weights = load_file(file)
@@ -138,7 +139,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
                 break
             expected -= weights.keys()
         if expected:
-            raise UserError(f"{checkpoint_path} is not a checkpoint of this run: is --variant or the encoder another?")
+            raise UserError(f"{checkpoint_path} is not a checkpoint of this run: use the same encoder and --variant")
 
 
 def _check_lengths(tokenizer: PreTrainedTokenizerBase, **lengths: int) -> None:
@@ -152,7 +153,7 @@ def _check_lengths(tokenizer: PreTrainedTokenizerBase, **lengths: int) -> None:
 
 
 def _check_negatives(rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    """Reads on until a row has a negative whose tokens are not the positive's."""
+    """Raise an error if the tokens of all negatives are equal to those of their positives."""
     negatives = [name for name in rows.column_names if name not in ("anchor", "positive")]
     for row in rows if negatives else ():
         texts = [row["positive"], *(row[name] for name in negatives)]
@@ -161,13 +162,13 @@ def _check_negatives(rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_leng
             return
     if negatives:
         raise UserError(
-            f"in every row the negatives equal the positive within max_length {max_length}: mine other negatives, or raise"
-            " max_length"
+            f"in every row the negatives are equal to the positive within max_length {max_length}: mine other negatives, or"
+            " raise max_length"
         )
 
 
 def _freeze_heads(model: CoTMoTEModel) -> None:
-    """Without sparse vectors the masked-LM heads score nothing, and what gets no gradient breaks DDP."""
+    """Freeze the masked-LM heads, which get no gradient without sparse vectors; DDP would raise an error."""
     for route in (model.route("query"), model.route("passage")):
         for name, parameter in route.named_parameters():
             if not name.startswith(f"{route.base_model_prefix}."):
@@ -175,7 +176,7 @@ def _freeze_heads(model: CoTMoTEModel) -> None:
 
 
 def hybrid_loss(encoder: Any, args: CoTMoTETrainingArguments) -> nn.Module:
-    """Contrastive over dot products of what the encoder makes, with the FLOPs regulariser where it has a weight."""
+    """Return the contrastive loss over dot products, with the FLOPs regulariser if it has a weight."""
     contrastive = MultipleNegativesRankingLoss(
         encoder, scale=1.0, similarity_fct=dot_score, gather_across_devices=args.world_size > 1
     )
@@ -193,7 +194,7 @@ def hybrid_loss(encoder: Any, args: CoTMoTETrainingArguments) -> nn.Module:
 
 
 class _SparseFlops(FlopsLoss):
-    """Of the sparse part of the vectors."""
+    """FLOPs regulariser of the sparse part of hybrid vectors."""
 
     def compute_loss_from_embeddings(self, embeddings: Tensor) -> Tensor:
         module: Any = self.model[0]  # a HybridEncoder

@@ -1,8 +1,8 @@
-"""Dense and sparse vector of a text as one vector, so that sentence-transformers' losses train the sum of their scores.
+"""Return dense and sparse vector of a text as one vector, so that sentence-transformers' losses train the sum of the scores.
 
     [dense(q); sparse(q)] . [dense(p); sparse(p)] = dense(q) . dense(p) + sparse(q) . sparse(p)
 
-Letters: B texts, D hidden size, V vocabulary.
+Shapes: B texts, D hidden size, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ EXPERT_OF_TASK = {"query": "query", "document": "passage"}
 
 
 class HybridEncoder(InputModule):
-    """A module of sentence-transformers around a `CoTMoTEModel`; `task` ("query" or "document") names the expert.
+    """Sentence-transformers module around a `CoTMoTEModel`; `task` ("query" or "document") selects the expert.
 
     Args:
-        model: the model, which is not copied.
-        tokenizer: of it.
-        query_max_length: tokens kept of a query, special ones included.
-        max_length: tokens kept of a passage, special ones included.
-        scores: `"hybrid"`, vectors of D + V dimensions; `"dense"`, D; `"sparse"`, V.
-        switch_experts: queries through the passage expert and passages through the query expert.
+        model: model, which is not copied.
+        tokenizer: its tokenizer.
+        query_max_length: maximum tokens of a query, special tokens included.
+        max_length: maximum tokens of a passage, special tokens included.
+        scores: `"hybrid"` for vectors of D + V dimensions, `"dense"` for D, `"sparse"` for V.
+        switch_experts: ablation that encodes queries with the passage expert and passages with the query expert.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -56,22 +56,22 @@ class HybridEncoder(InputModule):
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None, **_: Any
     ) -> dict[str, Any]:
-        """Tokens of texts, cut to the length of their kind."""
+        """Tokenize texts, with the maximum length of queries or passages."""
         texts = [(prompt or "") + text for text in inputs]
         length = self.max_lengths.get(task or "document", self.max_seq_length)
         encoding = self.tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
         return {"input_ids": encoding["input_ids"], "attention_mask": encoding["attention_mask"]}
 
     def forward(self, features: dict[str, Any], task: str | None = None, **_: Any) -> dict[str, Any]:
-        """Adds `sentence_embedding` (B, D + V), (B, D) or (B, V).
+        """Add `sentence_embedding`: (B, D + V), (B, D) or (B, V).
 
         Raises:
-            UserError: if no task is named.
+            UserError: the task is missing.
         """
         task = task or features.get("task")
         if task not in EXPERT_OF_TASK:
             raise UserError(
-                f"no expert named (task is {task!r}): use encode_query for queries and encode_document for passages"
+                f"no expert given (task is {task!r}): use encode_query for queries and encode_document for passages"
             )
         kind = ("document" if task == "query" else "query") if self.switch_experts else task
         output = self.model(
@@ -86,30 +86,30 @@ class HybridEncoder(InputModule):
         return features
 
     def sparse_part(self, embeddings: Tensor) -> Tensor:
-        """(B, V) of what `forward` makes with sparse vectors."""
+        """Return the sparse (B, V) part of vectors from `forward`."""
         return (
             embeddings[:, self.model.config.get_text_config().hidden_size :] if self.scores == "hybrid" else embeddings
         )
 
     def get_embedding_dimension(self) -> int:
-        """D + V, D or V."""
+        """Return D + V, D or V."""
         config = self.model.config.get_text_config()
         sizes = {"dense": config.hidden_size, "sparse": config.vocab_size}
         return sum(size for name, size in sizes.items() if self.scores in (name, "hybrid"))
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Writes the model, whatever the vectors are made of."""
+        """Write the whole model, whichever vectors are returned."""
         self.model.save_pretrained(Path(output_path))
         self.tokenizer.save_pretrained(output_path)
 
 
 def hybrid_encoder(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> SentenceTransformer:
-    """A sentence-transformers model around a CoT-MoTE, to be trained or measured; scores are dot products.
+    """Return a sentence-transformers model around a CoT-MoTE model, for training or evaluation with dot products.
 
     Args:
-        model: the model, which is not copied.
-        tokenizer: of it.
-        **settings: of `HybridEncoder`.
+        model: model, which is not copied.
+        tokenizer: its tokenizer.
+        **settings: arguments of `HybridEncoder`.
     """
     module = HybridEncoder(model, tokenizer, **settings)
     return SentenceTransformer(modules=[module], similarity_fn_name="dot", device=str(model.device))

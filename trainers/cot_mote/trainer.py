@@ -1,10 +1,9 @@
-"""Pre-trains an encoder with a query and a passage expert (CoT-MoTE, arXiv 2304.10195)."""
+"""Trainer that pre-trains an encoder with a query and a passage expert (CoT-MoTE, arXiv 2304.10195)."""
 
 from typing import Any
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
-from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from revela_hub.data.sources.source import Source
@@ -13,18 +12,15 @@ from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
-from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.common.masked import MaskedTrainer
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_start
-from revela_hub.trainers.cot_mote.collator import CoTMoTECollator
+from revela_hub.trainers.cot_mote.collator import COLUMNS, CoTMoTECollator
 from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
 
-CONTEXT = ("row", "expert", "input_ids", "word_starts", "context_ids", "context_word_starts")
-LOSSES = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
 
-
-class CoTMoTETrainer(MethodTrainer):
+class CoTMoTETrainer(MaskedTrainer):
     """Trainer of `CoTMoTEForPreTraining`.
 
         trainer = CoTMoTETrainer("google-bert/bert-base-uncased", train_dataset=texts)
@@ -33,27 +29,28 @@ class CoTMoTETrainer(MethodTrainer):
         trainer.write_models(Path("outputs"))  # for SentenceTransformer("outputs/dense"), SparseEncoder("outputs/sparse")
 
     Args:
-        model: the encoder: its Hub id or folder, a loaded one with its masked-LM head, or a `CoTMoTEForPreTraining`.
-        args: the run; `args.seed` also draws the masks, other ones in every epoch. By default the paper's, into a folder
-            named after the encoder.
-        tokenizer: of the encoder, by default its own; saved with every checkpoint. Also under the name `processing_class`.
-        max_length: tokens of a text that is made of raw text, with the special ones; by default 144, or the encoder's
-            positions if it has fewer.
-        encoder_mask_ratio: share of a text's tokens that has to be predicted.
-        decoder_mask_ratio: the same of a span, with an "ae" decoder.
-        switch_experts: queries through the passage expert and passages through the query expert, for the ablation.
-        model_init_kwargs: of `load_cot_mote_start`: `variant`, `decoder`, `fresh_head`, ...
-        **kwargs: of `Trainer`: `train_dataset` (raw text in a column text, whose pseudo-queries are extracted, or rows of
-            `build_contexts`), `callbacks`, ...
+        model: encoder as Hub id or folder, as a loaded model with masked-LM head, or as a `CoTMoTEForPreTraining`.
+        args: training arguments; `args.seed` also seeds the masks, which differ between epochs. By default the paper's, with
+            an output folder named after the encoder.
+        tokenizer: tokenizer of the encoder, by default its own; saved with every checkpoint. Also accepted as
+            `processing_class`.
+        max_length: maximum tokens of a text made from raw text, special tokens included; by default 144, or the number of
+            the encoder's positions if that is lower.
+        encoder_mask_ratio: fraction of a text's tokens to predict.
+        decoder_mask_ratio: fraction of a span's tokens to predict, with an "ae" decoder.
+        switch_experts: ablation that encodes queries with the passage expert and passages with the query expert.
+        model_init_kwargs: arguments of `load_cot_mote_start`: `variant`, `decoder`, `fresh_head`, ...
+        **kwargs: arguments of `Trainer`: `train_dataset` (raw text in a column `text`, from which pseudo-queries are
+            extracted, or rows of `build_contexts`), `callbacks`, ...
 
     Raises:
-        UserError: if the model cannot be loaded, the tokenizer or the ratios do not suit the collator, or the data set has
-            other columns.
+        UserError: the model cannot be loaded, the tokenizer or a ratio is not suitable, or the data set has the wrong columns.
     """
 
     method = COT_MOTE
 
     _tag_names = ("cot-mote",)
+    losses = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
 
     def __init__(
         self,
@@ -71,7 +68,7 @@ class CoTMoTETrainer(MethodTrainer):
         args = args or default_arguments(CoTMoTETrainingArguments, model, self.method)
         tokenizer = kwargs.pop("processing_class", tokenizer)
         if not isinstance(model, CoTMoTEForPreTraining):
-            set_seed(args.seed)  # as the Trainer does, but before the decoder is drawn
+            set_seed(args.seed)  # as the Trainer does, but before the decoder is initialised
             start = load_cot_mote_start(model, pre_training=True, tokenizer=tokenizer, **(model_init_kwargs or {}))
             assert isinstance(start.model, CoTMoTEForPreTraining)
             model, tokenizer = start.model, start.tokenizer
@@ -80,10 +77,10 @@ class CoTMoTETrainer(MethodTrainer):
         length = min(max_length or config.max_seq_length, model.max_length)
 
         def contexts(source: Source) -> Dataset:
-            config.max_seq_length = length  # what is published reads as much as it was trained with
+            config.max_seq_length = length  # the published encoder reads texts as long as those in training
             return build_contexts(source, tokenizer, queries=ExtractiveQueries(), max_length=length)
 
-        kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), CONTEXT, args, contexts)
+        kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), COLUMNS, args, contexts)
         self.collator = CoTMoTECollator(
             tokenizer,
             encoder_mask_ratio=encoder_mask_ratio,
@@ -95,31 +92,16 @@ class CoTMoTETrainer(MethodTrainer):
             pad_to_multiple_of=8,
         )
         if args.ddp_find_unused_parameters is None:
-            args.ddp_find_unused_parameters = True  # a batch may have texts of one expert alone
+            args.ddp_find_unused_parameters = True  # a batch may contain texts of one expert only
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
         self.add_callback(NewEpoch(self.collator))
 
     def retrieval_encoder(self) -> SentenceTransformer:
-        """The encoder as it stands, dense and sparse vector in one."""
+        """Return the current encoder, which returns the dense and the sparse vector as one."""
         model: Any = self.accelerator.unwrap_model(self.model)
         tokenizer: Any = self.processing_class
         return hybrid_encoder(model.encoder, tokenizer, max_length=min(model.config.max_seq_length, model.max_length))
 
     def model_names(self) -> str:
-        """The encoder's."""
+        """Return the name of the method and the encoder."""
         return f"CoT-MoTE on {self.trained_config().encoder._name_or_path or 'an encoder'}"
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
-        """The sum of the losses; keeps each for the next log."""
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if model.training:
-            for name in LOSSES:
-                if outputs.get(name) is not None:
-                    self.keep(name, outputs[name].mean())
-        return (loss, outputs) if return_outputs else loss

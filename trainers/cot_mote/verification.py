@@ -1,4 +1,4 @@
-"""The vectors of a CoT-MoTE model, for the check of a folder in a process that has only torch and transformers."""
+"""Compute the vectors of a CoT-MoTE model, for the verification of a folder in a process with only torch and transformers."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ EXPERTS = {"query": "query", "document": "passage"}
 
 
 def vectors(model: Any, tokenizer: Any, kind: str, texts: list[str]) -> torch.Tensor:
-    """(n_texts, d) float32: the dense vectors of the kind's expert, then the sparse ones."""
+    """Return (n_texts, d) float32: dense vectors of the kind's expert, followed by sparse ones."""
     batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
     with torch.no_grad():
         output = model(batch.input_ids, batch.attention_mask, expert=EXPERTS[kind])

@@ -1,4 +1,4 @@
-"""Arguments of an ImpRAG run (arXiv 2506.02279); where the paper gives no value the default is this project's."""
+"""Training arguments of ImpRAG (arXiv 2506.02279); defaults are the paper's, or ours if it gives no value."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -71,17 +71,17 @@ class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
     lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the LoRA adapters; 0 trains all weights."})
 
     def __post_init__(self) -> None:
-        """Checks the ranks.
+        """Check the ranks.
 
         Raises:
-            ValueError: for a value out of range.
+            ValueError: a value is out of range.
         """
         super().__post_init__()
         if self.index_type != "exact":
             require("pymilvus" if self.index_type == "milvus" else "faiss")
         if not self.num_positives < self.first_negative_rank <= self.last_negative_rank:
             raise ValueError(
-                f"ranks must go up: num_positives {self.num_positives} < first_negative_rank"
+                f"ranks must be in this order: num_positives {self.num_positives} < first_negative_rank"
                 f" {self.first_negative_rank} <= last_negative_rank {self.last_negative_rank}"
             )
         ranks = self.last_negative_rank - self.first_negative_rank + 1

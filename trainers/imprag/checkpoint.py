@@ -1,4 +1,4 @@
-"""What an ImpRAG run starts from and leaves behind: the model and its tokenizer."""
+"""Load the model and tokenizer that an ImpRAG run starts from, or that it saved."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +17,17 @@ from revela_hub.trainers.common.weights import load_adapters, load_whole
 
 @dataclass
 class ImpRAGCheckpoint:
-    """A model and the tokenizer that goes with it."""
+    """A model and its tokenizer."""
 
     model: ImpRAGForCausalLM
     tokenizer: PreTrainedTokenizerBase
 
 
 def is_imprag(name: str | Path) -> bool:
-    """Whether a folder, or a model of the Hub, is of ImpRAG."""
+    """Return whether a folder or a model on the Hub is an ImpRAG model."""
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
-    except (OSError, ValueError):  # nothing there, or no name of a model
+    except (OSError, ValueError):  # does not exist, or is not the name of a model
         return False
     return bool(fields.get("model_type") == ImpRAGConfig.model_type)
 
@@ -39,16 +39,16 @@ def load_imprag(
     trust_remote_code: bool = False,
     **config: Any,
 ) -> ImpRAGCheckpoint:
-    """Loads what to train: a decoder, which is cut into layers, or an ImpRAG model, which goes on.
+    """Load a model to train: a decoder, or an ImpRAG model to train further.
 
     Args:
         backbone: Hub id or folder, or a loaded decoder.
-        tokenizer: by default the one that is where the decoder is.
-        trust_remote_code: for decoders whose code lies in their repository.
-        **config: fields of `ImpRAGConfig`; None leaves a field to the model, or to the default.
+        tokenizer: by default that of the decoder.
+        trust_remote_code: whether to run model code from the repository.
+        **config: fields of `ImpRAGConfig`; with None, the model's value or the default is used.
 
     Raises:
-        UserError: it cannot be loaded, is no decoder, or has other layer boundaries than those asked for.
+        UserError: the model cannot be loaded, is not a decoder, or is an ImpRAG model with another b or t.
     """
     given = {key: value for key, value in config.items() if value is not None}
     given_model, name = unwrapped(backbone), name_of(backbone)
@@ -59,7 +59,7 @@ def load_imprag(
             for key, value in given.items():
                 if key in ("b", "t") and getattr(loaded.model.config, key) != value:
                     raise UserError(
-                        f"{name} was trained with {key}={getattr(loaded.model.config, key)}: go on with that"
+                        f"{name} was trained with {key}={getattr(loaded.model.config, key)}, which cannot be changed to {value}"
                     )
                 setattr(loaded.model.config, key, value)
             return loaded
@@ -73,20 +73,20 @@ def load_imprag(
 
 
 def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32) -> ImpRAGCheckpoint:
-    """Loads a folder that `ImpRAGTrainer` saved, or a published model, in eval mode, adapters merged.
+    """Load a folder that `ImpRAGTrainer` saved, or a published model, in eval mode, with adapters merged.
 
-    The classes are this package's: the code that lies in the folder is not run.
+    The classes of this package are used; code in the folder is not run.
 
     Args:
         folder: folder or Hub id.
-        dtype: of the weights; "auto" for what the folder says. Adapters and their model are always in float32.
+        dtype: of the weights; "auto" for the dtype in config.json. Adapters and their base model are always in float32.
 
     Raises:
-        UserError: it is no ImpRAG model, or is damaged.
+        UserError: the folder is not an ImpRAG model, or is damaged.
     """
     refuse_missing_folder(str(folder), "the model")
     if not is_imprag(folder):
-        raise UserError(f"{folder} is not an ImpRAG model (its config.json does not say model_type imprag)")
+        raise UserError(f"{folder} is not an ImpRAG model (its config.json has no model_type imprag)")
     with loading(f"cannot load {folder}", folder):
         if (Path(folder) / "adapter_model.safetensors").is_file():
             model = _with_adapters(Path(folder))
@@ -100,7 +100,7 @@ def _with_adapters(folder: Path) -> ImpRAGForCausalLM:
     config = ImpRAGConfig.from_pretrained(folder)
     base = config.backbone._name_or_path if config.backbone is not None else ""
     if not base:
-        raise UserError(f"{folder}/config.json does not name the model its adapters belong to")
+        raise UserError(f"{folder}/config.json does not name the base model of its adapters")
     fields = {name: getattr(config, name) for name in ("b", "t", "k", "l_max", "passage_encoding")}
     merged: ImpRAGForCausalLM = load_adapters(load_imprag(base, **fields).model, folder).merge_and_unload()
     return merged

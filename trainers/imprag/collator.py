@@ -1,4 +1,4 @@
-"""Batches of prompts and answers."""
+"""Collator of ImpRAG: batches of prompts and answers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass
 class ImpRAGCollator:
-    """Batches of rows of `prompts.tokenize_prompts`.
+    """Make batches of rows of `tokenize_prompts`.
 
     >>> rows = [
     ...     {"prompt_ids": [5, 6, 7], "answer_ids": [8, 0], "row": 4, "retrieve": True},
@@ -34,7 +34,7 @@ class ImpRAGCollator:
     """
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """The batch: `input_ids`, `attention_mask`, `labels` (B, L), `query_*` (B, M), `row` and `retrieve` (B,)."""
+        """Make a batch: `input_ids`, `attention_mask`, `labels` (B, L), `query_*` (B, M), `row` and `retrieve` (B,)."""
         both = [[*row["prompt_ids"], *row["answer_ids"]] for row in rows]
         labels = [[-100] * len(row["prompt_ids"]) + list(row["answer_ids"]) for row in rows]
         queries = [row["prompt_ids"] for row in rows]

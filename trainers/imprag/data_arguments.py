@@ -1,4 +1,4 @@
-"""The data options of `revela-hub train imprag`, and what they load."""
+"""Data options of `revela-hub train imprag`, and functions that load the data."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from revela_hub.trainers.common.pseudo_labels import rank_passages
 
 @dataclass
 class ImpRAGDataArguments:
-    """What ImpRAG is trained on."""
+    """Data of an ImpRAG run."""
 
     _argument_group_name = "data"
 
@@ -65,27 +65,27 @@ class ImpRAGDataArguments:
     )
 
     def sources(self) -> list[Source]:
-        """All that is read."""
+        """Return all sources."""
         return parse_sources([*self.data, *self.corpus, *self.plain_text])
 
 
 class ImpRAGData(NamedTuple):
-    """What was loaded: prompts and the collection."""
+    """Prompts and the collection."""
 
     prompts: Dataset
     passages: list[str]
 
 
 def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[ImpRAGData, str]:
-    """Reads prompts and passages, and makes the self-supervised rows; returns them with a line on what was read.
+    """Read prompts and passages, make the self-supervised rows, and return them with a summary.
 
     Raises:
-        UserError: nothing is named, or what `read_prompts` and `read_documents` raise.
+        UserError: data or corpus are missing, or `read_prompts` or `read_documents` raise an error.
     """
     if not arguments.data:
-        raise UserError("no prompts: name JSON lines with --data")
+        raise UserError("there are no prompts: give JSON lines with --data")
     if not arguments.corpus:
-        raise UserError("no passages to retrieve from: name a folder or file with --corpus")
+        raise UserError("there are no passages to retrieve: give a folder or file with --corpus")
     prompts = read_prompts(arguments.data, arguments.task)
     passages = read_passage_texts(arguments.corpus, arguments.max_words)
     fractions = {
@@ -102,16 +102,16 @@ def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[ImpRAGData, st
         if round(fraction * len(prompts))
     ]
     made = sum(map(len, parts))
-    report = f"{len(prompts):,} prompts, {made:,} rows made of raw text, {len(passages):,} passages"
+    report = f"{len(prompts):,} prompts, {made:,} rows made from raw text, {len(passages):,} passages"
     return ImpRAGData(mix(prompts, parts, seed), passages), report
 
 
 def read_passage_texts(sources: list[str], max_words: int) -> list[str]:
-    """The passages of a collection, each text once."""
+    """Return the passages of a collection without duplicates."""
     texts = (chunk.text for document in read_documents(sources) for chunk in chunk_document(document, max_words))
     return list(dict.fromkeys(texts))
 
 
 def warm_up_labels(arguments: ImpRAGDataArguments, data: ImpRAGData, depth: int) -> NDArray[np.int32]:
-    """(rows, depth) rankings by the retriever of the warm-up, of the text that a written query would be."""
+    """Return the (rows, depth) rankings of the warm-up retriever, with the input of each prompt as its query."""
     return rank_passages(arguments.pseudo_labels, data.prompts["input"], data.passages, depth, show_progress_bar=True)

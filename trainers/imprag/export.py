@@ -1,4 +1,4 @@
-"""What an ImpRAG checkpoint becomes for its readers: a folder with its own code, which `AutoModelForCausalLM` loads."""
+"""Export an ImpRAG checkpoint as a folder with its own code, which `AutoModelForCausalLM` loads."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint
 
 
 def assemble_imprag(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Writes the whole model, adapters merged: retriever, reader and generator are one.
+    """Write the whole model, which is retriever and reader in one, with adapters merged.
 
     Raises:
-        UserError: it has no positions left for a prompt after the passages.
+        UserError: the passages leave no positions for a prompt.
     """
     backbone = loaded.model.config.backbone
     base = None if backbone is None else backbone._name_or_path
@@ -28,16 +28,16 @@ def assemble_imprag(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path, as
 
 
 def _save_reference(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path) -> Path:
-    """Writes the checkpoint's own vectors of the probe texts, and what it reads in them, which the folder has to give, too."""
+    """Write the checkpoint's vectors of the probe texts and states that read them, for the verification of the folder."""
     model, tokenizer = loaded.model, loaded.tokenizer
     length = text_limit(model, tokenizer)
     tokenizer.model_max_length = length
-    texts = [text or "a" for text in probe_texts(length)]  # as the check does: there is no vector of no token
+    texts = [text or "a" for text in probe_texts(length)]  # as in the verification: an empty text has no vector
     kinds = ("query", "document")
     try:
         vectors = {
             kind: torch.cat([verification.vectors(model, tokenizer, kind, [text]) for text in texts]) for kind in kinds
         }
-    except ValueError as error:  # the backbone has no positions left for a prompt after the passages
+    except ValueError as error:  # the passages leave no positions for a prompt
         raise UserError(f"{checkpoint} cannot read passages: {error}") from error
     return write_reference(folder, vectors, length)

@@ -1,11 +1,11 @@
-"""Trains ImpRAG (arXiv 2506.02279): the loss of the answer plus lambda times the loss of retrieval.
+"""Trainer of ImpRAG (arXiv 2506.02279), whose loss is the generation loss plus lambda times the retrieval loss.
 
-Warm-up: the rankings of a retriever that is there already are pseudo-labels (multi-label NCE), and its best passages are
-what is read. Self-distillation: the likelihood of the answer under each candidate passage is the target of the retrieval
-distribution (KL), candidates and passages to read come from an index of the collection that is rebuilt on a schedule.
+Warm-up: the rankings of an existing retriever are the labels (multi-label NCE), and the model reads its best passages.
+Self-distillation: the likelihood of the answer given each candidate passage is the target of the retrieval distribution (KL).
+Candidates and passages to read come from an index of the collection, which is rebuilt regularly.
 
-Which passages a prompt meets follows from the seed, the epoch and the prompt's number alone: so a run that was stopped
-goes on with the same numbers, and two processes compute what one would.
+The passages of a prompt depend only on the seed, the epoch and the number of the prompt, so a resumed run and a run on two
+processes give the same results.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from revela_hub.retrieval.milvus import MilvusIndex
 from revela_hub.retrieval.vectors import VectorsInMemory
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, tokenizer_of
-from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
+from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.common.prompts import tokenize_prompts
 from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
@@ -51,11 +51,11 @@ CANDIDATES = "candidates.safetensors"
 
 @dataclass
 class _Drawn:
-    """Numbers of the passages that a batch meets; -1 is no passage."""
+    """Numbers of the passages of a batch; -1 is no passage."""
 
     read_Bk: NDArray[np.int32]
     candidates_BC: NDArray[np.int32]
-    known_BR: NDArray[np.int32]  # the best ranks, which are no negatives of the row
+    known_BR: NDArray[np.int32]  # the best ranks, which are not negatives of the row
 
 
 class ImpRAGTrainer(MethodTrainer):
@@ -67,22 +67,23 @@ class ImpRAGTrainer(MethodTrainer):
         trainer.write_models(Path("outputs"))  # for open_answerer("outputs/model", ...)
 
     Args:
-        model: the Hub id or folder of a decoder or of an ImpRAG model, or a loaded one; it gets adapters in place, if any.
-        args: the run; by default into a folder named after the model.
-        tokenizer: of the backbone, by default its own, with an EOS token. Also under the name `processing_class`.
-        train_dataset: questions with answers, in the columns that `revela_hub.data.prompts.rows` describes, or prompts as
-            `read_prompts` gives them.
-        passages: M texts, the collection, or a data set with a column text.
-        pseudo_labels: what ranks the passages in the warm-up: bm25, the id or folder of a retriever, or its ranking itself,
-            (rows, last_negative_rank) numbers of passages, best first, for the rows of `train_dataset`.
-        peft_config: of the adapters, instead of LoRA as `args` says; without `target_modules` on every linear layer.
-        max_length: tokens of prompt and answer.
-        model_init_kwargs: of `load_imprag`: `b`, `t`, `k`, `l_max`, `trust_remote_code`, ...
-        **kwargs: of `Trainer`: `callbacks`, ...
+        model: Hub id or folder of a decoder or of an ImpRAG model, or a loaded one, which gets adapters in place, if any.
+        args: training arguments; by default with an output folder named after the model.
+        tokenizer: tokenizer of the backbone, by default its own; needs an EOS token. Also accepted as `processing_class`.
+        train_dataset: questions with answers, in the columns that `revela_hub.data.prompts.rows` describes, or prompts from
+            `read_prompts`.
+        passages: the collection: M texts, or a data set with a column `text`.
+        pseudo_labels: ranking of the passages for the warm-up: `bm25`, the id or folder of a retriever, or an array (rows,
+            last_negative_rank) of passage numbers, best first, for the rows of `train_dataset`.
+        peft_config: configuration of the adapters, instead of the LoRA settings in `args`; without `target_modules` it applies
+            to every linear layer.
+        max_length: maximum tokens of prompt and answer.
+        model_init_kwargs: arguments of `load_imprag`: `b`, `t`, `k`, `l_max`, `trust_remote_code`, ...
+        **kwargs: arguments of `Trainer`: `callbacks`, ...
 
     Raises:
-        UserError: the model cannot be loaded, a row has no question or answer, there are fewer passages than are to be read
-            or compared, or a prompt or a setting does not fit the model.
+        UserError: the model cannot be loaded, a row has no question or answer, there are too few passages to read or compare,
+            or a prompt or a setting does not fit the model.
     """
 
     method = IMPRAG
@@ -120,12 +121,12 @@ class ImpRAGTrainer(MethodTrainer):
             wanted = args.retrieval_warmup_epochs > 0
             queries = train_dataset["input"]
             pseudo_labels = rank_passages(ranker, queries, passages, depth, show_progress_bar=bar) if wanted else None
-        # The rankings of the rows that are left.
+        # The rankings of the rows that were kept.
         self.pseudo_labels = None if pseudo_labels is None else pseudo_labels[np.array(data["source_row"])]
-        self.ranking: NDArray[np.int32] | None = None  # the index's: the best passages of each row
+        self.ranking: NDArray[np.int32] | None = None  # the best passages of each row, from the index
         self.built_at = -1
         self._held: NDArray[np.bool_] | None = None
-        set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
+        set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = peft_config or args.lora_config(model)
         super().__init__(
             model=model if adapters is None else add_adapters(model, adapters),
@@ -140,7 +141,7 @@ class ImpRAGTrainer(MethodTrainer):
 
     @property
     def warming_up(self) -> bool:
-        """Whether the rankings of the other retriever are the labels."""
+        """Whether the labels are the rankings of another retriever."""
         return (self.state.epoch or 0.0) < self.args.retrieval_warmup_epochs
 
     def compute_loss(
@@ -150,7 +151,7 @@ class ImpRAGTrainer(MethodTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """J = generation loss + lambda * retrieval loss; keeps both for the next log."""
+        """Return J = generation loss + lambda * retrieval loss, and keep both for the next log."""
         rows_B, retrieve_B = inputs.pop("row").cpu().numpy(), inputs.pop("retrieve")
         drawn = self._draw(rows_B, retrieve_B.cpu().numpy())
         for name, numbers in (("passage", drawn.read_Bk), ("candidate", drawn.candidates_BC.reshape(-1))):
@@ -161,13 +162,13 @@ class ImpRAGTrainer(MethodTrainer):
         retrieval = self._retrieval_loss(outputs, inputs, drawn, retrieve_B)
         generation = outputs.loss
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
-            generation = generation * self.accelerator.num_processes  # the count is that of all processes
-        self._note(generation, retrieval, rows_B[retrieve_B.cpu().numpy()])
+            generation = generation * self.accelerator.num_processes  # num_items_in_batch counts all processes
+        self._keep_statistics(generation, retrieval, rows_B[retrieve_B.cpu().numpy()])
         loss = generation + self.args.retrieval_weight * retrieval / self.current_gradient_accumulation_steps
         return (loss, outputs) if return_outputs else loss
 
     def _retrieval_loss(self, outputs: Any, inputs: dict[str, Tensor], drawn: _Drawn, retrieve_B: Tensor) -> Tensor:
-        """Mean over the prompts of all processes that retrieve; the Trainer averages over processes once more."""
+        """Return the mean over all prompts that retrieve, scaled because the Trainer averages over processes."""
         temperature = self.args.temperature or sqrt(outputs.query_vectors.shape[-1])
         if self.warming_up:
             loss_B = self._warm_up(outputs, drawn, temperature)
@@ -178,7 +179,7 @@ class ImpRAGTrainer(MethodTrainer):
         return loss
 
     def _warm_up(self, outputs: Any, drawn: _Drawn, temperature: float) -> Tensor:
-        """(B,) multi-label NCE over the candidates of all prompts of all processes."""
+        """Return (B,) multi-label NCE over the candidates of all prompts of all processes."""
         vectors_NE = gather_rows(outputs.passage_vectors)
         device = vectors_NE.device
         own = torch.from_numpy(drawn.candidates_BC).to(device)
@@ -197,11 +198,11 @@ class ImpRAGTrainer(MethodTrainer):
     def _self_distillation(
         self, outputs: Any, inputs: dict[str, Tensor], drawn: _Drawn, retrieve_B: Tensor, temperature: float
     ) -> Tensor:
-        """(B,) KL between the answer's likelihoods under the candidates and their scores."""
+        """Return (B,) KL divergence between the answer's likelihoods given the candidates and their scores."""
         rows, width = drawn.candidates_BC.shape
         vectors_BCE = outputs.passage_vectors.view(rows, width, -1)
         scores_BC = self.imprag.score(outputs.query_vectors, vectors_BCE) / temperature
-        likelihood_BC = scores_BC.detach().clone()  # of prompts that do not retrieve: no loss
+        likelihood_BC = scores_BC.detach().clone()  # prompts that do not retrieve have no loss
         retrieving = retrieve_B.nonzero()[:, 0]
         if len(retrieving):
             likelihood_BC[retrieving] = self.imprag.answer_log_likelihoods(
@@ -215,7 +216,7 @@ class ImpRAGTrainer(MethodTrainer):
         return kl_to_retrieval(likelihood_BC, scores_BC, self.args.likelihood_temperature)
 
     def _draw(self, rows_B: NDArray[np.int64], retrieve_B: NDArray[np.bool_]) -> _Drawn:
-        """What each row reads and compares, by seed, epoch and row alone."""
+        """Return the passages that each row reads and compares, which depend only on seed, epoch and row."""
         args, k = self.args, self.imprag.config.k
         if self.warming_up:
             assert self.pseudo_labels is not None
@@ -232,24 +233,20 @@ class ImpRAGTrainer(MethodTrainer):
             assert self.ranking is not None
             ranking = self.ranking[rows_B]
             candidates = ranking[:, : args.num_candidates].copy()
-            candidates[~retrieve_B] = 0  # any passage: their loss is not counted
+            candidates[~retrieve_B] = 0  # any passage, because they have no loss
         read = np.where(retrieve_B[:, None], ranking[:, :k], -1)
         return _Drawn(read.astype(np.int32), candidates, ranking[:, : args.first_negative_rank - 1])
 
     def rebuild_index(self) -> None:
-        """Ranks the collection anew for every prompt, with the weights as they are; each process encodes its share."""
+        """Rank the collection for every prompt with the current weights; each process encodes a part of the texts."""
         training = self.imprag.training
         self.imprag.eval()
         data: Any = self.train_dataset
-        ids = data["prompt_ids"]
-        queries = PassageTokens(
-            np.concatenate([np.array(row, np.int32) for row in ids]), np.cumsum([0, *map(len, ids)]).astype(np.int64)
-        )
-        queries_NE = self._encode(queries, self.imprag.embed_queries)
+        queries_NE = self._encode(token_rows(data["prompt_ids"]), self.imprag.embed_queries)
         passages_ME = self._encode(self.tokens, self.imprag.embed_passages)
         self.imprag.train(training)
         depth = max(self.args.num_candidates, self.imprag.config.k)
-        # One process searches, because one writes to a server.
+        # One process searches, because only one may write to a server.
         found = [self._search(queries_NE, passages_ME, depth) if self.accelerator.is_main_process else None]
         self.ranking, self._held = broadcast_object_list(found)[0], None
         self.built_at = self.state.global_step
@@ -257,37 +254,33 @@ class ImpRAGTrainer(MethodTrainer):
     def _search(
         self, queries_NE: NDArray[np.float32], passages_ME: NDArray[np.float32], depth: int
     ) -> NDArray[np.int32]:
-        """(N, depth) numbers of the best passages by the index of `--index_type`, which is made anew and let go."""
+        """Return the (N, depth) numbers of the best passages, from a new index of type `--index_type`."""
         kind, uri, vectors = self.args.index_type, self.args.milvus_uri, VectorsInMemory(passages_ME)
         folder = Path(self.args.output_dir or ".") if kind == "milvus" else None
         index = open_index(vectors, kind, folder=folder, milvus_uri=uri)
         rows_NK = index.search(queries_NE, depth).rows_QK
         if isinstance(index, MilvusIndex):
             index.drop()
-        few = (rows_NK < 0).any(1)  # an approximate index may find fewer than it was asked for
+        few = (rows_NK < 0).any(1)  # an approximate index may return fewer passages than requested
         if few.any():
             rows_NK[few] = open_index(vectors).search(queries_NE[few], depth).rows_QK
         return rows_NK.astype(np.int32)
 
-    @torch.no_grad()
     def _encode(self, texts: PassageTokens, embed: Any) -> NDArray[np.float32]:
+        """Return the vectors of all texts; texts of similar length are spread over the processes."""
         order = np.argsort(-np.diff(texts.starts), kind="stable")
         mine = order[self.accelerator.process_index :: self.accelerator.num_processes]
-        parts = []
-        for start in range(0, len(mine), self.args.encode_batch_size):
-            ids, mask = texts.batch(mine[start : start + self.args.encode_batch_size])
-            with self.accelerator.autocast():
-                vectors = embed(ids.to(self.args.device), mask.to(self.args.device))
-            parts.append(vectors.float().cpu().numpy())
-        found = gather_object([(mine, np.concatenate(parts) if parts else None)])
+        with self.accelerator.autocast():
+            part_NE = texts.encode(embed, self.args.device, self.args.encode_batch_size, mine)
+        found = gather_object([(mine, part_NE)])
         vectors_NE = np.empty((len(texts), found[0][1].shape[1]), np.float32)
         for rows, part in found:
-            if part is not None:
+            if len(rows):
                 vectors_NE[rows] = part
         return vectors_NE
 
-    def _note(self, generation: Tensor, retrieval: Tensor, rows: NDArray[np.int64]) -> None:
-        """Keeps both losses, and the share of prompts that read an answer, for the next log."""
+    def _keep_statistics(self, generation: Tensor, retrieval: Tensor, rows: NDArray[np.int64]) -> None:
+        """Keep both losses, and the fraction of prompts whose passages contain an answer, for the next log."""
         self.keep("generation_loss", generation * self.current_gradient_accumulation_steps)
         self.keep("retrieval_loss", retrieval)
         counts = torch.tensor([self._holds_answer()[rows].sum(), len(rows)], device=self.args.device, dtype=torch.float)
@@ -296,7 +289,7 @@ class ImpRAGTrainer(MethodTrainer):
             self.keep("answer_recall", torch.tensor(held / retrieved, device=self.args.device))
 
     def _holds_answer(self) -> NDArray[np.bool_]:
-        """For each row whether the passages that it reads hold an accepted answer."""
+        """Return for each row whether the passages it reads contain an accepted answer."""
         ranking = self.pseudo_labels if self.warming_up else self.ranking
         if self._held is None:
             assert ranking is not None
@@ -307,16 +300,16 @@ class ImpRAGTrainer(MethodTrainer):
         return self._held
 
     def settings(self) -> dict[str, Any]:
-        """What the run learns from, the passages among it."""
+        """Return the settings that determine the result, including the passages."""
         return super().settings() | {"passages": rows_digest(self.passages)}
 
     def model_names(self) -> str:
-        """The backbone's."""
+        """Return the name of the backbone and the layers."""
         config = self.imprag.config
         return f"ImpRAG on {getattr(config.backbone, '_name_or_path', '') or 'a decoder'}, b={config.b}, t={config.t}, k={config.k}"
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """A checkpoint holds, beside the weights or adapters, the configuration and the index's rankings."""
+        """Save a checkpoint: weights or adapters, the configuration, and the rankings of the index."""
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir or ".")
         self.imprag.config.save_pretrained(folder)
@@ -334,12 +327,12 @@ class ImpRAGTrainer(MethodTrainer):
             self.ranking, self.built_at = saved["ranking"].numpy(), int(saved["built_at"])
             if len(self.ranking) != len(self.train_dataset):  # type: ignore[arg-type]
                 raise UserError(
-                    f"{resume_from_checkpoint} is of a run on other data: start anew, or give the same --data"
+                    f"{resume_from_checkpoint} belongs to a run on other data: give the same --data, or start again"
                 )
 
 
 class _Schedule(TrainerCallback):
-    """Rebuilds the index when its time has come."""
+    """Rebuild the index after the warm-up and then regularly."""
 
     def __init__(self, trainer: ImpRAGTrainer) -> None:
         self.trainer = trainer
@@ -356,7 +349,7 @@ class _Schedule(TrainerCallback):
 
 
 def _prompts(rows: Dataset) -> Dataset:
-    """Questions with answers as prompts; prompts as they are."""
+    """Return questions with answers as prompts; prompts are returned unchanged."""
     check_split(rows)
     if set(COLUMNS) <= set(rows.column_names):
         return rows
@@ -365,11 +358,13 @@ def _prompts(rows: Dataset) -> Dataset:
 
 
 def _texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
-    """The texts of a collection."""
+    """Return the texts of a collection."""
     if not isinstance(passages, Dataset):
         return passages
     if "text" not in passages.column_names:
-        raise UserError(f"the passages have the columns {', '.join(passages.column_names)}; they need text")
+        raise UserError(
+            f"the passages have the columns {', '.join(passages.column_names)}, but no column text: rename one"
+        )
     return list(passages["text"])
 
 
@@ -382,10 +377,10 @@ def _check(
 ) -> None:
     config = model.config
     if passages == 0:
-        raise UserError("there are no passages to read")
+        raise UserError("there are no passages: give a collection that is not empty")
     if config.k > passages:
         raise UserError(
-            f"k={config.k} passages are to be read, but the collection has {passages}: lower --num_passages"
+            f"the model reads k={config.k} passages, but the collection has only {passages}: lower --num_passages"
         )
     positions = getattr(config.backbone, "max_position_embeddings", None)
     if positions is not None and config.k * config.l_max + max_length > positions:
@@ -394,8 +389,8 @@ def _check(
             f" {positions}: lower --num_passages, --max_passage_length or --max_length"
         )
     if args.retrieval_warmup_epochs and pseudo_labels is None:
-        raise UserError("the warm-up needs rankings: give a retriever, or set --retrieval_warmup_epochs 0")
+        raise UserError("the warm-up needs --pseudo_labels: give a retriever, or set --retrieval_warmup_epochs 0")
     if args.retrieval_warmup_epochs < args.num_train_epochs and args.num_candidates > passages:
         raise UserError(
-            f"--num_candidates {args.num_candidates} is more than the collection's {passages} passages: lower it"
+            f"--num_candidates {args.num_candidates} is more than the {passages} passages of the collection: lower it"
         )

@@ -1,4 +1,4 @@
-"""The vectors of an ImpRAG model, for the check of a folder in a process that has only torch and transformers."""
+"""Compute the vectors of an ImpRAG model, for the verification of a folder in a process with only torch and transformers."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ QUESTION = "What is the capital of France?"
 
 
 def vectors(model: Any, tokenizer: Any, kind: str, texts: list[str]) -> torch.Tensor:
-    """(n_texts, d) float32: each text's vector, then the state behind a question that reads the text as its passage.
+    """Return (n_texts, d) float32: each text's vector, and the last state of a question that reads the text as a passage.
 
     Args:
-        model: with its output projection or without.
-        tokenizer: cuts what is too long, and pads on the right.
-        kind: what the vectors are of, `query` or `document`.
-        texts: an empty one is replaced: it has no token to read if the tokenizer adds none.
+        model: model with or without its output projection.
+        tokenizer: cuts long texts, and pads on the right.
+        kind: kind of the texts, `query` or `document`.
+        texts: the texts; an empty one is replaced, because it may have no token.
     """
     texts = [text or "a" for text in texts]
-    if tokenizer.pad_token is None and len(texts) > 1:  # a decoder can do without: one text at a time
+    if tokenizer.pad_token is None and len(texts) > 1:  # one text at a time needs no padding
         return torch.cat([vectors(model, tokenizer, kind, [text]) for text in texts])
     tokens = tokenizer(texts, padding=len(texts) > 1, truncation=True, return_tensors="pt")
     ids, mask = tokens.input_ids, tokens.attention_mask

@@ -1,4 +1,4 @@
-"""Arguments of an NV-Embed run; the defaults are the paper's for stage one (arXiv 2405.17428, section 5.1 and appendix)."""
+"""Training arguments of NV-Embed, with the paper's defaults for stage one (arXiv 2405.17428, section 5.1 and appendix)."""
 
 from dataclasses import dataclass, field
 
@@ -15,11 +15,11 @@ class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransform
     | | `in_batch_negatives` | `learning_rate` | data |
     |---|---|---|---|
     | stage one | true | 2e-5 | retrieval |
-    | stage two | false | 1.5e-5 | retrieval and all else, blended |
+    | stage two | false | 1.5e-5 | retrieval and all other tasks, blended |
 
-    A batch is `per_device_train_batch_size` rows on each device; how many of its texts are in memory at a time is set by
-    `mini_batch_size` or `mini_batch_num_tokens` and changes nothing but time. `gradient_accumulation_steps` is not the
-    same: it adds up batches that do not see each other's passages.
+    A batch is `per_device_train_batch_size` rows on each device. `mini_batch_size` or `mini_batch_num_tokens` limits the texts in
+    memory at a time, without changing the result. `gradient_accumulation_steps` does change it, because batches do not share
+    negatives.
     """
 
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
@@ -62,10 +62,10 @@ class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransform
     lora_dropout: Probability = field(default=0.1, metadata={"help": "Dropout of the LoRA adapters."})
 
     def __post_init__(self) -> None:
-        """Fills in what depends on another field, and checks the numbers.
+        """Set defaults that depend on other fields, and check the values.
 
         Raises:
-            ValueError: for a value out of range.
+            ValueError: a value is out of range.
         """
         super().__post_init__()
         if self.lora_alpha is None and self.lora_rank:

@@ -1,4 +1,4 @@
-"""What an NV-Embed run starts from: a decoder, or a model that is an NV-Embed already (the second stage, official ones)."""
+"""Load the model that an NV-Embed run starts from: a decoder, or an NV-Embed model (for stage two, or an official one)."""
 
 import json
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ from revela_hub.trainers.common.roles import is_encoder
 from revela_hub.trainers.common.weights import load_whole, refuse
 
 EMBEDDER = "embedder"
-TRAINED_WEIGHTS = "trained.safetensors"  # of a checkpoint with adapters: those, and the pooling
+TRAINED_WEIGHTS = "trained.safetensors"  # adapters and pooling, in checkpoints with adapters
 PROMPTS = "config_sentence_transformers.json"
 
 
 @dataclass
 class NVEmbedStart:
-    """A model to train, its tokenizer, and the prompts that it was trained with before."""
+    """A model to train, its tokenizer, and the prompts of its earlier training."""
 
     model: NVEmbedModel
     tokenizer: PreTrainedTokenizerBase
@@ -41,18 +41,18 @@ def load_nvembed(
     dtype: torch.dtype = torch.float32,
     **config: Any,
 ) -> NVEmbedStart:
-    """Loads a decoder under fresh pooling weights, or an NV-Embed with the pooling weights it has.
+    """Load a decoder and add new pooling weights, or load an NV-Embed model with its pooling weights.
 
     Args:
-        model: Hub id or folder: of a decoder, of an NV-Embed, or the output folder or a checkpoint of an NV-Embed run. Or a
-            loaded decoder, which is used as it is.
-        tokenizer: by default the one that is where the decoder is.
-        dtype: of the weights that are loaded.
-        **config: of `NVEmbedModel.from_backbone`: `pooling`, `mask`, `num_latents`, `num_heads`; what is None is left to
-            its defaults, or to the trained model.
+        model: Hub id or folder of a decoder or an NV-Embed model, the output folder or a checkpoint of an NV-Embed run, or a
+            loaded decoder, which is not copied.
+        tokenizer: by default that of the decoder.
+        dtype: of the loaded weights.
+        **config: arguments of `NVEmbedModel.from_backbone`: `pooling`, `mask`, `num_latents`, `num_heads`; with None, the
+            default or the trained model's value is used.
 
     Raises:
-        UserError: if it cannot be loaded, or a trained model was made with other settings than those given.
+        UserError: the model cannot be loaded, or the settings differ from those of a trained model.
     """
     config = {name: value for name, value in config.items() if value is not None}
     given, backbone = unwrapped(model), name_of(model)
@@ -82,11 +82,11 @@ def load_nvembed(
 
 def _check_decoder(model: str | PreTrainedModel, name: str) -> None:
     if is_encoder(model):
-        raise UserError(f"the backbone {name!r} is an encoder: NV-Embed takes the causal mask off a decoder")
+        raise UserError(f"the backbone {name!r} is an encoder: NV-Embed needs a decoder, whose causal mask it removes")
 
 
 def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
-    """A checkpoint of adapters and pooling on what the run started from, adapters merged."""
+    """Load a checkpoint of adapters and pooling with its base model, and merge the adapters."""
     adapters = LoraConfig.from_pretrained(str(folder))
     config = NVEmbedConfig.from_pretrained(folder)
     latent = config.latent_attention_config
@@ -124,8 +124,8 @@ def _check_settings(name: str, trained: NVEmbedConfig, given: dict[str, Any]) ->
     for option, value in given.items():
         if there[option] != value:
             raise UserError(
-                f"{name} is an NV-Embed already, with --{option} {there[option]}: leave --{option} {value} out,"
-                " or start from a decoder"
+                f"{name} is an NV-Embed model with --{option} {there[option]}: leave out --{option} {value}, or start from a"
+                " decoder"
             )
 
 

@@ -1,4 +1,4 @@
-"""Rows of a mixture to the tensors of a batch: its distinct texts, each with its own instruction."""
+"""Collator of NV-Embed: rows of a mixture to a batch of distinct texts, each with its own instruction."""
 
 import hashlib
 from collections.abc import Callable
@@ -16,10 +16,10 @@ ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK = "anchor_prompt", "document_prompt", "task
 
 
 def text_columns(dataset: Dataset) -> list[str]:
-    """The columns of a mixture that hold texts, in order: anchor, positive, negative_1 to negative_N.
+    """Return the text columns of a mixture in order: anchor, positive, negative_1 to negative_N.
 
     Raises:
-        UserError: if one is missing.
+        UserError: a column is missing.
     """
     names = set(dataset.column_names)
     negatives = sorted(
@@ -28,22 +28,21 @@ def text_columns(dataset: Dataset) -> list[str]:
     needed = ["anchor", "positive", *negatives]
     if missing := [name for name in (*needed, TASK, ANCHOR_PROMPT, DOCUMENT_PROMPT) if name not in names]:
         raise UserError(
-            f"the training data has no column {missing[0]!r}; there are {', '.join(dataset.column_names)} (a mixture has task,"
+            f"the training data has no column {missing[0]!r}, only {', '.join(dataset.column_names)} (a mixture has task,"
             " anchor_prompt and document_prompt; pairs have none of the three)"
         )
     return needed
 
 
 class NVEmbedCollator:
-    r"""Tokenises the distinct texts of a batch, longest first, and says which row they belong to.
+    r"""Tokenize the distinct texts of a batch, longest first, with labels that say where each row's texts are.
 
-    Every text is its prompt and itself in one string, so that EOS, truncation and padding are those of the model's own
-    `preprocess`. What sentence-transformers cannot do is a prompt for each text of a batch: its `Pooling` knows one
-    `prompt_length`. So the batch has a `pool_mask`, without padding and without the tokens of the text's own prompt; it
-    counts those as sentence-transformers does (with BOS, without EOS).
+    Prompt and text are tokenized as one string by the model's own `preprocess`, which adds EOS, truncates and pads. In
+    sentence-transformers, `Pooling` has one `prompt_length` for all texts of a batch, so the batch has a `pool_mask`, which is zero
+    on padding and on the tokens of each text's own prompt. These are counted as in sentence-transformers (with BOS, without EOS).
 
-    With a tokenizer that knows words, adds EOS (2) and pads with 0, and two rows of one task, where "sea" is both the
-    positive of the first row and the negative of the second:
+    Example: a tokenizer of words that appends EOS (2) and pads with 0, and two rows of one task, where "sea" is the positive of
+    the first row and the negative of the second:
 
     >>> from types import SimpleNamespace
     >>> words = ["", "", "</s>", "Query:", "salt", "water", "sea", "fox", "red"]
@@ -73,18 +72,18 @@ class NVEmbedCollator:
             [0, 1, 1, 0],
             [1, 1, 0, 0],
             [1, 1, 0, 0]])
-    >>> batch["label"][..., 0]  # (rows, columns): where the text stands above
+    >>> batch["label"][..., 0]  # (rows, columns): index of the text above
     tensor([[0, 3, 1],
             [2, 4, 3]])
-    >>> batch["label"][0, 1, 1] == batch["label"][1, 2, 1]  # the other half: a number for the text, prompt aside
+    >>> batch["label"][0, 1, 1] == batch["label"][1, 2, 1]  # the rest: a hash of the text without its prompt
     tensor(True)
 
     Args:
-        model: whose `preprocess` makes tokens of texts.
-        columns: the columns that hold texts, the anchor first.
+        model: model whose `preprocess` tokenizes the texts.
+        columns: text columns, the anchor first.
     """
 
-    # What sentence-transformers' trainer reads off its collator.
+    # Read by sentence-transformers' trainer.
     valid_label_columns: tuple[str, ...] = ()
 
     def __init__(self, model: SentenceTransformer, columns: list[str]) -> None:
@@ -95,15 +94,15 @@ class NVEmbedCollator:
         self._prompt_lengths: dict[str, int] = {"": 0}
 
     def check_prompts(self, dataset: Dataset) -> None:
-        """Measures the prompts of a data set.
+        """Check that the prompts of a data set leave room for text.
 
         Raises:
-            UserError: if one leaves no room for a text, with the name of its task.
+            UserError: a prompt leaves no room; names its task.
         """
         for column in (ANCHOR_PROMPT, DOCUMENT_PROMPT):
             for prompt in dataset.unique(column):
                 length = self._prompt_length(prompt)
-                # One token for the text; a text of which only EOS is pooled would say nothing of it.
+                # At least one token of the text besides EOS must fit.
                 if prompt and self.max_length is not None and length + 2 > self.max_length:
                     task = dataset[TASK][list(dataset[column]).index(prompt)]
                     raise UserError(
@@ -118,14 +117,14 @@ class NVEmbedCollator:
         return self._prompt_lengths[prompt]
 
     def __call__(self, rows: list[dict[str, str]]) -> dict[str, Any]:
-        """The batch: `text_*` (T, L) for the model, `label` (rows, columns, 2) for the loss."""
+        """Make a batch: `text_*` (T, L) for the model, `label` (rows, columns, 2) for the loss."""
         place_of: dict[tuple[str, str], int] = {}
-        places, names = [], []
+        places, hashes = [], []
         for row in rows:
             for column in self.columns:
                 prompt = row[ANCHOR_PROMPT if column == self.columns[0] else DOCUMENT_PROMPT]
                 places.append(place_of.setdefault((prompt, row[column]), len(place_of)))
-                names.append(_number(row[column]))
+                hashes.append(_hash(row[column]))
         features = self.preprocess([prompt + text for prompt, text in place_of])
         length_T = features["attention_mask"].sum(1)
         order_T = torch.argsort(length_T, descending=True, stable=True)
@@ -135,13 +134,11 @@ class NVEmbedCollator:
         batch = {
             f"text_{name}": value[order_T] if isinstance(value, Tensor) else value for name, value in features.items()
         }
-        batch["text_lengths"] = length_T[
-            order_T
-        ].tolist()  # a list, which stays on the host, where the loss asks for it
-        label = torch.stack([torch.argsort(order_T)[torch.tensor(places)], torch.tensor(names)], dim=-1)
+        batch["text_lengths"] = length_T[order_T].tolist()  # a list stays on the host, where the loss needs it
+        label = torch.stack([torch.argsort(order_T)[torch.tensor(places)], torch.tensor(hashes)], dim=-1)
         return {"label": label.view(len(rows), len(self.columns), 2), **batch}
 
 
-def _number(text: str) -> int:
-    """63 bits that stand for the text, the same in every process."""
+def _hash(text: str) -> int:
+    """Return a 63-bit hash of a text, equal in all processes."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,11 +1,11 @@
-r"""NV-Embed as a sentence-transformers model: stock modules around remote code, live for training or as a folder.
+r"""Export NV-Embed as a sentence-transformers model with remote code, either in memory for training or as a folder.
 
-`NVEmbedModel` returns its states after the latent attention, so `Pooling` and `Normalize` are sentence-transformers' own:
-the mean (or the last token) of those states without the prompt's tokens.
+`NVEmbedModel` returns its states after the latent attention, so the other modules are stock: `Pooling` takes the mean (or the last
+token) of these states without the tokens of the prompt, and `Normalize` scales the result to length 1.
 
-Pooling leaves out as many tokens as the prompt has alone. A prompt such as "Instruct: ...\nQuery: " ends with a space,
-which alone is a token but before a text is part of its first word: one token of the text would be left out, too. So the
-tokenizer drops white space at the end of what it is given, by a stock normalizer in its tokenizer.json.
+`Pooling` excludes as many tokens as the prompt has on its own. A prompt such as "Instruct: ...\nQuery: " ends with a space, which is a
+token on its own, but part of the first word when a text follows: one token of the text would be excluded, too. The tokenizer
+therefore removes white space at the end of its input, with a stock normalizer in tokenizer.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from revela_hub.trainers.nvembed.checkpoint import NVEmbedStart
 
 
 def assemble_nvembed(loaded: NVEmbedStart, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Writes the embedder, adapters merged, with the code of this package."""
+    """Write the embedder with its code, with adapters merged."""
     model, tokenizer, prompts = loaded.model, loaded.tokenizer, loaded.prompts
     length = assembly.max_length or model.config.max_seq_length or 512
     export_nvembed(model, tokenizer, folder, max_length=length, prompts=prompts, dtype=assembly.dtype)
@@ -50,9 +50,9 @@ def assemble_nvembed(loaded: NVEmbedStart, checkpoint: Path, folder: Path, assem
 
 
 def nvembed_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return a copy that ends every text with EOS, pads on the right and drops white space at the end of a text.
+    """Return a copy that appends EOS to every text, pads on the right and removes white space at the end of a text.
 
-    Applied twice it changes nothing more.
+    The function can be applied twice.
 
     Raises:
         UserError: the tokenizer has no end-of-sequence token, or is not a fast tokenizer.
@@ -63,8 +63,8 @@ def nvembed_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
         strip = normalizers.Strip(left=False, right=True)
         before = [] if backend.normalizer is None else [backend.normalizer]
         backend.normalizer = normalizers.Sequence([strip, *before])
-    # The plain class, because Llama's, which Mistral has too, does not read the normalizer back from tokenizer.json. It
-    # has no chat template either, which sentence-transformers would put around every text.
+    # The plain class, because that of Llama and Mistral does not load the normalizer from tokenizer.json. It also has no chat
+    # template, which sentence-transformers would apply to every text.
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         model_max_length=tokenizer.model_max_length,
@@ -81,16 +81,16 @@ def nvembed_encoder(
     max_length: int = 512,
     prompts: dict[str, str],
 ) -> SentenceTransformer:
-    """A sentence-transformers model around the given one, to be trained or used: `encoder[0].model is model`.
+    """Return a sentence-transformers model around a model, for training or use: `encoder[0].model is model`.
 
-    What its `save` writes loads with `SentenceTransformer(folder, trust_remote_code=True)`. The model's configuration gets
-    the maximum length, and the correct instruction mask.
+    The folder written by its `save` loads with `SentenceTransformer(folder, trust_remote_code=True)`. The maximum length and the
+    correct instruction mask are set in the model's configuration.
 
     Args:
-        model: the model, which is not copied.
-        tokenizer: the decoder's; it is copied, and made to end texts with EOS.
-        max_length: tokens kept of prompt and text, EOS included.
-        prompts: text put before every input, under the names `query` and `document` (by default none) and of tasks.
+        model: model, which is not copied.
+        tokenizer: tokenizer of the decoder; a copy that appends EOS is used.
+        max_length: maximum tokens of prompt and text, EOS included.
+        prompts: texts put before inputs, under the names `query` and `document` (by default empty) and those of tasks.
 
     Raises:
         UserError: a prompt leaves no room for text, or the tokenizer has no EOS.
@@ -102,7 +102,7 @@ def nvembed_encoder(
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(tokenizer, Path(folder), max_length=length)
         transformer = _LiveTransformer(folder, model)
-    # Nothing of it is left to be special, and sentence-transformers saves a module under the name of its class.
+    # sentence-transformers saves a module under the name of its class, which has to be the stock one.
     transformer.__class__ = Transformer
     mode: Any = "lasttoken" if settings.pooling == "last" else "mean"
     pooling = Pooling(model.config.hidden_size, pooling_mode=mode, include_prompt=False)
@@ -111,7 +111,7 @@ def nvembed_encoder(
         prompts=dict(settings.prompts),
         similarity_fn_name="cosine",
         device=str(model.device),
-        trust_remote_code=True,  # its checkpoints, which the trainer reads again when it resumes, hold our own code
+        trust_remote_code=True,  # checkpoints, which a resumed run loads, contain our code
     )
 
 
@@ -124,25 +124,25 @@ def export_nvembed(
     prompts: dict[str, str],
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Write a folder that loads without this package, code included.
+    """Write a folder that loads without this package, with its code.
 
-    `SentenceTransformer(folder, trust_remote_code=True)` gives the vectors of `NVEmbedModel` with the prompt's tokens left
-    out; `AutoModel.from_pretrained(folder, trust_remote_code=True)` is the model itself, whose `encode` gives them, too.
+    `SentenceTransformer(folder, trust_remote_code=True)` and the `encode` method of
+    `AutoModel.from_pretrained(folder, trust_remote_code=True)` return the vectors of `NVEmbedModel`, which exclude the tokens of the
+    prompt.
 
     Args:
-        model: the model, adapters merged.
-        tokenizer: the decoder's; it is copied, and made to end texts with EOS.
-        folder: where to write; made if it is not there.
-        max_length: tokens kept of prompt and text, EOS included; lowered to what tokenizer and positions allow.
-        prompts: text put before every input, under the names `query` and `document` (by default none) and of tasks.
-        dtype: type of the stored weights; by default the one they have.
+        model: model with merged adapters.
+        tokenizer: tokenizer of the decoder; a copy that appends EOS is written.
+        folder: output folder, created if it does not exist.
+        max_length: maximum tokens of prompt and text, EOS included; lowered to the limits of tokenizer and model.
+        prompts: texts put before inputs, under the names `query` and `document` (by default empty) and those of tasks.
+        dtype: dtype of the stored weights; by default unchanged.
 
     Raises:
-        UserError: a prompt leaves no room for text, the model still carries adapters, or the tokenizer has
-            no EOS.
+        UserError: a prompt leaves no room for text, the model has adapters that are not merged, or the tokenizer has no EOS.
     """
     if any("lora_" in name for name, _ in model.named_parameters()):
-        raise UserError("the model still carries its LoRA adapters: merge them first (merge_and_unload)")
+        raise UserError("the model has LoRA adapters: merge them first (merge_and_unload)")
     settings, folder = _settings(model, prompts, max_length), Path(folder)
     tokenizer = nvembed_tokenizer(tokenizer)
     length = _checked_length(model, tokenizer, settings)
@@ -157,10 +157,10 @@ def export_nvembed(
 
 
 class _LiveTransformer(Transformer):
-    """sentence-transformers' module around a model that is there already: its constructor takes only names and folders."""
+    """Stock `Transformer` module with an existing model; the constructor of the stock class only accepts names and folders."""
 
     def __init__(self, tokenizer_folder: str, model: NVEmbedModel) -> None:
-        # torch forbids modules as attributes before its own constructor has run.
+        # torch does not allow setting modules as attributes before its constructor has run.
         self.__dict__["_live"] = model
         super().__init__(tokenizer_folder)
         del self.__dict__["_live"]
@@ -180,7 +180,7 @@ def _settings(model: NVEmbedModel, prompts: dict[str, str], max_length: int) -> 
 
 
 def _checked_length(model: NVEmbedModel, tokenizer: PreTrainedTokenizerBase, settings: RetrieverSettings) -> int:
-    """The maximum length, lowered to what tokenizer and positions allow, after a look at the prompts."""
+    """Return the maximum length, lowered to the limits of tokenizer and model, and check that prompts leave room for text."""
     length = text_length(model.config.text_config, tokenizer, settings.max_length)
     for name, prompt in settings.prompts.items():
         tokens = len(tokenizer(prompt)["input_ids"])

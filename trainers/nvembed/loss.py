@@ -2,19 +2,18 @@ r"""The contrastive loss of NV-Embed (arXiv 2405.17428, section 4.1), for batche
 
     L = - mean_i log( exp(cos(q_i, p_i) / t) / sum_{c in C_i} exp(cos(q_i, c) / t) )
 
-C_i holds the positive p_i and the row's hard negatives; with in-batch negatives also the positives and negatives of all
-other rows, of all devices.
+C_i contains the positive p_i and the row's hard negatives; with in-batch negatives also the positives and negatives of all
+other rows on all devices.
 
-Why not sentence-transformers' `CachedMultipleNegativesRankingLoss`, whose GradCache this uses (`CachedLossMixin`):
-- it cannot leave the other rows out (stage two);
-- it takes a passage that is right for one row and a negative of another for a negative of the first; here what has the
-  text of the row's positive or query, or is the positive of the same query, is left out of C_i, on whatever device it is;
-- it embeds a batch column by column. Here the batch is one list of its distinct texts, longest first, and those of about
-  one length go through the model together. With the tasks of examples/nvembed/local.yaml at 512 tokens the padding is
-  then 10% of the tokens, where column by column it is 90% (stage one) and 190% (stage two). A text that stands in
-  several rows is embedded once.
+Differences from sentence-transformers' `CachedMultipleNegativesRankingLoss`, whose GradCache (`CachedLossMixin`) is used here:
+- other rows can be left out (stage two);
+- false negatives are left out of C_i, on all devices: passages with the text of the row's positive or query, and positives of
+  the same query in other rows;
+- the batch is one list of distinct texts, longest first, and texts of similar length are embedded together, instead of column by
+  column. With the tasks of examples/nvembed/local.yaml at 512 tokens, padding adds 10% to the tokens, instead of 90% (stage one)
+  and 190% (stage two). A text in several rows is embedded once.
 
-Letters: T distinct texts, B rows, C columns (query, positive, negatives), D dimensions, W processes, N = W B (C - 1).
+Shapes: T distinct texts, B rows, C columns (query, positive, negatives), D dimensions, W processes, N = W B (C - 1).
 """
 
 from collections.abc import Iterable
@@ -33,23 +32,23 @@ from torch.nn import functional as F  # noqa: N812 (as everywhere)
 from revela_hub.trainers.nvembed import PAPER
 
 SIMILAR_LENGTH = 0.75
-"""Texts as long as this share of the longest go through the model with it."""
+"""Texts of at least this fraction of the longest text's length are embedded in the same batch."""
 COLUMN = "is_a_column"
-"""Marks the features of a data set's column, whose texts stand in the order of the rows and have one prompt."""
+"""Key of features that are a column of the data set, with texts in the order of the rows and one prompt for all."""
 
 
 class NVEmbedLoss(CachedLossMixin, nn.Module):
-    """InfoNCE over the texts of a batch, with or without the other rows' passages.
+    """InfoNCE over the texts of a batch, with or without the passages of other rows as negatives.
 
-    It stands alone: with sentence-transformers' own trainer and collator it takes the columns anchor, positive and any
-    number of negatives, each with one prompt. `NVEmbedCollator` gives every text its own prompt and each text once.
+    The loss also works with sentence-transformers' own trainer and collator, with the columns anchor, positive and any number of
+    negatives and one prompt per column. With `NVEmbedCollator`, every text has its own prompt.
 
     Args:
-        model: embeds the texts.
-        temperature: of the softmax.
-        in_batch_negatives: whether the other rows' passages are negatives.
-        mini_batch_size: texts that are embedded at a time.
-        mini_batch_num_tokens: instead of it, how many tokens, padding not counted.
+        model: model that embeds the texts.
+        temperature: temperature of the softmax.
+        in_batch_negatives: whether the passages of other rows are negatives.
+        mini_batch_size: texts embedded at a time.
+        mini_batch_num_tokens: tokens embedded at a time, without padding; replaces `mini_batch_size`.
     """
 
     def __init__(
@@ -72,30 +71,31 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         self.mini_batch_num_tokens = mini_batch_num_tokens
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """The loss of a batch, a scalar.
+        """Return the loss of a batch, a scalar.
 
         Args:
-            sentence_features: one dict of the batch's texts, of `NVEmbedCollator`; or one of each column, B texts each.
-            labels: (B, C, 2), see `NVEmbedCollator`; of columns not used.
+            sentence_features: one dict with the texts of the batch, from `NVEmbedCollator`; or one dict per column, with B texts
+                each.
+            labels: (B, C, 2), see `NVEmbedCollator`; not used with columns.
         """
         features = list(sentence_features)
         if len(features) > 1:
             columns: list[dict[str, Any]] = [{**column, COLUMN: True} for column in features]
             loss: Tensor = self.forward_cached(columns, _places_and_numbers(features))
-        elif self._fits(features[0]):  # nothing to cache: embedding everything twice would gain nothing
+        elif self._fits(features[0]):  # fits into one mini-batch, so there is nothing to cache
             loss = self.calculate_loss([[self._embed(features[0], 0, len(features[0]["input_ids"]))]], labels)
         else:
             loss = self.forward_cached(features, labels)
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What sentence-transformers' model card says of the loss."""
+        """Return the settings of the loss for sentence-transformers' model card."""
         names = ("temperature", "in_batch_negatives", "mini_batch_size", "mini_batch_num_tokens")
         return {name: getattr(self, name) for name in names}
 
     @property
     def citation(self) -> str:
-        """The paper's."""
+        """BibTeX entry of the paper."""
         return PAPER.bibtex
 
     def _fits(self, features: dict[str, Tensor]) -> bool:
@@ -113,13 +113,13 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         copy_random_state: bool,
         random_state: RandContext | None = None,
     ) -> tuple[Tensor, RandContext | None]:
-        """The mixin's, by lengths: embeds some texts, with the random numbers of the first time if those are given."""
+        """Embed some texts as in the mixin, but by length; with `random_state`, repeat the random numbers of a first pass."""
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
             state = RandContext(*sentence_feature.values()) if copy_random_state else None
             return self._embed(sentence_feature, begin, end), state
 
     def _embed(self, features: dict[str, Any], begin: int, end: int) -> Tensor:
-        """Embeddings (end - begin, D); texts of `NVEmbedCollator` are sorted by length and padded on the right."""
+        """Return the (end - begin, D) embeddings; texts of `NVEmbedCollator` are sorted by length and padded on the right."""
         if COLUMN in features:
             part = {k: v[begin:end] if isinstance(v, Tensor) else v for k, v in features.items() if k != COLUMN}
             embedding_TD: Tensor = self.model(part)["sentence_embedding"]
@@ -138,18 +138,18 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """The loss, given the embeddings of all texts.
+        """Return the loss, given the embeddings of all texts.
 
         Args:
-            reps: a list for each dict of features, of the mini-batches' embeddings (t, D).
+            reps: for each dict of features, the embeddings (t, D) of its mini-batches.
             labels: (B, C, 2).
-            with_backward: whether to go backward to the embeddings, and return the loss detached.
+            with_backward: whether to compute the gradients of the embeddings, and return the detached loss.
         """
         assert labels is not None  # made by the collator or by `forward`
         embedding_TD = torch.cat([part for column in reps for part in column])
         embedding_TD = embedding_TD.to(torch.promote_types(embedding_TD.dtype, torch.float32))
         place_BC, text_BC = labels.unbind(-1)
-        # In bf16 cosines near 1 are 0.004 apart: at temperature 0.02 a step of 0.2 in the exponent.
+        # In bf16, cosines near 1 have a resolution of 0.004, which is 0.2 in the exponent at temperature 0.02.
         with torch.autocast(embedding_TD.device.type, enabled=False):
             vector_BCD = F.normalize(embedding_TD, dim=-1)[place_BC]
             loss = (self._in_batch if self.in_batch_negatives else self._own)(vector_BCD, text_BC)
@@ -159,7 +159,7 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         return loss
 
     def _own(self, vector_BCD: Tensor, text_BC: Tensor) -> Tensor:
-        """Stage two: the row's own negatives only."""
+        """Return the loss of stage two, with the row's own negatives only."""
         score_BC = torch.einsum("bd,bcd->bc", vector_BCD[:, 0], vector_BCD[:, 1:]) / self.temperature
         wrong_BC = (text_BC[:, 1:] == text_BC[:, 1:2]) | (text_BC[:, 1:] == text_BC[:, :1])
         wrong_BC[:, 0] = False
@@ -167,7 +167,7 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         return F.cross_entropy(score_BC.masked_fill(wrong_BC, -torch.inf), target_B)
 
     def _in_batch(self, vector_BCD: Tensor, text_BC: Tensor) -> Tensor:
-        """Stage one: the passages of all rows of all processes."""
+        """Return the loss of stage one, with the passages of all rows of all processes."""
         query_BD, passage_BCD, first = vector_BCD[:, 0], vector_BCD[:, 1:], 0
         all_text_BC = text_BC
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -176,32 +176,32 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         score_BN = query_BD @ passage_BCD.flatten(0, 1).T / self.temperature
         columns = passage_BCD.shape[1]
         target_B = columns * (first + torch.arange(len(score_BN), device=score_BN.device))
-        wrong_BN = _right_for_the_query(text_BC, all_text_BC).scatter(1, target_B[:, None], False)
+        wrong_BN = _false_negatives(text_BC, all_text_BC).scatter(1, target_B[:, None], False)
         return F.cross_entropy(score_BN.masked_fill(wrong_BN, -torch.inf), target_B)
 
 
-def _right_for_the_query(text_BC: Tensor, all_text_BC: Tensor) -> Tensor:
-    """Which passages are no negatives of which query (B, N): its positive or itself, or the positive of the same query."""
+def _false_negatives(text_BC: Tensor, all_text_BC: Tensor) -> Tensor:
+    """Return (B, N), True on passages equal to a row's positive or query, and on positives of the same query."""
     query_B1, positive_B1 = text_BC[:, :1], text_BC[:, 1:2]
     passage_N = all_text_BC[:, 1:].flatten()
     right_BN = (passage_N == positive_B1) | (passage_N == query_B1)
-    same_query_BW = all_text_BC[:, 0] == query_B1  # W here counts the rows of all processes
+    same_query_BW = all_text_BC[:, 0] == query_B1  # W is the rows of all processes here
     right_BN[:, :: all_text_BC.shape[1] - 1] |= same_query_BW
     return right_BN
 
 
 def _lengths(features: dict[str, Any]) -> list[int]:
-    """The texts' lengths in tokens, as the collator knows them, or else asked of the device."""
+    """Return the lengths of texts in tokens: those of the collator, or else computed on the device."""
     lengths: list[int] = features["lengths"] if "lengths" in features else features["attention_mask"].sum(1).tolist()
     return lengths
 
 
 def _places_and_numbers(columns: list[dict[str, Tensor]]) -> Tensor:
-    """(B, C, 2) for columns of B texts each: where a text's embedding stands, and a number that its tokens have alone."""
+    """Return (B, C, 2) for columns of B texts each: the index of a text's embedding, and a hash of its tokens."""
     numbers = []
     for features in columns:
         token_BL = (features["input_ids"] + 1) * features["attention_mask"]
-        order_BL = features["attention_mask"].cumsum(1)  # the same on whichever side the padding is
+        order_BL = features["attention_mask"].cumsum(1)  # does not depend on the padding side
         numbers.append((token_BL * _scrambled(order_BL * 2**20 + token_BL)).sum(1))
     number_BC = torch.stack(numbers, dim=1)
     rows, count = number_BC.shape
@@ -212,16 +212,16 @@ def _places_and_numbers(columns: list[dict[str, Tensor]]) -> Tensor:
 
 
 def _scrambled(number: Tensor) -> Tensor:
-    """A 64-bit hash (the finaliser of SplitMix64, with arithmetic shifts), on the device."""
+    """Return a 64-bit hash (the finaliser of SplitMix64, with arithmetic shifts), computed on the device."""
     number = (number ^ (number >> 30)) * -4658895280553007687
     number = (number ^ (number >> 27)) * -7723592293110705685
     return number ^ (number >> 31)
 
 
 def _pool_by_row(pooling: nn.Module, arguments: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-    """What goes into `Pooling`: in training its mask is that of the batch, in which each text lacks its own prompt.
+    """Replace the mask of `Pooling` with that of the batch, which excludes the prompt of each text, as a forward pre-hook.
 
-    A hook rather than a class of its own, so that the model stays one of stock modules.
+    It is a hook instead of a class, so that the model consists of stock modules.
     """
     features, *rest = arguments
     if "pool_mask" in features:

@@ -1,4 +1,4 @@
-"""Arguments of a RetroMAE run and of its data; the defaults are the paper's (arXiv 2205.12035, section 4.1.3)."""
+"""Training and data arguments of RetroMAE, with the defaults of the paper (arXiv 2205.12035, section 4.1.3)."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RetroMAETrainingArguments(RunArguments):
-    """`TrainingArguments` with the paper's defaults; one row of the data set is a span of text."""
+    """`TrainingArguments` with the paper's defaults; a row of the data set is a span of text."""
 
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
     per_device_train_batch_size: int = field(
@@ -32,7 +32,7 @@ class RetroMAETrainingArguments(RunArguments):
 
 @dataclass
 class RetroMAEDataArguments(TextArguments):
-    """What RetroMAE is pre-trained on. The defaults are those of the paper where it names them."""
+    """Data of a RetroMAE run. The defaults are the paper's, as far as it gives them."""
 
     _argument_group_name = "data"
 
@@ -54,13 +54,13 @@ class RetroMAEDataArguments(TextArguments):
 
 
 def load_spans(arguments: RetroMAEDataArguments, tokenizer: "PreTrainedTokenizerBase") -> "tuple[Dataset, ReadReport]":
-    """Reads, tokenises and packs what the arguments name; see `build_spans` for the columns.
+    """Read the sources, and tokenize and pack them into spans; see `build_spans` for the columns.
 
     Returns:
-        The spans, and the report to show.
+        The spans, and a report of what was read.
 
     Raises:
-        UserError: Anything that `build_spans` raises.
+        UserError: `build_spans` raises an error.
     """
     report = ReadReport()
     spans = build_spans(

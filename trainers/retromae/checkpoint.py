@@ -1,4 +1,4 @@
-"""What a RetroMAE run starts from and leaves behind: the model with its decoder, and the tokenizer."""
+"""Load the model and tokenizer that a RetroMAE run starts from, or that it saved."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.pickles import refuse_pickles
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.roles import refuse_fused
-from revela_hub.trainers.common.weights import load_whole, refuse_remote_code
+from revela_hub.trainers.common.weights import checkpoint_config, load_whole, refuse_remote_code
 
 
 @dataclass
 class RetroMAECheckpoint:
-    """A model and the tokenizer that goes with it."""
+    """A model with its decoder, and its tokenizer."""
 
     model: RetroMAEForPreTraining
     tokenizer: PreTrainedTokenizerBase
@@ -33,18 +33,18 @@ def load_retromae_encoder(
     attn_implementation: str | None = None,
     **config: Any,
 ) -> RetroMAECheckpoint:
-    """Loads what to pre-train: an encoder, which gets a fresh decoder, or a RetroMAE model, which keeps its own.
+    """Load a model to pre-train: an encoder, which gets a new decoder, or a RetroMAE model with its decoder.
 
     Args:
         encoder: Hub id or folder, or a loaded model with its masked-LM head.
-        tokenizer: by default the one that is where the encoder is.
-        trust_remote_code: for tokenizers whose code lies in their repository; models with such code are refused.
-        attn_implementation: of the encoder; None for transformers' choice.
+        tokenizer: by default that of the encoder.
+        trust_remote_code: whether to run tokenizer code from the repository; models that need remote code are rejected.
+        attn_implementation: of the encoder; None for the default of transformers.
         **config: fields of `RetroMAEConfig`.
 
     Raises:
-        UserError: if it cannot be loaded, is no encoder with a masked-LM head, has no mask token, or is a RetroMAE model
-            with another decoder than `config` asks for.
+        UserError: the model cannot be loaded, is not an encoder with a masked-LM head, has no mask token, or is a RetroMAE
+            model whose decoder differs from `config`.
     """
     given, name = unwrapped(encoder), name_of(encoder)
     with loading(f"cannot load the encoder {name!r}", name):
@@ -53,7 +53,7 @@ def load_retromae_encoder(
             model = load_whole(RetroMAEForPreTraining, name, dtype=torch.float32)
             if attn_implementation is not None:
                 model.encoder.set_attn_implementation(attn_implementation)
-            # With the configuration at hand, transformers does not ask whether it may run the folder's code to read it.
+            # Given the configuration, transformers does not ask to run the folder's code in order to read it.
             tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, config=model.config)
         else:
             if isinstance(given, str):
@@ -66,26 +66,21 @@ def load_retromae_encoder(
     refuse_remote_code(name, model)
     for field, value in config.items():
         if (kept := getattr(model.config, field)) != value:
-            raise UserError(f"{name} was pre-trained with {field}={kept}: go on with that, or start from its encoder")
-    Vocabulary.of(tokenizer)  # says what is missing before any text is read
+            raise UserError(f"{name} was pre-trained with {field}={kept}: keep that, or start from its encoder")
+    Vocabulary.of(tokenizer)  # raises an error before any text is read
     if len(tokenizer) > (vocabulary := model.config.get_text_config().vocab_size):
         raise UserError(f"the tokenizer of {name} has {len(tokenizer)} tokens, more than the model's {vocabulary}")
     return RetroMAECheckpoint(model, tokenizer)
 
 
 def load_retromae_checkpoint(folder: str | Path) -> RetroMAECheckpoint:
-    """Loads a folder that `RetroMAETrainer` saved, in float32 and in eval mode.
+    """Load a folder that `RetroMAETrainer` saved, in float32 and in eval mode.
 
     Raises:
-        UserError: if the folder is no RetroMAE checkpoint, or is damaged.
+        UserError: the folder is not a RetroMAE checkpoint, or is damaged.
     """
-    folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is not a checkpoint: it holds no config.json")
     with loading(f"cannot load {folder}", folder):
-        fields, _ = PreTrainedConfig.get_config_dict(folder)
-        if fields.get("model_type") != RetroMAEConfig.model_type:
-            raise UserError(f"{folder / 'config.json'} is not of a RetroMAE checkpoint")
+        checkpoint_config(folder, RetroMAEConfig.model_type, "RetroMAE")
         model = load_whole(RetroMAEForPreTraining, folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     return RetroMAECheckpoint(model.eval(), tokenizer)

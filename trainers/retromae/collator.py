@@ -1,4 +1,4 @@
-"""Spans of tokens to the tensors of a RetroMAE step (arXiv 2205.12035, section 3)."""
+"""Collator of RetroMAE: spans of tokens to the tensors of a training step (arXiv 2205.12035, section 3)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from revela_hub.data.text.masking import (
-    Bools,
-    Tokens,
-    masked_tokens,
-    replace_chosen,
-    visibility,
-    whole_word_masks,
-)
-from revela_hub.errors import UserError
-from revela_hub.trainers.common.masked import MaskedCollator
+from revela_hub.data.text.masking import visibility
+from revela_hub.trainers.common.masked import IGNORED, MaskedCollator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,31 +15,26 @@ if TYPE_CHECKING:
 Decoding: TypeAlias = Literal["enhanced", "basic", "none"]
 
 MASK_SETS = 128
-"""Sets of hidden tokens that the rows of a passage share among them (the original: 128, later 256)."""
-
-_IGNORED = -100
+"""Number of sets of hidden tokens that the rows of a passage share (the original: 128, later 256)."""
 
 
 class RetroMAECollator(MaskedCollator):
-    """Makes a batch of rows of `build_spans`: `[CLS] span [SEP]`, masked lightly for the encoder, heavily for the decoder.
+    """Make batches of rows of `build_spans`: `[CLS] span [SEP]`, masked lightly for the encoder, heavily for the decoder.
 
-    Encoder: whole words, `encoder_mask_ratio` of the tokens; of the chosen tokens 80% become `[MASK]`, 10% a random
-    token that is not special (in the original: any token), and 10% stay. Labels are the chosen tokens.
+    Encoder: whole words are masked, `encoder_mask_ratio` of the tokens. Of the masked tokens, 80% become `[MASK]`, 10% a random
+    token that is not special (in the original: any token), and 10% stay. Labels are the masked tokens.
 
-    Decoder, `"enhanced"`: its input is the original span. Position i (a row of `decoder_attention_mask`) sees all keys
-    but `decoder_mask_ratio` of the tokens, whole words again, and itself; the hidden words of each row are drawn from
-    `min(L, 128)` sets of them. `[CLS]`, whose place the sentence vector takes, and `[SEP]` are seen by every row but
-    their own; padding is seen by none, and sees nothing. Labels are all original tokens but the special ones.
-    `"basic"`: a second mask of whole words, all of it `[MASK]`, and labels there; (B, L) attention mask.
-    `"none"`: no decoder, and no tensors for it.
+    Decoder, `"enhanced"`: the input is the original span. Position i (a row of `decoder_attention_mask`) attends to all keys
+    except itself and `decoder_mask_ratio` of the tokens, again whole words; the hidden words of a row are drawn from
+    `min(L, 128)` sets. All rows attend to `[CLS]`, which the sentence vector replaces, and to `[SEP]`, except their own; padding
+    neither attends nor is attended to. Labels are all original tokens except special ones.
+    `"basic"`: a second mask of whole words, all replaced by `[MASK]`, with labels there; the attention mask is (B, L).
+    `"none"`: no tensors for a decoder.
 
-    What is drawn comes from `(seed, epoch, span)` alone, so that it differs from epoch to epoch, and is the same in
-    whichever batch, process or worker a span is, and after a run is resumed; the encoder's part is the same for every
-    `decoder`. The trainer sets `epoch` before it iterates; the number lies in shared memory, so that workers which live
-    on from epoch to epoch see it too.
+    The masks of the encoder are the same for every `decoder`. The trainer sets `epoch` before each epoch.
 
-    Example: two spans, with `[PAD]` 0, `[CLS]` 1, `[SEP]` 2, `[MASK]` 3, then `a` 4, `b` 5, ... The word `b c` is
-    hidden as a whole or not at all; the only word of the second span is hidden from every row.
+    Example: two spans, with `[PAD]` 0, `[CLS]` 1, `[SEP]` 2, `[MASK]` 3, then `a` 4, `b` 5, ... The word `b c` is either hidden
+    as a whole or visible; the only word of the second span is hidden from every row.
 
     >>> from tokenizers import Tokenizer, models, processors
     >>> from transformers import PreTrainedTokenizerFast
@@ -76,103 +63,59 @@ class RetroMAECollator(MaskedCollator):
     All are int64 of shape (B, L), but `decoder_attention_mask` with enhanced decoding: bool, (B, L, L).
     """
 
-    def __init__(
-        self,
-        tokenizer: "PreTrainedTokenizerBase",
-        *,
-        encoder_mask_ratio: float = 0.3,
-        decoder_mask_ratio: float = 0.5,
-        decoder: Decoding = "enhanced",
-        max_length: int | None = None,
-        pad_to_multiple_of: int = 1,
-        seed: int = 0,
-        epoch: int = 0,
-    ) -> None:
-        """Checks that the tokenizer has what masking needs.
+    decoders = ("enhanced", "basic", "none")
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, decoder: Decoding = "enhanced", **options: Any) -> None:
+        """Check that the tokenizer supports masking.
 
         Args:
-            tokenizer: The one that the spans were made with.
-            encoder_mask_ratio: The share of tokens that the encoder has to predict, special ones counted in the total.
-            decoder_mask_ratio: The share of tokens that are hidden from the decoder (enhanced: from each row).
-            decoder: As in `RetroMAEConfig`.
-            max_length: The tokens of a row that the model has positions for; None: not checked here.
-            pad_to_multiple_of: Widths are rounded up to a multiple of it (8 suits tensor cores), `max_length` at most.
-            seed: For everything that is drawn.
-            epoch: For everything that is drawn.
+            tokenizer: tokenizer that the spans were made with.
+            decoder: as in `RetroMAEConfig`.
+            **options: arguments of `MaskedCollator`.
 
         Raises:
-            UserError: A ratio outside (0, 1); a tokenizer that is not one of a masked language model.
+            UserError: a ratio is outside (0, 1), or the tokenizer is not that of a masked language model.
         """
-        if decoder not in ("enhanced", "basic", "none"):
-            raise UserError(f"decoder is {decoder}; it must be enhanced, basic or none")
-        super().__init__(
-            tokenizer,
-            encoder_mask_ratio=encoder_mask_ratio,
-            decoder_mask_ratio=decoder_mask_ratio,
-            max_length=max_length,
-            pad_to_multiple_of=pad_to_multiple_of,
-            seed=seed,
-            epoch=epoch,
-        )
-        self.decoder = decoder
+        super().__init__(tokenizer, decoder=decoder, **options)
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Makes a batch; see the class for its tensors.
+        """Make a batch; the class describes its tensors.
 
         Args:
-            features: Rows of `build_spans`.
+            features: rows of `build_spans`.
 
         Raises:
-            UserError: A span that is too long, or that another tokenizer made.
+            UserError: a span is too long, or was made with another tokenizer.
         """
-        width = self.width(features, "input_ids", "span")
-        batch = self._empty(len(features), width)
-        epoch = self.epoch
+        batch = self._empty(len(features), self.width(features, "input_ids", "span"))
         for number, row in enumerate(features):
-            generator = np.random.default_rng((self.seed, epoch, row["span"]))
-            length = len(row["input_ids"]) + 2
-            tokens_L = np.full(length, self.vocabulary.first, dtype=np.int64)
-            tokens_L[1:-1], tokens_L[-1] = row["input_ids"], self.vocabulary.last
-            word_starts_L = np.ones(length, dtype=np.bool_)
-            word_starts_L[1:-1] = row["word_starts"]
-            if tokens_L.max() >= self.vocabulary.size:
-                raise UserError(
-                    f"span {row['span']} holds token {tokens_L.max()}, but the tokenizer has {self.vocabulary.size}: "
-                    "make the spans with the tokenizer of the model"
-                )
-            self._fill({name: tensor[number] for name, tensor in batch.items()}, tokens_L, word_starts_L, generator)
+            self._fill({name: tensor[number] for name, tensor in batch.items()}, row)
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
-    def _fill(
-        self, row: dict[str, Any], tokens_L: Tokens, word_starts_L: Bools, generator: np.random.Generator
-    ) -> None:
-        """Masks one span, and writes it to the left of its row of each tensor."""
-        vocabulary, length = self.vocabulary, len(tokens_L)
-        maskable_L = ~vocabulary.is_special[tokens_L]
-        # First, so that they are the same for every decoder.
-        draws_L = generator.random(length)
-        random_L = vocabulary.ordinary[generator.integers(len(vocabulary.ordinary), size=length)]
+    def _fill(self, own: dict[str, Any], row: dict[str, Any]) -> None:
+        """Mask a span, and write it to the left of its row of each tensor."""
+        generator = np.random.default_rng((self.seed, self.epoch, row["span"]))
+        tokens_L = self.tokens(row, "input_ids", "span")
+        length = len(tokens_L)
         sets = {"enhanced": min(length, MASK_SETS), "basic": 1, "none": 0}[self.decoder]
-        sizes_N = np.full(1 + sets, masked_tokens(length, self.decoder_mask_ratio))
-        sizes_N[0] = masked_tokens(length, self.encoder_mask_ratio)
-        masks_NL = whole_word_masks(word_starts_L, maskable_L, sizes_N, generator)
-
-        chosen_L = masks_NL[0]
-        row["encoder_input_ids"][:length] = replace_chosen(tokens_L, chosen_L, draws_L, random_L, vocabulary.mask)
-        row["encoder_attention_mask"][:length] = 1
-        row["encoder_labels"][:length][chosen_L] = tokens_L[chosen_L]
+        ratios = [self.encoder_mask_ratio] + [self.decoder_mask_ratio] * sets
+        masked_L, masks_NL = self.mask_words(tokens_L, row["word_starts"], ratios, generator)
+        own["encoder_input_ids"][:length] = masked_L
+        own["encoder_attention_mask"][:length] = 1
+        own["encoder_labels"][:length][masks_NL[0]] = tokens_L[masks_NL[0]]
         if self.decoder == "enhanced":
             set_L = generator.integers(sets, size=length)
-            row["decoder_input_ids"][:length] = tokens_L
-            row["decoder_attention_mask"][:length, :length] = visibility(masks_NL[1:], set_L)
-            row["decoder_labels"][:length][maskable_L] = tokens_L[maskable_L]
+            maskable_L = ~self.vocabulary.is_special[tokens_L]
+            own["decoder_input_ids"][:length] = tokens_L
+            own["decoder_attention_mask"][:length, :length] = visibility(masks_NL[1:], set_L)
+            own["decoder_labels"][:length][maskable_L] = tokens_L[maskable_L]
         elif self.decoder == "basic":
-            row["decoder_input_ids"][:length] = np.where(masks_NL[1], vocabulary.mask, tokens_L)
-            row["decoder_attention_mask"][:length] = 1
-            row["decoder_labels"][:length][masks_NL[1]] = tokens_L[masks_NL[1]]
+            own["decoder_input_ids"][:length] = np.where(masks_NL[1], self.vocabulary.mask, tokens_L)
+            own["decoder_attention_mask"][:length] = 1
+            own["decoder_labels"][:length][masks_NL[1]] = tokens_L[masks_NL[1]]
 
     def _empty(self, rows: int, width: int) -> dict[str, np.ndarray]:
-        """The tensors of a batch that is all padding."""
+        """Return the tensors of a batch that is all padding."""
         shape = (rows, width)
         batch: dict[str, np.ndarray] = {}
         for part in ("encoder",) if self.decoder == "none" else ("encoder", "decoder"):
@@ -181,5 +124,5 @@ class RetroMAECollator(MaskedCollator):
                 batch[f"{part}_attention_mask"] = np.zeros((*shape, width), dtype=np.bool_)
             else:
                 batch[f"{part}_attention_mask"] = np.zeros(shape, dtype=np.int64)
-            batch[f"{part}_labels"] = np.full(shape, _IGNORED, dtype=np.int64)
+            batch[f"{part}_labels"] = np.full(shape, IGNORED, dtype=np.int64)
         return batch

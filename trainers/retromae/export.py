@@ -1,4 +1,4 @@
-"""What a RetroMAE checkpoint becomes for its readers: the plain encoder, or all of it with the decoder."""
+"""Export a RetroMAE checkpoint: the encoder as a plain model, or the whole model with its decoder."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint
 
 
 def assemble_retromae(loaded: RetroMAECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Writes the encoder with its first token as the vector, or all of it with the decoder, to pre-train further."""
+    """Write the encoder with [CLS] pooling, or the whole model with its decoder for further pre-training."""
     base = loaded.model.config.encoder._name_or_path
     if assembly.part == "model":
         save_backbone(loaded.model, folder, dtype=assembly.dtype)

@@ -1,9 +1,9 @@
-"""Pre-trains an encoder as a masked auto-encoder (RetroMAE, arXiv 2205.12035)."""
+"""Trainer that pre-trains an encoder as a masked auto-encoder (RetroMAE, arXiv 2205.12035)."""
 
 from typing import Any
 
 from datasets import Dataset
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from revela_hub.data.sources.source import Source
@@ -12,17 +12,16 @@ from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
-from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.common.masked import MaskedTrainer
 from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
 from revela_hub.trainers.retromae.collator import RetroMAECollator
 
 SPAN = ("span", "input_ids", "word_starts")
-LOSSES = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
 
 
-class RetroMAETrainer(MethodTrainer):
+class RetroMAETrainer(MaskedTrainer):
     """Trainer of `RetroMAEForPreTraining`.
 
         trainer = RetroMAETrainer("google-bert/bert-base-uncased", train_dataset=texts)
@@ -31,25 +30,28 @@ class RetroMAETrainer(MethodTrainer):
         trainer.write_models(Path("outputs"))  # for SentenceTransformer("outputs/encoder")
 
     Args:
-        model: the encoder: its Hub id or folder, a loaded one with its masked-LM head, or a `RetroMAEForPreTraining`.
-        args: the run; `args.seed` also draws the masks, other ones in every epoch. By default the paper's, into a folder
-            named after the encoder.
-        tokenizer: of the encoder, by default its own; saved with every checkpoint. Also under the name `processing_class`.
-        max_length: tokens of a span that is made of raw text, with the special ones; by default 512, or the encoder's
-            positions if it has fewer.
-        encoder_mask_ratio: share of the words that the encoder does not see.
-        decoder_mask_ratio: share of the tokens that each position of the decoder does not see.
-        model_init_kwargs: of `load_retromae_encoder`: `decoder`, `bag_of_words`, `attn_implementation`, ...
-        **kwargs: of `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_spans`), `callbacks`, ...
+        model: encoder as Hub id or folder, as a loaded model with masked-LM head, or as a `RetroMAEForPreTraining`.
+        args: training arguments; `args.seed` also seeds the masks, which differ between epochs. By default the paper's, with
+            an output folder named after the encoder.
+        tokenizer: tokenizer of the encoder, by default its own; saved with every checkpoint. Also accepted as
+            `processing_class`.
+        max_length: maximum tokens of a span made from raw text, special tokens included; by default 512, or the number of
+            the encoder's positions if that is lower.
+        encoder_mask_ratio: fraction of tokens masked for the encoder.
+        decoder_mask_ratio: fraction of tokens hidden from each position of the decoder.
+        model_init_kwargs: arguments of `load_retromae_encoder`: `decoder`, `bag_of_words`, `attn_implementation`, ...
+        **kwargs: arguments of `Trainer`: `train_dataset` (raw text in a column `text`, or rows of `build_spans`),
+            `callbacks`, ...
 
     Raises:
-        UserError: if the model cannot be loaded, the tokenizer or the ratios do not suit the collator, or the data set has
-            other columns.
+        UserError: the model cannot be loaded, the tokenizer or a ratio is not suitable, or the data set has the wrong columns.
     """
 
     method = RETROMAE
 
     _tag_names = ("retromae",)
+    losses = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
+    forward_options = {"return_logits": False}  # noqa: RUF012 (a class variable)
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class RetroMAETrainer(MethodTrainer):
         args = args or default_arguments(RetroMAETrainingArguments, model, self.method)
         tokenizer = kwargs.pop("processing_class", tokenizer)
         if not isinstance(model, RetroMAEForPreTraining):
-            set_seed(args.seed)  # as the Trainer does, but before the decoder is drawn
+            set_seed(args.seed)  # as the Trainer does, but before the decoder is initialised
             loaded = load_retromae_encoder(model, tokenizer=tokenizer, **(model_init_kwargs or {}))
             model, tokenizer = loaded.model, loaded.tokenizer
         tokenizer = tokenizer_of(model, tokenizer)
@@ -74,7 +76,7 @@ class RetroMAETrainer(MethodTrainer):
         length = min(max_length or config.max_seq_length, model.max_length)
 
         def spans(source: Source) -> Dataset:
-            config.max_seq_length = length  # what is published reads as much as it was trained with
+            config.max_seq_length = length  # the published encoder reads texts as long as those in training
             return build_spans(source, tokenizer, max_length=length)
 
         kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), SPAN, args, spans)
@@ -91,7 +93,7 @@ class RetroMAETrainer(MethodTrainer):
         self.add_callback(NewEpoch(self.collator))
 
     def retrieval_encoder(self) -> EncoderInTraining:
-        """The encoder as it stands: the first token's state, as it is published."""
+        """Return the current encoder, which embeds texts with the state of the first token, as the published one does."""
         model: Any = self.accelerator.unwrap_model(self.model)
 
         def embed(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -103,21 +105,5 @@ class RetroMAETrainer(MethodTrainer):
         return EncoderInTraining(model, embed, tokenizer, {}, longest)
 
     def model_names(self) -> str:
-        """The encoder's."""
+        """Return the encoder's name."""
         return str(self.trained_config().encoder._name_or_path or "an encoder")
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
-        """The sum of the losses, scored where there are labels; keeps each for the next log."""
-        arguments: dict[str, Any] = {**inputs, "return_logits": False}
-        loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
-        if model.training:
-            for name in LOSSES:
-                if outputs.get(name) is not None:
-                    self.keep(name, outputs[name].mean())
-        return (loss, outputs) if return_outputs else loss

@@ -1,4 +1,4 @@
-"""Arguments of a Revela run and of its data; the defaults are the paper's (arXiv 2506.16552, section 4)."""
+"""Training and data arguments of Revela, with the defaults of the paper (arXiv 2506.16552, section 4)."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class RevelaTrainingArguments(AdapterArguments, RunArguments):
-    """`TrainingArguments` with the paper's defaults; one row of the data set is a group of chunks.
+    """`TrainingArguments` with the paper's defaults; a row of the data set is a group of chunks.
 
-    A batch per device is `per_device_train_batch_size` groups, so 1 group of 16 chunks x 8 accumulation steps by default.
+    `per_device_train_batch_size` counts groups: by default, a step has 8 micro-batches of 1 group of 16 chunks.
     """
 
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate of the language model."})
@@ -53,22 +53,22 @@ class RevelaTrainingArguments(AdapterArguments, RunArguments):
     )
 
     def __post_init__(self) -> None:
-        """Checks that the retriever starts before the run ends, where the length is given.
+        """Check that the retriever starts before the run ends, if `max_steps` is set.
 
         Raises:
-            ValueError: it would never move, or a value is out of range.
+            ValueError: the retriever would never be trained, or a value is out of range.
         """
         super().__post_init__()
         if 0 < self.max_steps <= self.retriever_start_step:
             raise ValueError(
-                f"retriever_start_step {self.retriever_start_step} is not below max_steps {self.max_steps}: the retriever"
-                " would never move"
+                f"retriever_start_step {self.retriever_start_step} is not below max_steps {self.max_steps}, so the retriever"
+                " would never be trained"
             )
 
 
 @dataclass
 class RevelaDataArguments(TextArguments):
-    """What Revela trains on. The defaults are those of the paper's general-domain runs where it names them."""
+    """Data of a Revela run. The defaults are those of the paper's general-domain runs, as far as it gives them."""
 
     _argument_group_name = "data"
 
@@ -107,13 +107,13 @@ class RevelaDataArguments(TextArguments):
 
 
 def load_groups(arguments: RevelaDataArguments) -> "tuple[Dataset, ReadReport]":
-    """Reads, chunks and groups what the arguments name; see `build_groups` for the columns.
+    """Read the sources, and cut them into chunks and groups; see `build_groups` for the columns.
 
     Returns:
-        The groups, and the report to show.
+        The groups, and a report of what was read.
 
     Raises:
-        UserError: Options that do not fit together, or anything that `build_groups` raises.
+        UserError: the options conflict, or `build_groups` raises an error.
     """
     sources = arguments.sources()
     report = ReadReport()
@@ -121,7 +121,7 @@ def load_groups(arguments: RevelaDataArguments) -> "tuple[Dataset, ReadReport]":
         return build_groups(sources, _settings(arguments), cache_dir=arguments.cache_dir, report=report), report
     check_weights(arguments.weights, len(sources))
     if len(sources) == 1:
-        raise UserError("weights are for a mixture of two or more sources; there is one")
+        raise UserError("--weights needs two or more sources, but there is only one: leave it out")
     parts = []
     for source, weight in zip(sources, arguments.weights, strict=True):
         settings = _settings(arguments, weight / sum(arguments.weights))

@@ -1,6 +1,5 @@
-"""What a Revela run starts from: two pre-trained models with their tokenizers, from any form in which they come."""
+"""Load the models and tokenizers that a Revela run starts from, or that it saved."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ from revela_hub.hub_cards.tokenizers import never_without_token, with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.roles import is_encoder
-from revela_hub.trainers.common.weights import load_adapters, load_whole, refuse_remote_code
+from revela_hub.trainers.common.weights import checkpoint_config, load_adapters, load_whole, refuse_remote_code
 
 _POOLINGS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 
 
 @dataclass
 class RevelaBackbones:
-    """A model to train, and the tokenizers that go with its two parts."""
+    """A model to train, and the tokenizers of its two parts."""
 
     model: RevelaForCausalLM
     retriever_tokenizer: PreTrainedTokenizerBase
@@ -46,28 +45,27 @@ def load_backbones(
     trust_remote_code: bool = False,
     **config: Any,
 ) -> RevelaBackbones:
-    """Loads a retriever and a language model to be trained together.
+    """Load a retriever and a language model to train together.
 
-    A sentence-transformers retriever keeps its own pooling and prompts, so that training goes on from what it is. Any
-    other model is taken for a decoder whose last token, EOS, is the embedding.
+    A sentence-transformers retriever keeps its pooling and prompts. Any other model is used with last-token (EOS) pooling.
 
     Args:
         retriever: Hub id, folder or loaded model.
         lm: Hub id or folder of a decoder, or a loaded one.
-        retriever_tokenizer: by default the one that is where the retriever is.
-        lm_tokenizer: by default the one that is where the language model is.
-        trust_remote_code: for tokenizers whose code lies in their repository; models with such code are refused.
-        **config: fields of `RevelaConfig`; what is given wins over what the retriever brings.
+        retriever_tokenizer: by default that of the retriever.
+        lm_tokenizer: by default that of the language model.
+        trust_remote_code: whether to run tokenizer code from the repositories; models that need remote code are rejected.
+        **config: fields of `RevelaConfig`, which override the retriever's own settings.
 
     Raises:
-        UserError: if a model cannot be loaded, or does something between its tokens and its vector that Revela cannot.
+        UserError: a model cannot be loaded, or the retriever has modules or a pooling that Revela does not support.
     """
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
     with loading(f"cannot load the retriever {name!r}", name):
         loaded = _load_retriever(retriever, retriever_tokenizer, trust_remote_code)
         if "pooling" not in loaded.settings | config and is_encoder(loaded.model, trust_remote_code=trust_remote_code):
             raise UserError(
-                f"the retriever {name!r} is an encoder that says no pooling: give one (--pooling mean or cls)"
+                f"the retriever {name!r} is an encoder without a pooling: choose one (--pooling mean or cls)"
             )
     with loading(f"cannot load the language model {lm_name!r}", lm_name):
         lm_tokenizer = tokenizer_of(lm, lm_tokenizer, trust_remote_code=trust_remote_code)
@@ -85,7 +83,7 @@ def load_backbones(
     for called, part in ((name, model.retriever), (lm_name, model.lm)):
         refuse_remote_code(called, part)
     tokenizer = with_eos(loaded.tokenizer) if model.config.pooling == "last" else loaded.tokenizer
-    if not loaded.settings:  # a plain backbone; a retriever that was trained before keeps its tokenizer
+    if not loaded.settings:  # a plain backbone; a trained retriever keeps its tokenizer
         tokenizer = never_without_token(tokenizer)
     return RevelaBackbones(model, tokenizer, with_padding(lm_tokenizer))
 
@@ -102,13 +100,13 @@ def _load_retriever(
     kinds = [type(module).__name__ for module in encoder]
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Normalize"}:
         raise UserError(
-            f"{name} is a chain of {', '.join(kinds)}: Revela trains Transformer, Pooling and Normalize only"
+            f"{name} has the modules {', '.join(kinds)}: Revela supports Transformer, Pooling and Normalize only"
         )
     transformer: Any = encoder[0]
     pooling: Any = encoder[1]
     modes = pooling.pooling_mode if isinstance(pooling.pooling_mode, tuple) else (pooling.pooling_mode,)
     if len(modes) > 1 or modes[0] not in _POOLINGS:
-        raise UserError(f"{name} pools by {', '.join(modes)}: Revela knows {', '.join(_POOLINGS)}")
+        raise UserError(f"{name} has the pooling {', '.join(modes)}: Revela supports {', '.join(_POOLINGS)}")
     prompts = {key: encoder.prompts.get(key) or "" for key in ("query", "document")}
     return _Retriever(
         transformer.auto_model.float(),
@@ -118,29 +116,25 @@ def _load_retriever(
 
 
 def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Padding is masked everywhere, so any token will do."""
+    """Set the padding token to EOS if there is none; padding is masked, so any token will do."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> RevelaBackbones:
-    """Loads a checkpoint that `RevelaTrainer` saved, with all weights or with adapters, which are merged.
+    """Load a checkpoint that `RevelaTrainer` saved, with all weights or with adapters, which are merged.
 
     Args:
-        folder: a checkpoint folder; one with adapters needs the models it started from, too, whose names it holds.
-        trust_remote_code: for tokenizers whose code lies in their repository; models with such code are refused.
+        folder: checkpoint folder; one with adapters also needs the base models, which its config.json names.
+        trust_remote_code: whether to run tokenizer code from the repositories; models that need remote code are rejected.
 
     Raises:
-        UserError: if the folder is no Revela checkpoint, or is damaged.
+        UserError: the folder is not a Revela checkpoint, or is damaged.
     """
     folder = Path(folder)
-    config_file = folder / "config.json"
-    if not config_file.is_file():
-        raise UserError(f"{folder} is not a checkpoint: it holds no config.json")
-    if json.loads(config_file.read_text(encoding="utf-8")).get("model_type") != RevelaConfig.model_type:
-        raise UserError(f"{config_file} is not of a Revela checkpoint")
     with loading(f"cannot load {folder}", folder):
+        checkpoint_config(folder, RevelaConfig.model_type, "Revela")
         if (folder / "adapter_model.safetensors").is_file():
             model = _load_adapters(folder, trust_remote_code)
         else:
@@ -153,8 +147,8 @@ def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
     config = RevelaConfig.from_pretrained(folder)
     names = [part._name_or_path for part in (config.retriever, config.lm) if part is not None]
     if len(names) < 2 or not all(names):
-        raise UserError(f"{folder}/config.json does not name the models its adapters belong to")
-    settings = {k: v for k, v in config.to_dict().items() if k in _OWN_FIELDS}
+        raise UserError(f"{folder}/config.json does not name the base models of its adapters")
+    settings = {name: getattr(config, name) for name in _OWN_FIELDS}
     backbones = load_backbones(names[0], names[1], trust_remote_code=trust_remote_code, **settings)
     adapted: Any = load_adapters(backbones.model, folder)
     model: RevelaForCausalLM = adapted.merge_and_unload()

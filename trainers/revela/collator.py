@@ -1,6 +1,6 @@
-"""Groups of chunks to the tensors of a Revela step.
+"""Collator of Revela: groups of chunks to the tensors of a training step.
 
-The retriever and the language model may have different tokenizers, so each chunk is encoded twice.
+The retriever and the language model may have different tokenizers, so each chunk is tokenized twice.
 """
 
 import hashlib
@@ -22,30 +22,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tokens: TypeAlias = NDArray[np.int64]
-_OF_THE_LAST_CALL = ("truncation", "padding")  # keys of a tokenizer.json that say nothing of the next one
+_CALL_SETTINGS = ("truncation", "padding")  # keys of a tokenizer.json that only describe its last call
 LM_TOKENS, RETRIEVER_TOKENS = "lm_tokens", "retriever_tokens"
 
 
 class RevelaCollator:
-    r"""Makes a batch of rows of `build_groups`: chunks shuffled within their group, encoded for both models.
+    r"""Make batches of rows of `build_groups`: chunks shuffled within their group and tokenized for both models.
 
-    The order within a group comes from `(seed, epoch, group)` alone, so that it differs from epoch to epoch, and is the
-    same whichever process or worker makes the batch, and after a run is resumed. The trainer sets `epoch` before it
-    iterates; the number lies in shared memory, so that workers which live on from epoch to epoch see it too.
+    The order within a group depends only on `(seed, epoch, group)`: it differs between epochs, but not between processes or
+    workers, or after a run is resumed. The trainer sets `epoch` before each epoch; it is kept in shared memory, so that
+    persistent workers see it, too.
 
-    For the language model a chunk is its tokens and nothing else, but for the BOS token of tokenizers that put one there:
-    every token is to be predicted from the others, and an EOS says nothing. For the retriever it is `passage_prompt` and
-    the chunk, with whatever special tokens the tokenizer adds; an EOS that its post-processor adds stays when a chunk is
-    cut. Both are cut at `max_length` tokens and padded on the right.
+    For the language model, a chunk consists of its tokens, after the BOS token if the tokenizer adds one, and without EOS. For
+    the retriever, it consists of `passage_prompt` and the chunk, with the special tokens that the tokenizer adds; an EOS added
+    by its post-processor is kept when a chunk is cut. Both are cut at `max_length` tokens and padded on the right.
 
-    With `similarity_span="first_half"` the retriever sees the first half of the chunk's tokens, rounded up (between the
-    prompt and special tokens, which stay): the second half cannot then be predicted by looking for itself.
+    With `similarity_span="first_half"`, the retriever gets the first half of the chunk's tokens, rounded up, between the prompt
+    and the special tokens: it then cannot find chunks by the text that is to be predicted.
 
-    A text of `""` is an absent row of a group that is not full: its attention masks are all zero, its labels all -100, its
-    document -1.
+    A text of `""` is an absent row of a group that is not full: its attention masks are zero, its labels -100, its document -1.
 
-    Example: a group of three rows, the last of them absent. Words are numbered `[PAD]` 0, `[EOS]` 1, passage: 2, a 3,
-    b 4, c 5, d 6; the permutation of epoch 0 is (2, 0, 1).
+    Example: a group of three rows, the last of them absent. The word ids are `[PAD]` 0, `[EOS]` 1, passage: 2, a 3, b 4, c 5,
+    d 6; the permutation of epoch 0 is (2, 0, 1).
 
     >>> from tokenizers import Tokenizer, models, pre_tokenizers, processors
     >>> from transformers import PreTrainedTokenizerFast
@@ -67,8 +65,8 @@ class RevelaCollator:
     retriever_attention_mask [[0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
     document [-1, 0, 1]
 
-    All are int64, of shape (rows, tokens), and `document` (rows,); rows are groups x group_size, a group's rows in
-    succession. `document` numbers the documents of the batch.
+    All are int64 of shape (rows, tokens), and `document` is (rows,). There are groups x group_size rows, and the rows of a group
+    are consecutive. `document` numbers the documents of the batch.
     """
 
     def __init__(
@@ -83,21 +81,21 @@ class RevelaCollator:
         seed: int = 0,
         epoch: int = 0,
     ) -> None:
-        """Checks that the tokenizers can do what is asked of them.
+        """Check that the tokenizers are suitable.
 
         Args:
-            retriever_tokenizer: With the special tokens the retriever is to see in its post-processor.
-            lm_tokenizer: Of the language model.
-            max_length: Tokens of a row at most, for each of the two.
-            passage_prompt: Goes before each chunk for the retriever.
-            similarity_span: How much of a chunk the retriever sees.
-            pad_to_multiple_of: Widths are rounded up to a multiple of it (8 suits tensor cores).
-            seed: For the order of the chunks.
-            epoch: For the order of the chunks.
+            retriever_tokenizer: tokenizer of the retriever, whose post-processor adds the special tokens.
+            lm_tokenizer: tokenizer of the language model.
+            max_length: maximum tokens per row, for both models.
+            passage_prompt: text put before each chunk for the retriever.
+            similarity_span: part of a chunk that the retriever gets.
+            pad_to_multiple_of: widths are rounded up to a multiple of this (8 suits tensor cores).
+            seed: seed of the order of the chunks.
+            epoch: epoch of the order of the chunks.
 
         Raises:
-            UserError: No room for a chunk beside the prompt; a tokenizer that loses its end token when it cuts; half a
-                chunk with a tokenizer that does not know where its tokens lie in the text.
+            UserError: the prompt leaves no room for a chunk; the retriever's tokenizer drops its end token when it cuts a text;
+                or half chunks are requested from a tokenizer without offsets.
         """
         self.retriever_tokenizer = retriever_tokenizer
         self.lm_tokenizer = lm_tokenizer
@@ -113,7 +111,7 @@ class RevelaCollator:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batches belong to."""
+        """The epoch of the next batches."""
         return int(self._epoch)
 
     @epoch.setter
@@ -121,10 +119,10 @@ class RevelaCollator:
         self._epoch.fill_(epoch)
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Makes a batch of whole groups; see the class for its tensors.
+        """Make a batch of whole groups; the class describes its tensors.
 
         Args:
-            features: Rows of `build_groups`, or of `tokenize_groups`, whose batch is the same.
+            features: rows of `build_groups` or of `tokenize_groups`, which give the same batch.
         """
         rows = features if LM_TOKENS in features[0] else self.tokenize(features)
         chunks = [(row, index) for row in rows for index in self._order(row)]
@@ -148,9 +146,9 @@ class RevelaCollator:
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
     def tokenize(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows with the tokens of each of their chunks for both models, `[]` for absent ones, instead of the text.
+        """Return the rows with the tokens of each chunk for both models instead of the text; `[]` for absent chunks.
 
-        A text of which a tokenizer leaves nothing is absent for both.
+        A text without tokens for the language model is absent for both models.
         """
         texts = [text for row in rows for text in row["text"]]
         present = [text for text in texts if text]
@@ -165,15 +163,15 @@ class RevelaCollator:
         return tokenized
 
     def fingerprint(self) -> str:
-        """Names what `tokenize` makes of a text."""
+        """Return a hash of everything that determines the result of `tokenize`."""
         made_with: list[Any] = [self.max_length, self.passage_prompt, self.similarity_span]
         for tokenizer in (self.retriever_tokenizer, self.lm_tokenizer):
-            with TemporaryDirectory() as folder:  # what any tokenizer is made of is what it saves
+            with TemporaryDirectory() as folder:  # all that determines a tokenizer is in its saved files
                 tokenizer.save_pretrained(folder)
                 for file in sorted(Path(folder).iterdir()):
                     text = file.read_text("utf-8")
                     made_with.append(
-                        {k: v for k, v in json.loads(text).items() if k not in _OF_THE_LAST_CALL}
+                        {k: v for k, v in json.loads(text).items() if k not in _CALL_SETTINGS}
                         if file.suffix == ".json"
                         else text
                     )
@@ -184,7 +182,7 @@ class RevelaCollator:
         return generator.permutation(len(row["document"]))
 
     def _lm_tokens(self, texts: list[str]) -> list[list[int]]:
-        if not texts:  # tokenizers take no empty list
+        if not texts:  # tokenizers reject an empty list
             return []
         encoded = self.lm_tokenizer(
             texts,
@@ -214,7 +212,7 @@ class RevelaCollator:
         return [self._first_half(*column) for column in columns]
 
     def _first_half(self, ids: list[int], offsets: list[tuple[int, int]], special: list[int]) -> list[int]:
-        """Leaves out the second half of the chunk's own tokens, all of length L."""
+        """Drop the second half of the chunk's tokens; prompt and special tokens are kept."""
         start = len(self.passage_prompt)
         of_chunk = [not mark and end > start for mark, (_, end) in zip(special, offsets, strict=True)]
         kept = (sum(of_chunk) + 1) // 2
@@ -222,11 +220,11 @@ class RevelaCollator:
         return [token for token, own, count in zip(ids, of_chunk, counts, strict=True) if not own or count <= kept]
 
     def _pad(self, rows: Sequence[Sequence[int]], tokenizer: "PreTrainedTokenizerBase") -> tuple[Tokens, Tokens]:
-        """Ids and attention mask, both (rows, width)."""
+        """Return ids and attention mask, both (rows, width)."""
         lengths = np.array([len(row) for row in rows])
         width = max(int(lengths.max()), 1)
         width = -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
-        # What is masked may hold any token: decoders often have none for padding.
+        # Padding is masked, so any token will do; decoders often have no padding token.
         padding = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
         real = np.arange(width) < lengths[:, None]
         ids = np.full((len(rows), width), padding, dtype=np.int64)
@@ -237,29 +235,31 @@ class RevelaCollator:
         tokenizer = self.retriever_tokenizer
         if self.similarity_span == "first_half" and not tokenizer.is_fast:
             raise UserError(
-                "similarity_span=first_half needs a retriever with a fast tokenizer (tokenizer.json); take full"
+                "similarity_span=first_half needs a retriever with a fast tokenizer (tokenizer.json): use full"
             )
         prompt = tokenizer(self.passage_prompt)["input_ids"]
         if len(prompt) >= self.max_length:
             raise UserError(
-                f"max_length is {self.max_length}; the prompt alone takes {len(prompt)} tokens of the retriever"
+                f"max_length is {self.max_length}, but the retriever's prompt alone has {len(prompt)} tokens: raise it"
             )
         long = tokenizer(self.passage_prompt * self.max_length + "a", truncation=True, max_length=self.max_length)
         end = prompt[-1] if prompt else None
         if end in tokenizer.all_special_ids and long["input_ids"][-1] != end:
-            raise UserError("the retriever's tokenizer loses its end token when it cuts; add it by a post-processor")
+            raise UserError(
+                "the retriever's tokenizer drops its end token when it cuts a text: add the token with a post-processor"
+            )
 
 
 def tokenize_groups(groups: "Dataset", collator: RevelaCollator) -> "Dataset":
-    """Tokenises all groups once, into the cache of `datasets`, so that a step costs a read of memory.
+    """Tokenize all groups once, into the cache of `datasets`.
 
     Args:
-        groups: Of `build_groups`.
-        collator: Which is to make batches of them.
+        groups: data set of `build_groups`.
+        collator: collator that makes batches of the result.
 
     Returns:
-        A data set with `group` and `document` as they were, and for each chunk its `lm_tokens` and `retriever_tokens`
-        (lists of lists of int32), which are empty for absent chunks.
+        A data set with `group` and `document`, and for each chunk its `lm_tokens` and `retriever_tokens` (lists of lists of
+        int32), which are empty for absent chunks.
     """
     import datasets
 
@@ -278,5 +278,5 @@ def tokenize_groups(groups: "Dataset", collator: RevelaCollator) -> "Dataset":
         remove_columns=[name for name in groups.column_names if name not in kept],
         features=datasets.Features(kept | {LM_TOKENS: tokens, RETRIEVER_TOKENS: tokens}),
         new_fingerprint=hashlib.sha256((groups._fingerprint + collator.fingerprint()).encode()).hexdigest()[:16],
-        desc="tokenising",
+        desc="Tokenizing groups",
     )

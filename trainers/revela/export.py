@@ -1,4 +1,4 @@
-"""What a Revela checkpoint becomes for its readers: a plain retriever, a plain language model, or both with their code."""
+"""Export a Revela checkpoint: the retriever or the language model as a plain model, or both models with their code."""
 
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from revela_hub.trainers.revela.checkpoint import RevelaBackbones
 
 
 def assemble_revela(loaded: RevelaBackbones, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Writes the part that is asked for, adapters merged or alone.
+    """Write a part of a checkpoint, with adapters merged, or only the retriever's adapter.
 
     Raises:
-        UserError: the checkpoint does not have what was asked for.
+        UserError: the checkpoint does not have this part.
     """
     trained: Any = loaded.model.config.lm if assembly.part == "lm" else loaded.model.config.retriever
     base = trained._name_or_path
@@ -35,7 +35,7 @@ def assemble_revela(loaded: RevelaBackbones, checkpoint: Path, folder: Path, ass
 
 
 def _reference_of_lm(loaded: RevelaBackbones, folder: Path) -> Path:
-    """The logits after the last token of each text."""
+    """Write the logits after the last token of each text, for the verification."""
     lm, tokenizer = loaded.model.lm, padding_right(loaded.lm_tokenizer)
     tokenizer.model_max_length = text_length(lm.config, tokenizer, LONGEST_PROBE)
 

@@ -44,22 +44,23 @@ class RevelaTrainer(MethodTrainer):
         trainer.write_models(Path("outputs"))  # for SentenceTransformer("outputs/retriever")
 
     Args:
-        model: the retriever, by its Hub id or folder, or loaded, or both models as a `RevelaForCausalLM`; what is loaded gets
-            adapters in place, unless all weights are trained.
-        args: the run; by default that of the paper, into a folder named after the retriever.
-        lm: the language model, a decoder: Hub id, folder or loaded model.
-        retriever_tokenizer: of the retriever, by default its own; where that pools its last token, a copy that ends every
-            text with EOS is used.
-        lm_tokenizer: of the language model, by default its own.
-        peft_config: of the adapters, instead of LoRA as `args` says; without `target_modules` on every linear layer.
-        max_length: tokens kept of a chunk.
-        model_init_kwargs: of `load_backbones`: `temperature`, `pooling`, `trust_remote_code`, ...
-        **kwargs: of `MethodTrainer` (`retrieval_task`) and `Trainer`: `train_dataset` (raw text in a column text, or rows of
-            `build_groups`), `callbacks`, ...
+        model: retriever as Hub id, folder or loaded model, or both models as a `RevelaForCausalLM`. Loaded models get adapters
+            in place, unless all weights are trained.
+        args: training arguments; by default the paper's, with an output folder named after the retriever.
+        lm: language model, a decoder: Hub id, folder or loaded model.
+        retriever_tokenizer: tokenizer of the retriever, by default its own. With last-token pooling, a copy that appends EOS
+            to every text is used.
+        lm_tokenizer: tokenizer of the language model, by default its own.
+        peft_config: configuration of the adapters, instead of the LoRA settings in `args`; without `target_modules` it applies
+            to every linear layer.
+        max_length: maximum tokens of a chunk.
+        model_init_kwargs: arguments of `load_backbones`: `temperature`, `pooling`, `trust_remote_code`, ...
+        **kwargs: arguments of `MethodTrainer` (`retrieval_task`) and `Trainer`: `train_dataset` (raw text in a column `text`,
+            or rows of `build_groups`), `callbacks`, ...
 
     Raises:
-        UserError: if a model cannot be loaded or has fewer positions than `max_length`, the tokenizers do not suit the
-            collator, or the data set has other columns.
+        UserError: a model cannot be loaded or has fewer positions than `max_length`, a tokenizer is not suitable, or the data
+            set has the wrong columns.
     """
 
     method = REVELA
@@ -86,7 +87,9 @@ class RevelaTrainer(MethodTrainer):
         rows = kwargs.get("train_dataset")
         if not isinstance(model, RevelaForCausalLM):
             if lm is None:
-                raise UserError("Revela trains two models: give the language model, too, as lm")
+                raise UserError(
+                    "the language model is missing: Revela trains a retriever and a language model, so pass lm="
+                )
             loaded = load_backbones(
                 model,
                 lm,
@@ -98,11 +101,11 @@ class RevelaTrainer(MethodTrainer):
         retriever_tokenizer = tokenizer_of(model.retriever, retriever_tokenizer)
         lm_tokenizer = with_padding(tokenizer_of(model.lm, lm_tokenizer))
         self.revela = model
-        if model.config.pooling == "last":  # as the export has it: what is trained is what is published
+        if model.config.pooling == "last":  # as in the exported retriever
             retriever_tokenizer = with_eos(retriever_tokenizer)
         self.retriever_tokenizer, self.lm_tokenizer = retriever_tokenizer, lm_tokenizer
         for name, parameter in model.retriever.named_parameters():
-            # A pooler of BERT's kind gets no gradient from the token states; left in, it breaks DDP.
+            # BERT's pooler gets no gradient from token states, which would raise an error in DDP.
             if "pooler" in name.split("."):
                 parameter.requires_grad_(False)
         for part, backbone in (("retriever", model.retriever), ("language model", model.lm)):
@@ -120,7 +123,7 @@ class RevelaTrainer(MethodTrainer):
         settings = GroupSettings(group_size=model.config.group_size)
         rows = prepared_rows(rows, ("group", "document"), args, partial(build_groups, settings=settings))
         kwargs["train_dataset"] = self._tokenized(rows, args)
-        set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
+        set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = peft_config or args.lora_config(model)
         trained = model if adapters is None else add_adapters(model, adapters)
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
@@ -128,7 +131,7 @@ class RevelaTrainer(MethodTrainer):
             self.add_callback(callback)
 
     def _tokenized(self, groups: Any, args: RevelaTrainingArguments) -> Any:  # noqa: ANN401 (any data set, or None)
-        """With the tokens of each group, from the cache, unless the run ends before it has seen them all."""
+        """Add the tokens of each group, from the cache, unless the run ends before it has used all groups."""
         drawn = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         if not isinstance(groups, Dataset) or "text" not in groups.column_names or 0 < drawn < len(groups):
             return groups
@@ -136,7 +139,7 @@ class RevelaTrainer(MethodTrainer):
             return tokenize_groups(groups, self.collator)
 
     def model_names(self) -> str:
-        """Both models'."""
+        """Return the names of both models."""
         names = [
             str(getattr(part, "_name_or_path", "")) or "a model"
             for part in (self.revela.config.retriever, self.revela.config.lm)
@@ -150,11 +153,11 @@ class RevelaTrainer(MethodTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
-        """Next-token loss of stream h; keeps what the similarities look like for the next log."""
+        """Return the next-token loss of stream h, and keep statistics of the similarities for the next log."""
         document_N = inputs.pop("document")
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.revela.freeze_retriever and isinstance(model, DistributedDataParallel):
-            # Its processes wait for a gradient of every parameter; `_Schedule` drops these before they count.
+            # DDP waits for a gradient of every parameter; `_Schedule` drops these before the optimizer step.
             loss = loss + sum(0.0 * p.flatten()[0] for p in self.revela.retriever.parameters() if p.requires_grad)
         if model.training:
             for name, value in similarity_statistics(outputs.similarity, document_N).items():
@@ -162,22 +165,22 @@ class RevelaTrainer(MethodTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the temperature."""
+        """Log the temperature, too."""
         if "loss" in logs:
             logs["temperature"] = self.revela.config.temperature
         super().log(logs, start_time)
 
     def retrieval_encoder(self) -> EncoderInTraining:
-        """The retriever as it stands, reading as much as it is published to read."""
+        """Return the current retriever, with the maximum length of the exported one."""
         model, tokenizer = self.revela, self.retriever_tokenizer
         longest = text_length(model.retriever.config, tokenizer, model.config.max_seq_length)
         return EncoderInTraining(model, model.embed, tokenizer, model.config.prompts, longest)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The Trainer's optimizer, with the retriever's parameters in groups of their own."""
+        """Create the Trainer's optimizer, with separate parameter groups for the retriever."""
         optimizer = super().create_optimizer(model)
         trained = self.model if model is None else model
-        assert trained is not None  # the Trainer has one by now
+        assert trained is not None  # the Trainer sets it in its constructor
         retriever = {id(p) for n, p in trained.named_parameters() if "retriever" in n.split(".")}
         for group in list(optimizer.param_groups):
             own = [p for p in group["params"] if id(p) in retriever]
@@ -190,15 +193,15 @@ class RevelaTrainer(MethodTrainer):
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:  # noqa: ANN401
-        """The Trainer's schedule; the retriever's part stays at zero until its start and then warms up.
+        """Create the Trainer's schedule; the retriever's learning rate is 0 until its start step and then warms up.
 
         Raises:
-            UserError: the retriever would start after the end.
+            UserError: the retriever would start after the last step.
         """
         if self.args.retriever_start_step >= num_training_steps:
             raise UserError(
-                f"--retriever_start_step {self.args.retriever_start_step} is not below the run's {num_training_steps} steps:"
-                " the retriever would never move; lower it, or raise --max_steps"
+                f"--retriever_start_step {self.args.retriever_start_step} is not below the run's {num_training_steps} steps, so"
+                " the retriever would never be trained: lower it, or raise --max_steps"
             )
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         if self.args.retriever_start_step and isinstance(scheduler, LambdaLR):
@@ -211,7 +214,7 @@ class RevelaTrainer(MethodTrainer):
         return scheduler
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """A checkpoint holds, beside the weights or adapters, the configuration and both tokenizers."""
+        """Save a checkpoint: weights or adapters, the configuration and both tokenizers."""
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir or ".")
         self.revela.config.save_pretrained(folder)
@@ -220,22 +223,22 @@ class RevelaTrainer(MethodTrainer):
 
 
 def _group_size(rows: Any) -> dict[str, int]:  # noqa: ANN401 (any data set, or None)
-    """That of prepared groups, for the model's configuration."""
+    """Return the group size of prepared groups, for the model's configuration."""
     if isinstance(rows, Dataset) and {"group", "document"} <= set(rows.column_names) and len(rows):
         return {"group_size": len(rows[0]["document"])}
     return {}
 
 
 def similarity_statistics(similarity_GBB: Tensor, document_N: Tensor) -> dict[str, Tensor]:
-    """What to watch while the retriever learns, as means over chunks that have another chunk to read.
+    """Return statistics to monitor the retriever, as means over chunks that have another chunk to attend to.
 
     Args:
         similarity_GBB: (groups, B, B), rows sum to one over j != i.
-        document_N: the document each chunk came from, -1 for absent chunks.
+        document_N: document of each chunk, -1 for absent chunks.
 
     Returns:
         `similarity_entropy`: in nats; log(B - 1) is uniform, 0 is one-hot.
-        `same_document_share`: the share of the similarity that falls on chunks of the same document.
+        `same_document_share`: fraction of the similarity on chunks of the same document.
     """
     similarity = similarity_GBB.detach().float()
     document_GB = document_N.view(similarity.shape[:2])
@@ -250,7 +253,7 @@ def similarity_statistics(similarity_GBB: Tensor, document_N: Tensor) -> dict[st
 
 
 def _delayed(factor: Callable[[int], float], start: int, warmup: int, step: int) -> float:
-    """Learning-rate factor of the retriever: zero before its start, then its own linear warm-up under the schedule."""
+    """Return the retriever's learning-rate factor: 0 before its start, then a linear warm-up times the schedule."""
     since = step - start
     if since < 0:
         return 0.0
@@ -258,7 +261,7 @@ def _delayed(factor: Callable[[int], float], start: int, warmup: int, step: int)
 
 
 class _Schedule(TrainerCallback):
-    """Sets what depends on the step, and so is right after a resume, too."""
+    """Set the temperature and the frozen retriever from the number of the step, so that they are right after a resume."""
 
     def __init__(self, model: RevelaForCausalLM, args: RevelaTrainingArguments) -> None:
         self.model, self.own = model, args
@@ -267,7 +270,9 @@ class _Schedule(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.model.freeze_retriever:  # as without DDP: no gradient, so that Adam's averages begin with its start
+        if (
+            self.model.freeze_retriever
+        ):  # as without DDP: no gradient, so that Adam's averages start with the retriever's start step
             for parameter in self.model.retriever.parameters():
                 parameter.grad = None
 

@@ -245,7 +245,7 @@ def test_fine_tuning_learns_with_each_score(tmp_path: Path, mlm_folder: Path, pa
     assert values[-1] < values[0] - 0.5
     width = {"hybrid": 32 + run.cot_mote.config.encoder.vocab_size, "dense": 32}
     assert run.model.encode_query(["fox"]).shape[1] == width.get(scores, run.cot_mote.config.encoder.vocab_size)
-    with pytest.raises(UserError, match="no expert named"):
+    with pytest.raises(UserError, match="no expert given"):
         run.model.encode(["fox"])
 
 
@@ -361,9 +361,9 @@ def test_checkpoints_tell_what_they_are_not(
     start.encoder.save_pretrained(tmp_path / "encoder")
     start.tokenizer.save_pretrained(tmp_path / "encoder")
     assert isinstance(load(tmp_path / "pre").model, CoTMoTEForPreTraining)
-    with pytest.raises(UserError, match="was trained with variant=experts: go on with that"):
+    with pytest.raises(UserError, match="was trained with variant=experts: keep that"):
         load(tmp_path / "pre", variant="siamese")
-    with pytest.raises(UserError, match="has no decoder to pre-train on with"):
+    with pytest.raises(UserError, match="has no decoder, which further pre-training needs"):
         load(tmp_path / "encoder")
     with pytest.raises(UserError, match="has no masked-LM head"):
         load(bert_folder)
@@ -376,7 +376,7 @@ def test_checkpoints_tell_what_they_are_not(
     names[-1], names[-2] = names[-2], names[-1]
     other = BertTokenizerFast(vocab={name: number for number, name in enumerate(names)})
     other.save_pretrained(other_folder)
-    with pytest.raises(UserError, match="the vocabularies of .* differ: their sparse vectors could not be compared"):
+    with pytest.raises(UserError, match="the vocabularies of .* differ, so their sparse vectors cannot be compared"):
         load(mlm_folder, query_encoder=str(other_folder), variant="separate")
     (tmp_path / "pre" / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(UserError, match="cannot load"):
@@ -391,7 +391,7 @@ def test_checkpoints_tell_what_they_are_not(
             "query_max_length 2 leaves no room for text: each text has 2 special tokens; raise it to 3",
         ),
         ({"max_length": 1}, "max_length 1 leaves no room for text"),
-        ({"max_length": 3}, "in every row the negatives equal the positive within max_length 3"),
+        ({"max_length": 3}, "in every row the negatives are equal to the positive within max_length 3"),
     ],
 )
 def test_fine_tuning_on_nothing_to_tell_apart_is_refused(
@@ -428,7 +428,7 @@ def test_pairs_tell_what_is_missing(tmp_path: Path) -> None:
         read(json.dumps(same) + "\n")
     for content, message in (
         (None, "no pairs to fine-tune on: give --pairs FILE"),
-        (json.dumps(row), "has no column 'negative_2': mine it with --num-negatives 2, or lower --num_negatives"),
+        (json.dumps(row), "has no column 'negative_2': mine it with --num_negatives 2, or lower --num_negatives"),
         ("{broken", "cannot be read as JSON lines"),
         (json.dumps(row | {"negative_2": ""}), "has no row with texts in all of"),
     ):

@@ -98,9 +98,9 @@ def test_stored_states_are_the_computed_ones(tmp_path: Path, bpe_tokenizer: PreT
 
 def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
     built, collection = together(bpe_tokenizer)
-    with pytest.raises(UserError, match="k=3 passages were asked for, but the model reads at most 2"):
+    with pytest.raises(UserError, match="k=3 is more than the 2 passages that the model reads"):
         Answerer(built, bpe_tokenizer, collection, k=3)
-    with pytest.raises(UserError, match="k=2 passages were asked for, but the index holds 1"):
+    with pytest.raises(UserError, match="k=2 is more than the 1 passages of the index"):
         Answerer(built, bpe_tokenizer, InMemory(ImpRAGEncoder(built, bpe_tokenizer), PASSAGES[:1]))
     answerer = Answerer(built, bpe_tokenizer, collection)
     with pytest.raises(
@@ -110,5 +110,5 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTr
     with pytest.raises(UserError, match="prompt 1 is empty"):
         list(answerer.answer([""]))
     tokens = tokenize_passages(bpe_tokenizer, PASSAGES, 48)
-    with pytest.raises(UserError, match="states can be stored for passage_encoding independent only"):
+    with pytest.raises(UserError, match="states can only be stored with passage_encoding independent"):
         store_states(built, tokens, tmp_path, fingerprint="f")

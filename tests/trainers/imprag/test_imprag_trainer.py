@@ -302,19 +302,21 @@ def test_what_an_approximate_index_does_not_find_is_searched_for_exactly(
 def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
     options = {"tokenizer": bpe_tokenizer, "train_dataset": prompts(), "max_length": 100}
     args = arguments(tmp_path, retrieval_warmup_epochs=0)
-    with pytest.raises(UserError, match="there are no passages to read"):
+    with pytest.raises(UserError, match="there are no passages"):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=[], **options)
-    with pytest.raises(UserError, match="k=2 passages are to be read, but the collection has 1: lower --num_passages"):
+    with pytest.raises(
+        UserError, match="the model reads k=2 passages, but the collection has only 1: lower --num_passages"
+    ):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES[:1], **options)
-    with pytest.raises(UserError, match="--num_candidates 4 is more than the collection's 3 passages"):
+    with pytest.raises(UserError, match="--num_candidates 4 is more than the 3 passages of the collection"):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES[:3], **options)
     with pytest.raises(UserError, match="do not fit into the backbone's 256"):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES, **(options | {"max_length": 200}))
-    with pytest.raises(UserError, match="the warm-up needs rankings"):
+    with pytest.raises(UserError, match="the warm-up needs --pseudo_labels"):
         ImpRAGTrainer(model(bpe_tokenizer), arguments(tmp_path), passages=PASSAGES, pseudo_labels=None, **options)
     with pytest.raises(UserError, match=r"have more than 5 tokens, answer included \(first: data.jsonl:1\)"):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES, **(options | {"max_length": 5}))
-    with pytest.raises(ValueError, match="ranks must go up"):
+    with pytest.raises(ValueError, match="ranks must be in this order"):
         arguments(tmp_path, num_positives=5, first_negative_rank=3)
     with pytest.raises(ValueError, match="num_negatives 6 cannot be drawn from 3 ranks, 4 to 6"):
         arguments(tmp_path, num_negatives=6, first_negative_rank=4, last_negative_rank=6)

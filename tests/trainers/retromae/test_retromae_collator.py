@@ -236,7 +236,7 @@ def test_lengths(wordpiece_tokenizer: Any) -> None:
 
 def test_spans_of_another_tokenizer(wordpiece_tokenizer: Any) -> None:
     row = {"span": 5, "input_ids": [7, 9000], "word_starts": [1, 1]}
-    with pytest.raises(UserError, match="span 5 holds token 9000, but the tokenizer has .* tokenizer of the model"):
+    with pytest.raises(UserError, match="span 5 has token 9000, but the tokenizer has .* tokenizer of the model"):
         RetroMAECollator(wordpiece_tokenizer)([row])
 
 
@@ -244,7 +244,7 @@ def test_settings_that_make_no_sense(wordpiece_tokenizer: Any, bpe_tokenizer: An
     settings: list[tuple[dict[str, Any], str]] = [
         ({"encoder_mask_ratio": 0.0}, "encoder_mask_ratio is 0.0"),
         ({"decoder_mask_ratio": 1.0}, "decoder_mask_ratio is 1.0"),
-        ({"decoder": "other"}, "decoder is other; it must be enhanced, basic or none"),
+        ({"decoder": "other"}, "decoder must be one of enhanced, basic, none, got other"),
     ]
     for keywords, message in settings:
         with pytest.raises(UserError, match=message):

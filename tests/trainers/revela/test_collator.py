@@ -271,7 +271,10 @@ def no_room(tokenizer: PreTrainedTokenizerFast) -> RevelaCollator:
 
 @pytest.mark.parametrize(
     ("build", "message"),
-    [(loses_its_end, "loses its end token when it cuts"), (no_room, "max_length is 5; the prompt alone takes")],
+    [
+        (loses_its_end, "drops its end token when it cuts"),
+        (no_room, "max_length is 5, but the retriever.s prompt alone has"),
+    ],
 )
 def test_tokenizers_that_will_not_do(
     plain: PreTrainedTokenizerFast, build: Callable[[PreTrainedTokenizerFast], RevelaCollator], message: str

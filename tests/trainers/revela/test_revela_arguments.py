@@ -103,7 +103,7 @@ def test_mixture_that_repeats_the_small_source(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"data": []}, "no data: name a folder"),
-        ({"data": ["a.jsonl"], "weights": [1.0]}, "weights are for a mixture of two or more sources"),
+        ({"data": ["a.jsonl"], "weights": [1.0]}, "--weights needs two or more sources"),
         ({"data": ["a.jsonl", "a.jsonl"], "weights": [1.0]}, "one positive number for each of the 2 sources"),
         ({"data": ["gone"]}, "no such file or folder: gone"),
         ({"data": ["a.jsonl"], "run_length": 3}, "run_length is 3; it must divide group_size"),

@@ -351,7 +351,7 @@ def test_backbones_that_do_not_fit_are_refused(tmp_path: Path, llama_folder: Pat
     (bert_folder / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True})
     )
-    with pytest.raises(UserError, match="pools by max"):
+    with pytest.raises(UserError, match="has the pooling max"):
         load_backbones(str(bert_folder), str(llama_folder))
 
 

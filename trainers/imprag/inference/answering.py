@@ -1,4 +1,4 @@
-"""Prompts to answers: the tokens of a trained ImpRAG model, its vectors, and batches of `generate` over an index."""
+"""Answer prompts with a trained ImpRAG model over a collection of passages."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PassageRead:
-    """A passage that a prompt retrieved: its number in the index, its score (dot product), its text and where it stands."""
+    """A retrieved passage: its number in the index, its score (dot product), its text and its location."""
 
     number: int
     score: float
@@ -32,63 +32,63 @@ class PassageRead:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a prompt was answered, and what was read for it, best first."""
+    """The answer to a prompt, and the passages that were read for it, best first."""
 
     text: str
     passages: tuple[PassageRead, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dictionary, for JSON."""
+        """Return a plain dictionary, for JSON."""
         return {"answer": self.text, "passages": [asdict(passage) for passage in self.passages]}
 
 
 class Found(Protocol):
-    """A passage as a collection gives it back."""
+    """A passage returned by a collection."""
 
     @property
     def score(self) -> float:
-        """How near it is."""
+        """Its similarity to the query."""
         ...
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """Its whole text."""
         ...
 
     @property
     def location(self) -> str:
-        """Where it stands."""
+        """Its location, such as a file with a line number."""
         ...
 
 
 class Collection(Protocol):
-    """Passages that can be searched: `revela_hub.retrieval.PassageStore`, or anything with these methods."""
+    """A searchable collection of passages: `revela_hub.retrieval.PassageStore`, or any object with these methods."""
 
     def __len__(self) -> int:
-        """How many passages there are."""
+        """Return the number of passages."""
         ...
 
     def search(self, vectors: NDArray[np.float32], k: int, /) -> Any:
-        """Scores and numbers, (B, k) each, of the passages nearest to (B, E) vectors, best first: `Hits`."""
+        """Return the scores and numbers, (B, k) each, of the passages nearest to (B, E) vectors, best first."""
         ...
 
     def found(self, hits: Any, /) -> Sequence[Sequence[Found]]:
-        """The passages of hits."""
+        """Return the passages of search results."""
         ...
 
 
 class Answerer:
-    """Answers prompts with a model and a collection of passages.
+    """Answer prompts with a model and a collection of passages.
 
     Args:
-        model: the model, in eval mode.
+        model: model in eval mode.
         tokenizer: its tokenizer.
-        collection: what to retrieve from; None answers without passages.
-        k: passages for a prompt; by default the model's.
-        states: keys and values of the passages (`stored_states.StoredStates`), read instead of the texts.
+        collection: collection to retrieve from; None to answer without passages.
+        k: passages per prompt; by default the model's.
+        states: keys and values of the passages (`stored_states.StoredStates`), used instead of their texts.
 
     Raises:
-        UserError: k is more than the model reads, or than the collection has.
+        UserError: k is more than the model reads, or than the collection holds.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class Answerer:
         self.model, self.tokenizer, self.collection, self.states = model, tokenizer, collection, states
         self.k = model.config.k if k is None else k
         if self.k > model.config.k:
-            raise UserError(f"k={self.k} passages were asked for, but the model reads at most {model.config.k}")
+            raise UserError(f"k={self.k} is more than the {model.config.k} passages that the model reads: lower k")
         if collection is not None and self.k > len(collection):
-            raise UserError(f"k={self.k} passages were asked for, but the index holds {len(collection)}: lower k")
+            raise UserError(f"k={self.k} is more than the {len(collection)} passages of the index: lower k")
 
     def answer(
         self,
@@ -115,14 +115,14 @@ class Answerer:
         places: Sequence[str] | None = None,
         **generation: Any,
     ) -> Iterator[Answer]:
-        """Answers prompts in their order, greedily by default.
+        """Answer prompts in order, with greedy decoding by default.
 
         Args:
-            prompts: the texts, each ended where the answer begins.
-            max_new_tokens: of an answer, at most.
-            batch_size: prompts at a time.
-            places: where the prompts stand, for messages; by default "prompt 1", ...
-            **generation: of `generate`: `do_sample`, `num_beams`, ...
+            prompts: texts that end where the answer begins.
+            max_new_tokens: maximum tokens of an answer.
+            batch_size: prompts per batch.
+            places: locations of the prompts, for messages; by default "prompt 1", ...
+            **generation: arguments of `generate`: `do_sample`, `num_beams`, ...
 
         Raises:
             UserError: a prompt is empty, or too long for the model.
@@ -145,7 +145,7 @@ class Answerer:
                 yield Answer(str(text).strip(), found)
 
     def _retrieve(self, ids: Tensor, mask: Tensor) -> tuple[list[tuple[PassageRead, ...]], dict[str, Any]]:
-        """What is read for each prompt, and as what `generate` takes it."""
+        """Return the passages that each prompt reads, and the arguments of `generate` for them."""
         if self.collection is None:
             return [()] * len(ids), {}
         vectors = self.model.embed_queries(ids, mask).detach().float().cpu().numpy()
@@ -176,21 +176,21 @@ class Answerer:
             room -= config.k * config.l_max
         for place, row in zip(places, rows, strict=True):
             if not row:
-                raise UserError(f"{place} is empty")
+                raise UserError(f"{place} is empty: leave it out")
             if room is not None and room < 1:
                 raise UserError(
-                    f"an answer of {max_new_tokens} tokens, with the passages, is more than the model's {positions} positions:"
-                    " lower --max_new_tokens"
+                    f"an answer of {max_new_tokens} tokens and the passages exceed the model's {positions} positions: lower"
+                    " --max_new_tokens"
                 )
             if room is not None and len(row) > room:
                 raise UserError(
-                    f"{place} has {len(row)} tokens, but with its passages and an answer of {max_new_tokens}"
+                    f"{place} has {len(row)} tokens, but with its passages and an answer of {max_new_tokens} tokens"
                     f" there is room for {room}: shorten it"
                 )
 
 
 def left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Tokens and mask of prompts to be continued.
+    """Return tokens and mask of prompts to continue, padded on the left.
 
     >>> left_padded([[5, 6, 7], [8]])
     (tensor([[5, 6, 7],
@@ -204,16 +204,16 @@ def left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 def open_answerer(name: str, index: str, *, k: int | None = None, device: str | None = None) -> Answerer:
-    """A model with the index that was made by it.
+    """Open a model and an index that was made with it.
 
     Args:
-        name: the model's folder or Hub id.
-        index: what `revela-hub index` wrote; stored states that lie in it are read instead of the passages' texts.
-        k: passages for a prompt.
-        device: by default the fastest there is.
+        name: folder or Hub id of the model.
+        index: folder written by `revela-hub index`; if it has stored states, these are used instead of the passages' texts.
+        k: passages per prompt.
+        device: by default the fastest device.
 
     Raises:
-        UserError: one of the two cannot be read, the index is of another model, or holds fewer than k passages.
+        UserError: the model or the index cannot be read, the index belongs to another model, or it holds fewer than k passages.
     """
     from revela_hub.retrieval.encoder import model_identity
     from revela_hub.retrieval.store import PassageStore

@@ -1,10 +1,10 @@
-"""Stores the keys and values of a collection's passages on disk, so that answering reads them instead of computing them.
+"""Store the keys and values of a collection's passages on disk, so that they need not be computed for every answer.
 
-Only for models with `passage_encoding="independent"`: there a passage's states depend on nothing but the passage. A token
-takes 2 bytes (float16) for each number of its keys and values in the layers b..t. Compressed states (OPQ/PQ, heavy-hitter
-tokens) were tried and removed: they raised the perplexity of the answer from 14 to between 21 and 78.
+This needs a model with `passage_encoding="independent"`, for which the states of a passage depend only on the passage. Each number
+of the keys and values in layers b..t takes 2 bytes (float16). Compressed states (OPQ/PQ, heavy-hitter tokens) were removed,
+because they raised the perplexity of answers from 14 to between 21 and 78.
 
-    states.json     which model and passages the states belong to
+    states.json     fingerprint of the model and the passages
     starts.npy      (M + 1,) first token of each passage
     states.npy      (tokens, layers, 2, K, D) keys and values, float16
 
@@ -33,15 +33,15 @@ METADATA = "states.json"
 
 
 class StoredStates:
-    """The states of a collection, as a model reads them.
+    """Stored states of a collection.
 
     Args:
         folder: folder that `store_states` wrote.
-        first_layer: b.
-        fingerprint: of the model and its passages; None skips the comparison.
+        first_layer: index b of the first layer.
+        fingerprint: fingerprint of the model and its passages; None to skip the comparison.
 
     Raises:
-        UserError: the folder holds no states, damaged ones, or those of another model or other passages.
+        UserError: the folder holds no states, or damaged ones, or those of another model or other passages.
     """
 
     def __init__(self, folder: str | Path, first_layer: int, fingerprint: str | None = None) -> None:
@@ -66,7 +66,7 @@ class StoredStates:
         return sum(file.stat().st_size for file in sorted(self.folder.iterdir()) if file.is_file())
 
     def read(self, rows_Bk: NDArray[np.integer]) -> PassageStates:
-        """The states of k passages for each of B prompts, side by side."""
+        """Return the states of k passages for each of B prompts, concatenated."""
         sets = [
             np.concatenate([self.states[self.starts[row] : self.starts[row + 1]] for row in rows]) for rows in rows_Bk
         ]
@@ -89,15 +89,15 @@ def store_states(
     batch_size: int = 32,
     show_progress_bar: bool = False,
 ) -> StoredStates:
-    """Encodes all passages and writes their states.
+    """Encode all passages and write their states.
 
     Args:
-        model: with `passage_encoding="independent"`.
-        passages: the collection's tokens.
-        folder: where to write.
-        fingerprint: of the model and the passages.
+        model: model with `passage_encoding="independent"`.
+        passages: tokens of the collection.
+        folder: output folder.
+        fingerprint: fingerprint of the model and the passages.
         batch_size: passages per forward pass.
-        show_progress_bar: whether to show one on standard error.
+        show_progress_bar: whether to show a progress bar on standard error.
 
     Raises:
         UserError: the model does not encode passages independently, or the disk is full.
@@ -109,7 +109,7 @@ def store_states(
     batches = range(0, len(passages), batch_size)
     with whole_path(folder, "--output_dir") as temporary, writing(folder.parent, "--output_dir"):
         temporary.mkdir()
-        # Not a memory map that is written to: where the disk is full, it ends the process.
+        # Not written through a memory map, which ends the process if the disk is full.
         with (temporary / "states.npy").open("wb") as stream:
             for first in tqdm(batches, desc="Storing states", unit=" batches", disable=not show_progress_bar):
                 rows = np.arange(first, min(first + batch_size, len(passages)))
@@ -125,7 +125,7 @@ def store_states(
 
 
 def check_states(encoder: ImpRAGEncoder) -> None:
-    """Checks that the states of a model can be stored, before anything is encoded.
+    """Check that the states of a model can be stored, before anything is encoded.
 
     Raises:
         UserError: the model does not encode passages independently.
@@ -136,15 +136,15 @@ def check_states(encoder: ImpRAGEncoder) -> None:
 def _check_independent(model: ImpRAGModel) -> None:
     if model.config.passage_encoding != "independent":
         raise UserError(
-            "states can be stored for passage_encoding independent only, and this model's is"
-            f" {model.config.passage_encoding}: there they depend on the passages before"
+            "states can only be stored with passage_encoding independent, but this model has"
+            f" {model.config.passage_encoding}, where they depend on the previous passages"
         )
 
 
 def store_index_states(
     encoder: ImpRAGEncoder, store: PassageStore, *, batch_size: int = 32, show_progress_bar: bool = False
 ) -> StoredStates:
-    """Stores the states of an index's passages in its folder; see `store_states`."""
+    """Store the states of an index's passages in its folder; see `store_states`."""
     return store_states(
         encoder.model,
         tokenize_passages(encoder.tokenizer, store.texts(range(len(store))), encoder.model.config.l_max),
@@ -157,7 +157,7 @@ def store_index_states(
 
 @torch.no_grad()
 def passage_states(model: ImpRAGModel, ids_NP: Tensor, mask_NP: Tensor) -> Iterator[NDArray[np.float16]]:
-    """The (tokens, layers, 2, K, D) states of each passage."""
+    """Yield the (tokens, layers, 2, K, D) states of each passage."""
     layers = model.layer_states(ids_NP.to(model.device), range(model.config.b, model.config.t + 1))
     # (N, P, layers, 2, K, D)
     both = torch.stack([torch.stack([layer.key, layer.value]) for layer in layers]).permute(2, 4, 0, 1, 3, 5)
