@@ -65,7 +65,7 @@ class CoTMoTEPreTrainingOutput(ModelOutput):
 
     Attributes:
         loss: scalar, `encoder_loss + decoder_loss`.
-        encoder_loss: scalar, mean cross-entropy of the masked tokens in nats; 0 if there are none.
+        encoder_loss: scalar, mean cross-entropy of the masked tokens in nats; 0 without masked tokens.
         decoder_loss: scalar, sum of the next two; None without a decoder.
         dense_decoder_loss: scalar, loss of the span given the dense vector; None without that bottleneck.
         sparse_decoder_loss: scalar, loss of the span given the sparse vector; None without that bottleneck.

@@ -141,7 +141,7 @@ class NVEmbedModel(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the decoder's token embeddings."""
-        return self.embedding_model.get_input_embeddings()  # type: ignore[no-any-return]
+        return self.embedding_model.get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the decoder's token embeddings."""

@@ -50,7 +50,7 @@ class RetroMAEOutput(ModelOutput):
 
     Attributes:
         loss: scalar, sum of the losses below; `bag_of_words_loss` times its weight.
-        encoder_loss: scalar, mean cross-entropy of the encoder's masked tokens in nats; 0 if there are none.
+        encoder_loss: scalar, mean cross-entropy of the encoder's masked tokens in nats; 0 without masked tokens.
         decoder_loss: scalar, mean cross-entropy of the decoder's labels in nats; None without a decoder.
         bag_of_words_loss: scalar, mean over the passages; None unless `config.bag_of_words` is set.
         sentence_embedding: (B, D), the encoder's state of the first token.
@@ -127,15 +127,13 @@ class RetroMAEForPreTraining(PreTrainedModel):
         Raises:
             ValueError: it is not a BERT-like encoder with a masked-LM head, or weights of the encoder are missing.
         """
-        lm = encoder
-        if isinstance(lm, str):
-            load = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
-            lm = load_masked_lm(lm, fresh_head=True, **load)
+        load = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
+        lm = load_masked_lm(encoder, fresh_head=True, **load) if isinstance(encoder, str) else encoder
         check_encoder(lm, "RetroMAE")
-        model = cls(RetroMAEConfig(encoder=lm.config, **config), lm)
+        model: Any = cls(RetroMAEConfig(encoder=lm.config, **config), lm)
         model.to(lm.dtype)  # the decoder is built in the default dtype
         model.config.dtype = lm.dtype
-        return model
+        return model  # type: ignore[no-any-return]
 
     def forward(
         self,
@@ -246,7 +244,7 @@ def _rows(states_BLD: Tensor, labels_BL: Tensor | None, whole: bool) -> Tensor:
 
 
 def _cross_entropy(logits_PV: Tensor, labels_BL: Tensor | None, whole: bool) -> Tensor:
-    """Return the mean over the labels; 0, with a gradient of 0, if there are none."""
+    """Return the mean over the labels; 0, with a gradient of 0, without labels."""
     assert labels_BL is not None
     labels_P = labels_BL.flatten() if whole else labels_BL[labels_BL != IGNORED]
     return mean_loss(summed_cross_entropy(logits_PV, labels_P), labels_P, (labels_P != IGNORED).sum().clamp(min=1))

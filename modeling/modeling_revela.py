@@ -155,7 +155,7 @@ class RevelaForCausalLM(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the language model's token embeddings, for which FSDP checks whether they are tied to its projection."""
-        return self.lm.get_input_embeddings()  # type: ignore[no-any-return]
+        return self.lm.get_input_embeddings()
 
     def get_output_embeddings(self) -> nn.Module | None:
         """Return the language model's output projection."""

@@ -8,6 +8,7 @@ baseline of the ImpRAG paper), whose vectors are those of ImpRAG but whose weigh
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -89,15 +90,9 @@ class Retriever(nn.Module):
         training = self.training
         self.eval()
         device = next(self.parameters()).device
-        order = np.argsort(-np.diff(tokens.starts), kind="stable")
-        parts = []
-        for start in range(0, len(order), batch_size):
-            ids, mask = tokens.batch(order[start : start + batch_size])
-            parts.append(self.embed(ids.to(device), mask.to(device), query=query).float().cpu().numpy())
+        vectors_NE = tokens.encode(partial(self.embed, query=query), device, batch_size)
         self.train(training)
-        vectors = np.empty((len(tokens), parts[0].shape[1]), np.float32)
-        vectors[order] = np.concatenate(parts)
-        return vectors
+        return vectors_NE
 
     def rank(
         self, queries: Sequence[str], passages: Sequence[str], depth: int, *, query_length: int, passage_length: int

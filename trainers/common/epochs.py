@@ -1,18 +1,35 @@
-"""Tells a collator which epoch it makes batches for."""
+"""Epochs of collators: random numbers that differ between epochs, and are the same after a resume."""
 
 from typing import Any, Protocol
 
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
 class EpochCollator(Protocol):
-    """A collator that draws other masks in every epoch."""
+    """A collator whose random numbers depend on the epoch."""
 
     epoch: int
 
 
+class SharedEpoch:
+    """Base of collators that keep the epoch in shared memory, so that persistent workers see it, too."""
+
+    def __init__(self, epoch: int = 0) -> None:
+        self._epoch = torch.tensor(epoch).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batches."""
+        return int(self._epoch)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch.fill_(epoch)
+
+
 class NewEpoch(TrainerCallback):
-    """Sets `collator.epoch`, after a resume too, so that the same masks are drawn as if nothing had happened."""
+    """Set `collator.epoch` at the start of every epoch, also after a resume."""
 
     def __init__(self, collator: EpochCollator) -> None:
         self.collator = collator
@@ -20,5 +37,5 @@ class NewEpoch(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Called by the trainer."""
+        """Set the epoch."""
         self.collator.epoch = int((state.epoch or 0.0) + 1e-6)

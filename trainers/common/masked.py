@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from revela_hub.data.text.masking import (
@@ -17,6 +16,7 @@ from revela_hub.data.text.masking import (
     whole_word_masks,
 )
 from revela_hub.errors import UserError
+from revela_hub.trainers.common.epochs import SharedEpoch
 from revela_hub.trainers.common.trainer import MethodTrainer
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ SPECIAL = 2
 """Number of special tokens around a text: the first and the last."""
 
 
-class MaskedCollator:
+class MaskedCollator(SharedEpoch):
     """Base of the collators that mask whole words.
 
     Random numbers depend only on `(seed, epoch, row)`: they differ between epochs, but not between batches, processes or
@@ -61,6 +61,7 @@ class MaskedCollator:
         seed: int = 0,
         epoch: int = 0,
     ) -> None:
+        super().__init__(epoch)
         if decoder not in self.decoders:
             raise UserError(f"decoder must be one of {', '.join(self.decoders)}, got {decoder}")
         check_mask_ratio("encoder_mask_ratio", encoder_mask_ratio)
@@ -70,16 +71,6 @@ class MaskedCollator:
         self.encoder_mask_ratio, self.decoder_mask_ratio = encoder_mask_ratio, decoder_mask_ratio
         self.max_length, self.pad_to_multiple_of = max_length, pad_to_multiple_of
         self.seed = seed
-        self._epoch = torch.tensor(epoch).share_memory_()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next batches."""
-        return int(self._epoch)
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._epoch.fill_(epoch)
 
     def width(self, features: Sequence[dict[str, Any]], ids: str, number: str) -> int:
         """Return the number of tokens of the longest text of a batch, special tokens included, rounded up.

@@ -1,10 +1,12 @@
 """Weights of a checkpoint: all of them, and from safetensors, or an error."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -51,6 +53,22 @@ def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
     refuse(folder, "its weights lack", report["missing_keys"])
     refuse(folder, "of another shape than the model's is", [key[0] for key in report["mismatched_keys"]])
     return model
+
+
+def load_in_place(model: nn.Module, files: Iterable[Path], expected: set[str]) -> bool:
+    """Load weights from safetensors files into a model; return whether they are exactly its own.
+
+    Args:
+        model: model whose weights are replaced.
+        files: files to read.
+        expected: names of the weights that the files must contain together.
+    """
+    for file in sorted(files):
+        weights = load_file(file)
+        if model.load_state_dict(weights, strict=False).unexpected_keys:
+            return False
+        expected = expected - weights.keys()
+    return not expected
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> PeftModel:

@@ -8,7 +8,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from revela_hub.ranges import NonNegativeFloat
 from revela_hub.trainers.common.arguments import RunArguments
 
-# What a stage takes where nothing is said. An update of the pre-training is on 2k rows: 32 on a device, 64 times over.
+# Defaults of each stage. A step of pre-training has 2k rows: 32 per device x 64 accumulation steps.
 STAGES: dict[str, dict[str, Any]] = {
     "pretrain": {
         "learning_rate": 3e-4,
@@ -32,7 +32,7 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
 
     | | a row | `learning_rate` | `per_device_train_batch_size` | `gradient_accumulation_steps` | length of the run |
     |---|---|---|---|---|---|
-    | pretrain | a text and a contextual span of it | 3e-4 | 32 | 64 | 80,000 updates |
+    | pretrain | a text and a contextual span of it | 3e-4 | 32 | 64 | 80,000 steps |
     | finetune | a query, its passage, hard negatives | 2e-5 | 8 | 1 | 3 epochs |
     """
 

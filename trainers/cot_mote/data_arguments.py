@@ -89,7 +89,7 @@ def load_contexts(
     """Read and tokenize the sources; see `build_contexts` for the columns.
 
     Returns:
-        The rows, and a summary of what was read.
+        The rows, and a summary of the sources.
 
     Raises:
         UserError: there are no data, or `query_generator` or `build_contexts` raise an error.
@@ -117,7 +117,7 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
     """Read the pairs with their negatives.
 
     Returns:
-        Columns anchor, positive, negative_1 to negative_N, and a summary of what was read.
+        Columns anchor, positive, negative_1 to negative_N, and a summary of the sources.
 
     Raises:
         UserError: the file is missing or cannot be read, a column is missing, or no row has all texts and negatives that

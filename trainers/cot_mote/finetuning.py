@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sparse_encoder.losses import FlopsLoss, SpladeLoss
@@ -24,6 +23,7 @@ from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, tokenizer_of, wrong_columns
 from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.common.weights import load_in_place
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_start
@@ -133,12 +133,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     def _load_from_checkpoint(self, checkpoint_path: str, model: nn.Module | None = None) -> None:
         """Load the weights in place; sentence-transformers would load the model a second time."""
         expected = set(self.cot_mote.state_dict()) - set(self.cot_mote.all_tied_weights_keys)
-        for file in sorted(Path(checkpoint_path).glob("model*.safetensors")):
-            weights = load_file(file)
-            if self.cot_mote.load_state_dict(weights, strict=False).unexpected_keys:
-                break
-            expected -= weights.keys()
-        if expected:
+        if not load_in_place(self.cot_mote, Path(checkpoint_path).glob("model*.safetensors"), expected):
             raise UserError(f"{checkpoint_path} is not a checkpoint of this run: use the same encoder and --variant")
 
 

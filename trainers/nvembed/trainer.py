@@ -21,7 +21,7 @@ import torch
 from datasets import Dataset, DatasetDict
 from packaging.version import Version
 from peft import PeftConfig
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
@@ -37,6 +37,7 @@ from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, wrong_columns
 from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.common.weights import load_in_place
 from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, PROMPTS, TRAINED_WEIGHTS, NVEmbedStart, load_nvembed
@@ -205,12 +206,8 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         """Load the weights in place; sentence-transformers would load the model a second time."""
         folder = Path(resume_from_checkpoint)
         expected = {name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad}
-        for file in sorted(folder.glob("model*.safetensors" if self._adapters is None else TRAINED_WEIGHTS)):
-            weights = load_file(file)
-            if self.nvembed.load_state_dict(weights, strict=False).unexpected_keys:
-                break
-            expected -= weights.keys()
-        if expected:
+        files = folder.glob("model*.safetensors" if self._adapters is None else TRAINED_WEIGHTS)
+        if not load_in_place(self.nvembed, files, expected):
             raise UserError(f"{folder} is not a checkpoint of this run: use the same model, --lora_rank and --pooling")
 
 

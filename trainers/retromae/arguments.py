@@ -57,7 +57,7 @@ def load_spans(arguments: RetroMAEDataArguments, tokenizer: "PreTrainedTokenizer
     """Read the sources, and tokenize and pack them into spans; see `build_spans` for the columns.
 
     Returns:
-        The spans, and a report of what was read.
+        The spans, and a report on the sources.
 
     Raises:
         UserError: `build_spans` raises an error.

@@ -110,7 +110,7 @@ def load_groups(arguments: RevelaDataArguments) -> "tuple[Dataset, ReadReport]":
     """Read the sources, and cut them into chunks and groups; see `build_groups` for the columns.
 
     Returns:
-        The groups, and a report of what was read.
+        The groups, and a report on the sources.
 
     Raises:
         UserError: the options conflict, or `build_groups` raises an error.

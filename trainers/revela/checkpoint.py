@@ -116,7 +116,7 @@ def _load_retriever(
 
 
 def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Set the padding token to EOS if there is none; padding is masked, so any token will do."""
+    """Set a missing padding token to EOS; padding is masked, so any token will do."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
+from revela_hub.trainers.common.epochs import SharedEpoch
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -26,7 +27,7 @@ _CALL_SETTINGS = ("truncation", "padding")  # keys of a tokenizer.json that only
 LM_TOKENS, RETRIEVER_TOKENS = "lm_tokens", "retriever_tokens"
 
 
-class RevelaCollator:
+class RevelaCollator(SharedEpoch):
     r"""Make batches of rows of `build_groups`: chunks shuffled within their group and tokenized for both models.
 
     The order within a group depends only on `(seed, epoch, group)`: it differs between epochs, but not between processes or
@@ -97,6 +98,7 @@ class RevelaCollator:
             UserError: the prompt leaves no room for a chunk; the retriever's tokenizer drops its end token when it cuts a text;
                 or half chunks are requested from a tokenizer without offsets.
         """
+        super().__init__(epoch)
         self.retriever_tokenizer = retriever_tokenizer
         self.lm_tokenizer = lm_tokenizer
         self.max_length = max_length
@@ -104,19 +106,9 @@ class RevelaCollator:
         self.similarity_span = similarity_span
         self.pad_to_multiple_of = pad_to_multiple_of
         self.seed = seed
-        self._epoch = torch.tensor(epoch).share_memory_()
         empty = lm_tokenizer("")["input_ids"]
         self._bos = [lm_tokenizer.bos_token_id] if empty[:1] == [lm_tokenizer.bos_token_id] else []
         self._check_retriever_tokenizer()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next batches."""
-        return int(self._epoch)
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._epoch.fill_(epoch)
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Make a batch of whole groups; the class describes its tensors.

@@ -1,7 +1,7 @@
-"""Trains a retriever and a language model together by in-batch attention (Revela, arXiv 2506.16552).
+"""Trainer of a retriever and a language model with in-batch attention (Revela, arXiv 2506.16552).
 
-What is not in the paper, and off in its recipe: a start of the retriever later than that of the language model, and a
-temperature that falls over the run. Both are for small models; `examples/quickstart` says what they change.
+Two options are not in the paper, and off in its recipes: starting the retriever later than the language model, and lowering the
+temperature during the run. Both help small models; `examples/quickstart` uses them.
 """
 
 from collections.abc import Callable

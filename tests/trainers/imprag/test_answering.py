@@ -104,7 +104,7 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTr
         Answerer(built, bpe_tokenizer, InMemory(ImpRAGEncoder(built, bpe_tokenizer), PASSAGES[:1]))
     answerer = Answerer(built, bpe_tokenizer, collection)
     with pytest.raises(
-        UserError, match=r"prompt 2 has \d+ tokens, but with its passages and an answer of 6 there is room"
+        UserError, match=r"prompt 2 has \d+ tokens, but with its passages and an answer of 6 tokens there is room"
     ):
         list(answerer.answer(["a", "x y z " * 100], max_new_tokens=6))
     with pytest.raises(UserError, match="prompt 1 is empty"):
