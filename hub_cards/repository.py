@@ -230,8 +230,14 @@ class Repository:
         return done.oid, done.pr_url or self.url()
 
     def _commit(self, operations: list[Any], message: str, parent: str | None) -> CommitInfo:
-        options = {"revision": self.destination.revision, "create_pr": self.destination.pull_request}
-        return self.api.create_commit(self.repo_id, operations, commit_message=message, parent_commit=parent, **options)
+        return self.api.create_commit(
+            self.repo_id,
+            operations,
+            commit_message=message,
+            revision=self.destination.revision,
+            create_pr=self.destination.pull_request,
+            parent_commit=parent,
+        )
 
     def url(self, revision: str | None = None) -> str:
         """Return the URL of the repository, or of a revision."""

@@ -204,8 +204,8 @@ def _import_faults(file: Path, allowed: frozenset[str]) -> Iterator[tuple[int, s
         return
     for module in (module for module in modules if module not in allowed):
         imports = re.compile(rf"\s*(import|from)\s.*\b{module}\b")
-        line = next((number for number, line in enumerate(lines, 1) if imports.match(line)), 1)
-        yield line, f"imports {module}, which readers may not have installed"
+        place = next((number for number, line in enumerate(lines, 1) if imports.match(line)), 1)
+        yield place, f"imports {module}, which readers may not have installed"
     for number, line in enumerate(lines, 1):
         if found := re.match(r"\s*from\s+\.(\S*)\s+import\b", line):
             if not found[1].isidentifier():
