@@ -5,10 +5,11 @@ The models and tokenizers are built afresh for each test, so a test may change t
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # Before anything imports the libraries that read these. A cache of our own, so that no test sees what an earlier run,
 # or the person's own work, left in theirs; subprocesses inherit it.
@@ -20,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: several processes 
 
 import pytest
 import torch
+from fork_server import python
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import TemplateProcessing
@@ -50,6 +52,28 @@ def seed() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture
+def forked_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders are verified in a process of the fork server, except adapters, whose readers have peft."""
+    from revela_hub.hub_cards.verify import verify as module
+
+    in_one_process = module._in_one_process
+
+    def quickly(tasks: list[dict[str, str | bool | None]], offline: bool, timeout: float | None) -> list[list[Any]]:
+        plain = offline and not any(task["adapter_only"] for task in tasks)
+        monkeypatch.setattr(module, "_PYTHON", python("readers") if plain else (sys.executable,))
+        return in_one_process(tasks, offline, timeout)
+
+    monkeypatch.setattr(module, "_in_one_process", quickly)
+
+
+@pytest.fixture(autouse=True)
+def quick_verification(request: pytest.FixtureRequest) -> None:
+    """`forked_verification` everywhere except where the process itself is tested."""
+    if request.path.name != "test_verify.py":
+        request.getfixturevalue("forked_verification")
 
 
 @pytest.fixture(scope="session")

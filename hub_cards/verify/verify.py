@@ -51,6 +51,8 @@ _ENVIRONMENT = re.compile(
 )
 _PROXIES = re.compile(r"(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)  # may contain a password; only passed on for downloads
 _SECONDS, _SECONDS_PER_GB = 300, 180
+# Tests replace it with a Python that has imported the readers' libraries already.
+_PYTHON = (sys.executable,)
 _MAX_STDERR = 1 << 16
 
 
@@ -164,7 +166,7 @@ def _started(scratch: str, offline: bool) -> Iterator[tuple[subprocess.Popen[byt
     """
     reading, writing = os.pipe()
     watched = (reading,) if os.name == "posix" else ()
-    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parent), str(Path(scratch, "tasks"))]
+    command = [*_PYTHON, "-c", _CHILD, str(Path(__file__).resolve().parent), str(Path(scratch, "tasks"))]
     stderr = bytearray()
     try:
         process = subprocess.Popen(

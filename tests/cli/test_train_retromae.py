@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from fork_server import python
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
 
 from revela_hub.cli.main import main
@@ -71,7 +71,7 @@ for encode in (model.encode_query, model.encode_document):
     torch.testing.assert_close(encode(saved["texts"], convert_to_tensor=True), saved["expected"], rtol=0, atol=1e-5)
 print(model.max_seq_length)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([*python("readers"), "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "40"
     assert not list((out / "encoder").rglob("*.py"))

@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from fork_server import python
 
 from revela_hub.cli.main import main
 from revela_hub.trainers import load_checkpoint
@@ -69,7 +69,7 @@ lm = AutoModelForCausalLM.from_pretrained({str(out / "lm")!r})
 tokenizer = AutoTokenizer.from_pretrained({str(out / "lm")!r})
 print(lm.generate(**tokenizer("The river", return_tensors="pt"), max_new_tokens=3).shape[1] > 2)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([*python("readers"), "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "True"
     for file in (*(out / "retriever").rglob("*.json"), *(out / "lm").rglob("*.json")):

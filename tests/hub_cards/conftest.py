@@ -1,7 +1,9 @@
 """A tiny exported retriever, and a local Hub."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
@@ -46,6 +48,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub
         in_environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
         for name, text in (in_environment | {"HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": str(tmp_path / "cache")}).items():
             monkeypatch.setenv(name, text)
-        # the delay before the client retries
-        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+        # no delay before the client retries; other modules keep the real time.sleep
+        at_once = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
+        monkeypatch.setattr("huggingface_hub.utils._http.time", at_once)
         yield hub

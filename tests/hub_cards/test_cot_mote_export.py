@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from fork_server import python
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from transformers import AutoModel, AutoModelForMaskedLM, BertTokenizerFast, PreTrainedTokenizerFast, RobertaTokenizer
 
@@ -105,7 +105,7 @@ def test_all_three_forms_give_the_vectors_of_the_model(tmp_path: Path, wordpiece
     assert not list((tmp_path / "out" / "dense").rglob("*.py")) + list((tmp_path / "out" / "sparse").rglob("*.py"))
     out = tmp_path / "vectors.npz"
     task = json.dumps([str(tmp_path / "out"), TEXTS, str(out)])
-    done = subprocess.run([sys.executable, "-c", READER, task], capture_output=True, text=True, check=False)
+    done = subprocess.run([*python("readers"), "-c", READER, task], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     arrays = np.load(out)
     for kind, expert in (("query", "query"), ("document", "passage")):

@@ -280,6 +280,7 @@ def test_no_false_alarms(name: str, verdicts: dict[str, list[Check]]) -> None:
     assert [check.name for check in verdicts[name]] == expected
 
 
+@pytest.mark.usefixtures("forked_verification")
 def test_minilm_passes(minilm_folder: Path) -> None:
     checks = verify(minilm_folder)
     assert all(check.ok for check in checks), as_table(checks)
@@ -291,6 +292,7 @@ def test_a_process_that_ends_early_is_a_failed_check(tmp_path: Path, monkeypatch
     assert [(check.name, check.ok) for check in verify(tmp_path)] == [("process", False)]
 
 
+@pytest.mark.usefixtures("forked_verification")
 def test_decoders_without_padding_token_encode_one_text_at_a_time(tmp_path: Path, _bpe_json: str) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(_bpe_json), eos_token="<|endoftext|>")
     config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=64)
@@ -341,6 +343,7 @@ def test_timeout_kills_the_process_and_its_children(tmp_path: Path, monkeypatch:
     pytest.fail("the child process is still running")
 
 
+@pytest.mark.usefixtures("forked_verification")
 def test_the_quickstarts_retriever_passes(repository: Path) -> None:
     checks = verify(repository / "examples" / "quickstart" / "retriever")
     assert all(check.ok for check in checks), as_table(checks)

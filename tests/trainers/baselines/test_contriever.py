@@ -2,14 +2,13 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
+from fork_server import launch
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
@@ -260,11 +259,7 @@ def processes_give(number: int, rows: int, module: str, start: list[str], folder
     fixed = {"max_steps": 3, "train_sampling_strategy": "sequential", "learning_rate": 1e-2, "optim": "sgd"}
     tests = str(Path(__file__).parent)
     script.write_text(_PROCESSES.format(tests=tests, module=module, out=str(out), start=start, options=fixed | options))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(number)] if number > 1 else []
-    done = subprocess.run(
-        [sys.executable, *launch, str(script), str(rows)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch(str(script), str(rows), processes=number)
     return torch.load(out / "end.pt", weights_only=True)
 
 

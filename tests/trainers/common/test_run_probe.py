@@ -1,14 +1,11 @@
 """A run keeps to folders of its own, and every node has the same probe and the same weights."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import launch
 
 from revela_hub.cli.parser import parse_arguments
 from revela_hub.data.sources.held_out import HELD_OUT
@@ -121,7 +118,7 @@ def test_what_was_measured_is_not_written_among_other_files(tmp_path: Path) -> N
 
 
 _PROCESS = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from torch import distributed as dist
 sys.path.insert(0, {tests!r})
@@ -129,7 +126,7 @@ import test_measuring
 from test_run_probe import arguments
 from revela_hub.trainers.common.processes import from_main
 from revela_hub.trainers.common.run_probe import hold_out_text
-rank = int(sys.argv[1])
+rank = int(os.environ["RANK"])
 own = Path({folder!r}) / f"node-{{rank}}"
 task = hold_out_text(arguments(Path({text!r}), own))  # starts the process group
 model, words = test_measuring.Model(10), test_measuring.words_task()
@@ -154,18 +151,7 @@ dist.destroy_process_group()
 def test_two_nodes_without_a_disk_in_common_have_one_probe_and_one_result(text: Path, tmp_path: Path) -> None:
     script = tmp_path / "process.py"
     script.write_text(_PROCESS.format(tests=str(Path(__file__).parent), folder=str(tmp_path), text=str(text)))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script), str(rank)],
-            env=os.environ | together | {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-        )
-        for rank in range(2)
-    ]
-    assert [process.wait(timeout=120) for process in started] == [0, 0]
+    launch(str(script), processes=2, environment={"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
     first, second = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2))
     assert first.pop("kept") and not second.pop("kept")
     assert first == second and first["skill"] == 60 and len(first["queries"]) == 20 and first["held_out"]

@@ -1,13 +1,12 @@
 """CoT-MoTE runs: what they learn, log and save, and that how they are split or interrupted changes nothing."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
+from fork_server import launch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.errors import UserError
@@ -316,9 +315,7 @@ def test_two_processes_are_one(
     }
     script = tmp_path / "run.py"
     script.write_text(_TWO_PROCESSES.format(tests=str(Path(__file__).parent), **places))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29631", str(script)]
-    done = subprocess.run(launch, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch(str(script), processes=2)
     options = {"max_steps": 2, "learning_rate": 1e-3, "train_sampling_strategy": "sequential"}
     runs = {
         "pretrain": pre_trainer(tmp_path / "a", load(start), rows, gradient_accumulation_steps=2, **options),

@@ -2,15 +2,13 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from fork_server import launch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from revela_hub.errors import UserError
@@ -216,12 +214,8 @@ def test_two_processes_are_one(tmp_path: Path, bpe_tokenizer: PreTrainedTokenize
         "here": str(here.parent),
     }
     script.write_text(TWO.format(**names), encoding="utf-8")
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
     for processes in (1, 2):
-        launch = [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        command = [sys.executable, *launch, str(script), str(processes)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        assert done.returncode == 0, done.stderr[-3000:]
+        launch(str(script), str(processes), processes=processes, environment={"CUDA_VISIBLE_DEVICES": ""})
     (one, one_log), (two, two_log) = (torch.load(tmp_path / f"{n}.pt") for n in (1, 2))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6)

@@ -1,8 +1,6 @@
 """An NV-Embed run: instructions per row, what is trained and saved, and that how it is split or interrupted changes nothing."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from fork_server import launch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -424,9 +423,7 @@ def test_two_processes_give_what_one_gives_with_the_same_global_batch(
                 size=8 // processes,
             )
         )
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        done = subprocess.run([sys.executable, *launch, str(script)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
+        launch(str(script), processes=processes)
         results[processes] = json.loads((out / "results.json").read_text())
     assert results[1].keys() == results[2].keys()
     for name, expected in results[1].items():

@@ -1,14 +1,13 @@
 """A RetroMAE run: what it learns, logs and saves, and that how it is split or interrupted changes nothing."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from datasets import Dataset
+from fork_server import launch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.errors import UserError
@@ -222,9 +221,7 @@ def test_two_processes_log_the_mean_of_both(tmp_path: Path, mlm_folder: Path, sp
             tests=str(Path(__file__).parent), out=str(out), start=str(mlm_folder), data=str(tmp_path / "data")
         )
     )
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([sys.executable, *launch, str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch(str(script), processes=2)
     entries = [entry for entry in json.loads((out / "log.json").read_text()) if "encoder_loss" in entry]
     assert len(entries) == 2
     for entry in entries:

@@ -3,13 +3,12 @@
 import json
 import logging
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
+from fork_server import launch
 from peft import LoraConfig
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
@@ -209,10 +208,7 @@ def test_two_processes_give_the_losses_of_one_with_the_same_global_batch(
                 steps=4 // processes,
             )
         )
-        # What `accelerate launch` starts for several GPUs; for several CPU processes it wants MPI.
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        done = subprocess.run([sys.executable, *launch, str(script)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
+        launch(str(script), processes=processes)
         results[processes] = json.loads((out / "losses.json").read_text())
     assert len(results[1]) == (7 if script_text == "waiting" else 4)
     assert results[1] == pytest.approx(results[2], rel=1e-4)

@@ -11,6 +11,7 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset
+from fork_server import launch
 from test_revela_trainer import WORDS, groups, losses, trainer
 
 from revela_hub.trainers import load_checkpoint
@@ -51,11 +52,7 @@ def test_a_sharded_run_is_a_run_on_one_process(
     out, script = tmp_path / "sharded", tmp_path / "run.py"
     names = {"tests": str(Path(__file__).parent), "llama": str(llama_folder), "data": str(tmp_path / "data")}
     script.write_text(_SHARDED.format(out=str(out), **names))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    done = subprocess.run(
-        [sys.executable, *launch], capture_output=True, text=True, check=False, env=os.environ | environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch(str(script), processes=2, environment=environment)
     one = trainer(
         tmp_path / "one", llama_folder, groups, gradient_accumulation_steps=4, lora_rank=0,
         train_sampling_strategy="sequential",
