@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass
 class Reference:
-    """What the model is to give."""
+    """Expected outputs of the model."""
 
     encoder_loss: Tensor
     dense_decoder_loss: Tensor

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the tensors do not tell."""
+    """Settings that the tensors do not determine."""
 
     heads: int
     kv_heads: int

@@ -12,7 +12,7 @@ IGNORED = -100
 
 @dataclass
 class Reference:
-    """What the model is to give; logits are (B, L, V)."""
+    """Expected outputs of the model; logits are (B, L, V)."""
 
     encoder_loss: Tensor
     decoder_loss: Tensor

@@ -181,7 +181,7 @@ def error(text: str) -> re.Pattern[str]:
     return re.compile(re.escape(text))
 
 
-def test_mistakes_with_experts_are_told_in_a_line() -> None:
+def test_wrong_experts_raise_clear_errors() -> None:
     model = CoTMoTEModel.from_backbone(masked_lm()).eval()
     inputs = texts()
     with pytest.raises(ValueError, match=error('no expert given: pass expert="query" or expert="passage"')):
@@ -204,7 +204,7 @@ def test_mistakes_with_experts_are_told_in_a_line() -> None:
     assert torch.equal(siamese(**inputs).sparse, siamese(**inputs, expert="query").sparse)
 
 
-def test_mistakes_with_backbones_are_told_in_a_line(tmp_path: Path, bert_folder: Path, llama_folder: Path) -> None:
+def test_wrong_backbones_raise_clear_errors(tmp_path: Path, bert_folder: Path, llama_folder: Path) -> None:
     pre_trained = CoTMoTEForPreTraining.from_backbone(masked_lm())
     pre_trained.save_pretrained(tmp_path / "cot-mote")
     RetroMAEForPreTraining.from_encoder(masked_lm()).save_pretrained(tmp_path / "retromae")
@@ -241,12 +241,12 @@ def test_mistakes_with_backbones_are_told_in_a_line(tmp_path: Path, bert_folder:
         ({"decoder": "ae", "attention_window": 3}, 'attention_window must be at least 1, and needs decoder="ar"'),
     ],
 )
-def test_configurations_that_mean_nothing_are_refused(settings: dict[str, object], message: str) -> None:
+def test_invalid_configurations_are_rejected(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=error(message)):
         CoTMoTEConfig(transformers.BertConfig(), **settings)
 
 
-def test_a_checkpoint_that_lacks_a_layer_is_refused_even_with_a_fresh_head(tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_a_layer_is_rejected_even_with_a_fresh_head(tmp_path: Path) -> None:
     lm = masked_lm()
     weights = {name: value for name, value in lm.state_dict().items() if "layer.1.output.dense" not in name}
     lm.save_pretrained(tmp_path, state_dict=weights)

@@ -226,7 +226,7 @@ def test_passages_are_encoded_once_and_beams_samples_and_streams_work() -> None:
 
 
 @torch.no_grad()
-def test_generation_goes_on_from_a_cache() -> None:
+def test_generation_continues_from_a_cache() -> None:
     model = build(settings={"eos_token_id": None})
     read = one(passages(), 0)
     states = model.encode_passages(**read)
@@ -412,13 +412,13 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_says_what_is_wrong(case: str) -> None:
+def test_wrong_input_raises_clear_errors(case: str) -> None:
     call, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_encoders_and_foreign_attention_are_refused() -> None:
+def test_encoders_and_foreign_attention_are_rejected() -> None:
     bert = {
         "vocab_size": 61,
         "hidden_size": 32,

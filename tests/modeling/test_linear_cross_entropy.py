@@ -76,7 +76,7 @@ def test_large_logits_and_bf16() -> None:
 
 
 def test_no_more_than_a_block_of_logits_is_alive() -> None:
-    """Of 4096 x 512 logits (8 MiB), blocks of 64 rows: 0.1 MiB each, beside the gradients of hidden states and weight."""
+    """Of 4096 x 512 logits (8 MiB), blocks of 64 rows: 0.1 MiB each, in addition to the gradients of hidden states and weight."""
     hidden, weight = torch.randn(4096, 8, requires_grad=True), torch.randn(512, 8, requires_grad=True)
     labels = torch.randint(512, (4096,))
 

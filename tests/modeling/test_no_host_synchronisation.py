@@ -44,7 +44,7 @@ def llama(**settings: int) -> transformers.LlamaForCausalLM:
 
 
 @pytest.mark.parametrize("pooling", ["latent", "mean", "eos", "self_attention"])
-def test_nvembed_asks_nothing(pooling: str) -> None:
+def test_nvembed_does_not_wait_for_the_device(pooling: str) -> None:
     model = NVEmbedModel.from_backbone(llama(), pooling=pooling, num_latents=5, num_heads=2).eval()
     ids = torch.randint(61, (3, 9))
     mask = (torch.arange(9) < torch.tensor([[9], [4], [6]])).long()
@@ -52,7 +52,7 @@ def test_nvembed_asks_nothing(pooling: str) -> None:
         model(ids, mask, mask, prompt_length=2)
 
 
-def test_the_test_sees_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_detects_a_synchronisation(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of ours in the middle of a forward pass fails it."""
     model = NVEmbedModel.from_backbone(llama(), pooling="mean").eval()
     pool = NVEmbedModel.pool
@@ -66,7 +66,7 @@ def test_the_test_sees_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("v_normalization", [False, True])
-def test_revela_asks_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch, v_normalization: bool, training: bool) -> None:
+def test_revela_does_not_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch, v_normalization: bool, training: bool) -> None:
     """On tensors without values (and without autocast), of which every question raises."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
@@ -85,7 +85,7 @@ def test_revela_asks_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch, v_normali
     assert all(p.grad is not None for p in model.lm.parameters())
 
 
-def test_revela_asks_a_gpu_for_the_pairs_of_large_groups() -> None:
+def test_revela_waits_for_the_pairs_of_large_groups() -> None:
     """Their number is not known before the similarities: one question of a step, not of a layer."""
     model = RevelaForCausalLM.from_backbones(llama().model, llama(), group_size=PAIRS_FROM_SIZE)
     similarity = torch.zeros(1, PAIRS_FROM_SIZE, PAIRS_FROM_SIZE, device="meta")

@@ -54,7 +54,7 @@ def texts(rows: int = 4, tokens: int = 12) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", DECODERS)
-def test_every_decoder_family_has_its_mask_lifted(family: str, attention: str) -> None:
+def test_the_causal_mask_of_every_decoder_family_is_removed(family: str, attention: str) -> None:
     """Without padding, where kernels are given no mask, and with it; and without any window."""
     model = build(decoder(family, attn_implementation=attention))
     ids = torch.randint(2, 61, (1, 12))
@@ -78,7 +78,7 @@ def test_every_decoder_family_has_its_mask_lifted(family: str, attention: str) -
 
 
 @pytest.mark.parametrize("family", [name for name, settings in DECODERS.items() if "sliding_window" in settings])
-def test_the_window_changes_nothing_once_the_mask_is_lifted(family: str) -> None:
+def test_the_sliding_window_changes_nothing_without_the_causal_mask(family: str) -> None:
     torch.manual_seed(3)
     windowed = build(decoder(family, sliding_window=3))
     torch.manual_seed(3)
@@ -247,7 +247,7 @@ def test_a_row_without_a_token_to_pool_is_named_where_batches_are_made_and_nan_i
     assert vectors.isnan().all(-1).tolist() == vectors.isnan().any(-1).tolist() == [False, False, True, True]
 
 
-def test_a_prompt_that_leaves_no_room_for_text_is_refused() -> None:
+def test_a_prompt_that_leaves_no_room_for_text_is_rejected() -> None:
     model = build(max_seq_length=12)
     ids = torch.ones(2, 12, dtype=torch.long)
     with pytest.raises(ValueError, match="prompt takes 11 tokens or more of 12.*longer than the maximum length"):
@@ -259,7 +259,7 @@ def test_a_prompt_that_leaves_no_room_for_text_is_refused() -> None:
         model(ids, prompt_length=12)
 
 
-def test_a_backbone_without_the_attention_interface_is_refused() -> None:
+def test_a_backbone_without_the_attention_interface_is_rejected() -> None:
     bloom = transformers.BloomModel(transformers.BloomConfig(vocab_size=61, hidden_size=32, n_layer=1, n_head=2))
     with pytest.raises(ValueError, match="BloomModel does not use transformers' attention interface"):
         NVEmbedModel.from_backbone(bloom)

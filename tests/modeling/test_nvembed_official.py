@@ -175,7 +175,7 @@ def test_forward_gives_the_official_vectors(official: Path, tokenizer: PreTraine
 def test_the_official_mask_does_not_count_bos_and_the_correct_one_does(
     official: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    instruction = INSTRUCTION.strip()  # so that no last space is a token of its own
+    instruction = INSTRUCTION.strip()  # a final space would be a separate token
     rows = official_rows(tokenizer, instruction)
     tokens = tokenizer(instruction)["input_ids"]
     assert all(row[: len(tokens)] == tokens for row in rows), "the instruction's tokens must not depend on the text"
@@ -209,7 +209,7 @@ def test_a_text_that_is_cut_loses_its_eos_as_in_the_official_code(
     torch.testing.assert_close(got.double(), expected(official, rows, 0), rtol=0, atol=1e-5)
 
 
-def test_an_instruction_longer_than_the_maximum_length_is_refused(official: Path) -> None:
+def test_an_instruction_longer_than_the_maximum_length_is_rejected(official: Path) -> None:
     model = NVEmbedModel.from_pretrained(official).eval()
     with pytest.raises(ValueError, match="instruction .* longer than the maximum length"):
         model.encode(TEXTS, INSTRUCTION, max_length=16)
@@ -226,7 +226,7 @@ def test_a_tokenizer_in_the_folder_comes_first(official: Path, tokenizer: PreTra
     torch.testing.assert_close(got.double(), expected(official, rows, 0), rtol=0, atol=1e-5)
 
 
-def test_saved_again_it_stays_what_it_was(official: Path, tmp_path: Path) -> None:
+def test_saving_again_changes_nothing(official: Path, tmp_path: Path) -> None:
     model = NVEmbedModel.from_pretrained(official).eval()
     model.save_pretrained(tmp_path / "again")
     again = NVEmbedModel.from_pretrained(tmp_path / "again").eval()

@@ -48,7 +48,7 @@ def build(family: str = "Bert", settings: dict[str, object] | None = None, **con
 
 
 def inputs(decoder: str = "enhanced", lengths: tuple[int, ...] = (12, 9, 3), pad: int = 0) -> dict[str, Tensor]:
-    """Random passages of so many tokens, special ones included."""
+    """Return random passages with these numbers of tokens, special tokens included."""
     shape = (len(lengths), max(lengths))
     ids = torch.randint(FIRST_TOKEN, VOCABULARY, shape)
     positions = torch.arange(shape[1])
@@ -270,7 +270,7 @@ def test_weights_without_a_masked_lm_head_get_a_fresh_one_and_a_warning(tmp_path
     assert torch.isfinite(model(**inputs()).loss)
 
 
-def test_the_weights_of_a_sentence_transformers_model_do(minilm_folder: Path) -> None:
+def test_the_weights_of_a_sentence_transformers_model_are_enough(minilm_folder: Path) -> None:
     with pytest.warns(UserWarning, match="initialised at random"):
         model = RetroMAEForPreTraining.from_encoder(str(minilm_folder)).eval()
     batch = inputs(lengths=(8, 6))
@@ -325,7 +325,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(decoder: str) -> None:
         ({"bag_of_words_weight": -1.0}, "bag_of_words_weight must not be negative"),
     ],
 )
-def test_a_wrong_configuration_says_what_is_wrong(change: dict[str, object], message: str) -> None:
+def test_a_wrong_configuration_raises_a_clear_error(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RetroMAEConfig(**change)
 
@@ -341,13 +341,13 @@ def test_a_wrong_configuration_says_what_is_wrong(change: dict[str, object], mes
         ("encoder_input_ids", (0,), r"encoder_input_ids must be \(passages, tokens\), got \(12,\)"),
     ],
 )
-def test_wrong_shapes_are_refused(name: str, index: tuple[object, ...], message: str) -> None:
+def test_wrong_shapes_are_rejected(name: str, index: tuple[object, ...], message: str) -> None:
     batch = inputs()
     with pytest.raises(ValueError, match=message):
         build()(**(batch | {name: batch[name][index]}))
 
 
-def test_missing_inputs_and_too_many_tokens_are_refused() -> None:
+def test_missing_inputs_and_too_many_tokens_are_rejected() -> None:
     model = build("Roberta")
     batch = inputs()
     del batch["decoder_labels"]
@@ -359,7 +359,7 @@ def test_missing_inputs_and_too_many_tokens_are_refused() -> None:
     assert build(decoder="none")(**encoder_only).loss > 0
 
 
-def test_models_that_do_not_fit_are_refused() -> None:
+def test_models_that_do_not_fit_are_rejected() -> None:
     bare = BertModel(transformers.BertConfig(**FAMILIES["Bert"]))
     with pytest.raises(ValueError, match="BertModel has no masked-LM head"):
         RetroMAEForPreTraining.from_encoder(bare)

@@ -255,12 +255,12 @@ def test_from_backbones_loads_folders(llama_folder: Path, bert_folder: Path) -> 
         ({"similarity_tolerance": -1.0}, "similarity_tolerance must not be negative"),
     ],
 )
-def test_a_wrong_configuration_says_what_is_wrong(change: dict[str, object], message: str) -> None:
+def test_a_wrong_configuration_raises_a_clear_error(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RevelaConfig(**change)
 
 
-def test_wrong_input_says_what_is_wrong() -> None:
+def test_wrong_input_raises_clear_errors() -> None:
     model = build()
     batch = inputs(rows=6)
     with pytest.raises(ValueError, match="6 rows are not a multiple of group_size=4"):
@@ -275,7 +275,7 @@ def test_wrong_input_says_what_is_wrong() -> None:
         RevelaForCausalLM.from_backbones(lm, lm)
 
 
-def test_an_lm_without_the_attention_interface_is_refused() -> None:
+def test_an_lm_without_the_attention_interface_is_rejected() -> None:
     config = transformers.XLNetConfig(vocab_size=61, d_model=32, n_layer=1, n_head=2, d_inner=32)
     with pytest.raises(ValueError, match="attention interface"):
         RevelaForCausalLM.from_backbones(bert(), transformers.AutoModelForCausalLM.from_config(config))

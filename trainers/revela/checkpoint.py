@@ -1,5 +1,6 @@
 """Load the models and tokenizers that a Revela run starts from, or that it saved."""
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,21 +149,9 @@ def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
     names = [part._name_or_path for part in (config.retriever, config.lm) if part is not None]
     if len(names) < 2 or not all(names):
         raise UserError(f"{folder}/config.json does not name the base models of its adapters")
-    settings = {name: getattr(config, name) for name in _OWN_FIELDS}
+    fields = inspect.signature(RevelaConfig.__init__).parameters.keys() - {"self", "retriever", "lm", "kwargs"}
+    settings = {name: getattr(config, name) for name in fields}
     backbones = load_backbones(names[0], names[1], trust_remote_code=trust_remote_code, **settings)
     adapted: Any = load_adapters(backbones.model, folder)
     model: RevelaForCausalLM = adapted.merge_and_unload()
     return model
-
-
-_OWN_FIELDS = (
-    "group_size",
-    "temperature",
-    "v_normalization",
-    "v_normalization_eps",
-    "similarity_span",
-    "pooling",
-    "prompts",
-    "similarity_tolerance",
-    "max_seq_length",
-)

@@ -298,7 +298,7 @@ for name, run in runs.items():
 
 
 @pytest.mark.slow
-def test_two_processes_are_one(
+def test_two_processes_train_like_one(
     tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast, rows: Dataset, pairs: Dataset
 ) -> None:
     """Pre-training on two processes is one with twice the accumulation, fine-tuning one with twice the batch."""
@@ -349,9 +349,7 @@ def test_defaults_are_the_papers(tmp_path: Path) -> None:
             CoTMoTETrainingArguments(stage="finetune", **common, **options)
 
 
-def test_checkpoints_tell_what_they_are_not(
-    tmp_path: Path, mlm_folder: Path, bert_folder: Path, texts: list[str]
-) -> None:
+def test_wrong_checkpoints_are_rejected(tmp_path: Path, mlm_folder: Path, bert_folder: Path, texts: list[str]) -> None:
     start = load(mlm_folder)
     start.model.save_pretrained(tmp_path / "pre")
     start.tokenizer.save_pretrained(tmp_path / "pre")
@@ -391,7 +389,7 @@ def test_checkpoints_tell_what_they_are_not(
         ({"max_length": 3}, "in every row the negatives are equal to the positive within max_length 3"),
     ],
 )
-def test_fine_tuning_on_nothing_to_tell_apart_is_refused(
+def test_fine_tuning_without_negatives_is_rejected(
     tmp_path: Path, mlm_folder: Path, lengths: dict[str, int], message: str
 ) -> None:
     start = load(mlm_folder)
@@ -406,7 +404,7 @@ def test_fine_tuning_on_nothing_to_tell_apart_is_refused(
         )
 
 
-def test_pairs_tell_what_is_missing(tmp_path: Path) -> None:
+def test_missing_pairs_raise_clear_errors(tmp_path: Path) -> None:
     def read(content: str | None, negatives: int = 1) -> tuple[Dataset, str]:
         file = tmp_path / "pairs.jsonl"
         if content is not None:

@@ -96,7 +96,7 @@ def test_stored_states_are_the_computed_ones(tmp_path: Path, bpe_tokenizer: PreT
         StoredStates(tmp_path, 1, "f")
 
 
-def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_invalid_input_raises_clear_errors(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
     built, collection = together(bpe_tokenizer)
     with pytest.raises(UserError, match="k=3 is more than the 2 passages that the model reads"):
         Answerer(built, bpe_tokenizer, collection, k=3)

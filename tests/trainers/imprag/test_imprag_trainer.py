@@ -128,7 +128,7 @@ def test_both_stages_learn_and_log_their_losses(tmp_path: Path, bpe_tokenizer: P
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora_rank": 4}, {"gradient_checkpointing": True}])
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+def test_a_stopped_run_resumes_bit_for_bit(
     tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, settings: dict[str, object]
 ) -> None:
     """Stopped in self-distillation, between two rebuilds of the index."""
@@ -202,7 +202,7 @@ if args.should_save:
 
 
 @pytest.mark.slow
-def test_two_processes_are_one(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_two_processes_train_like_one(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
     bpe_tokenizer.save_pretrained(tmp_path / "tokenizer")
     here = Path(__file__).resolve()
     script = tmp_path / "two.py"
@@ -276,7 +276,7 @@ def test_every_kind_of_index_finds_the_candidates(
     assert (run.ranking != first).any()
 
 
-def test_what_an_approximate_index_does_not_find_is_searched_for_exactly(
+def test_missing_results_of_an_approximate_index_come_from_an_exact_search(
     tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = trainer(bpe_tokenizer, arguments(tmp_path, index_type="flat"))
@@ -293,7 +293,7 @@ def test_what_an_approximate_index_does_not_find_is_searched_for_exactly(
     assert run._search(vectors[:3], vectors, 4).tolist() == expected.tolist()
 
 
-def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_invalid_input_raises_clear_errors(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
     options = {"tokenizer": bpe_tokenizer, "train_dataset": prompts(), "max_length": 100}
     args = arguments(tmp_path, retrieval_warmup_epochs=0)
     with pytest.raises(UserError, match="there are no passages"):
@@ -316,7 +316,7 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, bpe_tokenizer: PreTr
         arguments(tmp_path, num_negatives=6, first_negative_rank=4, last_negative_rank=6)
 
 
-def test_long_prompts_are_left_out_with_a_line(
+def test_long_prompts_are_skipped_and_reported(
     tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = prompts().to_list()

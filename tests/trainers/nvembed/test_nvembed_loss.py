@@ -20,7 +20,7 @@ ROWS = ((0, 3, 4, 5), (7, 6, 3, 8), (1, 2, 2, 0), (7, 9, 4, 5))
 
 
 class _Model(nn.Module):
-    """Stands for the embedder: the mean of two layers over the tokens. Counts what goes through it."""
+    """Replacement of the embedder: the mean of two layers over the tokens, which counts the tokens it embeds."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ def test_cosines_are_in_float32_under_autocast() -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_the_loss_stands_alone(retriever_folder: Path, cached: bool) -> None:
+def test_the_loss_works_with_the_stock_trainer(retriever_folder: Path, cached: bool) -> None:
     """With any collator's columns it is the library's loss, but that a passage right for a row is no negative of it."""
     model = SentenceTransformer(str(retriever_folder), device="cpu").eval()
     rows = {

@@ -1,4 +1,4 @@
-"""An NV-Embed run: instructions per row, what is trained and saved, and that how it is split or interrupted changes nothing."""
+"""NV-Embed training: instructions per row, trained and saved weights, and equal results when a run is split or interrupted."""
 
 import json
 from pathlib import Path
@@ -156,7 +156,7 @@ def test_no_duplicates_looks_at_the_texts_alone(tmp_path: Path, llama_folder: Pa
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
-def test_what_is_trained(tmp_path: Path, llama_folder: Path, mixture: Dataset, lora_rank: int) -> None:
+def test_trained_weights(tmp_path: Path, llama_folder: Path, mixture: Dataset, lora_rank: int) -> None:
     run = trainer(tmp_path, llama_folder, mixture, lora_rank=lora_rank, max_steps=12)
     before = weights(run)
     run.train()
@@ -274,7 +274,7 @@ def test_weights_gathered_from_shards_are_those_that_are_saved(
     assert all((value == 0.25).all() for value in stored.values())
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, llama_folder: Path, mixture: Dataset) -> None:
+def test_a_checkpoint_of_another_run_is_rejected(tmp_path: Path, llama_folder: Path, mixture: Dataset) -> None:
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
     trainer(tmp_path, llama_folder, mixture, **saving).train()
     for other in ({"lora_rank": 0}, {"lora_rank": 4, "config": {"pooling": "self_attention"}}):
@@ -290,7 +290,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, llama_folder: Pa
     ("in_batch_negatives", "other"),
     [(True, {"mini_batch_size": 5}), (False, {"mini_batch_num_tokens": 90}), (True, {"gradient_checkpointing": True})],
 )
-def test_what_is_in_memory_at_a_time_changes_nothing(
+def test_mini_batches_change_nothing(
     tmp_path: Path, llama_folder: Path, mixture: Dataset, in_batch_negatives: bool, other: dict[str, Any]
 ) -> None:
     options = {"in_batch_negatives": in_batch_negatives, "learning_rate": 1e-3, "lora_rank": 0}

@@ -129,7 +129,7 @@ def test_basic_decoding(wordpiece_tokenizer: Any) -> None:
     assert not torch.equal(batch["decoder_labels"], batch["encoder_labels"])
 
 
-def test_what_becomes_of_the_chosen_tokens(wordpiece_tokenizer: Any) -> None:
+def test_replacement_of_masked_tokens(wordpiece_tokenizer: Any) -> None:
     rows = make_rows([98] * 400, start_share=1.0)
     batch = RetroMAECollator(wordpiece_tokenizer, decoder="none")(rows)
 

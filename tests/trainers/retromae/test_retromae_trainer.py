@@ -273,7 +273,7 @@ def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, mlm_folder: Pat
         load_retromae_checkpoint(mlm_folder)
 
 
-def test_encoders_that_do_not_do_are_refused(tmp_path: Path, mlm_folder: Path, llama_folder: Path) -> None:
+def test_encoders_that_do_not_do_are_rejected(tmp_path: Path, mlm_folder: Path, llama_folder: Path) -> None:
     with pytest.raises(UserError, match="cannot load the encoder"):
         load(tmp_path / "nothing")
     with pytest.raises(UserError, match="cannot load the encoder .*\\(LlamaForCausalLM\\) is not an encoder"):
@@ -298,6 +298,6 @@ def test_the_paper_is_the_default(tmp_path: Path) -> None:
     assert (arguments.weight_decay, arguments.get_warmup_steps(1000)) == (0.01, 100)
 
 
-def test_push_to_hub_without_a_name_is_refused(tmp_path: Path, mlm_folder: Path, spans: Dataset) -> None:
+def test_push_to_hub_without_a_name_is_rejected(tmp_path: Path, mlm_folder: Path, spans: Dataset) -> None:
     with pytest.raises(UserError, match="--hub_model_id OWNER/NAME"):
         trainer(tmp_path / "run", load(mlm_folder), spans).push_to_hub()

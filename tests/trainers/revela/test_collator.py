@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def group(number: int, texts: list[str], size: int = 4) -> Row:
-    """A row of `build_groups`: every chunk of its own document, the last rows absent."""
+    """A row of `build_groups`: every chunk has its own document, and the last rows are absent."""
     absent = [""] * (size - len(texts))
     return {"group": number, "document": [f"{number}-{n}" for n in range(len(texts))] + absent, "text": texts + absent}
 

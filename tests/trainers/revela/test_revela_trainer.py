@@ -136,7 +136,7 @@ def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
     caplog.clear()
     resumed.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-3"))
     logger.removeHandler(caplog.handler)
-    assert not caplog.messages  # nothing about tied weights, or about three steps of ten that are a share of 0.3
+    assert not caplog.messages  # nothing about tied weights, or about 3 of 10 steps given as a fraction of 0.3
     expected, got = trained(whole.model), trained(resumed.model)
     assert expected.keys() == got.keys()
     for name, value in expected.items():
@@ -327,7 +327,7 @@ def test_a_sentence_transformers_retriever_keeps_its_pooling_and_prompts(
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_backbones_that_do_not_fit_are_refused(tmp_path: Path, llama_folder: Path, bert_folder: Path) -> None:
+def test_backbones_that_do_not_fit_are_rejected(tmp_path: Path, llama_folder: Path, bert_folder: Path) -> None:
     with pytest.raises(UserError, match="cannot load the retriever"):
         load_backbones(str(tmp_path / "nothing"), str(llama_folder))
     (bert_folder / "modules.json").write_text(
@@ -351,7 +351,7 @@ def test_backbones_that_do_not_fit_are_refused(tmp_path: Path, llama_folder: Pat
         load_backbones(str(bert_folder), str(llama_folder))
 
 
-def test_chunks_longer_than_a_models_positions_are_refused(
+def test_chunks_longer_than_a_models_positions_are_rejected(
     tmp_path: Path, llama_folder: Path, bert_folder: Path
 ) -> None:
     """Not with an index error in the first step: the tiny BERT has 128 positions, the default is 160 tokens."""
@@ -388,7 +388,7 @@ def test_what_is_trained_is_what_is_published_also_from_python(
     assert adapters == {"q_proj"}  # those of peft_config, before the ones of the arguments
 
 
-def test_models_with_code_of_their_own_are_refused_before_training(llama_folder: Path) -> None:
+def test_models_with_code_of_their_own_are_rejected_before_training(llama_folder: Path) -> None:
     (llama_folder / "modeling_mine.py").write_text(
         "from transformers import LlamaForCausalLM\n\n\nclass Mine(LlamaForCausalLM):\n    pass\n"
     )
