@@ -128,7 +128,7 @@ def test_mistakes_are_one_line(
                 ["--stage", "finetune", "--pairs", same, "--num_negatives", 2],
                 "same.jsonl: in every row a negative equals the positive",
             ),
-            (mlm_folder, ["--data", documents, "--query_encoder", mlm_folder], 'goes with variant="separate"'),
+            (mlm_folder, ["--data", documents, "--query_encoder", mlm_folder], 'needs variant="separate"'),
             (
                 mlm_folder,
                 ["--data", documents, "--query_generator", tmp_path / "no"],

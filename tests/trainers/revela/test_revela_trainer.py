@@ -297,7 +297,7 @@ def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, llama_folder: P
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(UserError, match="cannot load"):
         load_checkpoint(tmp_path / "run")
-    with pytest.raises(UserError, match=r"holds no config\.json"):
+    with pytest.raises(UserError, match=r"has no config\.json"):
         load_checkpoint(tmp_path)
     with pytest.raises(UserError, match="not of a Revela checkpoint"):
         load_checkpoint(llama_folder)
