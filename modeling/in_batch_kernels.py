@@ -1,7 +1,7 @@
 """Kernels of in-batch attention: the sum over pairs of chunks (i, j) of w_ij * b_ij, defined in `in_batch_attention.py`.
 
 `read_pairs` consists of torch operations, for GPUs, and for the cases that `PairReads` does not support: dropout, soft caps and
-second derivatives. `PairReads` is for CPUs, where passes over memory take most of the time. For each chunk i it processes as
+second derivatives. `PairReads` is for CPUs, where memory traffic takes most of the time. For each chunk i it processes as
 many chunks j at a time as keep the scores in the cache, drops padding, and saves only its inputs for the backward pass. For
 each pair, with S = Q_i K_j^T, P = softmax(S), n = ||V_j||_2 + eps by row (1 without V-normalisation) and A = P / (P n), so that
 A n = 1:
@@ -290,7 +290,7 @@ def _eager_read(
     if options.dropout:
         weights = F.dropout(weights, options.dropout)
     if not options.v_normalization:
-        # Scaling the weights instead of the outputs saves a pass over the outputs.
+        # Scaling the weights is cheaper than scaling the outputs.
         return (weights * weight).to(value.dtype) @ value
     output = weights.to(value.dtype) @ _with_norm(value)
     return _normalized(output, weight, options)

@@ -4,7 +4,7 @@
 
 Rows are processed in blocks. The logits of a block are turned in place into their gradient, softmax(logits) - onehot(label),
 and that into the gradients of hidden, W and b, all in the forward pass. A step thus needs three products with the vocabulary,
-like the plain version, but fewer passes over memory, and its peak memory does not grow with the number of rows. Since 2.13
+like the plain version, but less memory traffic, and its peak memory does not grow with the number of rows. Since 2.13
 torch has a similar function (`torch.nn.functional.linear_cross_entropy`), which was slower in our measurements
 (benchmarks/README.md).
 
