@@ -1,6 +1,6 @@
-"""Retrieval quality of whatever ranks: nDCG@10, MRR@10 and Recall@100, computed by trec_eval (pytrec_eval).
+"""Evaluating any ranker with nDCG@10, MRR@10 and Recall@100, computed by trec_eval (pytrec_eval).
 
-The search is exact and the corpus' vectors are on disk, so that memory does not grow with the corpus.
+The search is exact, and the vectors of the corpus are on disk, so memory does not grow with the corpus.
 """
 
 import contextlib
@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError, install_hint
@@ -20,7 +20,7 @@ from revela_hub.retrieval.ranking import RankerSettings, build_ranker
 from revela_hub.retrieval.texts import TextList
 
 TOP_K = 100
-"""How many hits per query the scores look at: Recall@100 needs no more."""
+"""Hits per query that are scored, as needed for Recall@100."""
 
 METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
 
@@ -30,12 +30,12 @@ Rankings = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class RetrievalScores:
-    """The means over the queries of a task; each score is between 0 and 1.
+    """Mean scores over the queries of a task, between 0 and 1.
 
     Attributes:
-        unanswered: Queries without a single hit, which score 0: none of their terms is in any document.
+        unanswered: Queries without any hit, which score 0: no document contains any of their terms.
         per_query: Metric ("ndcg_at_10", ...) to query id to score, for a paired test (`evaluation.significance`); not
-            part of the record that is written to files.
+            written to files.
     """
 
     name: str
@@ -48,52 +48,40 @@ class RetrievalScores:
     per_query: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dictionary of the means, for JSON; `unanswered` only where there are such queries."""
+        """Return a plain dictionary of the means, for JSON; `unanswered` is omitted if it is 0."""
         left_out = {"per_query"} | (set() if self.unanswered else {"unanswered"})
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
 
 
 def evaluate_retrieval(
-    encoder: Encoder,
-    task: RetrievalTask,
-    batch_size: int = 32,
-    *,
-    similarity: Literal["cosine", "dot"] | str | None = None,
-    show_progress_bar: bool = False,
+    encoder: Encoder, task: RetrievalTask, batch_size: int = 32, *, show_progress_bar: bool = False
 ) -> RetrievalScores:
-    """Encodes the task's queries and documents, searches exactly, and scores the result.
+    """Encode the task's queries and documents, search exactly, and score the hits.
 
     Args:
-        encoder: A SentenceTransformer, or anything like `Encoder`.
-        task: What to search, and what should be found.
+        encoder: A SentenceTransformer, or any other `Encoder`; its `similarity_fn_name` is used.
+        task: Corpus, queries and judgements.
         batch_size: Texts per forward pass.
-        similarity: "cosine" or "dot"; None: the encoder's own (`retrieval.encoder.similarity_of`).
         show_progress_bar: Whether to show progress bars on standard error.
 
     Raises:
-        UserError: The vectors are not numbers, or the encoder compares them by a distance.
+        UserError: The vectors contain NaN or infinity, or the encoder compares them by a distance.
     """
-    run = retrieval_run(encoder, task, batch_size, similarity=similarity, show_progress_bar=show_progress_bar)
-    return score_run(run, task)
+    return score_run(retrieval_run(encoder, task, batch_size, show_progress_bar=show_progress_bar), task)
 
 
 def retrieval_run(
-    encoder: Encoder,
-    task: RetrievalTask,
-    batch_size: int = 32,
-    *,
-    similarity: Literal["cosine", "dot"] | str | None = None,
-    show_progress_bar: bool = False,
+    encoder: Encoder, task: RetrievalTask, batch_size: int = 32, *, show_progress_bar: bool = False
 ) -> Rankings:
-    """The hits that `evaluate_retrieval` scores; see there."""
-    settings = RankerSettings(similarity=similarity, batch_size=batch_size, show_progress_bar=show_progress_bar)
+    """Return the hits that `evaluate_retrieval` scores; same arguments."""
+    settings = RankerSettings(batch_size=batch_size, show_progress_bar=show_progress_bar)
     return ranking_run(task, settings, dense=encoder)
 
 
 def evaluate_bm25(
     task: RetrievalTask, settings: BM25Settings | None = None, *, show_progress_bar: bool = False
 ) -> RetrievalScores:
-    """The scores of BM25 on a task.
+    """Score BM25 on a task.
 
     Raises:
         UserError: bm25s, PyStemmer or pytrec_eval is not installed.
@@ -102,7 +90,7 @@ def evaluate_bm25(
 
 
 def bm25_run(task: RetrievalTask, settings: BM25Settings | None = None, *, show_progress_bar: bool = False) -> Rankings:
-    """The hits that `evaluate_bm25` scores; see there."""
+    """Return the hits that `evaluate_bm25` scores; same arguments."""
     bm25 = settings or BM25Settings()
     return ranking_run(task, RankerSettings(mode="bm25", bm25=bm25, show_progress_bar=show_progress_bar))
 
@@ -114,27 +102,20 @@ def evaluate_hybrid(
     *,
     fusion: str = "minmax",
     weights: tuple[float, float] | None = None,
-    similarity: Literal["cosine", "dot"] | str | None = None,
     show_progress_bar: bool = False,
 ) -> RetrievalScores:
-    """The scores of an encoder together with BM25.
+    """Score a hybrid of an encoder and BM25.
 
     Args:
         encoder: As for `evaluate_retrieval`.
         task: As for `evaluate_retrieval`.
         batch_size: Texts per forward pass.
         fusion: "minmax", "sum" or "rrf" (`revela_hub.retrieval.hybrid`).
-        weights: The encoder's and BM25's; None: both the same.
-        similarity: As for `evaluate_retrieval`.
+        weights: The weights of the encoder and of BM25; None: equal weights.
         show_progress_bar: Whether to show progress bars on standard error.
     """
     settings = RankerSettings(
-        mode="hybrid",
-        fusion=fusion,
-        weights=weights,
-        similarity=similarity,
-        batch_size=batch_size,
-        show_progress_bar=show_progress_bar,
+        mode="hybrid", fusion=fusion, weights=weights, batch_size=batch_size, show_progress_bar=show_progress_bar
     )
     return evaluate_ranking(task, settings, dense=encoder)
 
@@ -147,17 +128,17 @@ def evaluate_ranking(
     sparse: Any = None,
     cache_dir: str | Path | None = None,
 ) -> RetrievalScores:
-    """The scores of any kind of ranker on a task.
+    """Score any kind of ranker on a task.
 
     Args:
-        task: What to search, and what should be found.
-        settings: What ranks.
-        dense: The encoder, where the settings need one.
-        sparse: The `SparseEncoder`, where the settings need one.
-        cache_dir: Where vectors are kept for the next time, which needs the settings' identities; None keeps nothing.
+        task: Corpus, queries and judgements.
+        settings: The kind of ranker.
+        dense: The encoder, if the settings need one.
+        sparse: The `SparseEncoder`, if the settings need one.
+        cache_dir: A folder to keep vectors in, which requires the identities in the settings; None keeps nothing.
 
     Raises:
-        UserError: A package is not installed, or the vectors are not numbers.
+        UserError: A package is not installed, or the vectors contain NaN or infinity.
     """
     return score_run(ranking_run(task, settings, dense=dense, sparse=sparse, cache_dir=cache_dir), task)
 
@@ -170,30 +151,30 @@ def ranking_run(
     sparse: Any = None,
     cache_dir: str | Path | None = None,
 ) -> Rankings:
-    """The hits that `evaluate_ranking` scores; see there."""
-    _require_pytrec_eval()  # before the long work, not after it
+    """Return the hits that `evaluate_ranking` scores; same arguments."""
+    _require_pytrec_eval()  # raises before the long work, not after it
     texts = TextList([task.corpus[id_] for id_ in _documents(task)])
     with contextlib.ExitStack() as stack:
         if cache_dir is None:
             cache_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="revela-hub-evaluation-"))
-            only = "the only one in this folder"
-            settings = replace(settings, identity=only, sparse_identity=only)
+            unnamed = "the only model in this folder"
+            settings = replace(settings, identity=unnamed, sparse_identity=unnamed)
         folder = claim_folder(Path(cache_dir).expanduser())
         ranker = build_ranker(texts, settings, folder, dense=dense, sparse=sparse)
         return run_of(ranker, task)
 
 
 def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
-    """The best hits of each query.
+    """Return the best hits of each query.
 
-    Where a query stands in the corpus under its own id, it would find itself first (ArguAna, Quora): as BEIR does it, a
-    document with the query's id is left out, unless it is judged to be an answer.
+    A document with the id of the query is removed unless it is judged relevant, as in BEIR: in some data sets (ArguAna,
+    Quora) the queries are in the corpus and would retrieve themselves.
 
     Args:
-        ranker: Ranks the documents in the order of `sorted(task.corpus, reverse=True)`: trec_eval ranks equal scores by
-            descending id, and a ranker by ascending number.
+        ranker: A ranker of the documents in the order of `sorted(task.corpus, reverse=True)`, because trec_eval breaks ties
+            by descending id, and rankers break them by ascending number.
         task: The queries.
-        depth: How many hits to keep of each.
+        depth: Hits to keep per query.
     """
     documents = _documents(task)
     hits = ranker.search(ranker.encode(list(task.queries.values())), depth + 1)
@@ -208,22 +189,22 @@ def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
 
 
 def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
-    """Scores hits against a task's judgements with trec_eval, a query without hits as 0.
+    """Score hits with trec_eval; a query without hits scores 0.
 
     Args:
-        run: Query id to its hits, document id to score (higher is better; equal scores rank by descending id). To
-            score Recall@100 exactly it needs the best 100 hits of each query.
-        task: Whose queries and judgements to use.
+        run: Query id to hits, document id to score (higher is better; ties rank by descending id), with the best 100 hits
+            of each query.
+        task: The queries and judgements.
     """
     pytrec_eval = _require_pytrec_eval()
     evaluator = pytrec_eval.RelevanceEvaluator(task.qrels, {"ndcg_cut.10", "recip_rank", "recall.100"})
     found = evaluator.evaluate({query: hits for query, hits in run.items() if hits})
 
     def scores_of(query: str) -> dict[str, float]:
-        if query not in found:  # trec_eval leaves out a query without hits, which would raise the mean
+        if query not in found:  # trec_eval ignores queries without hits, which would raise the mean
             return dict.fromkeys(METRICS, 0.0)
         scores = found[query]
-        # trec_eval's reciprocal rank has no cut-off: below rank 10 it is 0 to us.
+        # trec_eval's reciprocal rank has no cut-off; MRR@10 is 0 below rank 10.
         mrr = scores["recip_rank"] if scores["recip_rank"] > 1 / 10.5 else 0.0
         return {"ndcg_at_10": scores["ndcg_cut_10"], "mrr_at_10": mrr, "recall_at_100": scores["recall_100"]}
 

@@ -1,6 +1,6 @@
-"""What ranks: encoders, BM25, exact and indexed search over vectors on disk, and mining of hard negatives.
+"""Ranking: encoders, BM25, exact and approximate search over vectors on disk, and hard-negative mining.
 
-The public names stand in `__init__.pyi` and are imported when they are first used.
+The public names are listed in `__init__.pyi` and imported on first use.
 """
 
 import lazy_loader

@@ -7,6 +7,7 @@ from .encoder import load_encoder as load_encoder
 from .encoder import model_identity as model_identity
 from .hybrid import Hybrid as Hybrid
 from .hybrid import fuse as fuse
+from .index_options import IndexOptions as IndexOptions
 from .mining.mining import MinedNegatives as MinedNegatives
 from .mining.mining import MiningReport as MiningReport
 from .mining.mining import MiningSettings as MiningSettings

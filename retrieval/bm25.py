@@ -1,9 +1,9 @@
-r"""BM25, the baseline without training, by bm25s.
+r"""BM25 with bm25s: the baseline that needs no training.
 
-By default k1 = 1.5, b = 0.75 and the English Snowball stemmer, which on most collections is stronger than what Lucene does as
-Anserini and Pyserini run it (`ANSERINI`: k1 = 0.9, b = 0.4, the original Porter stemmer); the figures are in the README.
-Words are what the regular expression `\w\w+` finds: `snake_case` stays one word, as it does in Lucene. Scripts written without
-spaces (Han, kana) have every two characters in succession for words, as Lucene's CJKAnalyzer does it.
+The defaults are k1 = 1.5, b = 0.75 and the English Snowball stemmer, which score higher on most collections than the settings of
+Anserini and Pyserini (`ANSERINI`: k1 = 0.9, b = 0.4, the original Porter stemmer). Words are matches of `\w\w+`: `snake_case` is
+one word, as in Lucene. Text in scripts without spaces (Han, kana) is indexed as overlapping pairs of characters, as Lucene's
+CJKAnalyzer does.
 """
 
 import logging
@@ -28,20 +28,20 @@ logger = logging.getLogger(__name__)
 
 _UNSPACED_RUN = re.compile(f"{UNSPACED_CHARACTER.pattern}+")
 MAX_K1 = 1_000_000
-"""Words then count as often as they occur, in texts of any length; much larger numbers overflow in float32."""
+"""Upper limit of k1: term frequency is practically linear there, and much larger values overflow in float32."""
 METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")
 
 
 @dataclass(frozen=True)
 class BM25Settings:
-    """How BM25 counts.
+    """The parameters of BM25.
 
     Attributes:
-        k1: How slowly repetitions of a word count less; 0 counts each word once.
-        b: How much a long text is marked down, 0 to 1.
+        k1: Term-frequency saturation; 0 counts each word once.
+        b: Length normalisation, 0 to 1.
         stemmer: A stemmer of PyStemmer ("english", "porter", "german", ...), or "none".
         stopwords: The language of bm25s' stop words ("en", "de", ...), or "none".
-        method: The variant: "lucene", "robertson", "atire", "bm25l" or "bm25+" (Kamphuis et al. 2020, as bm25s has them).
+        method: The variant: "lucene", "robertson", "atire", "bm25l" or "bm25+" (Kamphuis et al. 2020, as in bm25s).
     """
 
     k1: float = 1.5
@@ -51,7 +51,7 @@ class BM25Settings:
     method: str = "lucene"
 
     def __post_init__(self) -> None:
-        """Raises UserError for numbers out of range and a method that there is not."""
+        """Raises UserError for a value out of range or an unknown method."""
         if not 0 <= self.k1 <= MAX_K1:
             raise UserError(f"BM25's k1 must be between 0 and {MAX_K1:,}, not {self.k1}")
         if not 0 <= self.b <= 1:
@@ -61,19 +61,19 @@ class BM25Settings:
 
 
 ANSERINI = BM25Settings(k1=0.9, b=0.4, stemmer="porter")
-"""Lucene as Anserini and Pyserini run it."""
+"""The settings of Anserini and Pyserini."""
 
 PRESETS = {"bm25s": BM25Settings(), "anserini": ANSERINI}
 
 
 def bm25_settings(preset: str = "bm25s", **values: Any) -> BM25Settings:
-    """A preset, with those of the values that are not None in place of its own.
+    """Return a preset with those of the values replaced that are not None.
 
     Raises:
-        UserError: There is no such preset, or a value is out of range.
+        UserError: The preset is unknown, or a value is out of range.
     """
     if preset not in PRESETS:
-        raise UserError(f"there is no BM25 preset {preset!r}; there are {', '.join(PRESETS)}")
+        raise UserError(f"unknown BM25 preset {preset!r}; the presets are {', '.join(PRESETS)}")
     return replace(PRESETS[preset], **{name: value for name, value in values.items() if value is not None})
 
 
@@ -82,12 +82,12 @@ class BM25:
 
     Args:
         texts: The N texts, a list or a `TextSource`.
-        settings: How words are counted.
+        settings: The parameters of BM25.
         show_progress_bar: Whether to show progress bars on standard error.
-        folder: Where an index of the same texts was saved; it is mapped into memory instead of made.
+        folder: A folder for the index: an index of the same texts is memory-mapped from there instead of built.
 
     Raises:
-        UserError: bm25s or PyStemmer is not installed, or knows no such stemmer or stop words.
+        UserError: bm25s or PyStemmer is not installed, or does not have this stemmer or these stop words.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class BM25:
         show_progress_bar: bool = False,
         folder: Path | None = None,
     ) -> None:
-        """Indexes the texts."""
+        """Builds or loads the index."""
         source = texts if isinstance(texts, (Texts, TextList, Rows)) else TextList(list(texts))  # type: ignore[arg-type]
         self.settings = settings or BM25Settings()
         self.key = key_of("bm25 of pairs", asdict(self.settings), source.fingerprint)
@@ -113,12 +113,11 @@ class BM25:
                 self._index = self._bm25s.BM25.load(str(saved), mmap=True)
                 return
             except (OSError, ValueError, KeyError, EOFError) as error:
-                logger.warning("%s is damaged (%s): making it again", saved, first_line(error))
+                logger.warning("%s is damaged (%s): rebuilding it", saved, first_line(error))
         tokens = self._words(_in_blocks(source))
         if any(len(words) for words in tokens.ids):  # bm25s cannot index a collection without a single word
-            own = self.settings
-            self._index = self._bm25s.BM25(k1=own.k1, b=own.b, method=own.method)
-            with warnings.catch_warnings():  # numpy's, for what is empty; such a text scores 0
+            self._index = self._bm25s.BM25(k1=self.settings.k1, b=self.settings.b, method=self.settings.method)
+            with warnings.catch_warnings():  # numpy warns about empty texts; they score 0
                 warnings.simplefilter("ignore", RuntimeWarning)
                 self._index.index(tokens, show_progress=show_progress_bar, leave_progress=False)
             if saved is not None:
@@ -127,22 +126,22 @@ class BM25:
                     (temporary / "complete").touch()
 
     def encode(self, queries: Sequence[str]) -> list[list[int]]:
-        """See `Ranker`: the numbers of the words of each query that any text has."""
+        """See `Ranker`: the ids of each query's words that occur in any text."""
         if self._index is None:
             return [[] for _ in queries]
         words = self._words(queries, return_ids=False)
         return [[number for number in self._index.get_tokens_ids(query) if number >= 0] for query in words]
 
     def search(self, queries: Sequence[str] | list[list[int]], k: int) -> Hits:
-        """See `Ranker`; a text that shares no word with the query is no hit. Takes the queries' texts as well."""
+        """See `Ranker`; texts without a word of the query are not returned. Also accepts the queries as strings."""
         queries = self.encode(queries) if queries and isinstance(queries[0], str) else queries  # type: ignore[arg-type]
         hits = [self._best(query, k) for query in queries]  # type: ignore[arg-type]
         return Hits.concatenate(hits) if hits else Hits.none(0)
 
     def why_nothing(self, queries: list[list[int]]) -> list[str]:
         """See `Ranker`."""
-        stop = "" if self.settings.stopwords == "none" else " (stop words such as 'the' do not count)"
-        return ["" if words else f"no word of the query is in any text{stop}" for words in queries]
+        stop = "" if self.settings.stopwords == "none" else " (stop words such as 'the' are ignored)"
+        return ["" if words else f"no text contains a word of the query{stop}" for words in queries]
 
     def pair_scores(
         self, queries: list[list[int]], queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
@@ -156,7 +155,7 @@ class BM25:
             chosen = np.flatnonzero(queries_P == query)
             for word in queries[query]:
                 begin, end = int(starts[word]), int(starts[word + 1])
-                # The texts that have a word stand in ascending order.
+                # The texts with a word are in ascending order.
                 places = np.searchsorted(indices[begin:end], rows_P[chosen])
                 at = np.minimum(places, end - begin - 1)
                 has = (places < end - begin) & (indices[begin:end][at] == rows_P[chosen])
@@ -166,7 +165,7 @@ class BM25:
     def _best(self, words: list[int], k: int) -> Hits:
         if not words or self._index is None:
             return Hits.none(1)
-        # Without what bm25l and bm25+ add for words that a text has not: the same for all, and so no reason to find one.
+        # Not the public method: for bm25l and bm25+ that adds a constant for words that a text lacks, so every text matches.
         scores_N = self._index._compute_relevance_from_scores(
             **{name: self._index.scores[name] for name in ("data", "indptr", "indices", "num_docs")},
             query_tokens_ids=np.asarray(words),
@@ -186,7 +185,7 @@ class BM25:
 
 
 def _spaced(text: str) -> str:
-    """The text with its runs of Han and kana written as pairs of characters."""
+    """Return the text with runs of Han and kana rewritten as pairs of characters."""
     if text.isascii():
         return text
     return _UNSPACED_RUN.sub(lambda run: f" {' '.join(map(''.join, pairwise(run[0])))} ", text)
@@ -212,7 +211,7 @@ def _stemmer(name: str) -> Any:
     if name == "none":
         return None
     if name not in Stemmer.algorithms(True):
-        raise UserError(f"there is no stemmer {name!r}; there are none, {', '.join(sorted(Stemmer.algorithms(True)))}")
+        raise UserError(f"unknown stemmer {name!r}; choose none, {', '.join(sorted(Stemmer.algorithms(True)))}")
     return Stemmer.Stemmer(name)
 
 
@@ -224,4 +223,4 @@ def _stop_words(name: str) -> Any:
     try:
         return list(_infer_stopwords(name))
     except ValueError as error:
-        raise UserError(f"bm25s has no stop words for {name!r}; give a language such as en, or none") from error
+        raise UserError(f"bm25s has no stop words for {name!r}; use a language code such as en, or none") from error

@@ -1,10 +1,10 @@
-"""Indexes of vectors, exact and approximate: `search(vectors, k)` is all that `search`, `mine` and ImpRAG know of them.
+"""Indexes over vectors, exact and approximate, behind one method: `search(vectors, k)`.
 
-    exact       block by block over the vectors on disk, of which the first 256 MiB stay in memory (the default)
-    flat        the same by FAISS, with all vectors in memory: faster for many single queries
-    hnsw        FAISS, a graph of neighbours: approximate, milliseconds for millions of vectors, 1.1 times their size in memory
-    ivfpq       FAISS, vectors in 1/16 of their size or less in memory: approximate; the rest of an error is made good by
-                comparing the vectors on disk of ten times as many candidates as asked for
+    exact       compares with all vectors on disk, block by block; the first 256 MiB stay in memory (the default)
+    flat        exact search by FAISS with all vectors in memory: faster for many single queries
+    hnsw        FAISS, a graph of neighbours: approximate; milliseconds for millions of vectors, 1.1 times their size in memory
+    ivfpq       FAISS, compressed to 1/16 of the vectors' size or less: approximate; ten times as many candidates as requested
+                are rescored with the vectors on disk
     milvus      a Milvus server or cluster, or a local file (`milvus.MilvusIndex`)
 
 Letters in names: Q queries, N vectors of a block, D their dimension, K hits.
@@ -12,59 +12,58 @@ Letters in names: Q queries, N vectors of a block, D their dimension, K hits.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, install_hint
 from revela_hub.retrieval.disk import whole_file
+from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.top_k import Hits, best_hits
 from revela_hub.retrieval.vectors import NumberedVectors
 
 if TYPE_CHECKING:
     import torch
 
-IndexKind = Literal["exact", "flat", "hnsw", "ivfpq", "milvus"]
-
 QUERY_BLOCK = 4096
-"""Queries for which the vectors are read once."""
+"""Queries per pass over the vectors."""
 COLUMNS = 2048
-"""Vectors compared at a time: with 4,096 queries 32 MiB of scores."""
+"""Vectors per matrix product: with 4,096 queries, 32 MiB of scores."""
 
-KEEP = 1 << 28
-"""Bytes of vectors that an exact index keeps in memory for the next query: those of 170,000 texts of 384 numbers."""
+CACHED_BYTES = 1 << 28
+"""Bytes of vectors that an exact index keeps in memory between queries: 170,000 texts with 384 dimensions."""
 
-COMPARED = 1 << 24
-"""Numbers of vectors that are compared exactly at a time: 64 MiB."""
+RESCORED_NUMBERS = 1 << 24
+"""Vector components that are rescored at a time: 64 MiB."""
 
 TRAINING_SIZE = 100_000
-"""Vectors that ivfpq learns its codes from, at least."""
+"""Minimum number of vectors that ivfpq is trained on, if there are that many."""
 
 
 class VectorIndex(Protocol):
-    """Numbered vectors that can be searched by dot product (of unit vectors: cosine)."""
+    """Numbered vectors, searched by dot product (cosine if the vectors have unit length)."""
 
     def __len__(self) -> int: ...
 
     def search(self, vectors_QD: NDArray[np.float32], k: int) -> Hits:
-        """The `k` vectors with the largest dot product with each of the Q given."""
+        """Return the `k` vectors with the largest dot product with each of the Q queries."""
         ...
 
 
 class ExactIndex:
-    """Exact search over vectors on disk, the lower number first among equals.
+    """Exact search over vectors on disk; ties are broken by the lower number.
 
     Args:
-        vectors: What to search.
-        device: Where the products are computed.
+        vectors: The vectors to search.
+        device: The device of the matrix products.
     """
 
     def __init__(self, vectors: NumberedVectors, device: "str | torch.device" = "cpu") -> None:
-        """Reads nothing yet."""
+        """Opens the index without reading vectors."""
         self._vectors = vectors
         self._device = device
-        self._kept: dict[int, torch.Tensor] = {}
+        self._cached: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._vectors)
@@ -83,48 +82,48 @@ class ExactIndex:
 
         queries_QD = queries_QD.to(self._device)
         for start in range(0, len(self), COLUMNS):
-            block_ND = self._kept.get(start)
+            block_ND = self._cached.get(start)
             if block_ND is None:
                 block_ND = torch.from_numpy(self._vectors.read(start, start + COLUMNS)).to(self._device)
-                if 4 * (start + COLUMNS) * self._vectors.dimension <= KEEP:
-                    self._kept[start] = block_ND
+                if 4 * (start + COLUMNS) * self._vectors.dimension <= CACHED_BYTES:
+                    self._cached[start] = block_ND
             yield start, queries_QD @ block_ND.T
 
 
 class FaissIndex:
-    """A FAISS index, made of vectors or read from its file.
+    """A FAISS index, built from vectors or read from its file.
 
     Args:
-        vectors: What to search; also what the hits of `ivfpq` are compared with exactly.
+        vectors: The vectors to search; the hits of `ivfpq` are rescored with them.
         kind: "flat", "hnsw" or "ivfpq".
-        path: Where the index is kept; None makes it anew each time.
-        option: Where the user chose its place, for messages.
+        path: The index file; None builds the index in memory each time.
+        option: The command-line option that sets the folder, for messages.
 
     Raises:
-        UserError: FAISS is not installed, there are too few vectors to learn codes from, the file is damaged, or the disk
-            is full.
+        UserError: FAISS is not installed, there are too few vectors to train ivfpq, the file is damaged, or the disk is
+            full.
     """
 
     def __init__(
         self, vectors: NumberedVectors, kind: str, path: Path | None = None, option: str = "--cache_dir"
     ) -> None:
-        """Reads the index, or makes it."""
+        """Reads or builds the index."""
         self._faiss = require_faiss()
         self._vectors = vectors
         self._kind = kind
         if path is not None and path.is_file():
             try:
                 self._index = self._faiss.read_index(str(path))
-            except (RuntimeError, MemoryError) as error:  # a number in a damaged file is read as a size
-                raise UserError(f"{path} is damaged: delete this file, and it is made again") from error
+            except (RuntimeError, MemoryError) as error:  # a damaged file may ask for an absurd size
+                raise UserError(f"{path} is damaged: delete it, and it will be rebuilt") from error
             if self._index.ntotal != len(vectors):
                 raise UserError(
-                    f"{path} has {self._index.ntotal:,} vectors, not {len(vectors):,}: make the index again"
+                    f"{path} has {self._index.ntotal:,} vectors, not {len(vectors):,}: delete it, and it will be rebuilt"
                 )
         else:
-            self._index = self._made()
+            self._index = self._built()
             if path is not None:
-                # Not FAISS's own file: where the disk is full, it may end too early without an error.
+                # Not faiss.write_index(path): on a full disk it may stop early without an error.
                 with whole_file(path, option) as stream:
                     self._faiss.write_index(self._index, self._faiss.PyCallbackIOWriter(stream.write))
         if kind == "ivfpq":
@@ -142,23 +141,23 @@ class FaissIndex:
         wanted = min(10 * k if self._kind == "ivfpq" else k, len(self))
         scores_QK, rows_QK = self._index.search(np.ascontiguousarray(vectors_QD, dtype=np.float32), wanted)
         if self._kind == "ivfpq":
-            self._compare(vectors_QD, rows_QK, scores_QK)
+            self._rescore(vectors_QD, rows_QK, scores_QK)
         scores_QK = np.where(rows_QK >= 0, scores_QK, -np.inf)
-        order_QK = np.lexsort((rows_QK, -scores_QK))[:, : min(k, len(self))]  # the lower number first among equals
+        order_QK = np.lexsort((rows_QK, -scores_QK))[:, : min(k, len(self))]  # ties: the lower number first
         return Hits(np.take_along_axis(scores_QK, order_QK, 1), np.take_along_axis(rows_QK, order_QK, 1))
 
-    def _compare(
+    def _rescore(
         self, vectors_QD: NDArray[np.float32], rows_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]
     ) -> None:
-        """Puts the dot products with the vectors on disk into the scores; what several queries found is read once."""
-        size = max(1, COMPARED // (rows_QK.shape[1] * self._vectors.dimension))
+        """Replaces scores by exact dot products with the vectors on disk; each vector is read once per block."""
+        size = max(1, RESCORED_NUMBERS // (rows_QK.shape[1] * self._vectors.dimension))
         for start in range(0, len(rows_QK), size):
             part = slice(start, start + size)
             rows_R, places = np.unique(rows_QK[part], return_inverse=True)
             found_QKD = self._vectors.take(np.maximum(rows_R, 0))[places.reshape(rows_QK[part].shape)]
             np.einsum("qkd,qd->qk", found_QKD, vectors_QD[part], out=scores_QK[part])
 
-    def _made(self) -> Any:
+    def _built(self) -> Any:
         faiss, size, dimension = self._faiss, len(self._vectors), self._vectors.dimension
         if self._kind == "flat":
             index = faiss.IndexFlatIP(dimension)
@@ -166,9 +165,11 @@ class FaissIndex:
             index = faiss.IndexHNSWFlat(dimension, 32, faiss.METRIC_INNER_PRODUCT)
         else:
             if size < 1000:
-                raise UserError(f"ivfpq learns its codes from at least 1,000 vectors, and here are {size:,}: use exact")
-            # About as many lists as FAISS's guidelines have them, each trained on 39 vectors or more; a byte for every 8th
-            # number, or for every 4th where there are few. 8 bits need 256 vectors or more to learn from.
+                raise UserError(
+                    f"ivfpq needs at least 1,000 vectors to train on, not {size:,}: use the index type exact"
+                )
+            # The number of lists follows FAISS's guidelines, with at least 39 training vectors each; one byte per 8
+            # components, or per 4 or 2 for odd dimensions. Codes of 8 bits need at least 256 training vectors.
             lists = int(max(1, min(4 * np.sqrt(size), size / 39)))
             parts = next(
                 parts
@@ -189,42 +190,40 @@ class FaissIndex:
 
 def open_index(
     vectors: NumberedVectors,
-    kind: IndexKind | str = "exact",
+    options: IndexOptions | None = None,
     *,
     folder: Path | None = None,
     device: "str | torch.device" = "cpu",
-    milvus_uri: str | None = None,
     option: str = "--cache_dir",
 ) -> VectorIndex:
-    """An index over vectors, made where it is not on disk yet.
+    """Opens the index over vectors, building it first if it is not on disk yet.
 
     Args:
-        vectors: What to search.
-        kind: See above.
-        folder: Where FAISS's indexes are kept, and the file of an embedded Milvus.
-        device: Where "exact" computes.
-        milvus_uri: A Milvus server; None: a file in the folder.
-        option: Where the user chose the folder, for messages.
+        vectors: The vectors to search.
+        options: The index type and its options; default: exact search.
+        folder: The folder of FAISS index files and of the local Milvus file.
+        device: The device of exact search.
+        option: The command-line option that sets the folder, for messages.
 
     Raises:
-        UserError: There is no such kind; a package is not installed; a server does not answer.
+        UserError: A package is not installed, or a server does not answer.
     """
-    if kind not in get_args(IndexKind):
-        raise UserError(f"the index must be one of {', '.join(get_args(IndexKind))}, not {kind!r}")
-    if kind == "exact":
+    options = options or IndexOptions()
+    if options.type == "exact":
         return ExactIndex(vectors, device)
-    if kind == "milvus":
+    if options.type == "milvus":
         from revela_hub.retrieval.milvus import MilvusIndex
 
-        if milvus_uri is None and folder is None:
-            raise UserError("a Milvus index needs the URI of a server, or a folder for its file")
-        return MilvusIndex(vectors, milvus_uri or str(folder / "milvus.db"))  # type: ignore[operator]
-    path = None if folder is None else folder / f"{kind}-{vectors.key[:16]}.faiss"
-    return FaissIndex(vectors, kind, path, option)
+        uri = options.milvus_uri or (folder and str(folder / "milvus.db"))
+        if not uri:
+            raise UserError("a Milvus index needs the URI of a server, or a folder for its local file")
+        return MilvusIndex(vectors, uri)
+    path = None if folder is None else folder / f"{options.type}-{vectors.key[:16]}.faiss"
+    return FaissIndex(vectors, options.type, path, option)
 
 
 def require_faiss() -> Any:
-    """The package faiss.
+    """Import faiss.
 
     Raises:
         UserError: It is not installed.

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, named by what is in them, and one clear message where there is no room."""
+"""Atomic files and folders, cache keys, and one clear error when the disk is full or read-only."""
 
 import contextlib
 import errno
@@ -17,39 +17,37 @@ from typing import IO, Any
 from revela_hub.data.own_folder import check_free, claim, names_in
 from revela_hub.errors import DISK_FULL, UserError
 
-_STALE_SECONDS = 24 * 3600  # a file that a killed process left half written
-
-
+_STALE_SECONDS = 24 * 3600  # the age at which a temporary file must be left over from a killed process
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{32}\.tmp")
-# What earlier versions, which did not mark folders, wrote into those of indexes and caches.
+# The files that earlier versions, which did not mark their folders, wrote into indexes and caches.
 _OURS = re.compile(
     r"(texts|vectors|hits|bm25|exact|flat|hnsw|ivfpq)-[0-9a-f]{16,}.*|states|milvus\.db|index\.json|.*\.tmp"
 )
 
 
-def key_of(*facts: object) -> str:
-    """A name for what depends on these facts, and on nothing else."""
-    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+def key_of(*values: object) -> str:
+    """Return a cache key that depends on these values only."""
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
 
 
 def default_cache_folder(name: str) -> Path:
-    """The folder for this package's caches: below $XDG_CACHE_HOME, or else ~/.cache."""
+    """Return the folder for one of this package's caches, below $XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "revela-hub" / name
 
 
 def make_folder(folder: Path, option: str = "--cache_dir") -> Path:
-    """Makes a folder for files of `whole_file`, and removes what a killed process left half written in it.
+    """Creates a folder, and removes temporary files of killed processes from it.
 
     Args:
         folder: The folder.
-        option: Where the user chose it, for the message.
+        option: The command-line option that sets it, for the message.
 
     Raises:
-        UserError: It cannot be made.
+        UserError: It cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(folder.glob("*.tmp")):  # only those of `whole_file`: the user may have others
+        for path in sorted(folder.glob("*.tmp")):  # only those of `whole_file`: others may be the user's
             with contextlib.suppress(FileNotFoundError):
                 if _TEMPORARY.fullmatch(path.name) and time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     _remove(path)
@@ -59,7 +57,7 @@ def make_folder(folder: Path, option: str = "--cache_dir") -> Path:
 
 
 def check_folder(folder: Path, option: str) -> None:
-    """Looks, before the work, whether a folder may be given to `claim_folder`; nothing is left on the disk.
+    """Check before long work whether `claim_folder` will accept a folder; leaves nothing on the disk.
 
     Raises:
         UserError: As `claim_folder`.
@@ -69,10 +67,10 @@ def check_folder(folder: Path, option: str) -> None:
 
 
 def claim_folder(folder: Path, option: str = "--cache_dir") -> Path:
-    """`make_folder` for an index or a cache: marked as ours, and never one that holds files of the user.
+    """`make_folder` for an index or a cache: marks the folder as ours; never takes one that holds the user's files.
 
     Raises:
-        UserError: It holds other files, or cannot be made.
+        UserError: It holds other files, or cannot be created.
     """
     check_free(folder, option, _was_ours)
     make_folder(folder, option)
@@ -90,14 +88,14 @@ def _was_ours(folder: Path) -> bool:
 
 
 def try_folder(folder: Path, option: str) -> None:
-    """Makes a folder and removes it again: that nothing can be written there should be said before the work, not after.
+    """Creates a folder and removes it again, so that a missing permission is reported before the work, not after it.
 
     Args:
-        folder: The folder; one that is there is left as it is.
-        option: Where the user chose it, for the message.
+        folder: The folder; an existing one is left unchanged.
+        option: The command-line option that sets it, for the message.
 
     Raises:
-        UserError: It cannot be made.
+        UserError: It cannot be created.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder, option)
@@ -108,36 +106,36 @@ def try_folder(folder: Path, option: str) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path, option: str = "--cache_dir") -> Iterator[IO[bytes]]:
-    """Opens a file for writing that appears under its name when the block is left without an exception.
+    """Opens a file for atomic writing: it gets its name when the block ends without an exception.
 
     Args:
         path: The file.
-        option: Where the user chose its place, for the message.
+        option: The command-line option that sets the folder, for the message.
 
     Raises:
-        UserError: The disk is full, or the folder cannot be written to. A file that was there before is untouched.
+        UserError: The disk is full, or the folder cannot be written to. An existing file is left untouched.
     """
     with whole_path(path, option) as temporary, io.BufferedWriter(_Output(temporary, option)) as stream:
-        yield stream  # an OSError in here is of what is read meanwhile, not of this file
+        yield stream  # an OSError raised by the block comes from its input, not from this file
 
 
 @contextlib.contextmanager
 def whole_path(path: Path, option: str = "--cache_dir") -> Iterator[Path]:
-    """A name for a file or folder to write, which gets its own name when the block is left without an exception.
+    """Yields a temporary path for a file or folder, and renames it to `path` when the block ends without an exception.
 
-    Several threads, processes and machines may write the same path: each has a temporary name of its own, and the one
-    that is ready last replaces what the others wrote. A folder must belong to the program alone.
+    Several threads, processes and machines may write the same path: each uses its own temporary name, and the last one
+    to finish replaces the others' files. An existing folder is replaced, so it must not hold anything else.
 
     Args:
-        path: Of the file or folder.
-        option: Where the user chose its place, for the message.
+        path: The file or folder.
+        option: The command-line option that sets its place, for the message.
 
     Raises:
-        UserError: The disk is full, or the folder cannot be written to. What was there before is untouched.
+        UserError: The disk is full, or the folder cannot be written to. Existing files are left untouched.
     """
-    # Not tempfile's: that makes files which only this user may read, in what may be a team's cache. Not the number of the
-    # process: threads share it, and so may the machines that write to one disk.
-    temporary = _beside(path)
+    # Not tempfile: its files are readable by one user only, and the cache may be shared. Not the process id: threads
+    # share it, and so may machines that write to the same disk.
+    temporary = _temporary_name(path)
     try:
         yield temporary
         with writing(path.parent, option):
@@ -151,7 +149,7 @@ def whole_path(path: Path, option: str = "--cache_dir") -> Iterator[Path]:
         _remove(temporary)
 
 
-def _beside(path: Path) -> Path:
+def _temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
 
 
@@ -163,14 +161,14 @@ def _replace_folder(new: Path, path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        old = _beside(path)
+        old = _temporary_name(path)
         with contextlib.suppress(FileNotFoundError):  # another process moved it
             path.rename(old)
         _remove(old)
 
 
 def _remove(path: Path) -> None:
-    """Removes a temporary file or folder, if it is there."""
+    """Removes a temporary file or folder, if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -179,7 +177,7 @@ def _remove(path: Path) -> None:
 
 
 class _Output(io.FileIO):
-    """A file whose errors say that it cannot be written."""
+    """A file whose write errors become `UserError`s."""
 
     def __init__(self, path: Path, option: str) -> None:
         self._place = path.parent, option
@@ -193,7 +191,7 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def writing(folder: Path, option: str = "--cache_dir") -> Iterator[None]:
-    """A block that only writes: whatever the system refuses in it is said of the folder.
+    """Turns every OSError of a block that only writes into a `UserError` about the folder.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written to.
@@ -205,13 +203,13 @@ def writing(folder: Path, option: str = "--cache_dir") -> Iterator[None]:
 
 
 def cannot_write(folder: Path, error: OSError, option: str) -> UserError:
-    """The mistake that an error of the operating system means."""
+    """Return the `UserError` for an OSError while writing to a folder."""
     name = option.strip("-").replace("-", "_")
     if error.errno in DISK_FULL:
         return UserError(
-            f"the disk is full at {folder}: make room and run the command again, what was computed before is kept",
-            **{name: f"or move the folder, and give its new place with {option}"},
+            f"the disk is full at {folder}: free some space and run the command again, completed work is reused",
+            **{name: f"or move the folder to another disk and pass it with {option}"},
         )
     return UserError(
-        f"cannot write to {folder}: {error.strerror or error}", **{name: f"choose another place with {option}"}
+        f"cannot write to {folder}: {error.strerror or error}", **{name: f"choose another folder with {option}"}
     )

@@ -1,9 +1,8 @@
-"""Encoding many texts: in batches of about equally many tokens, not of equally many texts.
+"""Encoding many texts in batches of about the same number of tokens, not of the same number of texts.
 
-sentence-transformers sorts by the number of characters and takes 32 texts at a time, whether these have 5 tokens or 250.
-Here it takes many, and its forward pass is done in parts: sorted by their tokens, as many texts as fit `TOKENS`. That is less
-padding, and on a CPU activations that stay in its cache (`benchmarks/retrieval.md` has the figures). The vectors are those of
-the model's own methods.
+sentence-transformers sorts texts by characters and encodes 32 at a time, whether they have 5 tokens or 250. Here its batches
+are large, and the forward pass is split: texts are sorted by tokens, and each part holds as many as fit `TOKENS`. This
+reduces padding, and on a CPU the activations stay in the cache (see `benchmarks/retrieval.md`). The vectors are the same.
 """
 
 import sys
@@ -18,10 +17,10 @@ from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.retrieval.encoder import Encoder, as_vectors
 
 TOKENS = {"cpu": 1024}
-"""Tokens of a batch on a device; on others as many as `batch_size` texts of `TYPICAL` tokens."""
+"""Tokens per batch by device; on other devices as many as `batch_size` texts of `TYPICAL` tokens."""
 TYPICAL = 256
 WINDOW = 512
-"""Texts that are tokenised together."""
+"""Texts tokenised together."""
 
 
 def encode_texts(
@@ -35,22 +34,22 @@ def encode_texts(
     progress: Callable[[int], object] = lambda _: None,
     **options: Any,
 ) -> NDArray[np.float32]:
-    """The vectors (N, D) of texts, as the encoder gives them.
+    """Return the vectors (N, D) of texts.
 
     Args:
-        encoder: A SentenceTransformer, or anything like `Encoder`.
+        encoder: A SentenceTransformer, or any other `Encoder`.
         texts: The N texts.
-        kind: Which of the encoder's two methods is called.
-        batch_size: Texts per forward pass, for an encoder whose tokens are not known, and on a GPU for texts of a
-            typical length (256 tokens); a forward pass never has more than eight times as many.
-        prompt: Goes before every text, instead of the encoder's own.
-        convert: Makes vectors of what the encoder returned for so many texts; by default `as_vectors`.
-        progress: Is told how many texts are done, each time some are.
-        options: For the encoder's method.
+        kind: The encoder's method to call.
+        batch_size: Texts per forward pass for encoders other than sentence-transformers models, and on a GPU for texts
+            of a typical length (256 tokens); shorter texts are batched up to eight times as many.
+        prompt: A prompt that replaces the encoder's own.
+        convert: Converts the encoder's output for a number of texts to an array; default: `as_vectors`.
+        progress: Called with the number of texts encoded since the last call.
+        options: More keywords for the encoder's method.
 
     Raises:
-        UserError: A number is NaN or infinite.
-        ValueError: The encoder returned something else than a vector for each text.
+        UserError: A value is NaN or infinite.
+        ValueError: The encoder did not return one vector per text.
     """
     texts = [without_surrogates(text) for text in texts]
     method = encoder.encode_query if kind == "query" else encoder.encode_document
@@ -69,18 +68,21 @@ def encode_texts(
 
 @contextmanager
 def by_tokens(model: Any, budget: int, most: int, progress: Callable[[int], object]) -> Iterator[None]:
-    """A sentence-transformers model's forward pass in parts of at most so many tokens and texts, each padded for itself."""
+    """Split a sentence-transformers model's forward pass into parts with at most `budget` tokens and `most` texts.
+
+    Each part is padded to its own longest text.
+    """
     import torch
 
     forward = model.forward
 
     def in_parts(features: dict[str, Any], **options: Any) -> dict[str, Any]:
         mask_BL, vectors_BD = features.get("attention_mask"), None
-        if mask_BL is None:  # of a module of its own
+        if mask_BL is None:  # a custom module
             return dict(forward(features, **options))
         for chosen in batches(mask_BL.sum(1).cpu().numpy(), budget, most):
             rows = torch.from_numpy(chosen).to(mask_BL.device)
-            columns = mask_BL[rows].any(0).nonzero()  # those of padding are at one end, or at both
+            columns = mask_BL[rows].any(0).nonzero()  # padding columns are at either end, or at both
             start, end = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 1)
             part = {
                 key: value[rows, start:end] if getattr(value, "shape", None) == mask_BL.shape else value
@@ -101,12 +103,12 @@ def by_tokens(model: Any, budget: int, most: int, progress: Callable[[int], obje
 
 
 def token_budget(device: str, batch_size: int) -> int:
-    """Tokens of a batch on a device."""
+    """Return the number of tokens per batch on a device."""
     return TOKENS.get(device, batch_size * TYPICAL)
 
 
 def batches(lengths_N: NDArray[np.int64], budget: int, most: int) -> Iterator[NDArray[np.int64]]:
-    """Rows, the longest first, in batches whose longest text times their number is within the budget (or one text)."""
+    """Yield batches of row numbers, longest texts first; their padded size fits the budget, or they hold one text."""
     order_N = np.argsort(-lengths_N, kind="stable")
     start = 0
     while start < len(order_N):
@@ -116,8 +118,8 @@ def batches(lengths_N: NDArray[np.int64], budget: int, most: int) -> Iterator[ND
 
 
 def _pads_tokens(encoder: Any) -> bool:
-    """Whether it is a sentence-transformers model whose texts become rows of tokens (B, L), padded."""
-    library = sys.modules.get("sentence_transformers")  # who has such a model has imported it
+    """Whether this is a sentence-transformers model that pads its tokens to an array (B, L)."""
+    library = sys.modules.get("sentence_transformers")  # imported already if the encoder is such a model
     if library is None or not isinstance(encoder, (library.SentenceTransformer, library.SparseEncoder)):
         return False
     from transformers import PreTrainedTokenizerBase

@@ -1,15 +1,15 @@
-r"""Hybrid search: the hits of two or three rankers made into one ranking.
+r"""Hybrid search: the hits of two or three rankers fused into one ranking.
 
-For query q and text d, with the parts' scores s_p, weights w_p, and the sums over the parts p:
+For query q and text d, with scores s_p and weights w_p of the rankers p:
 
     sum      sum of w_p * s_p(q, d)                                         (CoT-MoTE: dense + sparse)
-    minmax   sum of w_p * (s_p(q, d) - min_p(q)) / (max_p(q) - min_p(q))    least and largest score of p's hits for q
+    minmax   sum of w_p * (s_p(q, d) - min_p(q)) / (max_p(q) - min_p(q))    minimum and maximum over p's hits for q
     rrf      sum of w_p / (60 + rank_p(q, d))                               (Cormack, Clarke and Buettcher 2009)
 
-A text that a part has not found adds nothing for that part to minmax and rrf. To the sum it adds its score, if the part
-can say it (`Hybrid` asks), and else the part's lowest.
+In minmax and rrf, a ranker adds nothing for a text that is not among its hits. In the sum, `Hybrid` computes the missing
+score; `fuse` uses the lowest score of the ranker's hits.
 
-Letters in names: Q queries, K hits, P parts, U texts that any part has found.
+Letters in names: Q queries, K hits, P pairs or parts, U texts among the hits of any part.
 """
 
 from collections.abc import Sequence
@@ -28,42 +28,42 @@ Fusion = Literal["sum", "minmax", "rrf"]
 
 RRF_CONSTANT = 60
 WEIGHTS = (1e-6, 1e6)
-"""Between these a weight counts: scores are float32."""
+"""The range of a weight: scores are float32."""
 
 
 def fuse(
     parts: Sequence[Hits], k: int, fusion: Fusion | str = "minmax", weights: Sequence[float] | None = None
 ) -> Hits:
-    """Makes one ranking of the hits of several rankers for the same queries.
+    """Fuse the hits of several rankers for the same queries into one ranking.
 
     Args:
-        parts: The hits of each ranker, all over the same numbered texts.
-        k: How many to keep of each query.
+        parts: The hits of each ranker, over the same numbered texts.
+        k: Hits to keep per query.
         fusion: "sum", "minmax" or "rrf", see above.
-        weights: One for each part, by default all equal with the sum 1 (for "sum": all 1).
+        weights: One weight per part; default: equal weights that sum to 1 (for "sum": all 1).
 
     Raises:
-        UserError: Another fusion, or weights that are not one for each part.
+        UserError: An unknown fusion, or not one weight per part.
     """
     return _best(*_union(parts), k, fusion, part_weights(weights, len(parts), fusion))
 
 
 @dataclass
 class HybridQueries:
-    """Queries as each part wants them, and what the parts have found, so that nothing is searched for twice."""
+    """The queries as each part encodes them, and the parts' hits, so that no part searches twice."""
 
     parts: list[Any]
     found: dict[int, list[Hits]] = field(default_factory=dict)
 
 
 class Hybrid:
-    """Several rankers of the same texts as one (a `Ranker`).
+    """Several rankers of the same texts, combined (a `Ranker`).
 
     Args:
         parts: Two or more rankers.
         fusion: See `fuse`.
         weights: See `fuse`.
-        depth: How many hits of each part are joined, where not more are asked for.
+        depth: Minimum number of hits of each part to fuse.
 
     Raises:
         UserError: As `fuse`.
@@ -76,7 +76,7 @@ class Hybrid:
         weights: Sequence[float] | None = None,
         depth: int = 100,
     ) -> None:
-        """Searches nothing yet."""
+        """Checks the weights; searches nothing yet."""
         self.parts = list(parts)
         self.fusion = fusion
         self.weights = part_weights(weights, len(parts), fusion)
@@ -98,14 +98,14 @@ class Hybrid:
         return _best(rows_QU, scores_PQU, k, self.fusion, self.weights)
 
     def why_nothing(self, queries: HybridQueries) -> list[str]:
-        """See `Ranker`: what all parts say, where each has nothing."""
+        """See `Ranker`: the reasons of all parts, if none has anything to search by."""
         of_parts = [part.why_nothing(encoded) for part, encoded in zip(self.parts, queries.parts, strict=True)]
         return ["; ".join(reasons) if all(reasons) else "" for reasons in zip(*of_parts, strict=True)]
 
     def pair_scores(
         self, queries: HybridQueries, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """See `Ranker`. What minmax and rrf give a text that none of the hits is: its place among them, or 0 below."""
+        """See `Ranker`. In minmax and rrf, a text that is not a hit is scored by its place among the hits, or 0 below."""
         total_P = np.zeros(len(rows_P), dtype=np.float64)
         for part, encoded, hits, weight in zip(
             self.parts, queries.parts, self._found(queries, 0), self.weights, strict=True
@@ -135,8 +135,7 @@ def part_weights(weights: Sequence[float] | None, parts: int, fusion: str) -> li
     """Return the weights of a hybrid's parts.
 
     Raises:
-        UserError: Another fusion; weights that are not one for each part, or so large or small that scores overflow or
-            vanish.
+        UserError: An unknown fusion; not one weight per part, or weights so large or small that scores overflow or vanish.
     """
     if fusion not in get_args(Fusion):
         raise UserError(f"the fusion must be one of {', '.join(get_args(Fusion))}, not {fusion!r}")
@@ -152,7 +151,7 @@ def part_weights(weights: Sequence[float] | None, parts: int, fusion: str) -> li
 
 
 def _union(parts: Sequence[Hits]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The texts that any part has found (Q, U), ascending, then -1; and each part's scores (P, Q, U), NaN for none."""
+    """Return the texts among the hits of any part (Q, U), ascending, padded with -1; and scores (P, Q, U) with NaNs."""
     all_QK = np.sort(np.concatenate([part.rows_QK for part in parts], axis=1), axis=1)
     repeated_QK = np.zeros_like(all_QK, dtype=bool)
     repeated_QK[:, 1:] = all_QK[:, 1:] == all_QK[:, :-1]
@@ -169,7 +168,7 @@ def _union(parts: Sequence[Hits]) -> tuple[NDArray[np.int64], NDArray[np.float64
 
 
 def _range(scores_QK: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The least and the largest score of each query's hits (Q,); 0 where there are none."""
+    """Return the minimum and maximum score of each query's hits (Q,); 0 for a query without hits."""
     there_QK = np.isfinite(scores_QK)
     low_Q = np.min(scores_QK, axis=1, where=there_QK, initial=np.inf).astype(np.float64)
     high_Q = np.max(scores_QK, axis=1, where=there_QK, initial=-np.inf).astype(np.float64)
@@ -186,7 +185,7 @@ def _best(
         low_Q1, high_Q1 = low_Q[:, None], high_Q[:, None]
         if fusion == "sum":
             total_QU += weight * np.where(np.isnan(scores_QU), low_Q1, scores_QU)
-        elif fusion == "minmax":  # a part whose hits all score the same says of each that it is its best
+        elif fusion == "minmax":  # if all hits of a part score the same, each counts as the best
             scaled_QU = (scores_QU - low_Q1) / np.where(high_Q1 > low_Q1, high_Q1 - low_Q1, 1)
             scaled_QU = np.where(high_Q1 > low_Q1, scaled_QU, 1.0)
             total_QU += weight * np.where(np.isnan(scores_QU), 0, scaled_QU)
@@ -195,7 +194,7 @@ def _best(
             ranks_QU = np.argsort(order_QU, axis=1) + 1
             total_QU += np.where(np.isnan(scores_QU), 0, weight / (RRF_CONSTANT + ranks_QU))
     total_QU[rows_QU < 0] = -np.inf
-    # Stable: texts are in ascending order, so that the lower number comes first among equals.
+    # Stable: texts are in ascending order, so ties are broken by the lower number.
     order_QK = np.argsort(-total_QU, axis=1, kind="stable")[:, :k]
     return Hits(
         np.take_along_axis(total_QU, order_QK, axis=1).astype(np.float32), np.take_along_axis(rows_QU, order_QK, axis=1)

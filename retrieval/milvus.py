@@ -1,7 +1,7 @@
-"""Vectors in Milvus, for collections that outgrow one machine: the same `search(vectors, k)` as every index here.
+"""Vectors in Milvus, for collections that outgrow one machine, behind the same `search(vectors, k)` as every index here.
 
-The same client and code talk to a file (Milvus Lite, for tests and examples), a server and a cluster; which of them is said
-by the URI alone. A token for a server comes from the environment variable MILVUS_TOKEN and is written nowhere.
+The URI selects a local file (Milvus Lite, for tests and examples), a server or a cluster. The token of a server is read from
+the environment variable MILVUS_TOKEN and never written to disk.
 """
 
 import os
@@ -15,16 +15,16 @@ from revela_hub.retrieval.top_k import Hits
 from revela_hub.retrieval.vectors import NumberedVectors
 
 INSERT = 1000
-"""Vectors per call: Milvus takes up to 64 MB at a time."""
-MOST_HITS = 16_384
-"""Milvus's own limit for one search."""
+"""Vectors per call: Milvus accepts up to 64 MB at a time."""
+MAX_HITS = 16_384
+"""Milvus's limit on the hits of one search."""
 
 
 class MilvusIndex:
-    """A collection of vectors, named by the model and the texts they are of.
+    """A collection of vectors, named after a hash of the model and the texts.
 
     Args:
-        vectors: What is searched; those that the collection does not have yet are inserted.
+        vectors: The vectors to search; those missing from the collection are inserted.
         uri: `http://host:19530`, or a path that ends in `.db`.
 
     Raises:
@@ -32,7 +32,7 @@ class MilvusIndex:
     """
 
     def __init__(self, vectors: NumberedVectors, uri: str) -> None:
-        """Connects, and inserts what is missing."""
+        """Connects, and inserts missing vectors."""
         self._size = len(vectors)
         self._uri = uri
         self._name = f"revela_hub_{vectors.key[:16]}"
@@ -43,10 +43,10 @@ class MilvusIndex:
         return self._size
 
     def search(self, vectors_QD: NDArray[np.float32], k: int) -> Hits:
-        """See `VectorIndex`; at most 16,384 hits, Milvus's own limit."""
+        """See `VectorIndex`; at most 16,384 hits per query, Milvus's limit."""
         if not self._size or not len(vectors_QD):
             return Hits.none(len(vectors_QD))
-        k = min(k, self._size, MOST_HITS)
+        k = min(k, self._size, MAX_HITS)
         scores_QK = np.full((len(vectors_QD), k), -np.inf, dtype=np.float32)
         rows_QK = np.full((len(vectors_QD), k), -1, dtype=np.int64)
         for start in range(0, len(vectors_QD), INSERT):
@@ -59,7 +59,7 @@ class MilvusIndex:
         return Hits(scores_QK, rows_QK)
 
     def drop(self) -> None:
-        """Deletes the collection, and nothing else of the server."""
+        """Deletes the collection, and nothing else on the server."""
         self._call(lambda: self._client.drop_collection(self._name))
 
     def _fill(self, vectors: NumberedVectors) -> None:
@@ -68,11 +68,11 @@ class MilvusIndex:
                 self._name, dimension=vectors.dimension, metric_type="IP", auto_id=False, consistency_level="Strong"
             )
         self._client.load_collection(self._name)
-        # In order, so that the first `there` numbers are those that the collection has. Not the statistics' row_count:
-        # it counts a vector again that was replaced, until the server has compacted its segments.
+        # Vectors are inserted in order, so the collection holds the first `stored` of them. Not the statistics' row_count:
+        # it counts replaced vectors twice until the server compacts its segments.
         [counted] = self._client.query(self._name, filter="", output_fields=["count(*)"], consistency_level="Strong")
-        there = int(counted["count(*)"])
-        for start in range(max(0, there - INSERT), self._size if there < self._size else 0, INSERT):
+        stored = int(counted["count(*)"])
+        for start in range(max(0, stored - INSERT), self._size if stored < self._size else 0, INSERT):
             block = vectors.read(start, start + INSERT)
             self._client.upsert(
                 self._name, [{"id": start + row, "vector": vector.tolist()} for row, vector in enumerate(block)]

@@ -1,4 +1,4 @@
-"""The passages of an index: chunks of documents on disk, each text once, and what a search returns of them."""
+"""The passages of an index: chunks of documents, stored on disk without duplicates, and search results made from them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ PASSAGE = pa.schema(
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage that was found.
+    """A retrieved passage.
 
     Attributes:
-        score: How well it fits the query, higher is better.
+        score: Its score for the query; higher is better.
         text: The passage.
         document: The id of its document.
-        path: The file it is from, or None where the document is not a file.
-        start_line: Its first line in the file, counted from 1.
-        end_line: Its last line.
-        copies: Where the same text is found again: locations as `location` writes them.
+        path: The file of the document, or None if it is not a file.
+        start_line: The first line in the file, counted from 1.
+        end_line: The last line.
+        copies: Other locations of the same text, in the format of `location`.
     """
 
     score: float
@@ -53,26 +53,26 @@ class Hit:
         return f"{self.document if self.path is None else self.path}:{self.start_line}-{self.end_line}"
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dictionary, for JSON."""
+        """Return a plain dictionary, for JSON."""
         return vars(self) | {"copies": list(self.copies)}
 
 
 class Passages:
-    """Texts to search, each of them once, with the places where it stands.
+    """Distinct texts to search, each with its locations.
 
     Args:
         texts: The texts, in a file with the columns of `PASSAGE`.
     """
 
     def __init__(self, texts: Texts) -> None:
-        """Reads nothing yet."""
+        """Keeps the texts."""
         self.texts = texts
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def hit(self, row: int, score: float) -> Hit:
-        """The hit that text number `row` is."""
+        """Return text number `row` as a hit."""
         lines = self.texts.lines_of(row)
         columns = [self.texts.column(name, lines) for name in PASSAGE.names[1:]]
         [text] = self.texts.read([row])
@@ -80,7 +80,7 @@ class Passages:
         return Hit(**vars(first) | {"copies": tuple(copy.location for copy in copies)})
 
     def found(self, hits: Hits) -> list[list[Hit]]:
-        """The passages that were found for each query, best first."""
+        """Return the retrieved passages of each query, best first."""
         return [
             [self.hit(int(row), float(score)) for row, score in zip(rows, scores, strict=True) if row >= 0]
             for rows, scores in zip(hits.rows_QK, hits.scores_QK, strict=True)
@@ -88,7 +88,7 @@ class Passages:
 
 
 def write_passages(chunks: Iterable[Chunk], folder: Path) -> Passages:
-    """Writes chunks to a folder; those with the same text become one passage, so that it is encoded, and found, once.
+    """Write chunks to a folder; chunks with the same text become one passage, which is encoded and returned once.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written to.
@@ -106,13 +106,13 @@ def read_passages(
     report: ReadReport | None = None,
     show_progress_bar: bool = False,
 ) -> Passages:
-    """Cuts documents into chunks, and writes each text once.
+    """Cut documents into chunks, and write the distinct ones to a folder.
 
     Args:
-        documents: What `read_documents` reads; a file that comes twice (`src src/part`) is taken once.
-        folder: Where the passages are written.
-        max_words: The largest number of words in a chunk.
-        report: Its `chunks` and `cut` are counted up.
+        documents: The output of `read_documents`; a file that is listed twice (`src src/part`) is read once.
+        folder: The folder of the passages.
+        max_words: Maximum number of words in a chunk.
+        report: Its counts `chunks` and `cut` are updated.
         show_progress_bar: Whether to show a progress bar on standard error.
 
     Raises:

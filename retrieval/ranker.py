@@ -1,4 +1,4 @@
-"""What everything that ranks texts can do: `search`, `mine` and `evaluate` know nothing else of it.
+"""The interface of all rankers, which `search`, `mine` and `evaluate` use.
 
 Letters in names: Q queries, K hits, P pairs of a query and a text.
 """
@@ -16,20 +16,20 @@ class Ranker(Protocol):
     """Ranks numbered texts: by vectors, by weighted terms, by BM25, or by several of these (`hybrid.Hybrid`)."""
 
     key: str
-    """Names what the hits depend on besides the queries: model, texts, settings."""
+    """Identifies everything but the queries that hits depend on: model, texts, settings."""
 
     def encode(self, queries: Sequence[str]) -> Any:
-        """Queries as `search` wants them: vectors, weighted terms, words."""
+        """Return the queries in the form that `search` needs: vectors, weighted terms or words."""
         ...
 
     def search(self, queries: Any, k: int) -> Hits:
-        """The best `k` texts of each of the Q queries that `encode` returned."""
+        """Return the best `k` texts for each of the Q encoded queries."""
         ...
 
     def why_nothing(self, queries: Any) -> list[str]:
-        """For each of the Q queries that `encode` returned, why nothing of it is left to search by; "" where something is."""
+        """Return for each of the Q encoded queries why there is nothing to search by; "" for a usable query."""
         ...
 
     def pair_scores(self, queries: Any, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The scores (P,) of pairs: a query's place in `queries` and a text's number each."""
+        """Return the scores (P,) of pairs, each a position in `queries` and the number of a text."""
         ...

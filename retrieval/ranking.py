@@ -1,4 +1,4 @@
-"""Rankers of all four kinds from one description: vectors, weighted terms, BM25, or several of them together."""
+"""Building rankers of all four kinds from one description: vectors, weighted terms, BM25, or a hybrid of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
-from revela_hub.retrieval.dense import IndexKind, VectorIndex, open_index
+from revela_hub.retrieval.dense import VectorIndex, open_index
 from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.hybrid import Fusion, Hybrid, part_weights
+from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.sparse import SparseIndex, as_terms, pack_terms
 from revela_hub.retrieval.texts import TextSource
@@ -31,27 +32,24 @@ Mode = Literal["dense", "sparse", "bm25", "hybrid"]
 
 @dataclass(frozen=True)
 class RankerSettings:
-    """What ranks, and how.
+    """The kind of ranker and its settings. How vectors are compared is a property of the encoder (`similarity_of`).
 
     Attributes:
         mode: "dense", "sparse", "bm25", or "hybrid".
-        parts: Of a hybrid: two or three of the others.
-        fusion: Of a hybrid: "sum", "minmax" or "rrf" (`hybrid.fuse`).
-        weights: Of a hybrid: one for each part; None: all equal.
-        depth: Of a hybrid: how many hits of each part are joined.
-        identity: What identifies the model in a cache folder (`encoder.model_identity`).
+        parts: Hybrid: two or three of the others.
+        fusion: Hybrid: "sum", "minmax" or "rrf" (`hybrid.fuse`).
+        weights: Hybrid: one weight per part; None: equal weights.
+        depth: Hybrid: hits of each part to fuse.
+        identity: A string that identifies the model in a cache folder (`encoder.model_identity`).
         sparse_identity: The same for the sparse model.
-        similarity: Of vectors: "cosine" or "dot"; None: the encoder's own (`encoder.similarity_of`).
-        query_prompt: Goes before every query, instead of the model's own prompt for queries.
-        document_prompt: Goes before every text, instead of the model's own prompt for documents.
+        query_prompt: A prompt for queries that replaces the model's own.
+        document_prompt: A prompt for documents that replaces the model's own.
         batch_size: Texts per forward pass.
-        dtype: "float32" or "float16": what vectors are kept as.
-        index: How vectors are searched (`dense.open_index`).
-        milvus_uri: The server, for the index "milvus".
-        max_terms: How many terms of a text the sparse index keeps, the heaviest.
-        max_query_terms: How many of a query; None: all.
-        bm25: How BM25 counts.
-        device: Where scores are computed.
+        index: How vectors are stored and searched.
+        max_terms: Sparse: terms stored per text, the heaviest ones.
+        max_query_terms: Sparse: terms kept per query; None: all.
+        bm25: The parameters of BM25.
+        device: The device of exact search.
         show_progress_bar: Whether to show progress bars on standard error.
     """
 
@@ -62,13 +60,10 @@ class RankerSettings:
     depth: int = 100
     identity: str = ""
     sparse_identity: str = ""
-    similarity: Literal["cosine", "dot"] | str | None = None
     query_prompt: str | None = None
     document_prompt: str | None = None
     batch_size: int = 32
-    dtype: Literal["float32", "float16"] | str = "float32"
-    index: IndexKind | str = "exact"
-    milvus_uri: str | None = None
+    index: IndexOptions = field(default_factory=IndexOptions)
     max_terms: int = 256
     max_query_terms: int | None = None
     bm25: BM25Settings = field(default_factory=BM25Settings)
@@ -76,52 +71,38 @@ class RankerSettings:
     show_progress_bar: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError or UserError for what there is not."""
-        for name, choices in (("similarity", ("cosine", "dot")), ("dtype", ("float32", "float16"))):
-            if getattr(self, name) not in (*choices, *((None,) if name == "similarity" else ())):
-                raise ValueError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
-        if self.milvus_uri is not None and self.index != "milvus":
-            raise UserError(f"a Milvus server is for the index milvus, not {self.index}: give that, or leave it out")
+        """Raises UserError for an unknown choice or a value out of range."""
         if self.mode not in get_args(Mode):
             raise UserError(f"the mode must be one of {', '.join(get_args(Mode))}, not {self.mode!r}")
         for name in ("depth", "batch_size", "max_terms", "max_query_terms"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, not {value}")
-        if self.mode == "hybrid" and (
-            len(set(self.parts)) != len(self.parts) or len(self.parts) < 2 or not set(self.parts) <= set(get_args(Part))
-        ):
-            raise UserError(f"a hybrid has two or three of {', '.join(get_args(Part))}, not {' '.join(self.parts)}")
         if self.mode == "hybrid":
-            part_weights(self.weights, len(self.parts), self.fusion)  # now, and not when the vectors are there
-
-    def compared_by(self, encoder: Any) -> str:
-        """Return the similarity of the vectors of this encoder: the one that is set, or the encoder's own.
-
-        Raises:
-            UserError: The encoder compares by a distance.
-        """
-        return self.similarity or similarity_of(encoder)
+            parts = set(self.parts)
+            if not 2 <= len(self.parts) == len(parts) or not parts <= set(get_args(Part)):
+                raise UserError(f"a hybrid has two or three of {', '.join(get_args(Part))}, not {' '.join(self.parts)}")
+            part_weights(self.weights, len(parts), self.fusion)  # raises before the vectors are computed
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The parts that are needed."""
+        """The parts that the ranker consists of."""
         return tuple(self.parts) if self.mode == "hybrid" else (str(self.mode),)
 
 
 def build_ranker(
     texts: TextSource, settings: RankerSettings, folder: Path, *, dense: Encoder | None = None, sparse: Any = None
 ) -> Ranker:
-    """A ranker of these texts; what has to be encoded for it and is not in the folder is encoded now.
+    """Builds a ranker of these texts; encodes the texts that are not in the folder yet.
 
     Args:
-        texts: What is ranked.
-        settings: How.
-        folder: Where vectors, terms and indexes are kept.
-        dense: The encoder for vectors, where the settings need one.
-        sparse: The `SparseEncoder` for terms, where the settings need one.
+        texts: The texts to rank.
+        settings: The kind of ranker.
+        folder: The folder of vectors, terms and indexes.
+        dense: The encoder for vectors, if the settings need one.
+        sparse: The `SparseEncoder` for terms, if the settings need one.
 
     Raises:
-        UserError: A package is not installed; vectors that are no numbers; a full disk.
+        UserError: A package is not installed; vectors with NaN or infinity; a full disk.
         ValueError: An encoder, or its identity, is missing.
     """
     rankers = [_build(part, texts, settings, folder, dense, sparse) for part in settings.used]
@@ -135,35 +116,35 @@ def _build(part: str, texts: TextSource, settings: RankerSettings, folder: Path,
         return BM25(texts, settings.bm25, show_progress_bar=settings.show_progress_bar, folder=folder)
     if part == "sparse":
         if sparse is None or not settings.sparse_identity:
-            raise ValueError("mode sparse needs a SparseEncoder, and its identity: RankerSettings(sparse_identity=...)")
+            raise ValueError("mode sparse needs a SparseEncoder and its identity: RankerSettings(sparse_identity=...)")
         return SparseRanker(sparse, texts, settings, folder)
     if not isinstance(dense, Encoder):
         raise ValueError(f"the ranker must be an encoder or bm25, not {dense!r}")
     if not settings.identity:
         raise ValueError("a cache needs the model's identity: RankerSettings(identity=model_identity(name))")
     vectors = document_vectors(texts, dense, settings, folder)
-    index = open_index(vectors, settings.index, folder=folder, device=settings.device, milvus_uri=settings.milvus_uri)
-    return VectorRanker(dense, vectors, index, settings)
+    return VectorRanker(
+        dense, vectors, open_index(vectors, settings.index, folder=folder, device=settings.device), settings
+    )
 
 
 def document_vectors(
     texts: TextSource, encoder: Encoder, settings: RankerSettings, folder: Path, *, option: str = "--cache_dir"
 ) -> Vectors:
-    """The vectors of texts, those that are not in the folder encoded now.
+    """Return the vectors of texts; encodes those that are not in the folder yet.
 
     Raises:
-        UserError: Vectors that are no numbers; a full disk.
+        UserError: Vectors with NaN or infinity; a full disk; an encoder that compares by a distance.
     """
-    normalize = settings.compared_by(encoder) == "cosine"  # before the long work, not after it
-    store = VectorStore(
-        folder, f"{settings.identity} document {settings.document_prompt!r}", dtype=settings.dtype, option=option
-    )
+    normalize = similarity_of(encoder) == "cosine"  # raises before the texts are encoded
+    identity = f"{settings.identity} document {settings.document_prompt!r}"
+    store = VectorStore(folder, identity, dtype=settings.index.dtype, option=option)
     _fill(store, texts, encoder, settings, "Encoding passages")
     return store.vectors(texts, normalize=normalize)
 
 
 def _fill(store: VectorStore, texts: TextSource, encoder: Any, settings: RankerSettings, bar: str, **how: Any) -> None:
-    """Encodes the texts that the store lacks; `how` goes to `encode_texts`."""
+    """Encodes the texts that are missing from the store; `how` is passed to `encode_texts`."""
     store.fill(
         texts,
         lambda batch, progress: encode_texts(
@@ -183,16 +164,16 @@ class VectorRanker:
     """Ranks by the vectors of an encoder (a `Ranker`).
 
     Args:
-        encoder: Encodes the queries.
-        vectors: Of the texts.
-        index: Finds them.
-        settings: How queries are encoded.
+        encoder: The encoder of the queries.
+        vectors: The vectors of the texts.
+        index: The index over them.
+        settings: The prompt and batch size for queries.
     """
 
     def __init__(self, encoder: Encoder, vectors: Vectors, index: VectorIndex, settings: RankerSettings) -> None:
-        """Encodes nothing yet."""
+        """Keeps its parts; encodes nothing yet."""
         self.vectors = vectors
-        self.key = key_of("dense", vectors.key, settings.query_prompt, settings.index)
+        self.key = key_of("dense", vectors.key, settings.query_prompt, settings.index.type)
         self._encoder = encoder
         self._index = index
         self._settings = settings
@@ -205,14 +186,14 @@ class VectorRanker:
         vectors_QD = encode_texts(
             self._encoder, list(queries), "query", batch_size=settings.batch_size, prompt=settings.query_prompt
         )
-        return as_vectors(vectors_QD, len(queries), normalize=settings.compared_by(self._encoder) == "cosine")
+        return as_vectors(vectors_QD, len(queries), normalize=similarity_of(self._encoder) == "cosine")
 
     def search(self, queries: NDArray[np.float32], k: int) -> Hits:
         """See `Ranker`."""
         return self._index.search(queries, k)
 
     def why_nothing(self, queries: NDArray[np.float32]) -> list[str]:
-        """See `Ranker`: a vector always finds something."""
+        """See `Ranker`: a dense query always has hits."""
         return [""] * len(queries)
 
     def pair_scores(
@@ -230,17 +211,17 @@ class SparseRanker:
     """Ranks by the weighted terms of a `SparseEncoder` (a `Ranker`).
 
     Args:
-        encoder: Encodes texts and queries.
-        texts: What is ranked.
-        settings: How many terms are kept.
-        folder: Where the terms are kept.
+        encoder: The encoder of texts and queries.
+        texts: The texts to rank.
+        settings: The prompts and the number of terms.
+        folder: The folder of the terms.
 
     Raises:
-        UserError: Weights that are no numbers, a full disk.
+        UserError: Term weights with NaN or infinity; a full disk.
     """
 
     def __init__(self, encoder: Any, texts: TextSource, settings: RankerSettings, folder: Path) -> None:
-        """Encodes what is not in the folder yet."""
+        """Encodes the texts that are not in the folder yet."""
         self._encoder = encoder
         self._settings = settings
         most = settings.max_terms
@@ -276,7 +257,7 @@ class SparseRanker:
 
     def why_nothing(self, queries: Any) -> list[str]:
         """See `Ranker`."""
-        reason = "the sparse model gives no term of the query a weight above 0"
+        reason = "the sparse model assigns no term of the query a weight above 0"
         return ["" if terms else reason for terms in np.diff(queries.indptr)]
 
     def pair_scores(self, queries: Any, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]) -> NDArray[np.float32]:

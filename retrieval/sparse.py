@@ -1,12 +1,12 @@
-"""Learned sparse retrieval: texts and queries as weighted terms, found through an inverted index.
+"""Learned sparse retrieval: texts and queries as weighted terms, searched with an inverted index.
 
     score(q, d) = sum over terms t of  q_t * d_t
 
-The terms of a text are kept on disk in the one vector store, as rows (2 M) of M term numbers and their M weights, so that
-encoding them is as resumable as encoding vectors. The inverted index is a sparse matrix (terms, texts) in memory: 8 bytes for
-each term of each text. A product with it goes over the texts of the query's own terms and over no others.
+The terms of a text are stored on disk in the vector store, as rows (2 M) of M term ids and their M weights, so encoding can
+be resumed like that of vectors. The inverted index is a sparse matrix (terms, texts) in memory, with 8 bytes for each term of
+each text. A search touches only the texts that share a term with the query.
 
-Letters in names: Q queries, N texts, V terms of the vocabulary, M terms kept of each text, K hits.
+Letters in names: Q queries, N texts, V terms of the vocabulary, M terms stored per text, K hits.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class SparseIndex:
 
     Args:
         terms: Rows of `pack_terms`.
-        size: V, how many terms there are.
+        size: V, the size of the vocabulary.
     """
 
     def __init__(self, terms: Vectors, size: int) -> None:
@@ -41,14 +41,14 @@ class SparseIndex:
         return int(self._texts_NV.shape[0])
 
     def search(self, queries_QV: Any, k: int) -> Hits:
-        """The best texts of each query; one that shares no term with it is no hit."""
+        """Return the best texts for each query; texts without a common term are not returned."""
         parts = list(self._hits(queries_QV, k))
         return Hits.concatenate(parts) if parts else Hits.none(0)
 
     def pair_scores(
         self, queries_QV: Any, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """The scores (P,) of pairs: a query's place and a text's number each."""
+        """Return the scores (P,) of pairs, each a position of a query and the number of a text."""
         products = queries_QV[queries_P].multiply(self._texts_NV[rows_P])
         return np.asarray(products.sum(axis=1), dtype=np.float32).reshape(-1)
 
@@ -62,14 +62,14 @@ class SparseIndex:
 
 
 def pack_terms(weights: Any, most: int) -> NDArray[np.float32]:
-    """The `most` heaviest terms of each text as rows (N, 2 M), the lower term first among equals; unused places -1 and 0.
+    """Return the `most` heaviest terms of each text as rows (N, 2 M), padded with -1 and 0; ties go to the lower term id.
 
     Args:
-        weights: A sparse or dense tensor (N, V), as a SparseEncoder returns it.
-        most: M, or V if that is less.
+        weights: A sparse or dense tensor (N, V), as returned by a SparseEncoder.
+        most: M, or V if that is smaller.
 
     Raises:
-        UserError: A weight is not a number or below 0: this is no model of term weights.
+        UserError: A weight is not finite or is negative, so the model does not produce term weights.
     """
     weights_NV = as_terms(weights)
     most = min(most, weights_NV.shape[1])
@@ -85,7 +85,7 @@ def pack_terms(weights: Any, most: int) -> NDArray[np.float32]:
 
 
 def unpack_terms(packed: NDArray[np.float32], size: int) -> Any:
-    """Rows of `pack_terms` as a sparse matrix (N, V)."""
+    """Convert rows of `pack_terms` to a sparse matrix (N, V)."""
     most = packed.shape[1] // 2
     terms, values = packed[:, :most], packed[:, most:]
     used = terms >= 0
@@ -96,10 +96,10 @@ def unpack_terms(packed: NDArray[np.float32], size: int) -> Any:
 
 
 def as_terms(weights: Any) -> Any:
-    """A tensor (N, V) of a SparseEncoder as a sparse matrix.
+    """Convert a tensor (N, V) of a SparseEncoder to a sparse matrix.
 
     Raises:
-        UserError: A weight is not a number or below 0.
+        UserError: A weight is not finite or is negative.
     """
     if weights.is_sparse:
         coalesced = weights.cpu().coalesce()
@@ -109,6 +109,6 @@ def as_terms(weights: Any) -> Any:
     else:
         matrix = sparse.csr_array(weights.cpu().float().numpy())
     if not np.isfinite(matrix.data).all() or (matrix.data < 0).any():
-        raise UserError("the sparse model's weights contain NaN, infinity or numbers below 0: no weights of terms")
+        raise UserError("the sparse model's term weights contain NaN, infinity or negative numbers")
     matrix.eliminate_zeros()
     return matrix

@@ -1,11 +1,11 @@
-"""A passage index on disk: what `revela-hub index` makes, and `search`, `answer` and ImpRAG read.
+"""A passage index on disk, written by `revela-hub index` and read by `search`, `answer` and ImpRAG.
 
-    index.json           what it is: model, fingerprint, similarity, kind of index
-    texts-<hash>.arrow   the passages, with the files and lines they are from; beside it their numbers
+    index.json           metadata: model, fingerprint, similarity, index type
+    texts-<hash>.arrow   the passages with their files and lines, next to a file of numbers
     vectors-<hash>/      their vectors, in shards (`vectors`)
-    *.faiss, milvus.db   an approximate index, where there is one
+    *.faiss, milvus.db   an approximate index, if there is one
 
-It belongs to one model: who opens it with another gets an error, not the hits of vectors that mean something else.
+An index belongs to one model: opening it with another one raises an error.
 """
 
 import json
@@ -20,32 +20,31 @@ from numpy.typing import NDArray
 from revela_hub.errors import UserError
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.disk import claim_folder, whole_file
-from revela_hub.retrieval.encoder import Encoder
+from revela_hub.retrieval.encoder import Encoder, similarity_of
+from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import RankerSettings, document_vectors
 from revela_hub.retrieval.texts import Texts
 from revela_hub.retrieval.top_k import Hits
 from revela_hub.retrieval.vectors import VectorStore
 
-FACTS = "index.json"
+METADATA = "index.json"
 
 
 @dataclass(frozen=True)
-class IndexFacts:
-    """What `index.json` says.
+class IndexMetadata:
+    """The content of `index.json`, in which the fields of `options` are stored as `index`, `dtype` and `milvus_uri`.
 
     Attributes:
-        model: The name by which the model was loaded: an id of the Hub, or a folder's name.
+        model: The Hub id or folder from which the model was loaded.
         fingerprint: `encoder.model_identity` of the model.
-        texts: The passages' fingerprint.
-        passages: How many there are.
-        dimension: Of the vectors.
+        texts: The fingerprint of the passages.
+        passages: The number of passages.
+        dimension: The dimension of the vectors.
         similarity: "cosine" or "dot".
-        dtype: What vectors are kept as.
-        index: The kind of index.
-        document_prompt: What went before every passage, None for the model's own.
-        max_length: The number of tokens at which passages were cut, None for the model's own limit.
-        milvus_uri: The server, where there is one.
+        document_prompt: The prompt for passages, None for the model's own.
+        max_length: The number of tokens to which passages were truncated, None for the model's own limit.
+        options: How vectors are stored and searched.
     """
 
     model: str
@@ -53,68 +52,84 @@ class IndexFacts:
     texts: str
     passages: int
     dimension: int
-    similarity: str = "cosine"
-    dtype: str = "float32"
-    index: str = "exact"
+    similarity: str
     document_prompt: str | None = None
     max_length: int | None = None
-    milvus_uri: str | None = None
+    options: IndexOptions = IndexOptions()
+
+    def to_json(self) -> str:
+        """Return the content of the file."""
+        values = asdict(self) | {"index": self.options.type, **asdict(self.options)}
+        del values["options"], values["type"]
+        return json.dumps(values, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "IndexMetadata":
+        """Read the content of the file.
+
+        Raises:
+            ValueError, TypeError, UserError: It is not such metadata.
+        """
+        values = dict(json.loads(text))
+        names = {"index": "type", "dtype": "dtype", "milvus_uri": "milvus_uri"}
+        options = {field: values.pop(name) for name, field in names.items() if name in values}
+        return cls(**values, options=IndexOptions(**options))
 
 
 class PassageStore:
-    """An index that is on disk.
+    """An index on disk.
 
     Args:
-        folder: What `revela-hub index --output_dir` wrote.
-        fingerprint: Of the model whose vectors will be searched for (`encoder.model_identity`); None: not compared.
+        folder: The output folder of `revela-hub index`.
+        fingerprint: `encoder.model_identity` of the model that encodes the queries; None skips the comparison.
         model: The model's name, for the message.
 
     Raises:
-        UserError: There is no index, it was made by another model, or it is damaged.
+        UserError: There is no index, it belongs to another model, or it is damaged.
     """
 
     def __init__(self, folder: str | Path, fingerprint: str | None = None, model: str = "the model") -> None:
-        """Opens it; nothing is read into memory but numbers."""
+        """Opens the index without reading texts or vectors."""
         self.folder = Path(folder).expanduser()
-        self.facts = read_facts(self.folder)
-        if fingerprint is not None and fingerprint != self.facts.fingerprint:
+        self.metadata = read_metadata(self.folder)
+        if fingerprint is not None and fingerprint != self.metadata.fingerprint:
             raise UserError(
-                f"{self.folder} was made by {self.facts.model} ({_short(self.facts.fingerprint)}), and {model} is another "
-                f"model or version ({_short(fingerprint)}): its vectors mean something else; make an index for it "
-                f"(revela-hub index {model} --corpus ... --output_dir ...)"
+                f"{self.folder} was built with {self.metadata.model} ({_short(self.metadata.fingerprint)}), but {model} is "
+                f"a different model or version ({_short(fingerprint)}), whose vectors are not comparable; build an index "
+                f"for it (revela-hub index {model} --corpus ... --output_dir ...)"
             )
-        self.passages = Passages(Texts(self.folder / f"texts-{self.facts.texts}.arrow"))
-        identity = f"{self.facts.fingerprint} document {self.facts.document_prompt!r}"
-        store = VectorStore(self.folder, identity, dtype=self.facts.dtype, option="--output_dir")
-        self.vectors = store.vectors(self.passages.texts, normalize=self.facts.similarity == "cosine")
-        self.index = open_index(self.vectors, self.facts.index, folder=self.folder, milvus_uri=self.facts.milvus_uri)
+        self.passages = Passages(Texts(self.folder / f"texts-{self.metadata.texts}.arrow"))
+        identity = f"{self.metadata.fingerprint} document {self.metadata.document_prompt!r}"
+        store = VectorStore(self.folder, identity, dtype=self.metadata.options.dtype, option="--output_dir")
+        self.vectors = store.vectors(self.passages.texts, normalize=self.metadata.similarity == "cosine")
+        self.index = open_index(self.vectors, self.metadata.options, folder=self.folder)
 
     def __len__(self) -> int:
         return len(self.passages)
 
     def search(self, vectors: NDArray[np.float32], k: int) -> Hits:
-        """The best `k` passages of each of the Q vectors (Q, D): scores (Q, K) and numbers (Q, K), -1 where there are fewer.
+        """Return the best `k` passages for Q query vectors (Q, D): scores (Q, K) and numbers (Q, K), padded with -1.
 
-        Where the model compares by cosine, the vectors need not be of unit length.
+        The vectors need not have unit length; if the model compares by cosine, they are normalised.
 
         Raises:
-            UserError: The vectors have another dimension.
+            UserError: The vectors have the wrong dimension.
         """
         vectors_QD = np.ascontiguousarray(vectors, dtype=np.float32)
-        if vectors_QD.ndim != 2 or vectors_QD.shape[1] != self.facts.dimension:
+        if vectors_QD.ndim != 2 or vectors_QD.shape[1] != self.metadata.dimension:
             raise UserError(
-                f"{self.folder} has vectors of {self.facts.dimension} numbers, and these are of shape {vectors_QD.shape}"
+                f"{self.folder} has vectors of dimension {self.metadata.dimension}, but the queries have the shape {vectors_QD.shape}"
             )
-        if self.facts.similarity == "cosine":
+        if self.metadata.similarity == "cosine":
             vectors_QD = vectors_QD / np.maximum(np.linalg.norm(vectors_QD, axis=1, keepdims=True), 1e-12)
         return self.index.search(vectors_QD, k)
 
     def texts(self, rows: Any) -> list[str]:
-        """The passages of these numbers."""
+        """Return the passages with these numbers."""
         return self.passages.texts.read(int(row) for row in rows)
 
     def found(self, hits: Hits) -> list[list[Hit]]:
-        """The passages that were found for each query, with their places, best first."""
+        """Return the retrieved passages of each query with their locations, best first."""
         return self.passages.found(hits)
 
 
@@ -127,66 +142,63 @@ def build_store(
     model: str,
     max_length: int | None = None,
 ) -> PassageStore:
-    """Makes an index, or goes on with one that was interrupted.
+    """Builds an index, or resumes an interrupted build.
 
     Args:
         write: Writes the passages to a folder (`passages.read_passages`, `passages.write_passages`).
-        encoder: Encodes them: anything with `encode_document`.
+        encoder: Encodes the passages: any object with `encode_document`.
         output: The folder.
-        settings: Fingerprint (`identity`), similarity, prompt, type and kind of index.
-        model: The model's name, for people.
-        max_length: At how many tokens the encoder cuts passages, for the record.
+        settings: Fingerprint (`identity`), prompt and index options.
+        model: The model's name, for the metadata.
+        max_length: The number of tokens to which the encoder truncates passages, for the metadata.
 
     Raises:
-        UserError: There is no passage; the folder has the index of another model; the disk is full.
+        UserError: There is no passage; the folder holds the index of another model; the disk is full.
     """
     folder = claim_folder(Path(output).expanduser(), "--output_dir")
-    if (folder / FACTS).is_file() and read_facts(folder).fingerprint != settings.identity:
+    if (folder / METADATA).is_file() and read_metadata(folder).fingerprint != settings.identity:
         raise UserError(
-            f"{folder} has the index of {read_facts(folder).model}: choose another --output_dir, or delete it"
+            f"{folder} holds the index of {read_metadata(folder).model}: choose another --output_dir, or delete it"
         )
     passages = write(folder)
     if not len(passages):
-        raise UserError("there is no passage with text in it")
+        raise UserError("no passage contains any text")
     vectors = document_vectors(passages.texts, encoder, settings, folder, option="--output_dir")
-    facts = IndexFacts(
+    metadata = IndexMetadata(
         model=model,
         fingerprint=settings.identity,
         texts=passages.texts.fingerprint,
         passages=len(passages),
         dimension=vectors.dimension,
-        similarity=settings.compared_by(encoder),
-        dtype=settings.dtype,
-        index=settings.index,
+        similarity=similarity_of(encoder),
         document_prompt=settings.document_prompt,
         max_length=max_length,
-        milvus_uri=settings.milvus_uri,
+        options=settings.index,
     )
-    open_index(vectors, settings.index, folder=folder, milvus_uri=settings.milvus_uri, option="--output_dir")
-    with whole_file(folder / FACTS, "--output_dir") as stream:
-        stream.write(json.dumps(asdict(facts), indent=2).encode() + b"\n")
+    open_index(vectors, settings.index, folder=folder, option="--output_dir")
+    with whole_file(folder / METADATA, "--output_dir") as stream:
+        stream.write(metadata.to_json().encode())
     return PassageStore(folder, settings.identity, model)
 
 
-def adopt(settings: RankerSettings, facts: IndexFacts) -> RankerSettings:
-    """Settings that find the vectors of an index: what it was made with, in place of what was asked for."""
-    names = ("similarity", "dtype", "index", "document_prompt", "milvus_uri")
-    return replace(settings, **{name: getattr(facts, name) for name in names})
+def with_index_settings(settings: RankerSettings, metadata: IndexMetadata) -> RankerSettings:
+    """Return the settings with the options and the prompt that an index was built with."""
+    return replace(settings, index=metadata.options, document_prompt=metadata.document_prompt)
 
 
-def read_facts(folder: str | Path) -> IndexFacts:
-    """What an index is.
+def read_metadata(folder: str | Path) -> IndexMetadata:
+    """Read the metadata of an index.
 
     Raises:
-        UserError: There is none, or its `index.json` is damaged.
+        UserError: There is no index, or its `index.json` is damaged.
     """
-    path = Path(folder).expanduser() / FACTS
+    path = Path(folder).expanduser() / METADATA
     if not path.is_file():
-        raise UserError(f"{folder} is no index (it has no {FACTS}): make one with revela-hub index")
+        raise UserError(f"{folder} is not an index ({METADATA} is missing): build one with revela-hub index")
     try:
-        return IndexFacts(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}): make the index again") from error
+        return IndexMetadata.from_json(path.read_text(encoding="utf-8"))
+    except (ValueError, TypeError, UserError) as error:
+        raise UserError(f"{path} is damaged ({error}): build the index again") from error
 
 
 def _short(fingerprint: str) -> str:

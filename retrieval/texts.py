@@ -1,8 +1,7 @@
-"""Texts on disk: as many as there are, in an Arrow file that is read through a memory map, each of them once.
+"""Texts on disk: an Arrow file of any size, read through a memory map, with duplicates removed.
 
-What is held in memory is a few numbers for each text. Texts that differ in white space only are the same text here: a
-negative must not be the positive with other line breaks, and the title of a passage is joined to it by a space in one data
-set and by a line break in the next.
+Memory holds only a few numbers per text. Texts that differ in white space only count as duplicates: a negative must not be
+the positive with different line breaks, and data sets differ in whether a space or a line break follows a passage's title.
 
 Letters in names: L lines of the file (texts as given), N distinct texts.
 """
@@ -31,22 +30,22 @@ TEXT = pa.schema([("text", pa.large_string())])
 
 
 class TextSource(Protocol):
-    """Numbered texts: those of a file (`Texts`), or of a list (`TextList`)."""
+    """Numbered texts, from a file (`Texts`) or a list (`TextList`)."""
 
     fingerprint: str
-    """Changes when any of the texts does, or their order."""
+    """Changes with any of the texts and with their order."""
     digests_N2: NDArray[np.uint64]
-    """The hash of each text, of 128 bits: what its vector is found by."""
+    """A 128-bit hash of each text, the key of its vector."""
 
     def __len__(self) -> int: ...
 
     def read(self, rows: Iterable[int]) -> list[str]:
-        """The texts of these numbers."""
+        """Return the texts with these numbers."""
         ...
 
 
 class TextList:
-    """A list of texts as a `TextSource`; the same text may come twice."""
+    """A list of texts as a `TextSource`; it may contain duplicates."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         """Hashes the texts."""
@@ -66,7 +65,7 @@ class Rows:
     """A range of another source's texts, as a `TextSource`."""
 
     def __init__(self, texts: TextSource, start: int, stop: int) -> None:
-        """Numbers the texts from `start` to before `stop` anew."""
+        """Renumbers the texts from `start` up to, but not including, `stop`."""
         self._texts, self._start = texts, start
         self.digests_N2 = texts.digests_N2[start:stop]
         self.fingerprint = f"{texts.fingerprint}[{start}:{stop}]"
@@ -80,13 +79,13 @@ class Rows:
 
 
 class Texts:
-    """The distinct texts of a file, numbered in the order in which they were first met.
+    """The distinct texts of a file, numbered in the order of their first appearance.
 
     Args:
-        path: The Arrow file; its numbers lie beside it.
+        path: The Arrow file; a .npz file of numbers with the same name is next to it.
 
     Raises:
-        UserError: The file, or its numbers, cannot be read.
+        UserError: One of the two files cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,13 +99,13 @@ class Texts:
             # Neither reads the file: the columns are views of the memory map.
             self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
             if len(self._table) != len(self.rows_L) or len(self.keys_N) != len(self.digests_N2):
-                raise ValueError("its numbers are those of other texts")
+                raise ValueError("the .npz file belongs to other texts")
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pa.ArrowInvalid) as error:
-            raise UserError(f"{path} cannot be read ({error}): delete its folder, and make it again") from error
+            raise UserError(f"{path} cannot be read ({error}): delete its folder, and build it again") from error
         self.fingerprint = path.stem.removeprefix("texts-")
-        # Of each text the line on which it first stands: texts are numbered in that order.
+        # The line on which each text first appears, which is the order of their numbers.
         self._lines_N = np.flatnonzero(np.diff(np.maximum.accumulate(self.rows_L), prepend=-1))
-        self._order_N: NDArray[np.int64] | None = None  # of the keys
+        self._order_N: NDArray[np.int64] | None = None  # the sorting order of the keys
 
     def __len__(self) -> int:
         return len(self._lines_N)
@@ -116,25 +115,25 @@ class Texts:
         return self.column("text", [int(self._lines_N[row]) for row in rows])
 
     def column(self, name: str, lines: Iterable[int]) -> list[Any]:
-        """What these lines of the file have in a column."""
+        """Return the values of a column on these lines of the file."""
         column = self._table.column(name)
         places = (divmod(line, LINES_PER_BATCH) for line in lines)
         return [column.chunk(batch)[line].as_py() for batch, line in places]
 
     def lines_of(self, row: int) -> list[int]:
-        """The lines on which a text stands."""
+        """Return the lines that hold a text."""
         begin, end = np.searchsorted(self._repeated_M[0], [row, row + 1])
         return [int(self._lines_N[row]), *map(int, self._repeated_M[1][begin:end])]
 
     @cached_property
     def _repeated_M(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The M lines whose text stands on an earlier one: the texts, ascending, and the line of each."""
+        """The M lines that repeat an earlier text: the numbers of the texts, ascending, and the lines."""
         lines_M = np.delete(np.arange(len(self.rows_L)), self._lines_N)
         order_M = np.argsort(self.rows_L[lines_M], kind="stable")
         return self.rows_L[lines_M][order_M], lines_M[order_M]
 
     def find(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The number of the text with each of these keys, -1 where there is none."""
+        """Return the number of the text with each of these keys, -1 for an unknown key."""
         if self._order_N is None:
             self._order_N = np.argsort(self.keys_N)
         places = np.searchsorted(self.keys_N, keys, sorter=self._order_N)
@@ -143,12 +142,12 @@ class Texts:
 
 
 def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: pa.Schema = TEXT) -> Texts:
-    """Writes texts to a folder, under a name made from what they are.
+    """Write texts to a folder, in a file named after a hash of their content.
 
     Args:
-        texts: Is read once, and never held in memory as a whole; mappings where the schema has more than a text.
-        folder: Where the file is kept.
-        schema: The file's columns, one of them `text`.
+        texts: The texts, read once and never held in memory together; mappings if the schema has more columns than `text`.
+        folder: The folder.
+        schema: The columns of the file, one of them `text`.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written to.
@@ -182,7 +181,7 @@ def _records(texts: Iterable[str | Mapping[str, Any]]) -> Iterator[Mapping[str, 
 
 
 def _key(text: str) -> int:
-    """A hash of 64 bits: that any two of ten million texts share one by chance happens in one of 400,000 collections."""
+    """Hash a text to 64 bits; among ten million texts, a collision occurs with a probability of 1 in 400,000."""
     words = " ".join(text.split())
     return int.from_bytes(hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 

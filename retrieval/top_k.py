@@ -1,4 +1,4 @@
-"""The best k of many scores, the same ones every time.
+"""Deterministic top-k selection over many scores.
 
 Letters in names: Q queries, N texts of a block, K hits, M candidates.
 """
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # torch is imported where it is used: a search by words needs none of it
+if TYPE_CHECKING:  # imported where it is used: BM25 does not need torch
     from torch import Tensor
 
 
 class Hits(NamedTuple):
-    """What was found for Q queries, best first: what every index and every ranker here returns.
+    """The hits of Q queries, best first, as returned by every index and ranker.
 
     Attributes:
-        scores_QK: Higher is better; minus infinity where a query has fewer than K hits.
-        rows_QK: The number of the text that was found; -1 where there are fewer.
+        scores_QK: The scores; higher is better. Padded with minus infinity.
+        rows_QK: The numbers of the retrieved texts. Padded with -1.
     """
 
     scores_QK: NDArray[np.float32]
@@ -26,7 +26,7 @@ class Hits(NamedTuple):
 
     @staticmethod
     def concatenate(parts: "Iterable[Hits]") -> "Hits":
-        """The hits of queries that were searched for in several calls."""
+        """Concatenate the hits of several searches for different queries."""
         parts = list(parts)
         depth = max(part.rows_QK.shape[1] for part in parts)
 
@@ -40,17 +40,17 @@ class Hits(NamedTuple):
 
     @staticmethod
     def none(queries: int) -> "Hits":
-        """Nothing found."""
+        """Return empty hits."""
         return Hits(np.empty((queries, 0), np.float32), np.empty((queries, 0), np.int64))
 
 
 def best_hits(blocks: "Iterable[tuple[int, Tensor]]", k: int, floor: float = -np.inf) -> Hits:
-    """The `k` best of scores that come block by block, the lower number first among equals.
+    """Return the `k` best of scores given block by block; ties are broken by the lower number.
 
     Args:
-        blocks: The number of a block's first text, and the scores (Q, N) of its texts; in ascending order.
-        k: How many to keep.
-        floor: What scores no more than this is no hit.
+        blocks: For each block the number of its first text and the scores (Q, N), in ascending order.
+        k: Hits to keep per query.
+        floor: Texts with this score or less are not hits.
     """
     import torch
 
@@ -58,7 +58,7 @@ def best_hits(blocks: "Iterable[tuple[int, Tensor]]", k: int, floor: float = -np
     for first, scores_QN in blocks:
         if best is None or best[0].shape[1] < k:
             scores_QM, columns_QM = stable_top_k(scores_QN, k)
-        else:  # only what is above the last of the best can join them; soon that is next to nothing, and cheaper to find
+        else:  # only scores above the current k-th best matter; after a few blocks these are very few
             scores_QM, columns_QM = _above(scores_QN, best[0][:, -1:])
         rows_QM = columns_QM + first
         if best is not None and scores_QM.shape[1]:
@@ -74,7 +74,7 @@ def best_hits(blocks: "Iterable[tuple[int, Tensor]]", k: int, floor: float = -np
 
 
 def top_hits(scores_N: NDArray[np.float32], rows_N: NDArray[np.integer], k: int) -> Hits:
-    """The `k` best of one query's scores, the lower number first among equals: what words and terms are ranked by."""
+    """Return the `k` best of one query's scores (BM25, sparse); ties are broken by the lower number."""
     if len(scores_N) > k:
         least = np.partition(scores_N, len(scores_N) - k)[len(scores_N) - k]
         candidates = scores_N >= least
@@ -84,7 +84,7 @@ def top_hits(scores_N: NDArray[np.float32], rows_N: NDArray[np.integer], k: int)
 
 
 def _above(scores_QN: "Tensor", bound_Q1: "Tensor") -> "tuple[Tensor, Tensor]":
-    """The scores above a bound and their columns, ascending: (Q, M), filled up with minus infinity."""
+    """Return the scores above a bound and their columns, ascending: (Q, M), padded with minus infinity."""
     import torch
 
     queries, columns = (scores_QN > bound_Q1).nonzero(as_tuple=True)
@@ -98,10 +98,10 @@ def _above(scores_QN: "Tensor", bound_Q1: "Tensor") -> "tuple[Tensor, Tensor]":
 
 
 def stable_top_k(scores_QN: "Tensor", k: int) -> "tuple[Tensor, Tensor]":
-    """The `k` best columns of each row, the lower column first among equals: scores (Q, K) and columns (Q, K).
+    """Return the `k` best columns of each row, scores (Q, K) and columns (Q, K); ties are broken by the lower column.
 
-    `torch.topk` does not say which of several equal scores it takes. With copies of a document in the corpus, or with
-    a model that maps everything to one vector, the result would depend on chance; here it does not.
+    `torch.topk` does not define which of several equal scores it returns, so with duplicate documents in the corpus, or
+    with a model that maps everything to one vector, its result is not deterministic.
     """
     import torch
 
@@ -111,7 +111,7 @@ def stable_top_k(scores_QN: "Tensor", k: int) -> "tuple[Tensor, Tensor]":
     if tied_Q.any():
         sorted_scores, sorted_columns = torch.sort(scores_QN[tied_Q], dim=1, descending=True, stable=True)
         scores_QK[tied_Q], columns_QK[tied_Q] = sorted_scores[:, :k], sorted_columns[:, :k]
-    # Equal scores further up: by column, which a stable sort by score then keeps.
+    # Equal scores further up: order by column first, which the stable sort by score preserves.
     columns_QK, order_QK = columns_QK.sort(dim=1)
     scores_QK, order_QK = scores_QK.gather(1, order_QK).sort(dim=1, descending=True, stable=True)
     return scores_QK, columns_QK.gather(1, order_QK)

@@ -1,21 +1,20 @@
 """Vectors of texts on disk: encoded once, found by the hash of their text, read through memory maps.
 
-A store belongs to one model (with its prompt and everything else that a vector depends on) and is a folder of shards. A
-shard is an `.npy` file of records that is written once and never changed, named by its checksum:
+A store belongs to one model, including its prompt and everything else that affects a vector, and is a folder of shards. A
+shard is an `.npy` file of records, written once, never changed, and named after its checksum:
 
     digest   uint64 (2,)   the hash of the text
-    vector   (D,)          as the model gave it, not normalised; float32, or float16 for half the space
+    vector   (D,)          the model's output, not normalised; float32, or float16 for half the space
 
-So a run that is interrupted goes on where it stopped, a text that has not changed is not encoded again wherever it has moved
-to, and several processes, or the machines of a cluster, may fill one store. A shard appears under its name only when it is
-complete. One whose content does not fit its checksum is deleted with a warning, and its texts are encoded again. Nothing
-else is deleted: to empty a store, delete its folder.
+Therefore an interrupted run resumes, an unchanged text is not encoded again even if it moves to another file, and several
+processes or machines can fill one store. Shards are written atomically. A shard that does not match its checksum is deleted
+with a warning, and its texts are encoded again. Nothing else is deleted: to empty a store, delete its folder.
 
-A shard is read whole and compared with its checksum once. Its size, time of change and digests are then kept in
-`checked.npz`, so that the next process opens a store without reading the vectors; a shard that was truncated, replaced or
-copied since has another size or time, and is compared again. To check every shard again, delete `checked.npz`.
+Each shard is read and compared with its checksum once. `checked.npz` then stores its size, modification time and digests, so
+that the next process opens the store without reading the vectors; a shard with a different size or time is checked again. To
+check all shards again, delete `checked.npz`.
 
-Letters in names: N texts, D the vectors' dimension, R rows asked for.
+Letters in names: N texts, D the dimension of the vectors, R requested rows.
 """
 
 import contextlib
@@ -41,10 +40,9 @@ from revela_hub.retrieval.texts import TextSource
 logger = logging.getLogger(__name__)
 
 FIRST_SHARD, SHARD_SIZE = 32, 8192
-"""Vectors of the first file, and at most: what an interruption can cost. In between, files double."""
+"""Vectors in the first shard of a run, and the maximum, to which shards double: an interruption loses at most one shard."""
 SHARD_SECONDS = 30.0
-"""Files grow no more when one takes this long."""
-
+"""Shards stop growing when one takes this long."""
 
 CHECKED = "checked.npz"
 _NAME = re.compile(r"[0-9a-f]{32}\.npy")
@@ -52,7 +50,7 @@ _STAMP = ("names", "sizes", "times")
 
 
 class _Stamp(NamedTuple):
-    """By which a shard is known to be as it was when it was compared with its checksum."""
+    """The properties that show that a shard has not changed since it was compared with its checksum."""
 
     name: str
     size: int
@@ -68,7 +66,7 @@ Encode = Callable[[list[str], Callable[[int], object]], NDArray[np.float32]]
 
 
 class NumberedVectors(Protocol):
-    """What an index is made of: `Vectors` on disk, or `VectorsInMemory`."""
+    """The input of an index: `Vectors` on disk, or `VectorsInMemory`."""
 
     @property
     def dimension(self) -> int:
@@ -77,25 +75,25 @@ class NumberedVectors(Protocol):
 
     @property
     def key(self) -> str:
-        """Names them: other vectors, another key."""
+        """A hash of the vectors."""
         ...
 
     def __len__(self) -> int: ...
 
     def read(self, start: int, stop: int) -> NDArray[np.float32]:
-        """The vectors from `start` to before `stop`, (stop - start, D)."""
+        """Return the vectors from `start` up to, but not including, `stop`: (stop - start, D)."""
         ...
 
     def take(self, rows_R: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The vectors of these numbers, (R, D)."""
+        """Return the vectors with these numbers, (R, D)."""
         ...
 
 
 class VectorsInMemory:
-    """Vectors that nobody will ask for again, such as those of a model that is being trained."""
+    """Vectors that are used once, such as those of a model in training."""
 
     def __init__(self, vectors_ND: NDArray[np.float32]) -> None:
-        """Keeps the array as it is."""
+        """Keeps the array."""
         self._vectors_ND, self.dimension = vectors_ND, vectors_ND.shape[1]
         self.key = hashlib.blake2b(np.ascontiguousarray(vectors_ND).view(np.uint8).data, digest_size=16).hexdigest()
 
@@ -113,16 +111,16 @@ class VectorsInMemory:
 
 @dataclass(frozen=True)
 class Vectors:
-    """The vectors of numbered texts, (N, D), not in memory.
+    """The vectors of numbered texts (N, D), on disk.
 
     Attributes:
         files: The shards.
-        shards_N: In which of them each vector is.
-        places_N: And where.
+        shards_N: The shard of each vector.
+        places_N: Its position in the shard.
         dimension: D.
-        normalize: Whether they are given as unit vectors.
-        key: Names them: changes with the model and the texts.
-        reused: How many of them the store had when it was opened.
+        normalize: Whether vectors are returned with unit length.
+        key: A hash that changes with the model and the texts.
+        reused: The number of vectors that existed when the store was opened.
     """
 
     files: Sequence[Path]
@@ -137,24 +135,24 @@ class Vectors:
         return len(self.shards_N)
 
     def read(self, start: int, stop: int) -> NDArray[np.float32]:
-        """The vectors from `start` to before `stop`, (stop - start, D)."""
+        """See `NumberedVectors`."""
         return self.take(np.arange(start, min(stop, len(self))))
 
     def take(self, rows_R: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The vectors of these numbers, (R, D)."""
+        """See `NumberedVectors`."""
         vectors_RD = np.empty((len(rows_R), self.dimension), dtype=np.float32)
         shards_R = self.shards_N[rows_R]
         for number in np.unique(shards_R).tolist():
-            # Opened anew each time: a memory map is a file that stays open, and a process may have 1,024 of them.
+            # Opened each time: a memory map keeps its file open, and a process may have only 1,024 open files.
             try:
                 records = np.load(self.files[number], mmap_mode="r", allow_pickle=False)
             except (OSError, ValueError, EOFError) as error:
                 raise UserError(
-                    f"{self.files[number]} cannot be read ({first_line(error)}): run the command again, which encodes what is missing"
+                    f"{self.files[number]} cannot be read ({first_line(error)}): run the command again to encode it again"
                 ) from error
             chosen_R = shards_R == number
             vectors_RD[chosen_R] = records["vector"][self.places_N[rows_R[chosen_R]]]
-        if self.normalize:  # a zero vector stays zero, and is then similar to nothing
+        if self.normalize:  # a zero vector stays zero
             vectors_RD /= np.maximum(np.linalg.norm(vectors_RD, axis=1, keepdims=True), 1e-12)
         return vectors_RD
 
@@ -163,17 +161,17 @@ class VectorStore:
     """The vectors of one model.
 
     Args:
-        folder: Where stores are kept; this one gets a folder of its own in it.
-        identity: What the vectors depend on besides the texts: model, prompt, where texts are cut.
+        folder: The folder of all stores; this one uses a subfolder.
+        identity: Everything that the vectors depend on besides the texts: model, prompt, truncation.
         dtype: "float32", or "float16" for half the space and three significant digits.
-        option: Where the user chose the folder, for messages.
+        option: The command-line option that sets the folder, for messages.
 
     Raises:
-        UserError: The folder cannot be made.
+        UserError: The folder cannot be created.
     """
 
     def __init__(self, folder: Path, identity: str, *, dtype: str = "float32", option: str = "--cache_dir") -> None:
-        """Reads which vectors are there."""
+        """Reads which vectors exist."""
         self.identity = identity
         self.folder = make_folder(Path(folder) / f"vectors-{key_of(identity, dtype)[:16]}", option)
         self._dtype = np.dtype(dtype)
@@ -184,26 +182,26 @@ class VectorStore:
         self._stamps: list[_Stamp] = []
         self._saved: list[_Stamp] = []
         self._open_all()
-        with contextlib.suppress(UserError):  # of a folder that is only read: it is checked again next time
-            self._keep()
+        with contextlib.suppress(UserError):  # a read-only folder is checked again next time
+            self._save_checked()
         self._opened = len(self._files)
         if not (self.folder / "store.json").is_file():
             with whole_file(self.folder / "store.json", option) as stream:
                 stream.write(json.dumps({"model": identity, "dtype": dtype}, indent=2).encode())
 
     def fill(self, texts: TextSource, encode: "Encode", description: str | None = None) -> None:
-        """Encodes and writes the vectors that are not there yet, in files that begin small.
+        """Encodes and writes the missing vectors, in shards that start small.
 
         Args:
             texts: The texts.
-            encode: Texts to vectors (N, D); is told a function to report texts to that are done, for the progress bar.
-            description: For the progress bar; None shows none.
+            encode: Encodes texts to vectors (N, D); its second argument is called with the number of encoded texts.
+            description: The label of the progress bar; None hides it.
 
         Raises:
-            UserError: The disk is full, or the vectors do not fit the type.
+            UserError: The disk is full, or the vectors overflow the dtype.
         """
         missing = np.flatnonzero(self._find(texts.digests_N2) < 0)
-        # A text that comes twice is encoded once.
+        # Duplicates are encoded once.
         missing = missing[np.sort(np.unique(texts.digests_N2[missing], axis=0, return_index=True)[1])]
         size, start = FIRST_SHARD, 0
         with tqdm(total=len(missing), desc=description, unit=" texts", disable=description is None) as bar:
@@ -213,17 +211,17 @@ class VectorStore:
                 start += len(rows)
                 if time.monotonic() - began < SHARD_SECONDS:
                     size = min(2 * size, SHARD_SIZE)
-        self._keep()
+        self._save_checked()
 
     def vectors(self, texts: TextSource, *, normalize: bool = False) -> Vectors:
-        """The vectors of these texts, in their order.
+        """Return the vectors of these texts, in their order.
 
         Raises:
-            UserError: Some are not there.
+            UserError: Some texts are not encoded.
         """
         places_N = self._find(texts.digests_N2)
         if (absent := int((places_N < 0).sum())) > 0:
-            raise UserError(f"{absent:,} of {len(texts):,} texts have no vector in {self.folder}: encode them first")
+            raise UserError(f"{absent:,} of {len(texts):,} texts are not encoded in {self.folder}: encode them first")
         starts = np.cumsum([0, *map(len, self._digests)])
         shards_N = np.searchsorted(starts, places_N, side="right").astype(np.int32) - 1
         return Vectors(
@@ -237,7 +235,7 @@ class VectorStore:
         )
 
     def _find(self, digests_N2: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Where the vector with each of these digests is, counted over all files; -1 where there is none."""
+        """Return the position of each digest, counted over all shards; -1 if it is missing."""
         if not self._digests:
             return np.full(len(digests_N2), -1, dtype=np.int64)
         all_M2 = np.concatenate(self._digests)
@@ -247,13 +245,13 @@ class VectorStore:
         return np.where((all_M2[places_N] == digests_N2).all(axis=1), places_N, -1)
 
     def _open_all(self) -> None:
-        kept = self._kept()
+        checked = self._read_checked()
         for path in sorted(self.folder.glob("*.npy")):
             if _NAME.fullmatch(path.name):
-                self._open(path, kept)
+                self._open(path, checked)
 
-    def _kept(self) -> dict[_Stamp, NDArray[np.uint64]]:
-        """The shards that were compared with their checksums, and the digests in them."""
+    def _read_checked(self) -> dict[_Stamp, NDArray[np.uint64]]:
+        """Read which shards were compared with their checksums, and their digests."""
         path = self.folder / CHECKED
         try:
             with np.load(path, allow_pickle=False) as arrays:
@@ -262,18 +260,18 @@ class VectorStore:
                     _Stamp(str(n), int(s), int(t)) for n, s, t in zip(*map(arrays.__getitem__, _STAMP), strict=True)
                 )
                 digests = np.split(arrays["digests"], np.cumsum(arrays["counts"])[:-1])
-                kept = dict(zip(stamps, digests, strict=True))
-                self._saved = list(kept)
-                return kept
+                checked = dict(zip(stamps, digests, strict=True))
+                self._saved = list(checked)
+                return checked
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            logger.warning("%s is damaged (%s): all vectors are compared with their checksums", path, error)
+            logger.warning("%s is damaged (%s): comparing all vectors with their checksums", path, error)
         self._dimension = None
         return {}
 
-    def _keep(self) -> None:
-        """Writes down what was checked."""
+    def _save_checked(self) -> None:
+        """Writes which shards were checked."""
         if self._saved == self._stamps or self._dimension is None:
             return
         names, sizes, times = zip(*self._stamps, strict=True)
@@ -283,23 +281,23 @@ class VectorStore:
             np.savez(stream, **arrays, counts=counts, digests=digests, dimension=self._dimension)
             self._saved = list(self._stamps)
 
-    def _open(self, path: Path, kept: dict[_Stamp, NDArray[np.uint64]]) -> None:
-        """Takes a shard into the store."""
+    def _open(self, path: Path, checked: dict[_Stamp, NDArray[np.uint64]]) -> None:
+        """Adds a shard to the store, comparing it with its checksum unless that was done before."""
         try:
             stamp = _Stamp.of(path)
-            if (digests_M2 := kept.get(stamp)) is not None:
+            if (digests_M2 := checked.get(stamp)) is not None:
                 self._add(path, stamp, digests_M2)
                 return
             records = np.load(path, mmap_mode="r", allow_pickle=False)
             if records.ndim != 1 or records.dtype.names != ("digest", "vector") or _checksum(records) != path.stem:
-                raise ValueError("its checksum is wrong")
-        except FileNotFoundError:  # another process has found it damaged
+                raise ValueError("wrong checksum")
+        except FileNotFoundError:  # another process found it damaged and deleted it
             return
-        except OSError as error:  # not ours to delete: it may be whole
-            logger.warning("%s cannot be read (%s): its texts are encoded again", path, error)
+        except OSError as error:  # not deleted: it may be intact
+            logger.warning("%s cannot be read (%s): encoding its texts again", path, error)
             return
         except (ValueError, EOFError) as error:
-            logger.warning("%s is damaged (%s): its texts are encoded again", path, error)
+            logger.warning("%s is damaged (%s): encoding its texts again", path, error)
             path.unlink(missing_ok=True)
             return
         self._add_records(path, stamp, records)
@@ -308,8 +306,8 @@ class VectorStore:
         dimension = records.dtype["vector"].shape[0]
         if self._dimension not in (None, dimension):
             raise ValueError(
-                f"vectors of {dimension} numbers and of {self._dimension} in {self.folder}: "
-                f"the identity {self.identity!r} does not tell models apart"
+                f"{self.folder} has vectors of dimension {dimension} and {self._dimension}: "
+                f"the identity {self.identity!r} is shared by two models"
             )
         self._dimension = dimension
         self._add(path, stamp, np.array(records["digest"], dtype=np.uint64))
@@ -326,11 +324,11 @@ class VectorStore:
         with np.errstate(over="ignore"):
             records["vector"] = vectors_ND
         if not np.isfinite(records["vector"]).all():
-            raise UserError(f"the model's vectors have numbers too large for {self._dtype}; store them as float32")
+            raise UserError(f"the model's vectors overflow {self._dtype}; store them as float32")
         path = self.folder / f"{_checksum(records)}.npy"
         with whole_file(path, self._option) as stream:
-            # Not numpy.save, and not a memory map that is written to: where the disk is full, one raises an OSError
-            # without its number, and the other ends the process.
+            # Not numpy.save and not a writable memory map: on a full disk, the first raises an OSError without an errno,
+            # and the second kills the process.
             np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(records))
             stream.write(records.view(np.uint8).data)
         self._add_records(path, _Stamp.of(path), records)

@@ -59,7 +59,7 @@ def test_an_imprag_model_in_bf16_answers_in_float32_unless_the_cpu_has_the_instr
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
     folder, expected = str(tmp_path / "model"), torch.bfloat16 if instructions else torch.float32
     encoder = load_imprag_encoder(folder, "cpu")
-    settings = RankerSettings(identity=model_identity(folder), similarity="dot")
+    settings = RankerSettings(identity=model_identity(folder))
     documents = [Document("a", "The river Dart flows past Totnes.", None, "a")]
     write = lambda target: read_passages(documents, target, max_words=20)  # noqa: E731
     build_store(write, encoder, tmp_path / "index", settings, model=folder)

@@ -1,1 +1,1 @@
-"""Hard negatives from corpora of any size."""
+"""Hard-negative mining from corpora of any size."""

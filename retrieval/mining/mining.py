@@ -1,11 +1,14 @@
-"""Hard negatives for pairs of an anchor and a positive, from a corpus of any size, with any ranker.
+"""Hard-negative mining for pairs of an anchor and a positive, from a corpus of any size, with any ranker.
 
-The results are those of `sentence_transformers.util.mine_hard_negatives`, text for text, on a corpus that both can search
-(a test compares them). Unlike there, neither the corpus nor its vectors nor the hits are held in memory; an interrupted run
-goes on; BM25, sparse and hybrid rankers mine too; the positive with other line breaks and the anchor itself are no negatives;
-and a model made for dot products compares by them.
+The negatives are the same as those of `sentence_transformers.util.mine_hard_negatives` (a test compares them). In addition:
 
-Letters in names: A anchors of a block, K hits of each, P pairs, n negatives of each.
+- The corpus, its vectors and the hits are on disk. Memory holds at most 256 MiB of vectors, one block of scores, and a few
+  numbers per text (BM25 and sparse rankers hold their inverted index in memory).
+- An interrupted run resumes.
+- BM25, sparse and hybrid rankers mine as well.
+- The anchor itself, and the positive with different white space, never become negatives.
+
+Letters in names: A anchors of a block, K hits per anchor, P pairs, n negatives per pair.
 """
 
 import logging
@@ -13,10 +16,12 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
@@ -38,10 +43,10 @@ __all__ = ["MinedNegatives", "MiningReport", "MiningSettings", "Model", "RankerS
 logger = logging.getLogger(__name__)
 
 ANCHOR_BLOCK = 4096
-"""Anchors for which the corpus is read once, and whose hits an interruption can cost."""
+"""Anchors per pass over the corpus; an interruption loses the hits of at most one block."""
 
 Model: TypeAlias = Encoder | type[BM25] | Literal["bm25"]
-"""A SentenceTransformer or anything like `Encoder`; or BM25, as the class or as the word."""
+"""A SentenceTransformer or any other `Encoder`; or BM25, as the class or the string."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,9 @@ class MinedNegatives:
     """The result of `mine_negatives`.
 
     Attributes:
-        dataset: Columns `anchor`, `positive`, `negative_1` to `negative_n`, and with `scores` in the settings a list of
-            the scores of positive and negatives. The pairs come in the order of their anchors' first appearance.
-        report: What was mined and what was not.
+        dataset: The columns `anchor`, `positive`, `negative_1` to `negative_n`, and with `MiningSettings.scores` a list
+            of the scores of the positive and the negatives. Pairs are in the order of their anchors' first appearance.
+        report: Counts of mined and skipped pairs.
     """
 
     dataset: "Dataset"
@@ -69,23 +74,22 @@ def mine_negatives(
     cache_dir: str | Path | None = None,
     sparse: Any = None,
 ) -> MinedNegatives:
-    """Finds hard negatives for pairs.
+    """Mines hard negatives for pairs.
 
     Args:
-        anchors: The queries. One that comes several times has several positives, none of which becomes its negative.
-        positives: The positive of each.
-        corpus: The texts to look in, read once and not held in memory; the positives are searched with it. None: only
-            the positives.
-        ranker: A SentenceTransformer, or anything like `Encoder`; or "bm25".
-        settings: Which texts become negatives; by default one, at most 95% as similar as the positive.
-        ranking: How the ranker is used.
-        cache_dir: Where texts, vectors and hits are kept for the next run; None keeps nothing. An encoder needs its
-            `RankerSettings.identity` then.
+        anchors: The queries. A repeated anchor has several positives, none of which becomes its negative.
+        positives: The positive of each anchor.
+        corpus: The texts to search, read once; the positives are searched as well. None: only the positives.
+        ranker: A SentenceTransformer, or any other `Encoder`; or "bm25".
+        settings: Selection of negatives; default: one per pair, with at most 95% of the positive's score.
+        ranking: Settings of the ranker.
+        cache_dir: A folder to keep texts, vectors and hits in for the next run; None keeps nothing. With an encoder it
+            requires `RankerSettings.identity`.
         sparse: A `SparseEncoder`, for the mode "sparse" or a hybrid with it.
 
     Raises:
-        UserError: No pair and no text, no negatives within the limits, vectors that are not numbers, a full disk.
-        ValueError: As many anchors as positives are needed; a cache without the model's identity.
+        UserError: No pairs or no text, no negatives within the limits, vectors with NaN or infinity, a full disk.
+        ValueError: The numbers of anchors and positives differ; a cache without the model's identity.
     """
     from datasets import Dataset, Features, Value
 
@@ -96,23 +100,24 @@ def mine_negatives(
         folder = Path(temporary if cache_dir is None else cache_dir)
         ranking = ranking or RankerSettings()
         if cache_dir is None:
-            only = "the only one in this folder"
+            unnamed = "the only model in this folder"
             ranking = replace(
-                ranking, identity=ranking.identity or only, sparse_identity=ranking.sparse_identity or only
+                ranking, identity=ranking.identity or unnamed, sparse_identity=ranking.sparse_identity or unnamed
             )
-        mined = mine(
-            zip(anchors, positives, strict=True), corpus, ranker, settings, ranking, folder=folder, sparse=sparse
-        )
-        rows = list(mined.rows)
-    features: dict[str, Any] = {name: Value("string") for name in rows[0]}
-    if settings.scores:
-        features["scores"] = [Value("float32")]
-    return MinedNegatives(Dataset.from_list(rows, features=Features(features)), mined.report)
+        pairs = zip(anchors, positives, strict=True)
+        mined = mine(pairs, corpus, ranker, settings, ranking, folder=folder, sparse=sparse)
+        names = ["anchor", "positive", *_negative_names(settings)]
+        scores = {"scores": [Value("float32")]} if settings.scores else {}
+        schema = Features({name: Value("string") for name in names} | scores).arrow_schema
+        # Batches in Arrow need a fifth of the memory of a list of Python rows.
+        batches = iter(lambda: list(islice(mined.rows, 1024)), [])
+        table = pa.Table.from_batches((pa.RecordBatch.from_pylist(batch, schema) for batch in batches), schema)
+    return MinedNegatives(Dataset(table), mined.report)
 
 
 @dataclass(frozen=True)
 class MinedRows:
-    """Rows as `MinedNegatives.dataset` has them, made as they are asked for, and what is counted meanwhile."""
+    """The rows of `MinedNegatives.dataset` as an iterator; `report` is complete when it is exhausted."""
 
     rows: Iterator[dict[str, Any]]
     report: MiningReport
@@ -128,20 +133,20 @@ def mine(
     folder: str | Path,
     sparse: Any = None,
 ) -> MinedRows:
-    """`mine_negatives` for more pairs than fit in memory: reads them once, encodes, and returns rows one by one.
+    """`mine_negatives` for more pairs than fit in memory: yields rows instead of returning a data set.
 
     Args:
-        pairs: Anchor and positive.
+        pairs: Pairs of an anchor and a positive, read once.
         corpus: As for `mine_negatives`.
         ranker: As for `mine_negatives`.
         settings: As for `mine_negatives`.
-        ranking: How the ranker is used.
-        folder: Where texts, vectors and hits are kept.
+        ranking: Settings of the ranker.
+        folder: The folder of texts, vectors and hits.
         sparse: As for `mine_negatives`.
 
     Raises:
-        UserError: As for `mine_negatives`; that no negatives are left is raised by the rows.
-        ValueError: The ranker is an encoder and has no identity.
+        UserError: As for `mine_negatives`; the error for no negatives is raised while iterating.
+        ValueError: The ranker is an encoder without an identity.
     """
     folder = claim_folder(Path(folder).expanduser())
     report = MiningReport(dropped=settings.fewer == "drop")
@@ -154,18 +159,17 @@ def mine(
 
 
 def _check_enough(settings: MiningSettings, documents: int) -> None:
-    """Raises UserError where the corpus is smaller than what is asked for, before anything is encoded."""
+    """Raises UserError if the corpus is too small, before anything is encoded."""
     if settings.range_min + settings.num_negatives >= documents:
         skipped = f" after the best {settings.range_min:,}" if settings.range_min else ""
         raise UserError(
-            f"{settings.num_negatives:,} negatives{skipped} of a pair are more than there are: the corpus has "
-            f"{documents:,} different documents, the pair's positive among them; lower num_negatives or range_min, or "
-            "give a larger corpus"
+            f"the corpus is too small for {settings.num_negatives:,} negatives{skipped} per pair: it has {documents:,} "
+            "different documents, including the pair's positive; lower num_negatives or range_min, or use a larger corpus"
         )
 
 
 class _Found(NamedTuple):
-    """What the ranker says of a block of anchors: the best texts of each, and the scores (P,) of its pairs."""
+    """The ranker's results for a block of anchors: the best texts of each, and the scores (P,) of its pairs."""
 
     hits: Hits
     scores_P: NDArray[np.float32]
@@ -174,7 +178,7 @@ class _Found(NamedTuple):
 def _rows(
     numbered: NumberedPairs, ranker: Ranker, settings: MiningSettings, folder: Path, report: MiningReport, show: bool
 ) -> Iterator[dict[str, Any]]:
-    """Searches and filters block by block of the anchors."""
+    """Searches and filters one block of anchors after the other."""
     anchors = len(numbered.anchors_A)
     max_positives = int(np.bincount(numbered.anchors_P).max())
     depth = min(settings.depth(max_positives), len(numbered.corpus))
@@ -206,13 +210,13 @@ def _rows(
 def _found(
     numbered: NumberedPairs, ranker: Ranker, start: int, stop: int, pairs: slice, depth: int, path: Path
 ) -> _Found:
-    """From disk if it is there and whole."""
+    """Return the results for a block of anchors, from the disk if an intact file exists."""
     if path.is_file():
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 return _Found(Hits(arrays["scores"], arrays["rows"]), arrays["pairs"])
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-            logger.warning("%s is damaged (%s): its anchors are searched for again", path, error)
+            logger.warning("%s is damaged (%s): searching for its anchors again", path, error)
     queries = ranker.encode(numbered.texts.read(numbered.anchors_A[start:stop].tolist()))
     hits = ranker.search(queries, depth)
     scores_P = ranker.pair_scores(queries, numbered.anchors_P[pairs] - start, numbered.positives_P[pairs])
@@ -224,7 +228,7 @@ def _found(
 def _forbidden(
     found: Hits, numbered: NumberedPairs, start: int, stop: int, pairs: slice
 ) -> dict[str, NDArray[np.bool_]]:
-    """The hits (A, K) that are no negatives whatever they score."""
+    """Return the hits (A, K) that must not become negatives, by reason."""
     size = len(numbered.corpus)
     codes_AK = found.rows_QK + np.arange(stop - start)[:, None] * size
     codes_P = (numbered.anchors_P[pairs] - start) * size + numbered.positives_P[pairs]
@@ -232,6 +236,10 @@ def _forbidden(
         "being a positive": np.isin(codes_AK, codes_P),
         "being the anchor": found.rows_QK == numbered.in_corpus_A[start:stop, None],
     }
+
+
+def _negative_names(settings: MiningSettings) -> list[str]:
+    return [f"negative_{number}" for number in range(1, settings.num_negatives + 1)]
 
 
 def _block_rows(
@@ -244,8 +252,8 @@ def _block_rows(
     settings: MiningSettings,
     report: MiningReport,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of the pairs of one block of anchors."""
-    names = [f"negative_{number}" for number in range(1, settings.num_negatives + 1)]
+    """Yield the rows for the pairs of one block of anchors."""
+    names = _negative_names(settings)
     for pair, positive_score in zip(range(pairs.start, pairs.stop), scores_P.tolist(), strict=True):
         anchor = int(numbered.anchors_P[pair])
         columns = [column for column in chosen_An[anchor - start].tolist() if column >= 0]
@@ -265,20 +273,18 @@ def _block_rows(
 
 
 def _finish(report: MiningReport, settings: MiningSettings) -> None:
-    """Raises UserError where there is nothing to train on."""
+    """Raises UserError if there is nothing to train on."""
     if report.negatives:
         return
     if report.found:
         raise UserError(
-            f"no pair has {settings.num_negatives} negatives, though {report.found:,} have fewer: ask for fewer "
-            f"(num_negatives), keep such pairs (fewer: keep), or look further down (range_max)"
+            f"no pair has {settings.num_negatives} negatives, but {report.found:,} have fewer: lower num_negatives, keep "
+            "such pairs (fewer: keep), or raise range_max"
         )
     if not report.candidates:
-        raise UserError(
-            "no negatives left: no document has a term of any anchor: use another ranker than bm25 or sparse"
-        )
+        raise UserError("no negatives: no document shares a term with any anchor; use a dense or hybrid ranker")
     reasons = ", ".join(f"{number:,} by {reason}" for reason, number in report.removed.most_common() if number)
     raise UserError(
-        f"no negatives left of {report.candidates:,} candidates: removed {reasons or 'none'}; widen the limits "
-        f"(relative_margin, range_max, max_score, min_score), or give a larger corpus"
+        f"no negatives left of {report.candidates:,} candidates: removed {reasons or 'none'}; relax the limits "
+        f"(relative_margin, range_max, max_score, min_score), or use a larger corpus"
     )

@@ -1,6 +1,6 @@
-"""Which of the best hits of an anchor may be negatives: the filters, and what each of them removed.
+"""The selection of negatives among the best hits of an anchor, and the report of what each filter removed.
 
-Letters in names: A anchors, K hits of each, P pairs, n negatives of each.
+Letters in names: A anchors, K hits per anchor, P pairs, n negatives per pair.
 """
 
 from collections import Counter
@@ -17,27 +17,25 @@ from revela_hub.retrieval.top_k import Hits
 
 @dataclass(frozen=True)
 class MiningSettings:
-    """Which texts become negatives.
+    """The selection of negatives.
 
-    The scores are those of the ranker: cosines, dot products or BM25's. The positive's score is that of the anchor with
-    the positive or, where an anchor has several, with the one that scores lowest.
+    Scores are those of the ranker: cosine, dot product or BM25. The positive's score is the score of the anchor with its
+    positive; with several positives, the lowest one.
 
     Attributes:
-        num_negatives: Negatives for each pair.
-        relative_margin: A negative scores at most the positive's score less this share of it: 0.05 is "at most 95% of the
-            positive's score" (NV-Embed section 4.1, NV-Retriever's TopK-PercPos). With a negative score the margin is a
-            share of its amount, so that the negative is always below. None: no such limit.
+        num_negatives: Negatives per pair.
+        relative_margin: A negative scores at most `positive - relative_margin * |positive|`; 0.05 means at most 95% of a
+            positive score (NV-Embed section 4.1, TopK-PercPos of NV-Retriever). None: no such limit.
         absolute_margin: A negative scores at least this much less than the positive.
-        max_score: A negative scores at most this.
-        min_score: A negative scores at least this.
-        range_min: Leave out this many of the best texts that pass the filters above.
-        range_max: Take negatives from this many of the best texts at most. None: `range_min`, and ten for each negative
-            where a margin or a maximum is set.
-        sampling: "top" takes the best that are left, "random" any of them.
-        fewer: What becomes of a pair with fewer negatives than asked for: "drop" it, or "keep" it with None for those
-            that are missing.
-        scores: Whether rows have the column `scores`: the positive's, then the negatives'.
-        seed: For "random".
+        max_score: The maximum score of a negative.
+        min_score: The minimum score of a negative.
+        range_min: Skip this many of the best texts that pass the filters above.
+        range_max: Take negatives from at most this many of the best texts. None: `range_min`, plus ten per negative if a
+            margin or a maximum is set, otherwise one.
+        sampling: "top" takes the best remaining texts, "random" samples among them.
+        fewer: The treatment of pairs with too few negatives: "drop" them, or "keep" them with None for missing ones.
+        scores: Whether to add the column `scores`: the positive's, then the negatives'.
+        seed: The seed of "random".
     """
 
     num_negatives: int = 1
@@ -53,7 +51,7 @@ class MiningSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raises UserError for settings that no text can fulfil."""
+        """Raises UserError for contradictory settings."""
         if self.num_negatives < 1:
             raise UserError(f"num_negatives must be at least 1, not {self.num_negatives}")
         if self.range_min < 0:
@@ -70,14 +68,11 @@ class MiningSettings:
                 raise UserError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
 
     def depth(self, max_positives: int) -> int:
-        """How many of the best texts to look at, which may have as many positives among them.
-
-        The numbers are those of `sentence_transformers.util.mine_hard_negatives`.
-        """
+        """Return how many of the best texts to retrieve, as in `sentence_transformers.util.mine_hard_negatives`."""
         return self.last_rank(max_positives) + max_positives
 
     def last_rank(self, max_positives: int) -> int:
-        """`range_max`, or what it is by default."""
+        """Return `range_max` or its default."""
         if self.range_max is not None:
             return self.range_max
         limits = (self.relative_margin, self.absolute_margin, self.max_score)
@@ -87,65 +82,63 @@ class MiningSettings:
 
 @dataclass
 class MiningReport:
-    """What was mined, and what was not; `str(report)` is what the command prints."""
+    """Counts of mined and skipped pairs; `str(report)` is printed by the command."""
 
     pairs: int = 0
-    """Pairs with text on both sides, each once."""
+    """Distinct pairs with text on both sides."""
     anchors: int = 0
-    """Distinct anchors of those."""
+    """Their distinct anchors."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """What was not used: `empty pairs`, `pairs given twice`, `empty documents`."""
+    """Skipped input: `empty pairs`, `duplicate pairs`, `empty documents`."""
     documents: int = 0
-    """Distinct texts that negatives were looked for in, the positives among them."""
+    """Distinct texts that were searched, including the positives."""
     copies: int = 0
-    """Documents that were left out because their text had been there."""
+    """Skipped duplicates in the corpus."""
     added: int = 0
-    """Positives that were not in the corpus, and were searched with it."""
+    """Positives that were not in the corpus and were added to it."""
     unanswered: int = 0
-    """Anchors for which nothing was found: no document has a term of theirs."""
+    """Anchors without any hit, because no document shares a term with them."""
     candidates: int = 0
-    """Hits that were looked at, over all anchors."""
+    """Hits that were considered, over all anchors."""
     removed: Counter[str] = field(default_factory=Counter)
-    """Candidates that a filter removed, each counted at the first filter that did; in the order of the filters."""
+    """Candidates removed by each filter, in the order of the filters; each candidate is counted once."""
     mined: int = 0
     """Pairs with all their negatives."""
     fewer: int = 0
-    """Pairs with fewer than asked for."""
+    """Pairs with too few negatives."""
     found: int = 0
-    """Pairs with any."""
+    """Pairs with at least one negative."""
     dropped: bool = True
-    """Whether those were left out."""
+    """Whether pairs with too few negatives were dropped."""
     negatives: int = 0
-    """Negatives of the pairs that were kept."""
+    """Negatives of all pairs in the output."""
     positive_score: float = 0.0
-    """The mean score of the positives of those pairs."""
+    """Mean score of the positives in the output."""
     negative_score: float = 0.0
-    """The mean score of those negatives."""
+    """Mean score of the negatives in the output."""
 
     def count(self, positive_score: float, negative_scores: list[float]) -> None:
-        """Counts the scores of a pair that is kept into the means."""
-        pairs = self.mined + (0 if self.dropped else self.fewer)  # this one included
+        """Updates the means with the scores of a pair of the output."""
+        pairs = self.mined + (0 if self.dropped else self.fewer)  # including this one
         self.positive_score += (positive_score - self.positive_score) / pairs
         for score in negative_scores:
             self.negatives += 1
             self.negative_score += (score - self.negative_score) / self.negatives
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for a JSON file."""
+        """Return a plain dictionary, for a JSON file."""
         return asdict(self) | {"skipped": dict(self.skipped), "removed": dict(self.removed)}
 
     def __str__(self) -> str:
         """Five lines: the input, the corpus, the filters, the pairs, the scores."""
         parts = [f"{number:,} {reason}" for reason, number in self.skipped.items() if number]
         skipped = f"; skipped: {', '.join(parts)}" if parts else ""
-        added = f", {self.added:,} of them positives from outside the corpus" if self.added else ""
-        copies = f"; {counted(self.copies, 'copy').replace('copys', 'copies')} left out" if self.copies else ""
+        added = f", including {counted(self.added, 'positive')} from outside the corpus" if self.added else ""
+        copies = f"; skipped {counted(self.copies, 'duplicate')}" if self.copies else ""
         removed = ", ".join(f"{number:,} by {reason}" for reason, number in self.removed.items()) or "none"
-        unanswered = (
-            f"; none for {counted(self.unanswered, 'anchor')} without a term in the corpus" if self.unanswered else ""
-        )
+        unanswered = f"; {counted(self.unanswered, 'anchor')} without a term in the corpus" if self.unanswered else ""
         kept = "dropped" if self.dropped else "kept"
-        remedy = "; a larger range_max looks further down" if self.fewer else ""
+        remedy = "; raise range_max to consider more candidates" if self.fewer else ""
         return "\n".join(
             [
                 f"{counted(self.pairs, 'pair')} of {counted(self.anchors, 'anchor')}{skipped}",
@@ -167,19 +160,19 @@ def choose_negatives(
     first_anchor: int,
     removed: Counter[str],
 ) -> NDArray[np.int64]:
-    """Chooses negatives among what was found.
+    """Choose negatives among the hits.
 
     Args:
         found: The best texts of A anchors.
-        forbidden: Reason to the texts (A, K) that are no negatives whatever they score.
-        positive_scores_A: What the positive of each anchor scores.
+        forbidden: By reason, the hits (A, K) that must not become negatives.
+        positive_scores_A: The positive's score for each anchor.
         settings: The limits.
         last_rank: `settings.last_rank`.
-        first_anchor: The number of the first of these anchors, which with the seed makes its random numbers.
-        removed: Is counted up.
+        first_anchor: The number of the first of these anchors, which together with the seed determines random choices.
+        removed: Counts of removed candidates by reason, updated here.
 
     Returns:
-        The columns of `found` (A, n) that were chosen, best first, -1 where there are fewer.
+        The chosen columns of `found` (A, n), best first, padded with -1.
     """
     left_AK = found.rows_QK >= 0
     for reason, mask_AK in {**forbidden, **_outside(found.scores_QK, positive_scores_A, settings)}.items():
@@ -193,7 +186,7 @@ def choose_negatives(
     for anchor, in_range_K in enumerate(in_range_AK):
         columns = np.flatnonzero(in_range_K)
         if settings.sampling == "random" and len(columns) > settings.num_negatives:
-            # For each anchor its own, so that a resumed run draws what an uninterrupted one would have.
+            # One generator per anchor, so that a resumed run draws the same numbers as an uninterrupted one.
             random = np.random.default_rng([settings.seed, first_anchor + anchor])
             columns = np.sort(random.choice(columns, settings.num_negatives, replace=False))
         columns = columns[: settings.num_negatives]
@@ -204,7 +197,7 @@ def choose_negatives(
 def _outside(
     scores_AK: NDArray[np.float32], positive_scores_A: NDArray[np.float32], settings: MiningSettings
 ) -> dict[str, NDArray[np.bool_]]:
-    """Which texts each limit removes, in the order and with the inequalities of `mine_hard_negatives`."""
+    """Return the hits that each limit removes, in the order and with the inequalities of `mine_hard_negatives`."""
     positive_A1 = positive_scores_A[:, None]
     limits: dict[str, NDArray[np.bool_]] = {}
     if settings.absolute_margin is not None:

@@ -1,4 +1,4 @@
-"""The input of mining on disk, each text once: pairs of an anchor and a positive, and the corpus.
+"""The input of mining, stored on disk without duplicate texts: pairs of an anchor and a positive, and the corpus.
 
 Letters in names: A anchors, P pairs.
 """
@@ -20,13 +20,13 @@ class NumberedPairs(NamedTuple):
     """Pairs and corpus on disk. The pairs are sorted by their anchors' numbers.
 
     Attributes:
-        texts: Anchors and positives as they were given.
-        corpus: All that may become a negative, the positives among them.
-        anchors_A: The distinct anchors, numbers in `texts`.
-        anchors_P: The anchor of each pair, a place in `anchors_A`.
-        given_P: The positive of each pair, a number in `texts`.
-        positives_P: The same, a number in `corpus`.
-        in_corpus_A: For each anchor its number in the corpus, -1 for most.
+        texts: Anchors and positives.
+        corpus: All candidates for negatives, including the positives.
+        anchors_A: The distinct anchors, as numbers in `texts`.
+        anchors_P: The anchor of each pair, as a position in `anchors_A`.
+        given_P: The positive of each pair, as a number in `texts`.
+        positives_P: The positive of each pair, as a number in `corpus`.
+        in_corpus_A: Each anchor's number in `corpus`, -1 if it is not in there.
     """
 
     texts: Texts
@@ -41,17 +41,17 @@ class NumberedPairs(NamedTuple):
 def number_pairs(
     pairs: Iterable[tuple[str, str]], corpus: Iterable[str] | None, folder: Path, report: MiningReport
 ) -> NumberedPairs:
-    """Writes pairs and corpus to a folder and numbers their texts; what is read is counted in the report.
+    """Write pairs and corpus to a folder and number their texts; updates the counts of the report.
 
     Raises:
-        UserError: There is no pair or no document with text in it, or the disk is full.
+        UserError: There is no pair or no document with text, or the disk is full.
     """
     texts = write_texts(chain.from_iterable(_with_text(pairs, report)), folder)
     if not len(texts):
-        raise UserError("there is no pair with text in both its anchor and its positive")
+        raise UserError("no pair has text in both its anchor and its positive")
     pairs_P2 = np.unique(texts.rows_L.reshape(-1, 2), axis=0)  # by anchor, then by positive, in the order of the input
     report.pairs = len(pairs_P2)
-    report.skipped["pairs given twice"] += len(texts.rows_L) // 2 - len(pairs_P2)
+    report.skipped["duplicate pairs"] += len(texts.rows_L) // 2 - len(pairs_P2)
     anchors_A, anchors_P = np.unique(pairs_P2[:, 0], return_inverse=True)
     report.anchors = len(anchors_A)
     read = 0
@@ -62,8 +62,8 @@ def number_pairs(
             read += 1
             yield text
         if corpus is not None and not read:
-            raise UserError("the corpus has no document with text in it")
-        for row in np.unique(pairs_P2[:, 1]).tolist():  # so that a positive's score is that of the same index
+            raise UserError("the corpus has no document with text")
+        for row in np.unique(pairs_P2[:, 1]).tolist():  # positives too: the same ranker must score them
             yield from texts.read([row])
 
     documents = write_texts(searched(), folder)

@@ -1,4 +1,4 @@
-"""What `revela-hub mine` reads: pairs and a corpus from JSON lines and data sets, row by row."""
+"""The input of `revela-hub mine`: pairs and a corpus from JSON lines and data sets, read row by row."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,10 @@ from revela_hub.data.sources.source import SourceLike, parse_source
 
 
 def read_pairs(source: SourceLike, anchor_column: str, positive_column: str) -> Iterator[tuple[str, str]]:
-    """Reads pairs; a positive may be a list, each of whose texts makes a pair. What is null is an empty text.
+    """Read pairs; a list of positives makes one pair each, and null counts as an empty text.
 
     Raises:
-        UserError: There is no such source, a column is not there, or holds something else than text.
+        UserError: The source or a column does not exist, or the column does not contain text.
     """
     remedy = "choose with --positive_column"
     for row in read_rows(parse_source(source)):
@@ -23,12 +23,10 @@ def read_pairs(source: SourceLike, anchor_column: str, positive_column: str) -> 
 
 
 def read_corpus(source: SourceLike, text_column: str) -> Iterator[str]:
-    """Reads the texts of a corpus, with the title before the text where there is one, as BEIR joins them.
-
-    A BEIR folder is read as the corpus that is in it.
+    """Read the texts of a corpus or of the corpus in a BEIR folder; a title is joined to its text as in BEIR.
 
     Raises:
-        UserError: There is no such source, a column is not there, or holds something else than text.
+        UserError: The source or a column does not exist, or the column does not contain text.
     """
     parsed = parse_source(source)
     if not parsed.is_dataset and is_beir(parsed.path):

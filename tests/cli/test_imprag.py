@@ -110,7 +110,7 @@ def test_from_questions_to_answers(
     other = str(work / "other" / "model")
     capsys.readouterr()
     assert main(["answer", other, "--index", index, "Where?"]) == 2
-    assert "is another model or version" in capsys.readouterr().err
+    assert "is a different model or version" in capsys.readouterr().err
     assert (
         main(["index", other, "--corpus", str(work / "docs"), "--output_dir", str(work / "i2"), "--states", "float16"])
         == 2

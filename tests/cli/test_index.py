@@ -58,13 +58,13 @@ def test_mistakes_are_one_line(
 
     common = ["--corpus", "notes.jsonl", "--output_dir", "index", "--device", "cpu"]
     assert main(["index", str(retriever_folder), *common]) == 0
-    assert "is another model or version" in message("search", str(minimal_change), "x", "--index", "index")
-    assert "has the index of" in message("index", str(minimal_change), *common)
+    assert "is a different model or version" in message("search", str(minimal_change), "x", "--index", "index")
+    assert "holds the index of" in message("index", str(minimal_change), *common)
     assert "the shards are 0 to 2" in message(
         "encode", str(retriever_folder), *common, "--num_shards", "3", "--shard", "3"
     )
     assert "bm25 has no vectors" in message("index", "bm25", *common)
-    assert "is no index" in message("search", "bm25", "x", "--index", "nowhere")
+    assert "is not an index" in message("search", "bm25", "x", "--index", "nowhere")
     assert "give either --corpus PATH ... or --index FOLDER" in message("search", "bm25", "x")
 
 

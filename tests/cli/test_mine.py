@@ -49,7 +49,7 @@ def test_mines_a_beir_folder_with_bm25(place: Path, capsys: pytest.CaptureFixtur
     assert first["scores"][0] > first["scores"][1] / 0.95 > 0
     assert (second["anchor"], second["negative_1"]) == (QUERIES["2"], CORPUS["a"])
     out = capsys.readouterr().out
-    assert out.splitlines()[:2] == ["2 pairs of 2 anchors", "4 documents; 1 copy left out"]
+    assert out.splitlines()[:2] == ["2 pairs of 2 anchors", "4 documents; skipped 1 duplicate"]
     assert "2 by being a positive" in out
     assert "2 pairs with all negatives, 0 with fewer (kept)" in out
 
@@ -172,7 +172,7 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
         (["--pairs", "broken.jsonl"], "broken.jsonl:2: not valid JSON"),
         (["--pairs", "pairs.jsonl", "--corpus", "nowhere"], "no such file or folder: nowhere"),
         (["--pairs", "pairs.jsonl", "--corpus", "beir", "--text_column", "body"], "corpus.jsonl:1: no column 'body'"),
-        (["--pairs", "pairs.jsonl"], "1 negatives of a pair are more than there are: the corpus has 1 different"),
+        (["--pairs", "pairs.jsonl"], "the corpus is too small for 1 negatives per pair: it has 1 different"),
         (["--beir", "nowhere"], "no folder nowhere"),
         (["--beir", "beir", "--split", "test"], "no split 'test'"),
         (["--beir", "beir", "--num_negatives", "0"], "num_negatives must be at least 1"),

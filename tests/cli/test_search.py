@@ -155,7 +155,7 @@ def test_a_query_without_a_hit_says_why(
     corpus: Path, silent_sparse_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Words that no text has, terms without a weight, and both: one line each, not a bare "nothing found"."""
-    words = "nothing found: no word of the query is in any text (stop words such as 'the' do not count)"
+    words = "nothing found: no text contains a word of the query (stop words such as 'the' are ignored)"
     weights = "nothing found: the sparse model gives no term of the query a weight above 0"
     sparse = str(silent_sparse_folder)
     assert main(["search", "bm25", "the zebra", "--corpus", "docs"]) == 0
@@ -169,7 +169,7 @@ def test_a_query_without_a_hit_says_why(
     assert capsys.readouterr().out.startswith("1. ")
     assert main(["search", "bm25", "zebra", "--corpus", "docs", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["hits"] == [] and record["nothing_found"].startswith("no word of the query")
+    assert record["hits"] == [] and record["nothing_found"].startswith("no text contains a word")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no names of files that are not UTF-8")

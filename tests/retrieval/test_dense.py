@@ -12,6 +12,7 @@ import pytest
 from revela_hub.errors import UserError
 from revela_hub.retrieval import TextList, dense, disk
 from revela_hub.retrieval.dense import open_index
+from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.vectors import Vectors, VectorStore
 
 
@@ -36,7 +37,7 @@ def test_equals_a_plain_loop(tmp_path: Path, kind: str, normalize: bool, monkeyp
     if kind == "milvus":
         pytest.importorskip("milvus_lite", reason="needs the extra milvus")
     vectors, table = made(tmp_path, 60, normalize=normalize)
-    index = open_index(vectors, kind, folder=tmp_path)
+    index = open_index(vectors, IndexOptions(kind), folder=tmp_path)
     queries = np.random.default_rng(1).normal(size=(5, 16)).astype(np.float32)
     hits = index.search(queries, 4)
     for query, rows, scores in zip(queries, hits.rows_QK, hits.scores_QK, strict=True):
@@ -49,7 +50,7 @@ def test_equals_a_plain_loop(tmp_path: Path, kind: str, normalize: bool, monkeyp
     assert len(index) == 60
     assert index.search(queries, 1000).rows_QK.shape == (5, 60)
     assert index.search(queries[:0], 4).rows_QK.shape[0] == 0
-    again = open_index(vectors, kind, folder=tmp_path).search(queries, 4)  # from the disk
+    again = open_index(vectors, IndexOptions(kind), folder=tmp_path).search(queries, 4)  # from the disk
     np.testing.assert_array_equal(again.rows_QK, hits.rows_QK)
 
 
@@ -57,8 +58,8 @@ def test_equals_a_plain_loop(tmp_path: Path, kind: str, normalize: bool, monkeyp
 def test_approximate_indexes_find_nearly_all(tmp_path: Path, kind: str) -> None:
     vectors, _ = made(tmp_path, 3000, normalize=True)
     queries = vectors.read(0, 100) + np.random.default_rng(2).normal(size=(100, 16)).astype(np.float32) / 10
-    exact = open_index(vectors, "exact").search(queries, 10)
-    found = open_index(vectors, kind).search(queries, 10)
+    exact = open_index(vectors, IndexOptions("exact")).search(queries, 10)
+    found = open_index(vectors, IndexOptions(kind)).search(queries, 10)
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.rows_QK, found.rows_QK, strict=True)])
     assert recall > 0.9
     # What is found has its exact score, also where the index knows codes only.
@@ -73,38 +74,38 @@ def test_equal_scores_come_in_the_order_of_their_numbers(tmp_path: Path) -> None
     texts = TextList([str(row) for row in range(30)])
     store.fill(texts, lambda batch, _: np.ones((len(batch), 4), np.float32))
     for kind in ("exact", "flat"):
-        hits = open_index(store.vectors(texts), kind).search(np.ones((1, 4), np.float32), 5)
+        hits = open_index(store.vectors(texts), IndexOptions(kind)).search(np.ones((1, 4), np.float32), 5)
         assert hits.rows_QK.tolist() == [[0, 1, 2, 3, 4]]
 
 
 def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, _ = made(tmp_path, 20)
     with pytest.raises(UserError, match="one of exact, flat, hnsw, ivfpq, milvus, not 'lsh'"):
-        open_index(vectors, "lsh")
-    with pytest.raises(UserError, match="at least 1,000 vectors, and here are 20"):
-        open_index(vectors, "ivfpq")
+        open_index(vectors, IndexOptions("lsh"))
+    with pytest.raises(UserError, match="at least 1,000 vectors to train on, not 20"):
+        open_index(vectors, IndexOptions("ivfpq"))
     with pytest.raises(UserError, match="the URI of a server, or a folder"):
-        open_index(vectors, "milvus")
+        open_index(vectors, IndexOptions("milvus"))
     path = tmp_path / f"flat-{vectors.key[:16]}.faiss"
-    open_index(vectors, "flat", folder=tmp_path)
+    open_index(vectors, IndexOptions("flat"), folder=tmp_path)
     more, _ = made(tmp_path, 21)
     path.rename(tmp_path / f"flat-{more.key[:16]}.faiss")
     with pytest.raises(UserError, match="has 20 vectors, not 21"):
-        open_index(more, "flat", folder=tmp_path)
+        open_index(more, IndexOptions("flat"), folder=tmp_path)
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(UserError, match="needs the package faiss"):
-        open_index(vectors, "hnsw")
+        open_index(vectors, IndexOptions("hnsw"))
 
 
 @pytest.mark.parametrize("content", [b"", b"not an index", "half"])
 def test_a_damaged_index_is_named(tmp_path: Path, content: bytes | str) -> None:
     pytest.importorskip("faiss", reason="needs the extra search")
     vectors, _ = made(tmp_path, 60)
-    open_index(vectors, "hnsw", folder=tmp_path)
+    open_index(vectors, IndexOptions("hnsw"), folder=tmp_path)
     [file] = tmp_path.glob("*.faiss")
     file.write_bytes(file.read_bytes()[:-100] if isinstance(content, str) else content)
-    with pytest.raises(UserError, match=rf"{file.name} is damaged: delete this file, and it is made again"):
-        open_index(vectors, "hnsw", folder=tmp_path)
+    with pytest.raises(UserError, match=rf"{file.name} is damaged: delete it, and it will be rebuilt"):
+        open_index(vectors, IndexOptions("hnsw"), folder=tmp_path)
 
 
 def test_a_full_disk_is_named_where_faiss_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,5 +118,5 @@ def test_a_full_disk_is_named_where_faiss_writes(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(disk._Output, "write", full)
     with pytest.raises(UserError, match="the disk is full at .*run the command again"):
-        open_index(vectors, "flat", folder=tmp_path)
+        open_index(vectors, IndexOptions("flat"), folder=tmp_path)
     assert not list(tmp_path.glob("*.faiss*"))

@@ -55,7 +55,7 @@ def test_the_heaviest_terms_are_kept() -> None:
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.5])
 def test_weights_that_are_none(wrong: float) -> None:
-    with pytest.raises(UserError, match="no weights of terms"):
+    with pytest.raises(UserError, match="contain NaN, infinity or negative"):
         pack_terms(torch.tensor([[0.0, wrong]]), 2)
 
 

@@ -13,6 +13,7 @@ from revela_hub.data.text.chunks import Chunk
 from revela_hub.errors import UserError
 from revela_hub.retrieval import (
     Hits,
+    IndexOptions,
     Passages,
     PassageStore,
     RankerSettings,
@@ -90,10 +91,15 @@ def test_an_index_is_made_once_and_opened_again(tmp_path: Path, kind: str) -> No
     if kind == "milvus":
         pytest.importorskip("milvus_lite", reason="needs the extra milvus")
     encoder = Words()
-    made = build(tmp_path / "index", encoder, index=kind)
+    made = build(tmp_path / "index", encoder, index=IndexOptions(kind))
     opened = PassageStore(tmp_path / "index", "folder@0123")
     assert encoder.encoded == TEXTS
-    assert (len(opened), opened.facts.index, opened.facts.dimension, opened.facts.model) == (10, kind, 16, "mine")
+    assert (len(opened), opened.metadata.options.type, opened.metadata.dimension, opened.metadata.model) == (
+        10,
+        kind,
+        16,
+        "mine",
+    )
     queries = encoder.encode_query(["topic2", "number7 passage"])
     for store in (made, opened):
         hits = store.search(3 * queries, 3)  # cosines, whatever the length
@@ -105,23 +111,23 @@ def test_an_index_is_made_once_and_opened_again(tmp_path: Path, kind: str) -> No
             assert scores == pytest.approx(expected[best], rel=1e-5)
             assert [hit.text for hit in passages] == store.texts(rows) == [TEXTS[row] for row in best]
             assert [hit.start_line for hit in passages] == [row + 1 for row in best]
-    build(tmp_path / "index", encoder := Words(), index=kind)
+    build(tmp_path / "index", encoder := Words(), index=IndexOptions(kind))
     assert encoder.encoded == []
 
 
 def test_vectors_of_another_model_are_refused(tmp_path: Path) -> None:
     build(tmp_path / "index")
-    message = r"was made by mine \(folder@0123\), and other is another model or version \(folder@4567\)"
+    message = r"was built with mine \(folder@0123\), but other is a different model or version \(folder@4567\)"
     with pytest.raises(UserError, match=message):
         PassageStore(tmp_path / "index", "folder@4567", "other")
-    with pytest.raises(UserError, match="has the index of mine: choose another --output_dir"):
+    with pytest.raises(UserError, match="holds the index of mine: choose another --output_dir"):
         build(tmp_path / "index", identity="folder@4567")
-    with pytest.raises(UserError, match=r"vectors of 16 numbers, and these are of shape \(1, 3\)"):
+    with pytest.raises(UserError, match=r"vectors of dimension 16, but the queries have the shape \(1, 3\)"):
         PassageStore(tmp_path / "index").search(np.ones((1, 3)), 1)
 
 
 def test_what_is_no_index(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no index .*: make one with revela-hub index"):
+    with pytest.raises(UserError, match="is not an index .*: build one with revela-hub index"):
         PassageStore(tmp_path)
     (tmp_path / "index.json").write_text("{")
     with pytest.raises(UserError, match="index.json is damaged"):
@@ -130,7 +136,7 @@ def test_what_is_no_index(tmp_path: Path) -> None:
     next((tmp_path / "index").glob("texts-*.npz")).write_bytes(b"")
     with pytest.raises(UserError, match="cannot be read .*make it again"):
         PassageStore(tmp_path / "index")
-    with pytest.raises(UserError, match="there is no passage with text"):
+    with pytest.raises(UserError, match="no passage contains any text"):
         build_store(lambda folder: write_passages([], folder), Words(), tmp_path / "none", SETTINGS, model="mine")
 
 
@@ -159,7 +165,7 @@ def test_nothing_to_search(tmp_path: Path) -> None:
         ({"mode": "hybrid", "parts": ["dense"]}, UserError, "two or three of dense, sparse, bm25, not dense"),
         ({"mode": "hybrid", "parts": ["dense", "dense"]}, UserError, "two or three"),
         ({"depth": 0}, UserError, "depth must be at least 1"),
-        ({"similarity": "manhattan"}, ValueError, "cosine or dot"),
+        ({"batch_size": 0}, UserError, "batch_size must be at least 1"),
     ],
 )
 def test_settings_that_are_none(options: dict[str, Any], error: type[Exception], message: str) -> None:

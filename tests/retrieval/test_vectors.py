@@ -103,7 +103,7 @@ def test_models_and_types_do_not_share_vectors(tmp_path: Path) -> None:
     half = store.vectors(TextList(TEXTS)).read(0, 10)
     assert half.dtype == np.float32
     np.testing.assert_allclose(half, Encode()(TEXTS), rtol=1e-3)
-    with pytest.raises(UserError, match="too large for float16; store them as float32"):
+    with pytest.raises(UserError, match="overflow float16; store them as float32"):
         VectorStore(tmp_path, "b", dtype="float16").fill(TextList(["x"]), lambda *_: np.full((1, 2), 1e6, np.float32))
 
 
@@ -214,9 +214,9 @@ def test_two_processes_may_fill_one_store(tmp_path: Path) -> None:
 
 def test_mistakes_of_the_caller(tmp_path: Path) -> None:
     store = fill(tmp_path, Encode())
-    with pytest.raises(UserError, match="1 of 2 texts have no vector in"):
+    with pytest.raises(UserError, match="1 of 2 texts are not encoded in"):
         store.vectors(TextList([TEXTS[0], "unknown"]))
-    with pytest.raises(ValueError, match="does not tell models apart"):
+    with pytest.raises(ValueError, match="is shared by two models"):
         fill(tmp_path, Encode(dimension=DIMENSION + 1), ["new"])
 
 

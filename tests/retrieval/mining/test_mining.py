@@ -28,6 +28,8 @@ def vector(text: str) -> np.ndarray:
 class Encoder:
     """Vectors by `vector`; stops after `limit` calls of `encode_document`, and keeps what it has encoded."""
 
+    similarity_fn_name = "cosine"
+
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
         self.queries: list[str] = []
@@ -206,7 +208,9 @@ def test_every_limit_reports_what_it_removed() -> None:
 @pytest.mark.parametrize(("similarity", "negative"), [("dot", "1.5 9"), ("cosine", "3 9")])
 def test_similarities(similarity: str, negative: str) -> None:
     corpus, settings = ["5 1", "3 9", "1.5 9", "1 0"], MiningSettings(relative_margin=0.2)
-    mined = mine_negatives(["1 0"], ["2 0"], corpus, Encoder(), settings, RankerSettings(similarity=similarity))
+    encoder = Encoder()
+    encoder.similarity_fn_name = similarity
+    mined = mine_negatives(["1 0"], ["2 0"], corpus, encoder, settings)
     assert negatives(mined.dataset[0]) == [negative]
 
 
@@ -254,10 +258,10 @@ def test_copies_and_known_positives_are_no_negatives() -> None:
     ]
     report = mined.report
     assert (report.pairs, report.anchors, report.documents, report.copies) == (2, 1, 4, 2)
-    assert dict(report.skipped) == {"empty pairs": 2, "pairs given twice": 1, "empty documents": 1}
+    assert dict(report.skipped) == {"empty pairs": 2, "duplicate pairs": 1, "empty documents": 1}
     assert dict(report.removed) == {"being a positive": 2, "being the anchor": 1}
-    assert "skipped: 2 empty pairs, 1 pairs given twice, 1 empty documents" in str(report)
-    assert "2 copies left out" in str(report)
+    assert "skipped: 2 empty pairs, 1 duplicate pairs, 1 empty documents" in str(report)
+    assert "skipped 2 duplicates" in str(report)
 
 
 def test_pairs_with_fewer_negatives_are_dropped_or_kept() -> None:
@@ -270,7 +274,7 @@ def test_pairs_with_fewer_negatives_are_dropped_or_kept() -> None:
     assert negatives(kept.dataset[0]) == [on_circle(0.1), None]
     assert kept.dataset[0]["scores"] == pytest.approx([0.5, 0.1], abs=1e-6)
     assert None not in negatives(kept.dataset[1])
-    assert "1 with fewer (kept; a larger range_max looks further down)" in str(kept.report)
+    assert "1 with fewer (kept; raise range_max to consider more candidates)" in str(kept.report)
 
 
 def test_what_leaves_nothing_is_an_error_that_says_why() -> None:
@@ -310,8 +314,10 @@ def test_rankers_that_are_none() -> None:
         mine_negatives(["a"], ["b"], ["c"], "bm52")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 anchors and 1 positives"):
         mine_negatives(["a", "b"], ["b"], ["c"], "bm25")
-    with pytest.raises(ValueError, match="similarity must be"):
-        RankerSettings(similarity="manhattan")
+    encoder = Encoder()
+    encoder.similarity_fn_name = "manhattan"
+    with pytest.raises(UserError, match="compares by manhattan distance"):
+        mine_negatives(["a"], ["b"], ["c"], encoder)
 
 
 def test_prompts_go_to_the_model(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval import dense, vectors
+from revela_hub.retrieval import IndexOptions, dense, vectors
 from revela_hub.retrieval.mining import mining
 from revela_hub.retrieval.mining.mining import MiningSettings, RankerSettings, mine, mine_negatives
 
@@ -27,6 +27,8 @@ def vector(text: str) -> np.ndarray:
 
 class Encoder:
     """Vectors of bags of words; stops after `limit` calls of `encode_document`, and keeps what it has encoded."""
+
+    similarity_fn_name = "cosine"
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
@@ -142,8 +144,9 @@ def test_models_corpora_and_types_do_not_share_vectors(tmp_path: Path) -> None:
     assert run(DOCUMENTS) == DOCUMENTS
     assert run(DOCUMENTS) == []
     assert run(DOCUMENTS, identity="model@2") == DOCUMENTS
-    assert run(DOCUMENTS, similarity="dot") == []  # vectors are kept as the model gives them
-    assert run(DOCUMENTS, dtype="float16") == DOCUMENTS
+    encoder.similarity_fn_name = "dot"
+    assert run(DOCUMENTS) == []  # vectors are stored as the model returns them
+    assert run(DOCUMENTS, index=IndexOptions(dtype="float16")) == DOCUMENTS
     assert run([*DOCUMENTS, "new"]) == ["new"]
     with pytest.raises(ValueError, match="a cache needs the model's identity"):
         mine_negatives(ANCHORS, DOCUMENTS[:11], DOCUMENTS, encoder, cache_dir=tmp_path)
@@ -151,7 +154,7 @@ def test_models_corpora_and_types_do_not_share_vectors(tmp_path: Path) -> None:
 
 def test_float16_vectors_take_half_the_space(tmp_path: Path) -> None:
     def size(dtype: str) -> int:
-        ranking = RankerSettings(identity="model@1", dtype=dtype)
+        ranking = RankerSettings(identity="model@1", index=IndexOptions(dtype=dtype))
         settings = MiningSettings(relative_margin=None, scores=True)
         folder = tmp_path / dtype
         mined = mine_negatives(ANCHORS, DOCUMENTS[:11], DOCUMENTS, Encoder(), settings, ranking, cache_dir=folder)
@@ -164,11 +167,13 @@ def test_float16_vectors_take_half_the_space(tmp_path: Path) -> None:
     assert values[0] != values[1]
 
     class Loud(Encoder):
+        similarity_fn_name = "dot"
+
         def encode_document(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
             return np.full((len(inputs), 8), 1e6, dtype=np.float32)
 
-    ranking = RankerSettings(similarity="dot", dtype="float16")
-    with pytest.raises(UserError, match="too large for float16; store them as float32"):
+    ranking = RankerSettings(index=IndexOptions(dtype="float16"))
+    with pytest.raises(UserError, match="overflow float16; store them as float32"):
         mine_negatives(ANCHORS, DOCUMENTS[:11], DOCUMENTS, Loud(), None, ranking)
 
 
@@ -244,12 +249,13 @@ def test_the_corpus_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.Mo
             return vectors
 
         encode_document = encode_query
+        similarity_fn_name = "dot"
 
     def corpus() -> Iterator[str]:
         for index in range(number):
             yield f"{index} {filler}"
 
-    ranking = RankerSettings(identity="model@1", similarity="dot")
+    ranking = RankerSettings(identity="model@1")
     settings = MiningSettings(relative_margin=None)
     tracemalloc.start()
     try:

@@ -224,6 +224,6 @@ def open_answerer(name: str, index: str, *, k: int | None = None, device: str | 
     store = PassageStore(index, model_identity(name), name)
     states = None
     if (store.folder / FOLDER).is_dir():
-        fingerprint = store.facts.fingerprint + store.facts.texts
+        fingerprint = store.metadata.fingerprint + store.metadata.texts
         states = StoredStates(store.folder / FOLDER, loaded.model.config.b, fingerprint)
     return Answerer(on_device(loaded.model, device), loaded.tokenizer, store, k, states)

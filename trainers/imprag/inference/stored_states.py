@@ -149,7 +149,7 @@ def store_index_states(
         encoder.model,
         tokenize_passages(encoder.tokenizer, store.texts(range(len(store))), encoder.model.config.l_max),
         store.folder / FOLDER,
-        fingerprint=store.facts.fingerprint + store.facts.texts,
+        fingerprint=store.metadata.fingerprint + store.metadata.texts,
         batch_size=batch_size,
         show_progress_bar=show_progress_bar,
     )

@@ -65,7 +65,7 @@ def run(arguments: Arguments) -> None:
         max_length=arguments.max_length,
     )
     print(
-        f"{len(store):,} passages, vectors of {store.facts.dimension} numbers ({store.facts.index}), in {store.folder}"
+        f"{len(store):,} passages, vectors of {store.metadata.dimension} numbers ({store.metadata.options.type}), in {store.folder}"
     )
     for line in loaded.encoder.warnings() if method and method.encoder else ():
         note(line)

@@ -116,14 +116,14 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
     from revela_hub.retrieval import PassageStore, build_ranker, default_cache_folder
     from revela_hub.retrieval.disk import claim_folder
     from revela_hub.retrieval.ranking import VectorRanker
-    from revela_hub.retrieval.store import adopt
+    from revela_hub.retrieval.store import with_index_settings
 
     models = load_models(arguments, arguments.model, arguments.mode)
     settings = models.settings
     folder = Path(arguments.cache_dir or default_cache_folder("passages")).expanduser()
     if passages is None:
         store = PassageStore(arguments.index or "", settings.identity or None, arguments.model)
-        passages, folder, settings = store.passages, store.folder, adopt(settings, store.facts)
+        passages, folder, settings = store.passages, store.folder, with_index_settings(settings, store.metadata)
     elif "dense" not in settings.used and "sparse" not in settings.used:
         folder = temporary  # bm25 is counted anew from the files as they are
     else:
