@@ -1,10 +1,10 @@
-"""Raw text, pairs and labels to data sets; no method of training is known here.
+"""Converting raw text, pairs and labels to data sets, independent of the training methods.
 
     sources --read_documents--> Document --text--> chunks, groups, spans  (datasets.Dataset with documented columns)
     tasks in YAML --mixture--> Dataset[task, anchor, positive, negative_1 .. negative_N, prompts]
-    tasks in words --synthesis--> pairs written by a language model
+    task descriptions --synthesis--> pairs written by a language model
 
-The public names stand in `__init__.pyi` and are imported when they are first used.
+The public names are listed in `__init__.pyi` and imported on first use.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""YAML files that are read with the lines of what is in them."""
+"""Reading YAML files with line numbers."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ from revela_hub.errors import UserError
 
 @contextlib.contextmanager
 def open_yaml(path: Path, what: str) -> Iterator[tuple[yaml.SafeLoader, yaml.Node | None]]:
-    """Open a file for a block that makes values of its nodes.
+    """Parse a file for a block that constructs values from its nodes.
 
     Args:
         path: The file.
-        what: What the file is to the user, for the messages.
+        what: The kind of file, for the messages.
 
     Yields:
-        The loader, and the node that the file holds; None where it is empty.
+        The loader and the root node; None for an empty file.
 
     Raises:
-        UserError: with file and line, the file cannot be read, or is not YAML; also from within the block.
+        UserError: The file cannot be read or is not YAML, with file and line; also for errors in the block.
     """
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
@@ -37,5 +37,5 @@ def open_yaml(path: Path, what: str) -> Iterator[tuple[yaml.SafeLoader, yaml.Nod
 
 
 def line_of(node: yaml.Node) -> int:
-    """Return the line that a node begins on, from 1."""
+    """Return the line on which a node begins, from 1."""
     return int(node.start_mark.line) + 1

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.own_folder import check_free, claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
-from revela_hub.data.sources.documents import read_documents
-from revela_hub.data.sources.held_out import HELD_OUT
+from revela_hub.data.sources.documents import HELD_OUT, read_documents
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.ngram_overlap import NearDuplicates

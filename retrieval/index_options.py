@@ -39,15 +39,16 @@ class IndexOptions:
 class IndexArguments:
     """The command-line options of an index."""
 
+    _argument_group_name = "index"
+
     index_type: IndexType = field(
         default="exact", metadata={"help": "Index type; hnsw and ivfpq (FAISS) are approximate."}
     )
     milvus_uri: str | None = field(
         default=None,
-        metadata={"help": "Milvus server for --index_type milvus; default: a local file.", "metavar": "URL"},
+        metadata={"help": "Milvus server, e.g. http://host:19530, for --index_type milvus (default: a local file)."},
     )
 
-    @property
-    def index_options(self) -> IndexOptions:
-        """The options as one value; `dtype` is read where the command has that option."""
-        return IndexOptions(self.index_type, getattr(self, "dtype", "float32"), self.milvus_uri)
+    def index_options(self, dtype: Precision = "float32") -> IndexOptions:
+        """Return the options as one value."""
+        return IndexOptions(self.index_type, dtype, self.milvus_uri)

@@ -1,8 +1,8 @@
-"""Questions of a mixture that are not trained on, to measure by: its own labels, as a retrieval task in BEIR's form.
+"""Holding out questions of a mixture for evaluation, as a retrieval task in BEIR's form.
 
-Of the retrieval rows' questions one in ten at most is held out, with every row that asks it. Which ones depends on the
-questions alone, so that both stages of a training hold out the same. The corpus has their passages, then the hard negatives
-of those rows, then passages of the rows that are left.
+At most one in ten questions of the retrieval rows is held out, with all its rows. The choice depends only on the questions,
+so both training stages hold out the same ones. The corpus contains their passages, then the hard negatives of their rows, then
+passages of the remaining rows.
 """
 
 import hashlib
@@ -20,19 +20,19 @@ ONE_IN = 10
 
 
 class HeldOut(NamedTuple):
-    """What is left to train on, and what is measured on: None where the rows ask too few questions."""
+    """The remaining rows to train on, and the evaluation task; None if there are too few questions."""
 
     rows: "Dataset"
     task: RetrievalTask | None
 
 
 def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500) -> HeldOut:
-    """Holds questions out of a mixture.
+    """Hold out questions of a mixture.
 
     Args:
-        rows: Those of `revela_hub.data.Mixture.dataset`.
-        queries: To hold out at most; one in ten of the retrieval rows' questions if those are fewer.
-        passages: In the corpus, at most, unless the questions have more themselves.
+        rows: The rows of `revela_hub.data.Mixture.dataset`.
+        queries: Maximum number of questions, further limited to one in ten questions of the retrieval rows.
+        passages: Maximum size of the corpus, unless the questions have more passages.
     """
     asked = {key for _, key in _retrieval_keys(rows)}
     number = min(queries, len(asked) // ONE_IN)
@@ -45,19 +45,19 @@ def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500) -> HeldOu
 
 
 def without_queries(rows: "Dataset", queries: Iterable[str]) -> "Dataset":
-    """The rows that ask none of these."""
+    """Return the rows without these questions."""
     asked = {_key(text) for text in queries}
     return without_rows(rows, [index for index, key in _retrieval_keys(rows) if key in asked])
 
 
 def without_rows(rows: "Dataset", places: list[int]) -> "Dataset":
-    """The rows but those at these places."""
+    """Return the rows except those at these positions."""
     out = set(places)
     return rows.select([index for index in range(len(rows)) if index not in out]) if out else rows
 
 
 def _retrieval_keys(rows: "Dataset") -> Iterator[tuple[int, int]]:
-    """The place of each retrieval row, and a number that stands for its question."""
+    """Yield the position of each retrieval row, and a hash of its question."""
     index = 0
     for batch in rows.select_columns(["anchor", "kind"]).iter(batch_size=4096):
         for anchor, kind in zip(batch["anchor"], batch["kind"], strict=True):
@@ -67,7 +67,7 @@ def _retrieval_keys(rows: "Dataset") -> Iterator[tuple[int, int]]:
 
 
 def _key(text: str) -> int:
-    """Of a question, whatever its case and spaces; their order has nothing to do with the text's."""
+    """Hash a question, ignoring case and white space."""
     return int.from_bytes(hashlib.sha256(" ".join(text.casefold().split()).encode()).digest()[:8], "big")
 
 

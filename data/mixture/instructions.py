@@ -1,18 +1,18 @@
-r"""How an instruction is put before a text.
+r"""Instruction prompts.
 
-NV-Embed (section 4, equation 2): a query is `Instruct: {task}\nQuery: {text}`, a document is the text alone. Where both
-sides are of one kind (classification, clustering, semantic similarity) both carry the instruction. The instruction's
-tokens are seen by the text's tokens and left out of the pooling.
+NV-Embed (section 4, equation 2): a query is `Instruct: {task}\nQuery: {text}`, a document is the text alone. In symmetric
+tasks (classification, clustering, semantic similarity) both sides have the instruction. The text's tokens attend to the
+instruction's tokens, which are excluded from pooling.
 """
 
 TASK_TEMPLATE = "Instruct: {instruction}\nQuery: "
 
 
 def query_prompt(instruction: str) -> str:
-    r"""The prompt that goes before a query, and for symmetric tasks before a document.
+    r"""Return the prompt for queries, which symmetric tasks also use for documents.
 
     Args:
-        instruction: What the task is, as one sentence; white space around it is removed.
+        instruction: The task in one sentence; surrounding white space is removed.
 
     Returns:
         The prompt, or `""` for an empty instruction.
@@ -27,7 +27,7 @@ def query_prompt(instruction: str) -> str:
 
 
 def document_prompt(instruction: str, *, symmetric: bool) -> str:
-    """The prompt that goes before a document: none, but that of the query where the task is symmetric.
+    """Return the prompt for documents: "", or the query prompt for symmetric tasks.
 
     >>> document_prompt("Retrieve semantically similar text", symmetric=False)
     ''

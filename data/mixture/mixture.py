@@ -1,13 +1,13 @@
-"""A multi-task mixture: several data sets as one, each with its instruction.
+"""A multi-task mixture: several data sets combined, each with its instruction.
 
-    YAML --mixture_tasks--> Task --mixture_rows--> rows --pairs--> (anchor, positive, negatives) --weights--> Dataset
+    YAML --tasks--> Task --rows--> rows --pairs--> (anchor, positive, negatives) --weights--> Dataset
 
-How a mixture is written: `revela_hub.data.mixture.tasks`. How pairs are made: `revela_hub.data.mixture.pairs`. What was made of a
-task is kept in a cache under a name made from the task, the seed and the files' sizes and times of change.
+`revela_hub.data.mixture.tasks` describes the YAML format, `revela_hub.data.mixture.pairs` how pairs are made. The rows of a
+task are cached under a hash of the task, the seed, and the files' sizes and modification times.
 
-Proportions. Without weights every task gives all its rows (`max_samples` at most). With weights (for all tasks, or none)
-task t gives `weight_t / sum(weights)` of the rows, and the mixture is as long as it can be without repeating a row
-(`stopping_strategy: first_exhausted`) or as it has to be to use all of them (`all_exhausted`).
+Proportions: without weights, every task contributes all its rows (at most `max_samples`). With weights (for all tasks or
+none), task t contributes `weight_t / sum(weights)` of the rows, and the mixture is as long as possible without repeating a
+row (`stopping_strategy: first_exhausted`) or as long as needed to use every row (`all_exhausted`).
 """
 
 import hashlib
@@ -41,19 +41,19 @@ from revela_hub.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_FORMAT = 1  # of the cached rows: to be raised when the same task makes other rows
+_FORMAT = 1  # format of the cached rows: increase it when the same task produces different rows
 
 
 @dataclass
 class Mixture:
-    """A mixture that is ready for training.
+    """A mixture, ready for training.
 
     Attributes:
-        dataset: A row for each training example, in random order: `task`, `anchor`, `positive`, `negative_1` to
-            `negative_N`, `anchor_prompt`, `document_prompt` (`""`, or the instruction for symmetric tasks; it goes
-            before positive and negatives), `kind` (`"retrieval"` or `"other"`); all strings.
-        report: What was read, and what was left out.
-        tasks: The tasks that are in it.
+        dataset: One row per training example, in random order: `task`, `anchor`, `positive`, `negative_1` to
+            `negative_N`, `anchor_prompt`, `document_prompt` (for positive and negatives; `""`, or the instruction in
+            symmetric tasks), `kind` (`"retrieval"` or `"other"`); all strings.
+        report: Counts of used and dropped rows.
+        tasks: The tasks of the mixture.
     """
 
     dataset: "Dataset"
@@ -70,20 +70,20 @@ def load_mixture(
     root: str | Path | None = None,
     cache_dir: str | Path | None = None,
 ) -> Mixture:
-    """Reads the tasks of a mixture and makes training examples of them.
+    """Read the tasks of a mixture and make training examples of them.
 
     Args:
-        mixture: A YAML file, or what is in one; see `revela_hub.data.mixture.tasks`.
-        num_negatives: Negatives in each row.
-        seed: For the pairs, the negatives, the samples and the order; the same seed gives the same rows. A task's rows
-            do not depend on the other tasks.
-        stage: 1 or 2: only the tasks for that stage. None: all.
-        root: Where relative paths begin, instead of what the file says.
-        cache_dir: Where the rows are kept; by default in the cache of `datasets`.
+        mixture: A YAML file, or its content; see `revela_hub.data.mixture.tasks`.
+        num_negatives: Negatives per row.
+        seed: The seed of pairs, negatives, samples and order; the same seed gives the same rows. A task's rows do not
+            depend on the other tasks.
+        stage: 1 or 2 selects the tasks of that stage; None selects all.
+        root: The base folder of relative paths; overrides the file.
+        cache_dir: The cache folder; default: the cache of `datasets`.
 
     Raises:
-        UserError: The mixture is not well written, a source cannot be read, a column is missing, a task has no
-            positives or no negatives, no task is for the stage.
+        UserError: The mixture is invalid, a source cannot be read, a column is missing, a task has no positives or no
+            negatives, or the stage has no tasks.
     """
     import datasets
 
@@ -111,12 +111,12 @@ def _in_stage(described: MixtureFile, stage: int | None) -> tuple[Task, ...]:
     tasks = tuple(task for task in described.tasks if stage is None or stage in task.in_stages)
     if not tasks:
         names = ", ".join(task.name for task in described.tasks)
-        raise UserError(f"no task is for stage {stage} (there are {names}); say stages: [{stage}] in one of them")
+        raise UserError(f"no task is for stage {stage} (the tasks are {names}); add stages: [{stage}] to one of them")
     return tasks
 
 
 def mixture_counts(tasks: Sequence[Task], available: Sequence[int], stopping_strategy: str) -> list[int]:
-    """How many rows each task gives, see the head of this file.
+    """Return how many rows each task contributes; see the top of this file.
 
     Raises:
         UserError: Only some of the tasks have a weight.
@@ -126,7 +126,7 @@ def mixture_counts(tasks: Sequence[Task], available: Sequence[int], stopping_str
         return list(available)
     if len(weights) < len(tasks):
         without = ", ".join(task.name for task in tasks if task.weight is None)
-        raise UserError(f"give every task of the mixture a weight, or none; without one: {without}")
+        raise UserError(f"set a weight for all tasks of the mixture or for none; without a weight: {without}")
     sizes = [rows / weight for rows, weight in zip(available, weights, strict=True)]
     size = max(sizes) if stopping_strategy == "all_exhausted" else min(sizes)
     return [max(1, round(size * weight)) for weight in weights]
@@ -136,7 +136,7 @@ def mixture_counts(tasks: Sequence[Task], available: Sequence[int], stopping_str
 
 
 def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path | None) -> "tuple[Dataset, TaskReport]":
-    """The rows of a task, from the cache or made now."""
+    """Return the rows of a task, from the cache if possible."""
     report = TaskReport(task.name, task.type)
     rows, counts = cached_rows(
         f"mixture-{_fingerprint(task, num_negatives, seed)}",
@@ -152,7 +152,7 @@ def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path 
 def _made_rows(
     task: Task, num_negatives: int, seed: int, report: TaskReport, cache_dir: str | Path | None
 ) -> Iterator[dict[str, str]]:
-    # Not in /tmp, which may be small: it is as large as the corpus.
+    # Not in /tmp, which may be too small: this is as large as the corpus.
     with TemporaryDirectory(dir=cache_folder(cache_dir), ignore_cleanup_errors=True) as temporary:
         read = read_task(task, Path(temporary))
         for row in _rows(task, _pairs(task, read, num_negatives, _task_seed(task, seed), report)):
@@ -178,7 +178,7 @@ def _pairs(task: Task, read: TaskRows, num_negatives: int, seed: int, report: Ta
 
 
 def _paired(task: Task, read: TaskRows, num_negatives: int, seed: int, report: TaskReport) -> Iterator[Pair]:
-    """Pairs of a task that has them already: checked, sampled, and with negatives."""
+    """Check, sample and add negatives to the pairs of a task."""
     known = KnownPairs()
     pairs = _scored_pairs(task, read, known, report) if task.type == "sts" else _StoredPairs(read, known)
     order: Sequence[int] = range(len(pairs))
@@ -197,7 +197,7 @@ def _paired(task: Task, read: TaskRows, num_negatives: int, seed: int, report: T
 
 
 class _StoredPairs(Sequence[Pair]):
-    """The pairs of the rows that were read, each made when it is asked for; all are noted as known."""
+    """The pairs of a task's rows, constructed on access; all are added to the known pairs."""
 
     def __init__(self, read: TaskRows, known: KnownPairs) -> None:
         self._anchors: Column[str] = Column(read.rows, "anchor")
@@ -266,8 +266,8 @@ def _task_seed(task: Task, seed: int) -> int:
 
 
 def _fingerprint(task: Task, num_negatives: int, seed: int) -> str:
-    """Names a task's rows: by all that they depend on."""
+    """Return a hash of everything that a task's rows depend on."""
     if task.weight is not None or task.stages is not None:
-        task = replace(task, weight=None, stages=None)  # for other tasks or none
+        task = replace(task, weight=None, stages=None)  # they do not affect the rows
     made_with = {"format": _FORMAT, "num_negatives": num_negatives, "seed": seed, **asdict(task)}
     return rows_fingerprint(made_with, [source for source in (task.source, task.corpus, task.queries) if source])

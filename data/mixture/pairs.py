@@ -1,13 +1,13 @@
-"""Labelled texts, scored sentences and question-passage pairs to (anchor, positive, negatives).
+"""Making (anchor, positive, negatives) from labelled texts, scored sentences and question-passage pairs.
 
-NV-Embed, section 4.2. Classification and clustering, example-based (`mode="example"`, NV-Embed-v2, for tasks of many
+NV-Embed, section 4.2. Classification and clustering, example-based (`mode="example"`, NV-Embed-v2, for tasks with many
 classes): the positive is another example of the same class, negatives are examples of other classes. Label-based
 (`mode="label"`, NV-Embed-v1, and v2 for binary tasks): the positive is the text of the label, negatives are the texts of
 other labels. Semantic similarity: a pair with a score of at least 4 of 5 gives an example in each direction.
 
-Negatives that are missing are drawn at random: uniform over the texts of the same task that are not known to be right.
-All functions are generators, draw by `seed` alone, and count what they leave out into `dropped`, by reason. The texts are
-read by index, so a memory-mapped Arrow column serves as well as a list.
+Missing negatives are drawn uniformly from the texts of the same task, except for known positives. All functions are
+generators, draw with `seed` only, and count skipped items by reason in `dropped`. Texts are read by index, so a memory-mapped
+Arrow column works as well as a list.
 """
 
 from collections import Counter
@@ -30,15 +30,15 @@ NO_LABEL = "without label"
 BELOW = "below the threshold"
 CLASS_OF_ONE = "in a class with one example"
 
-# A task in which more draws than this in a row are unusable has hardly anything to draw from.
-_MOST_DRAWS = 1000
+# Give up after this many unusable draws in a row: the pool has hardly any other texts.
+_MAX_DRAWS = 1000
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One training example: an anchor, what belongs to it, and what does not, hardest first.
+    """One training example: an anchor, its positive, and its negatives, hardest first.
 
-    `instruction` is its own, where it has another than the rest of its task.
+    `instruction` overrides the instruction of the task.
     """
 
     anchor: str
@@ -49,15 +49,15 @@ class Pair:
 
 @dataclass
 class KnownPairs:
-    """Which texts are known to belong to an anchor, so that they are not drawn as its negatives.
+    """The known positives of each anchor, which must not be drawn as negatives.
 
-    Holds 64-bit hashes instead of texts: about 100 bytes a pair.
+    Stores 64-bit hashes instead of texts: about 100 bytes per pair.
     """
 
     hashes: set[int] = field(default_factory=set)
 
     def add(self, anchor: str, text: str) -> bool:
-        """Notes a pair; returns whether it is new."""
+        """Add a pair; return whether it is new."""
         before = len(self.hashes)
         self.hashes.add(hash((anchor, text)))
         return len(self.hashes) > before
@@ -67,7 +67,7 @@ class KnownPairs:
 
 
 def is_empty(text: str) -> bool:
-    """Whether there is nothing in the text but white space."""
+    """Return whether the text is empty or only white space."""
     return not text or text.isspace()
 
 
@@ -84,22 +84,22 @@ def classification_pairs(
     max_pairs: int | None = None,
     dropped: Counter[str] | None = None,
 ) -> Iterator[Pair]:
-    """Makes a pair of each labelled text; for clustering too, where the label is the cluster.
+    """Make a pair of each labelled text; in clustering, the label is the cluster.
 
-    Texts that are empty, have no label (None or ""), or are there before under the same label are left out. A text
-    under two labels is never a negative where the anchor has either of them.
+    Texts that are empty, unlabelled (None or ""), or repeated under the same label are skipped. A text with two labels is
+    never a negative for an anchor with either of them.
 
     Args:
         texts: The N texts.
-        labels: Their N labels; with `mode="label"` their string is a text to be embedded.
-        mode: `"example"` or `"label"`, see above. With `"example"` a class needs two texts.
-        num_negatives: Negatives for each pair. All are different, unless there are fewer: they are then repeated.
-        seed: For the draws, and for which pairs are made where `max_pairs` is less than there could be.
-        max_pairs: Stop after as many.
-        dropped: Is counted up.
+        labels: Their N labels; with `mode="label"` their strings are embedded.
+        mode: `"example"` or `"label"`, see above. With `"example"` a class needs at least two texts.
+        num_negatives: Negatives per pair; they are distinct, or repeated if there are too few.
+        seed: The seed of the draws, and of the selection if `max_pairs` limits the pairs.
+        max_pairs: Stop after this many pairs.
+        dropped: Counts of skipped items by reason, updated here.
 
     Yields:
-        Pairs, in the order of the texts (at random with `max_pairs`).
+        Pairs in the order of the texts (in random order with `max_pairs`).
     """
     dropped = Counter() if dropped is None else dropped
     rng = np.random.default_rng(seed)
@@ -117,7 +117,7 @@ def classification_pairs(
         else:
             dropped[CLASS_OF_ONE] += 1
             continue
-        if positive == anchor:  # a label's text; examples of a class are all different
+        if positive == anchor:  # only for a label's text: examples of a class are distinct
             dropped[EQUAL] += 1
             continue
         allowed = (text for text in candidates if text not in (anchor, positive) and not examples.has(label, text))
@@ -130,14 +130,14 @@ def classification_pairs(
 
 
 class _Examples:
-    """Labelled texts that are all different within a class.
+    """Labelled texts, distinct within each class.
 
     Attributes:
-        texts: The texts, with others that are not used among them.
-        kept: (N,) Where in `texts` the examples are.
+        texts: All texts, including unused ones.
+        kept: (N,) The positions of the examples in `texts`.
         codes: (N,) Their classes, 0 to C - 1.
         names: The C labels.
-        labelled: All (label, text) of them.
+        labelled: The set of (label, text).
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class _Examples:
         self.kept: Integers = np.array(kept, dtype=np.int64)
         self.codes: Integers = np.array(codes, dtype=np.int64)
         self.names = names
-        # The examples in the order of their classes, class c at starts[c] to starts[c + 1]; and where each is in it.
+        # The examples sorted by class, class c from starts[c] to starts[c + 1]; and the rank of each in that order.
         self.by_class = np.argsort(self.codes, kind="stable")
         self.starts = np.concatenate([[0], np.cumsum(np.bincount(self.codes, minlength=len(names)))])
         self.rank = np.argsort(self.by_class, kind="stable")
@@ -160,23 +160,23 @@ class _Examples:
         return int(self.starts[label + 1] - self.starts[label])
 
     def has(self, label: int, text: str) -> bool:
-        """Whether the text has this label (too)."""
+        """Return whether the text has this label, possibly among others."""
         return (self.names[label], text) in self.labelled
 
     def another(self, rng: np.random.Generator, index: int) -> str:
-        """One of the other examples of the example's class."""
+        """Draw another example of the same class."""
         label = self.codes[index]
         drawn = int(self.starts[label] + rng.integers(self.size(label) - 1))
         return self.text(self.by_class[drawn + (drawn >= self.rank[index])])
 
     def of_other_classes(self, rng: np.random.Generator, label: int) -> Iterator[str]:
-        """All examples of other classes, in random order."""
+        """Yield all examples of other classes, in random order."""
         start, size = int(self.starts[label]), self.size(label)
         for drawn in distinct_draws(rng, len(self.codes) - size):
             yield self.text(self.by_class[drawn + size * (drawn >= start)])
 
     def other_names(self, rng: np.random.Generator, label: int) -> Iterator[str]:
-        """The texts of the other labels, in random order."""
+        """Yield the texts of the other labels, in random order."""
         for drawn in distinct_draws(rng, len(self.names) - 1):
             yield self.names[drawn + (drawn >= label)]
 
@@ -211,14 +211,14 @@ def sts_pairs(
     threshold: float = 4.0,
     dropped: Counter[str] | None = None,
 ) -> Iterator[Pair]:
-    """Makes two pairs, one each way, of two sentences whose score is at least `threshold`.
+    """Make two pairs, one per direction, of sentences with a score of at least `threshold`.
 
     Args:
         sentences1: The N first sentences.
         sentences2: The N second sentences.
-        scores: Their N scores, higher for more similar.
-        threshold: The least score; 4 on the scale of 0 to 5.
-        dropped: Is counted up, once for both ways.
+        scores: Their N scores; higher means more similar.
+        threshold: The minimum score; 4 on the scale from 0 to 5.
+        dropped: Counts of skipped items by reason, updated once for both directions.
 
     Yields:
         Pairs without negatives; `fill_negatives` draws them.
@@ -240,7 +240,7 @@ def sts_pairs(
 
 
 def distinct_pairs(pairs: Iterable[Pair], *, dropped: Counter[str] | None = None) -> Iterator[Pair]:
-    """Leaves out pairs with an empty side, with two equal sides, and those that were there before."""
+    """Skip pairs with an empty side, with two equal sides, and duplicates."""
     dropped = Counter() if dropped is None else dropped
     seen = KnownPairs()
     for pair in pairs:
@@ -264,19 +264,19 @@ def fill_negatives(
     dropped: Counter[str] | None = None,
     counts: Counter[str] | None = None,
 ) -> Iterator[Pair]:
-    """Gives each pair as many negatives: cuts what is too many, draws from the pool what is missing.
+    """Give each pair `num_negatives` negatives: remove extra ones, draw missing ones from the pool.
 
-    A negative, given or drawn, must not be empty, equal to the anchor or the positive, or known to belong to the
-    anchor; all of a pair are different, unless there are not enough of them: then they are repeated.
+    A negative must not be empty, equal to the anchor or the positive, or a known positive of the anchor. The negatives of a
+    pair are distinct, or repeated if there are too few.
 
     Args:
-        pairs: Pairs with any number of negatives; the first are kept.
-        pool: What to draw from: the corpus, or the texts of the task.
-        known: All pairs that are known to belong together.
-        num_negatives: Negatives for each pair.
-        seed: For the draws.
-        dropped: Is counted up by the pairs for which there is no negative at all.
-        counts: Is counted up by the negatives: `given`, `drawn` and `wrong` (given, but one that must not be).
+        pairs: Pairs with any number of negatives; the first ones are kept.
+        pool: The texts to draw from: the corpus, or the texts of the task.
+        known: All known pairs.
+        num_negatives: Negatives per pair.
+        seed: The seed of the draws.
+        dropped: Counts of skipped items, updated with the pairs that have no possible negative.
+        counts: Counts of negatives, updated here: `given`, `drawn`, and `wrong` (given, but not allowed).
 
     Yields:
         The pairs, with `num_negatives` negatives each.
@@ -294,7 +294,7 @@ def fill_negatives(
         del given[num_negatives:]
         candidates: Iterable[str] = ()
         if len(given) < num_negatives:
-            drawn = islice((pool[index] for index in distinct_draws(rng, len(pool))), _MOST_DRAWS)
+            drawn = islice((pool[index] for index in distinct_draws(rng, len(pool))), _MAX_DRAWS)
             candidates = (text for text in drawn if _may_be_negative(text, pair, known))
         negatives = _filled(given, candidates, num_negatives)
         if len(negatives) < num_negatives:
@@ -309,7 +309,7 @@ def _may_be_negative(text: str, pair: Pair, known: KnownPairs) -> bool:
 
 
 def _filled(given: Sequence[str], candidates: Iterable[str], count: int) -> list[str]:
-    """The given texts and as many different candidates as are missing; repeated if too few, none if there is none."""
+    """Return `count` texts: the given ones, then distinct candidates, repeated if there are too few."""
     texts = list(given)
     if len(texts) < count:
         for text in candidates:
@@ -321,9 +321,9 @@ def _filled(given: Sequence[str], candidates: Iterable[str], count: int) -> list
 
 
 def distinct_draws(rng: np.random.Generator, population: int) -> Iterator[int]:
-    """The numbers 0 to `population - 1` in random order, each drawn when it is asked for.
+    """Yield the numbers 0 to `population - 1` in random order, drawn lazily.
 
-    Cheap for the first few of a large population, for which a permutation would be drawn whole.
+    This is cheap for the first few numbers of a large population, unlike a permutation.
     """
     seen: set[int] = set()
     while 2 * len(seen) < population:

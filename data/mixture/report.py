@@ -1,32 +1,32 @@
-"""What was made of a mixture's tasks, and what was left out."""
+"""Counts of used and dropped rows of a mixture's tasks."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 from revela_hub.data.mixture.pairs import BELOW, CLASS_OF_ONE, NO_NEGATIVE
-from revela_hub.data.mixture.rows import LEFT_OUT, NO_PASSAGE
+from revela_hub.data.mixture.rows import EXCLUDED_BY_WHERE, NO_PASSAGE
 from revela_hub.data.mixture.tasks import Task
 from revela_hub.data.sources.report import counted, skips
 
 
 @dataclass
 class TaskReport:
-    """What was made of one task; `str(report)` is its line."""
+    """The counts of one task; `str(report)` is one line."""
 
     name: str
     type: str
     rows: int = 0
-    """Rows that were made, `max_samples` at most."""
+    """Rows of the task, at most `max_samples`."""
     used: int = 0
     """Rows in the mixture."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Rows and pairs left out, by reason."""
+    """Dropped rows and pairs, by reason."""
     negatives: Counter[str] = field(default_factory=Counter)
-    """Negatives: `given` by the source, `drawn` at random, `wrong` (given, but right for the anchor; left out)."""
+    """Negatives: `given` by the source, `drawn` at random, `wrong` (given, but a known positive; removed)."""
     passages: int = 0
     """Passages in the corpus."""
     repeated_passages: int = 0
-    """Those of them whose text was there before."""
+    """Passages with the text of an earlier one."""
 
     def __str__(self) -> str:
         """For example `scifact (retrieval): 919 rows; negatives: 919 drawn; 5,183 passages; dropped: 2 repeated`."""
@@ -44,7 +44,7 @@ class TaskReport:
 
 @dataclass
 class MixtureReport:
-    """What a mixture was made of; `str(report)` has a line for each task."""
+    """The counts of a mixture; `str(report)` has one line per task."""
 
     tasks: list[TaskReport]
 
@@ -56,16 +56,16 @@ class MixtureReport:
 
 
 def no_positives(task: Task, report: TaskReport) -> str:
-    """The message for a task of which nothing was left."""
+    """Return the message for a task without any row left."""
     what = f"of {task.source.path}: {skips(report.dropped)}" if report.dropped else f"{task.source.path} has no rows"
-    remedies = {  # what only leaves out what was asked to be left out comes last
+    remedies = {  # filters that the user chose come last
         NO_PASSAGE: "check corpus and its id_column",
-        CLASS_OF_ONE: "mode: label needs one text of each class",
-        NO_NEGATIVE: "give it texts that are different, of two classes or more",
+        CLASS_OF_ONE: "mode: label needs only one text per class",
+        NO_NEGATIVE: "it needs distinct texts of at least two classes",
         BELOW: "lower the threshold",
-        LEFT_OUT: "check where",
+        EXCLUDED_BY_WHERE: "check where",
     }
     remedy = next(
-        (remedies[reason] for reason in remedies if report.dropped[reason]), "give it others, or leave it out"
+        (remedies[reason] for reason in remedies if report.dropped[reason]), "use other data, or remove the task"
     )
     return f"task {task.name}: no positives for training ({what}); {remedy}"

@@ -1,8 +1,8 @@
-"""The rows of one task of a mixture, read into Arrow: what `revela_hub.data.mixture.mixture` makes training examples of.
+"""Reading the rows of one task of a mixture into an Arrow file, from which training examples are made.
 
-    source --read_rows--> Row --(where, columns, ids joined)--> Arrow file on disk, memory-mapped
+    source --read_rows--> Row --(where, columns, ids resolved)--> Arrow file on disk, memory-mapped
 
-Sources are streamed and the texts stay on disk; in memory are the ids of the corpus's passages that the task names.
+Sources are streamed, and texts stay on disk; memory holds the ids of the passages that the task refers to.
 """
 
 import re
@@ -19,33 +19,32 @@ from revela_hub.data.mixture.sources import Column, with_beir_parts
 from revela_hub.data.mixture.tasks import Task
 from revela_hub.data.row_cache import write_rows
 from revela_hub.data.sources.beir import titled
-from revela_hub.data.sources.row_files import read_rows
-from revela_hub.data.sources.rows import Row, column_text, column_value
+from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
 from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-LEFT_OUT = "left out by where"
+EXCLUDED_BY_WHERE = "excluded by where"
 NO_PASSAGE = "passage is not in the corpus"
 NO_QUERY = "query is not in queries"
 
 _ID_COLUMN = re.compile(r"(^|[_-])ids?$", re.IGNORECASE)
-_SURE_OF_IDS = 8  # so many rows without a text but for words with digits in them
+_MIN_ID_ROWS = 8  # rows of single words with digits after which a column is taken for ids
 _NUMBERED = re.compile(r"negative_(\d+)")
 
 
 @dataclass
 class TaskRows:
-    """What was read of a task.
+    """The rows of a task.
 
     Attributes:
-        rows: Classification and clustering: `text`, `label`; sts: `sentence1`, `sentence2`, `score`; else `anchor`,
-            `positive`, `negatives`, `instruction`.
-        corpus: Column `text` with all of the corpus, where the task has one.
-        dropped: Rows left out, by reason.
-        repeated_passages: Passages of the corpus whose text was there before.
+        rows: The columns `text`, `label` (classification and clustering), `sentence1`, `sentence2`, `score` (sts), or
+            `anchor`, `positive`, `negatives`, `instruction` (all others).
+        corpus: The whole corpus in the column `text`, if the task has one.
+        dropped: Dropped rows, by reason.
+        repeated_passages: Passages of the corpus with the text of an earlier one.
     """
 
     rows: "Dataset"
@@ -55,14 +54,14 @@ class TaskRows:
 
 
 def read_task(task: Task, folder: Path) -> TaskRows:
-    """Reads a task's source, and joins the texts of its corpus and queries.
+    """Read a task's source, replacing ids by the texts of its corpus and queries.
 
     Args:
         task: The task.
-        folder: For the Arrow files, which must stay as long as the rows are used.
+        folder: The folder of the Arrow files, which must exist as long as the rows are used.
 
     Raises:
-        UserError: The source is not there or cannot be read, a column is missing or holds something else.
+        UserError: The source does not exist or cannot be read, or a column is missing or has the wrong type.
     """
     task = with_beir_parts(task)
     dropped: Counter[str] = Counter()
@@ -93,13 +92,13 @@ def _features(task: Task) -> dict[str, Any]:
 
 
 def _selected_rows(task: Task, dropped: Counter[str]) -> Iterator[Row]:
-    """The rows that `where` lets through; messages about them name the task too."""
+    """Yield the rows selected by `where`, with the task added to their locations for messages."""
     for row in read_rows(task.source):
         row = Row(f"{row.where}: task {task.name}", row.columns)
         for name, allowed in task.where.items():
             value = column_value(row, name, "where names it")
             if value not in allowed and str(value) not in map(str, allowed):
-                dropped[LEFT_OUT] += 1
+                dropped[EXCLUDED_BY_WHERE] += 1
                 break
         else:
             yield row
@@ -113,7 +112,7 @@ def _remedy(key: str) -> str:
 
 
 def _texts(row: Row, key: str, task: Task, names: Sequence[str] = (), *, ids: bool = False) -> list[str]:
-    """The texts, or ids, that a row has under a key, or in the columns `names`: one, or those of a list."""
+    """Return the texts or ids of a row for a key, or in the columns `names`: one, or those of a list."""
     names = names or task.columns.get(key, (key,))
     values = [(name, column_value(row, name, _remedy(key))) for name in names]
     if len(values) > 1:
@@ -140,7 +139,7 @@ def _one(row: Row, key: str, task: Task, *, ids: bool = False) -> str:
 
 
 def _negatives(row: Row, task: Task, *, ids: bool) -> list[str]:
-    """The row's negatives, from the columns that the task names, or else from those that are called so."""
+    """Return the row's negatives, from the task's columns or by default from those with such names."""
     if task.type == "pairs":
         return []
     key = "negative" if task.type == "triplets" else "negatives"
@@ -149,7 +148,7 @@ def _negatives(row: Row, task: Task, *, ids: bool) -> list[str]:
         names = [name for name in row.columns if name in ("negatives", "negative") or _NUMBERED.fullmatch(name)]
         names.sort(key=lambda name: int(match[1]) if (match := _NUMBERED.fullmatch(name)) else 0)
     if not names and task.type == "triplets":
-        names = [key]  # which is not there: the message says so
+        names = [key]  # missing; the error below names it
     texts = (text for name in names for text in _texts(row, key, task, (name,), ids=ids))
     return [text for text in texts if text]
 
@@ -158,7 +157,7 @@ def _negatives(row: Row, task: Task, *, ids: bool) -> list[str]:
 
 
 def _named_ids(task: Task) -> tuple[set[str], set[str]]:
-    """The ids that the task's rows name: of queries, and of passages."""
+    """Return the ids of queries and of passages that the task's rows refer to."""
     anchors: set[str] = set()
     passages: set[str] = set()
     for row in _selected_rows(task, Counter()):
@@ -170,7 +169,7 @@ def _named_ids(task: Task) -> tuple[set[str], set[str]]:
 
 
 class _Texts:
-    """The texts of a corpus on disk, found by id; in memory are only the ids that are `wanted`."""
+    """The texts of a corpus on disk, found by id; memory holds only the `wanted` ids."""
 
     def __init__(self, source: Source, wanted: set[str], path: Path) -> None:
         self._rows: dict[str, int] = {}
@@ -185,14 +184,14 @@ class _Texts:
             id_ = str(column_value(row, source.id_column or "_id", "choose with id_column"))
             if id_ in wanted:
                 self._rows.setdefault(id_, number)
-            # With a space between, as in BEIR and in the evaluation.
+            # Joined by a space, as in BEIR and in the evaluation.
             values = [column_value(row, name, "choose with text_column") for name in source.text_columns]
             text = " ".join(str(value) for value in (row.columns.get(title), *values) if value)
             hashes.append(hash(text))
             yield {"text": text}
 
     def find(self, id_: str) -> str | None:
-        """The text with this id."""
+        """Return the text with this id."""
         row = self._rows.get(id_)
         return None if row is None else self._texts[row]
 
@@ -239,7 +238,7 @@ def _pairs(
 
 
 class _NoIds:
-    """Sees to it that what is read as text is text: a task that forgot `corpus` would train on the passages' ids."""
+    """Detects ids that are read as text: without its `corpus`, a task would train on the ids of passages."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -248,7 +247,7 @@ class _NoIds:
         self._roles = {role: name for role, (name, source) in sources.items() if source is None}
 
     def take(self, row: Row) -> None:
-        """Refuses a column that has the name of ids, and holds what looks like some."""
+        """Raises UserError for a column with the name of an id column and values that look like ids."""
         self._rows += 1
         for role in list(self._roles):
             if not all(len(text.split()) < 2 and any(map(str.isdigit, text)) for text in _texts(row, role, self._task)):
@@ -257,14 +256,14 @@ class _NoIds:
                 raise self._error(role, row.where)
 
     def end(self) -> None:
-        """Refuses a column that held nothing else than what looks like ids."""
-        if self._rows >= _SURE_OF_IDS and self._roles:
+        """Raises UserError for a column in which all values look like ids."""
+        if self._rows >= _MIN_ID_ROWS and self._roles:
             raise self._error(next(iter(self._roles)), f"task {self._task.name}")
 
     def _error(self, role: str, place: str) -> UserError:
         name = " and ".join(self._task.columns.get(role, (role,)))
         return UserError(
-            f"{place}: {role} is the column {name}, which has ids and no text: say where the texts are "
+            f"{place}: {role} is the column {name}, which contains ids instead of text: name the file with the texts "
             f"({self._roles[role]}: FILE), or choose another with {_remedy(role)}"
         )
 

@@ -1,4 +1,4 @@
-"""Columns of Arrow files on disk, and the parts of a BEIR folder."""
+"""Reading columns of Arrow files, and splitting a BEIR folder into the sources of a task."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Column(Sequence[T]):
-    """A column of a data set, read from disk one value at a time."""
+    """A column of a data set, read from disk value by value."""
 
     def __init__(self, dataset: "Dataset", name: str) -> None:
         self._column = dataset.data.column(name)  # not dataset[name][i], which takes 20 times as long

@@ -1,18 +1,18 @@
-"""A multi-task mixture as it is written in YAML, read and checked.
+"""Parsing and validating the YAML description of a multi-task mixture.
 
-    root: $MY_DATA                              # where relative paths of files begin; by default the current folder
+    root: $MY_DATA                              # base folder of relative paths; default: the current folder
     tasks:
       - name: medquad
         type: retrieval
         source: medquad/train.jsonl.gz          # a file, folder or pattern of JSON lines, a BEIR folder, or hf:owner/name
         columns: {anchor: question, positive: passage_id}
-        corpus: medquad/passages.jsonl.gz       # then the column holds the id of a passage
+        corpus: medquad/passages.jsonl.gz       # the column then contains the id of a passage
         instruction: Given a medical question, retrieve passages that answer the question
-      - {name: mined, type: retrieval, source: mined.jsonl}       # what `revela-hub mine` writes: the names are the default
+      - {name: mined, type: retrieval, source: mined.jsonl}       # written by `revela-hub mine`, with the default columns
       - {name: scifact, type: retrieval, source: beir/scifact, split: train}
       - {name: banking77, type: classification, source: banking77/train.jsonl, columns: {label: label_name}}
 
-The file may also be the list of tasks alone.
+The file may also contain only the list of tasks.
 """
 
 import math
@@ -35,7 +35,7 @@ Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 
 RETRIEVAL_TYPES = ("retrieval", "pairs", "triplets")
 
-# What each type reads; the instruction only from a column that the task names.
+# The columns of each type; `instruction` is read only if the task names a column for it.
 ROLES: dict[TaskType, tuple[str, ...]] = {
     "retrieval": ("anchor", "positive", "negatives", "instruction"),
     "pairs": ("anchor", "positive", "instruction"),
@@ -51,29 +51,28 @@ class Task:
     """One task of a mixture.
 
     Attributes:
-        name: Names it in the data set's column `task` and in messages.
-        type: What its rows are: `retrieval` (anchor, positive, and negatives where there are some), `pairs` (anchor,
-            positive), `triplets` (anchor, positive, negative), `classification` and `clustering` (text, label), `sts`
-            (sentence1, sentence2, score).
-        source: Where its rows are: a `Source` (of its fields, those for files and data sets, and `max_documents`: only
-            so many rows are read), or a BEIR folder, whose judgements above 0 are the pairs.
-        split: The BEIR folder's split.
-        columns: Which column has what (`{anchor: question}`); a column that is not named has the name of what it is.
-            Texts in several columns are joined by a space (`{text: [title, abstract]}`). Not named, `negatives` are
-            those of the columns `negatives`, `negative` or `negative_1`, `negative_2`, ... that are there. A column named
-            for `instruction` has each row's own, before that of the task (what `revela-hub synthesize` writes).
-        where: Only the rows that have these values: `{label: 1}`, or one of several: `{score: [1, 2]}`.
-        corpus: Positives and negatives are ids of this source's texts (its `id_column`, `text_column` and
-            `title_column`, which goes before the text with a space between, as in BEIR). Missing negatives are drawn
-            from all of it.
-        queries: Anchors are ids of this source's texts.
-        instruction: What goes before the queries (see `revela_hub.data.mixture.instructions`); `""`: nothing.
-        symmetric: Whether documents have the instruction too. None: for classification, clustering and sts.
+        name: The name in the data set's column `task` and in messages.
+        type: The type of its rows: `retrieval` (anchor, positive, and optional negatives), `pairs` (anchor, positive),
+            `triplets` (anchor, positive, negative), `classification` and `clustering` (text, label), `sts` (sentence1,
+            sentence2, score).
+        source: The source of its rows: a `Source` (its fields for files and data sets, and `max_documents` as the maximum
+            number of rows), or a BEIR folder, whose judgements above 0 are the pairs.
+        split: The split of a BEIR folder.
+        columns: The columns by role (`{anchor: question}`); default: a column with the role's name. Several columns are
+            joined by a space (`{text: [title, abstract]}`). The default of `negatives` is every column named `negatives`,
+            `negative` or `negative_1`, `negative_2`, .... A column for `instruction` overrides the task's instruction in
+            each row (as written by `revela-hub synthesize`).
+        where: Use only rows with these values: `{label: 1}`, or one of several: `{score: [1, 2]}`.
+        corpus: The source of the texts, if positives and negatives are ids (its `id_column`, `text_column` and
+            `title_column`, joined by a space as in BEIR). Missing negatives are drawn from the whole corpus.
+        queries: The source of the texts, if anchors are ids.
+        instruction: The instruction for queries (see `revela_hub.data.mixture.instructions`); `""`: none.
+        symmetric: Whether documents have the instruction too. None: true for classification, clustering and sts.
         mode: How classification and clustering make pairs: `example` or `label` (see `revela_hub.data.mixture.pairs`).
-        threshold: The least score of a pair in sts.
-        weight: The task's share of the mixture, relative to the others' weights.
-        max_samples: Rows at most, drawn at random.
-        stages: The stages of training that it is for. None: both for retrieval, pairs and triplets, 2 for the others.
+        threshold: The minimum score of a pair in sts.
+        weight: The task's proportion of the mixture, relative to the other weights.
+        max_samples: Maximum number of rows, sampled at random.
+        stages: The training stages that use it. None: both for retrieval, pairs and triplets, 2 for the others.
     """
 
     name: str
@@ -94,7 +93,7 @@ class Task:
 
     @property
     def is_retrieval(self) -> bool:
-        """Whether other rows' positives may serve as its negatives (stage one's in-batch negatives)."""
+        """Whether the positives of other rows can be negatives (the in-batch negatives of stage one)."""
         return self.type in RETRIEVAL_TYPES
 
     @property
@@ -104,18 +103,18 @@ class Task:
 
     @property
     def in_stages(self) -> tuple[int, ...]:
-        """The stages of training that the task is for."""
+        """The training stages that use the task."""
         return ((1, 2) if self.is_retrieval else (2,)) if self.stages is None else self.stages
 
 
 @dataclass(frozen=True)
 class MixtureFile:
-    """The tasks of a mixture, and when it ends where they have weights.
+    """The tasks of a mixture, and its length if the tasks have weights.
 
     Attributes:
-        tasks: The tasks; names are unique.
-        stopping_strategy: `first_exhausted`: with the first task used up, so that no row is repeated; `all_exhausted`:
-            with the last, the rows of the others being repeated.
+        tasks: The tasks, with unique names.
+        stopping_strategy: `first_exhausted` ends with the first exhausted task, so no row is repeated; `all_exhausted` ends
+            with the last one and repeats rows of the others.
     """
 
     tasks: tuple[Task, ...]
@@ -125,14 +124,14 @@ class MixtureFile:
 def parse_mixture(
     mixture: str | Path | Mapping[str, Any] | Sequence[Any], root: str | Path | None = None
 ) -> MixtureFile:
-    """Reads a mixture's description.
+    """Parse the description of a mixture.
 
     Args:
-        mixture: A YAML file, or what is in one.
-        root: Where relative paths begin, instead of what the file says.
+        mixture: A YAML file, or its content.
+        root: The base folder of relative paths; overrides the file.
 
     Raises:
-        UserError: The file cannot be read, or a task is not well written: with the file, the line and the remedy.
+        UserError: The file cannot be read, or a task is invalid; the message has file, line and remedy.
     """
     place, given = "mixture", cast("Any", mixture)
     lines: list[int] = []
@@ -144,7 +143,7 @@ def parse_mixture(
     _check_keys(given, ("root", "stopping_strategy", "tasks"), place)
     tasks = given.get("tasks")
     if not isinstance(tasks, list | tuple) or not tasks:
-        raise UserError(f"{place}: it needs tasks, a list with a name, a type and a source for each")
+        raise UserError(f"{place}: it needs tasks, a list of mappings with name, type and source")
     stopping = given.get("stopping_strategy", "first_exhausted")
     _check_choice("stopping_strategy", stopping, get_args(Stopping), place)
     folder = _expanded(str(given.get("root") or "") if root is None else str(root), f"{place}: root")
@@ -153,13 +152,13 @@ def parse_mixture(
         where = f"{place}:{lines[number]}" if lines else f"{place}: task {number + 1}"
         task = _parse_task(values, folder, where)
         if any(task.name == other.name for other in parsed):
-            raise UserError(f"{where}: a task {task.name!r} is there before; give each a name of its own")
+            raise UserError(f"{where}: duplicate task name {task.name!r}; names must be unique")
         parsed.append(task)
     return MixtureFile(tuple(parsed), stopping)
 
 
 def _read_yaml(path: Path) -> tuple[Any, list[int]]:
-    """What is in the file, and the line of each task."""
+    """Return the content of the file, and the line of each task."""
     with open_yaml(path, "mixture") as (loader, root):
         if root is None:
             return None, []
@@ -172,7 +171,7 @@ def _read_yaml(path: Path) -> tuple[Any, list[int]]:
 
 def _parse_task(given: Any, root: str, place: str) -> Task:
     if not isinstance(given, Mapping):
-        raise UserError(f"{place}: a task is a mapping with a name, a type and a source, not {given!r}")
+        raise UserError(f"{place}: a task must be a mapping with name, type and source, not {given!r}")
     place = f"{place}: {given['name']}" if isinstance(given.get("name"), str) else place
     _check_keys(given, [item.name for item in fields(Task)], place)
     for key in ("name", "type", "source"):
@@ -185,7 +184,7 @@ def _parse_task(given: Any, root: str, place: str) -> Task:
 
 
 def _converted(values: dict[str, Any], root: str, place: str) -> dict[str, Any]:
-    """The values as `Task` has them."""
+    """Convert the values to the types of `Task`."""
     for key in ("corpus", "queries"):
         if key in values and values["type"] not in RETRIEVAL_TYPES:
             raise UserError(f"{place}: {key} is for {', '.join(RETRIEVAL_TYPES)}, not for {values['type']}")
@@ -229,7 +228,7 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(name, str) for name in value))
 
 
-# What a key's value must be, where a type hint alone would let a mistake through to a place far from the file.
+# Checks of values here, where the message can name the file and line.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (lambda value: isinstance(value, str), "a text"),
     "split": (lambda value: isinstance(value, str), "a text"),
@@ -290,10 +289,10 @@ def _source(given: Any, root: str, place: str) -> Source:
 
 
 def _expanded(path: str, place: str) -> str:
-    """The path with environment variables filled in."""
+    """Expand environment variables in a path."""
     path = os.path.expandvars(os.path.expanduser(path))
     if unset := re.search(r"\$\{?(\w+)", path):
         raise UserError(
-            f"{place}: the environment variable {unset[1]} is not set (in {path}); set it, or write the path"
+            f"{place}: the environment variable {unset[1]} is not set (in {path}); set it, or write out the path"
         )
     return path

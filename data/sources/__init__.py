@@ -1,1 +1,1 @@
-"""Where text comes from: folders, files, JSON lines, data sets and BEIR folders, read with a report of what was left out."""
+"""Reading text: folders, files, JSON lines, data sets and BEIR folders, with a report of what was skipped."""

@@ -1,32 +1,28 @@
-"""The one reader of retrieval tasks in BEIR's form: a folder with corpus.jsonl, queries.jsonl and qrels/<split>.tsv, each plain or .gz."""
+"""Reading and writing BEIR folders: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, each plain or .gz."""
 
 import json
 import logging
-import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.rows import json_lines_rows, text_lines
+from revela_hub.data.sources.rows import QRELS_HEADER, json_lines_rows, read_judgements
 from revela_hub.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-_GRADE = re.compile(r"[+-]?[0-9]{1,9}")  # not all that int() takes: 1_0, and numbers too large for trec_eval
-QRELS_HEADER = ["query-id", "corpus-id", "score"]
-
 
 @dataclass(frozen=True)
 class RetrievalTask:
-    """A corpus, queries, and which documents answer them.
+    """A corpus, queries, and relevance judgements.
 
     Attributes:
         corpus: Document id to text.
-        queries: Query id to text; only queries that have judgements.
-        qrels: Query id to the judged documents, document id to grade (0 is "judged, not relevant").
-        name: What tables call it.
+        queries: Query id to text; only queries with judgements.
+        qrels: Query id to document id to grade (0 means judged as not relevant).
+        name: The name shown in tables.
     """
 
     corpus: dict[str, str]
@@ -43,20 +39,11 @@ class BeirFiles(NamedTuple):
     qrels: Path
 
 
-class Judgement(NamedTuple):
-    """A line of the judgements, and where it stands (`test.tsv:3`)."""
-
-    where: str
-    query: str
-    document: str
-    grade: int
-
-
 def beir_files(folder: str | Path, split: str) -> BeirFiles:
-    """The files of a BEIR folder, each plain or .gz.
+    """Return the files of a BEIR folder, each plain or .gz.
 
     Raises:
-        UserError: One is missing; says what there is.
+        UserError: A file is missing; the message lists those that exist.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -65,15 +52,15 @@ def beir_files(folder: str | Path, split: str) -> BeirFiles:
 
 
 def read_beir(folder: str | Path, split: str = "test") -> RetrievalTask:
-    """Reads a BEIR folder.
+    """Read a BEIR folder.
 
-    As in BEIR, title and text are joined by a space and only queries judged in the split are kept. Judgements of
-    documents that are not in the corpus are kept too (such a document can never be found, so the score counts it as
-    missed); judgements of unknown queries are left out. Both are logged as a warning, and so are empty texts.
+    As in BEIR, title and text are joined by a space, and only queries with judgements in the split are kept. Judged
+    documents that are missing from the corpus are kept in the qrels (they count as not retrieved); judgements of unknown
+    queries are dropped. Both are logged as warnings, and so are empty texts.
 
     Raises:
-        UserError: A file is missing, a line cannot be understood (the message names file and line), judgements
-            contradict each other, or none is above 0.
+        UserError: A file is missing, a line is invalid (the message has file and line), judgements contradict each other,
+            or no grade is above 0.
     """
     files = beir_files(folder, split)
     qrels = read_qrels(files.qrels)
@@ -86,16 +73,16 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalTask:
     if not queries:
         raise UserError(f"none of the queries judged in {files.qrels} is in {files.queries}")
     if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
-        raise UserError(f"{files.qrels}: no grade is above 0: nothing answers a query, so nothing can be found")
+        raise UserError(f"{files.qrels}: no grade is above 0, so no document is relevant to any query")
     if not any(grade > 0 and document in corpus for judged in qrels.values() for document, grade in judged.items()):
-        raise UserError(f"none of the documents that answer a query by {files.qrels} is in {files.corpus}")
+        raise UserError(f"none of the relevant documents in {files.qrels} is in {files.corpus}")
     return RetrievalTask(corpus=corpus, queries=queries, qrels=qrels, name=f"{Path(folder).resolve().name}/{split}")
 
 
 def read_beir_pairs(folder: str | Path, split: str) -> Iterator[tuple[str, str]]:
-    """Reads a BEIR folder's judged queries with each document that answers them (a grade above 0).
+    """Read pairs of a query and a relevant document (grade above 0) from a BEIR folder.
 
-    Only these documents are held in memory, not the corpus.
+    Memory holds these documents, not the whole corpus.
 
     Raises:
         UserError: A file is missing or damaged, or there is no such pair.
@@ -106,7 +93,7 @@ def read_beir_pairs(folder: str | Path, split: str) -> Iterator[tuple[str, str]]
     documents = dict(_texts(corpus, wanted))
     if len(documents) < len(wanted):
         logger.warning(
-            "%s: %d judged documents are not in the corpus, left out", qrels_file, len(wanted) - len(documents)
+            "%s: skipped %d judged documents that are not in the corpus", qrels_file, len(wanted) - len(documents)
         )
     found = False
     for id_, query in _texts(queries, qrels, with_titles=False):
@@ -115,11 +102,11 @@ def read_beir_pairs(folder: str | Path, split: str) -> Iterator[tuple[str, str]]
                 found = True
                 yield query, documents[document]
     if not found:
-        raise UserError(f"none of the judgements in {qrels_file} joins a query in {queries} to a document in {corpus}")
+        raise UserError(f"no judgement in {qrels_file} refers to both a query in {queries} and a document in {corpus}")
 
 
 def write_beir(task: RetrievalTask, folder: str | Path, split: str = "test") -> Path:
-    """Writes a task as a BEIR folder, which `read_beir`, `revela-hub evaluate` and other programs read."""
+    """Write a task as a BEIR folder, which `read_beir`, `revela-hub evaluate` and other programs read."""
     folder = Path(folder)
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     texts = {"corpus.jsonl": task.corpus, "queries.jsonl": task.queries}
@@ -139,16 +126,16 @@ def is_beir(folder: str | Path) -> bool:
 
 
 def find_file(folder: str | Path, name: str) -> Path:
-    """The file of that name in a BEIR folder, plain or .gz.
+    """Return the file with this name in a BEIR folder, plain or .gz.
 
     Raises:
-        UserError: There is neither.
+        UserError: It does not exist.
     """
     folder = Path(folder).expanduser()
     if path := _plain_or_gzipped(folder / name):
         return path
-    there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-    raise UserError(f"no {name} (or {name}.gz) in {folder}, which has: {there}")
+    names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "no files"
+    raise UserError(f"no {name} (or {name}.gz) in {folder}, which contains {names}")
 
 
 def _plain_or_gzipped(path: Path) -> Path | None:
@@ -160,21 +147,21 @@ def _find_qrels(folder: Path, split: str) -> Path:
         return path
     if splits := beir_splits(folder):
         raise UserError(
-            f"no split {split!r} in {folder / 'qrels'}; there is: {', '.join(splits)}", split="choose with --split"
+            f"no split {split!r} in {folder / 'qrels'}; the splits are {', '.join(splits)}", split="choose with --split"
         )
     raise UserError(f"no qrels/{split}.tsv in {folder}: a BEIR folder keeps its judgements there")
 
 
 def beir_splits(folder: str | Path) -> list[str]:
-    """The splits of a BEIR folder; none of another folder."""
+    """Return the splits of a BEIR folder; an empty list for any other folder."""
     return sorted({path.name.split(".tsv")[0] for path in Path(folder).glob("qrels/*.tsv*")})
 
 
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
-    """Query id to the judged documents, document id to grade.
+    """Read judgements: query id to document id to grade.
 
     Raises:
-        UserError: A line that is not a judgement, or contradicts one before it.
+        UserError: A line is not a judgement, or contradicts an earlier one.
     """
     qrels: dict[str, dict[str, int]] = {}
     for where, query, document, grade in read_judgements(path):
@@ -186,34 +173,8 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     return qrels
 
 
-def read_judgements(path: Path) -> Iterator[Judgement]:
-    """The lines of a file of judgements, one by one.
-
-    Raises:
-        UserError: A line that is not a judgement, or a file that is damaged.
-    """
-    report, header = ReadReport(), True
-    for where, line in text_lines(path, report):
-        fields = [field.strip() for field in line.rstrip("\r\n").split("\t")]
-        if header:
-            header = False
-            if fields != QRELS_HEADER:
-                raise UserError(f"{where}: the first line must be the header {'<tab>'.join(QRELS_HEADER)}")
-            continue
-        if len(fields) != 3:
-            raise UserError(f"{where}: {len(fields)} fields, not 3 (query, document, grade) between tabs")
-        query, document, grade = fields
-        if not query or not document:
-            raise UserError(f"{where}: the id of the {'document' if query else 'query'} is empty")
-        if not _GRADE.fullmatch(grade):
-            raise UserError(f"{where}: the grade {grade!r} is not a whole number of at most 9 digits")
-        yield Judgement(where, query, document, int(grade))
-    if report.replaced:
-        raise UserError(f"{path}: not UTF-8 text; ids that were changed join nothing")
-
-
 def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: bool = True) -> Iterator[tuple[str, str]]:
-    """The ids and texts of a file, or of those that are wanted."""
+    """Yield the ids and texts of a file, or only those with a wanted id."""
     report, seen = ReadReport(), set[str]()
     for row in json_lines_rows(path, report):
         id_, text = row.columns.get("_id"), row.columns.get("text")
@@ -228,15 +189,15 @@ def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: boo
         if wanted is not None and str(id_) not in wanted:
             continue
         if str(id_) in seen:
-            raise UserError(f'{row.where}: the "_id" {str(id_)!r} was there before')
+            raise UserError(f'{row.where}: duplicate "_id" {str(id_)!r}')
         seen.add(str(id_))
         yield str(id_), titled(title, text) if with_titles else text
     if report.replaced:
-        raise UserError(f"{path}: not UTF-8 text; a task whose texts are not what was judged measures nothing")
+        raise UserError(f"{path}: not UTF-8 text, so the texts differ from those that were judged")
 
 
 def titled(title: object, text: str) -> str:
-    """A passage as BEIR and mteb show it to a model, so that the numbers are the same: its title, a space, its text."""
+    """Join title and text with a space, as BEIR and mteb do."""
     return f"{title if isinstance(title, str) else ''} {text}".strip()
 
 
@@ -249,10 +210,10 @@ def _warn(files: BeirFiles, qrels: dict[str, dict[str, int]], queries: dict[str,
     missing = {document for judged in qrels.values() for document in judged if document not in corpus}
     empty = [[id_ for id_, text in texts.items() if not text.strip()] for texts in (queries, corpus)]
     for file, ids, what in (
-        (files.qrels, unknown, "judged queries are not in the queries, left out"),
-        (files.qrels, sorted(missing), "judged documents are not in the corpus, counted as not found"),
-        (files.queries, empty[0], "queries are empty, and find nothing in particular"),
+        (files.qrels, unknown, "judged queries are not in the queries file (skipped)"),
+        (files.qrels, sorted(missing), "judged documents are not in the corpus (counted as not retrieved)"),
+        (files.queries, empty[0], "queries are empty"),
         (files.corpus, empty[1], "documents are empty"),
     ):
         if ids:
-            logger.warning("%s: %d %s (%s)", file, len(ids), what, ids[0])
+            logger.warning("%s: %d %s (first: %s)", file, len(ids), what, ids[0])

@@ -1,32 +1,34 @@
-"""Documents from folders, files, patterns, JSON lines and data sets, one after another.
+"""Reading documents from folders, files, patterns, JSON lines and data sets.
 
-A generator: a file is opened when its first document is asked for, and JSON lines and data sets are streamed, so that
-millions of documents never sit in memory.
+For each source: list its files (`files.source_files`) or open its data set, read rows or text, make documents of them, remove
+held-out text, and skip empty documents. Everything is a generator: a file is opened when its first document is requested, and
+JSON lines and data sets are streamed, so millions of documents never have to fit in memory.
 
-Files are read in the order of their names. Not read, and counted in the report under these words: `hidden` files and
-folders (`.git`), `generated` folders (`__pycache__`, `node_modules`), `excluded` ones, `binary` files (a NUL in the first
-8 KiB, as git decides it), files that are `too large`, `unreadable` files, links to a folder that was `already read` (which
-also ends loops), folders that are `written by revela-hub`, and documents that are `empty`. Bytes that are not UTF-8 are read
-as U+FFFD: one bad byte in a file of text is no reason to lose the file, and the report says how many files have them.
+Skipped documents are counted in the report under these words: `binary` files (with a NUL byte in the first 8 KiB, git's
+rule), files that are `too large`, `unreadable` files, and `empty` documents; `files` lists more. Bytes that are not UTF-8 are
+read as U+FFFD, and the report counts the files that contain such bytes.
 """
 
 import glob
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from fnmatch import fnmatch
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from revela_hub.data.own_folder import is_ours
-from revela_hub.data.sources.held_out import read_held_out, without_held_out
+from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.report import ReadReport, skips
-from revela_hub.data.sources.rows import JSON_LINES, dataset_rows, json_lines_rows, row_documents
-from revela_hub.data.sources.source import HUB_PREFIX, Document, Kind, Source, SourceLike, parse_sources
+from revela_hub.data.sources.rows import JSON_LINES, Row, column_text, column_value, dataset_rows, json_lines_rows
+from revela_hub.data.sources.source import Document, Kind, Source, SourceLike, parse_sources
 from revela_hub.data.sources.unicode import printable_name
 from revela_hub.errors import UserError
 
-# Text whose lines mean something: programs, and the data and markup that live beside them.
+HELD_OUT = "held_out.jsonl"
+
+# Text in which line breaks matter: programs, data and markup.
 CODE_EXTENSIONS = frozenset(
     ".asm .awk .bash .bat .bzl .c .cc .cfg .clj .cljs .cmake .coffee .conf .cpp .cs .css .csv .cu .cuh .cxx .dart .diff .el "
     ".erl .ex .exs .f .f03 .f90 .f95 .fs .fsx .glsl .go .gradle .graphql .groovy .h .hcl .hh .hpp .hrl .hs .htm .html .hxx "
@@ -35,7 +37,6 @@ CODE_EXTENSIONS = frozenset(
     ".ts .tsv .tsx .v .vb .vhd .vhdl .vim .vue .wgsl .xml .yaml .yml .zig .zsh".split()
 )
 CODE_NAMES = frozenset({"BUILD", "CMakeLists.txt", "Dockerfile", "Jenkinsfile", "Makefile", "Rakefile", "WORKSPACE"})
-GENERATED_FOLDERS = frozenset({"__pycache__", "node_modules"})
 
 _BINARY_PROBE = 8 * 1024
 _MIB = 1024 * 1024
@@ -44,28 +45,21 @@ _MIB = 1024 * 1024
 def read_documents(
     sources: Iterable[SourceLike] | SourceLike, *, report: ReadReport | None = None, **defaults: Any
 ) -> Iterator[Document]:
-    """Reads the documents of all sources, in order, as they are asked for.
+    """Read the documents of all sources, in order, one at a time.
 
     Args:
         sources: Paths, patterns, `hf:` data sets, mappings or `Source`s; see `revela_hub.data.sources.source`.
-        report: Is counted up while reading.
-        defaults: Fields of `Source` for what a source itself does not say, for example `text_column="body"`.
+        report: Its counts are updated while reading.
+        defaults: Default values for fields of `Source`, for example `text_column="body"`.
 
     Raises:
-        UserError: At once: a source that is not well written, or a file or folder that is not there. While reading: a
-            source without any document, a broken line of JSON, a column that is not there.
+        UserError: Immediately: an invalid source, or a missing file or folder. While reading: a source without any
+            document, invalid JSON, a missing column.
     """
     parsed = parse_sources(sources, **defaults)
     for source in parsed:
         check_exists(source)
     return _read(parsed, ReadReport() if report is None else report)
-
-
-def check_exists(source: Source) -> None:
-    """Raises UserError where a source names a file or folder that is not there."""
-    if not (source.is_dataset or Path(source.path).expanduser().exists() or glob.has_magic(source.path)):
-        remedy = f"; a data set of the Hub is written {HUB_PREFIX}owner/name" if source.path.count("/") == 1 else ""
-        raise UserError(f"no such file or folder: {source.path}{remedy}")
 
 
 def _read(sources: list[Source], report: ReadReport) -> Iterator[Document]:
@@ -112,7 +106,7 @@ def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
 
 
 def file_kind(path: Path) -> Kind:
-    """Whether a file is cut at the ends of sentences or of lines, by its name."""
+    """Return whether a file is split at sentences ("text") or lines ("code"), judging by its name."""
     return "code" if path.suffix.lower() in CODE_EXTENSIONS or path.name in CODE_NAMES else "text"
 
 
@@ -139,74 +133,71 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
     return Document(name, text.removeprefix("\ufeff"), name, source.kind or file_kind(path))
 
 
-def source_files(source: Source, report: ReadReport) -> Iterator[Path]:
-    """Finds the files of a source that is not a data set, in the order of their names.
+def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:
+    """Make a document of each row, or of consecutive rows with the same value in `merge_column`.
 
-    A file that is named outright is read whatever its name is; what is found in a folder or by a pattern may be hidden,
-    generated or excluded.
+    Raises:
+        UserError: A column of the source does not exist, or does not contain text.
     """
-    path = Path(source.path).expanduser()
-    if path.is_dir():
-        yield from _walk(path, path, source, report, set())
-    elif path.exists():
-        yield path
-    else:
-        yield from _matches(path, source, report)
-
-
-def _matches(pattern: Path, source: Source, report: ReadReport) -> Iterator[Path]:
-    # A folder of ours that the pattern names outright is read.
-    outright = next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
-    ours: dict[Path, bool] = {outright: False}
-
-    def in_ours(folder: Path) -> bool:
-        if folder not in ours:
-            ours[folder] = in_ours(folder.parent) or is_ours(folder)
-        return ours[folder]
-
-    for file in map(Path, sorted(glob.glob(str(pattern), recursive=True))):
-        if not file.is_file() or _passed_over(file, file, source, report):
-            continue
-        if in_ours(file.parent):
-            report.skipped["written by revela-hub"] += 1
-        else:
-            yield file
-
-
-def _passed_over(path: Path, relative: Path, source: Source, report: ReadReport) -> bool:
-    if path.name.startswith("."):
-        reason = "hidden"
-    elif is_ours(path):
-        reason = "written by revela-hub"
-    elif path.name in GENERATED_FOLDERS and os.path.isdir(path):
-        reason = "generated"
-    elif any(fnmatch(path.name, pattern) or fnmatch(relative.as_posix(), pattern) for pattern in source.exclude):
-        reason = "excluded"
-    else:
-        return False
-    report.skipped[reason] += 1
-    return True
-
-
-def _walk(folder: Path, root: Path, source: Source, report: ReadReport, seen: set[tuple[int, int]]) -> Iterator[Path]:
-    try:
-        status = folder.stat()
-        names = sorted(os.listdir(folder))
-    except OSError:
-        report.skipped["unreadable"] += 1
+    if source.merge_column is None:
+        for row in rows:
+            yield _document(row, _text(row, source), source)
         return
-    if (status.st_dev, status.st_ino) in seen:
-        report.skipped["already read"] += 1
-        return
-    seen.add((status.st_dev, status.st_ino))
-    for name in names:
-        path = folder / name
-        if _passed_over(path, path.relative_to(root), source, report):
-            continue
-        # os.path: Path.is_dir raises where the folder may be listed, but not entered.
-        if os.path.isdir(path):
-            yield from _walk(path, root, source, report, seen)
-        elif os.path.isfile(path):
-            yield path
-        else:  # a link to nowhere, a socket
-            report.skipped["unreadable"] += 1
+    column = source.merge_column
+    for _, parts in groupby(rows, key=lambda row: column_value(row, column, "choose with merge_column")):
+        merged = list(parts)
+        text = " ".join(text for row in merged if (text := _text(row, source)))
+        yield _document(merged[0], text, source)
+
+
+def _text(row: Row, source: Source) -> str:
+    columns = source.text_columns
+    if len(columns) == 1:
+        return column_text(row, columns[0], "choose with text_column")
+    return "\n\n".join(text for name in columns if (text := column_text(row, name, "choose with text_column")))
+
+
+def _document(row: Row, text: str, source: Source) -> Document:
+    if source.title_column is None:
+        title = row.columns.get("title")
+        title = title if isinstance(title, str) else ""
+    else:
+        title = column_text(row, source.title_column, "choose with title_column") if source.title_column else ""
+    if source.id_column is None:
+        name = row.columns.get("_id")
+    else:
+        name = column_value(row, source.id_column, "choose with id_column") if source.id_column else None
+    # An empty line, so that the title does not become part of the first sentence.
+    text = f"{title}\n\n{text}" if title and text and not text.startswith(title) else text
+    return Document(row.where if name is None else str(name), text, None, source.kind or "text")
+
+
+def read_held_out(path: str | Path) -> dict[str, list[str]]:
+    """Return the texts to remove by document id, from a file of JSON lines with `document` and `text` or its folder.
+
+    Raises:
+        UserError: The file does not exist, or a line has other fields.
+    """
+    file = Path(path).expanduser()
+    file = file / HELD_OUT if file.is_dir() else file
+    if not file.is_file():
+        raise UserError(f"no {file}: a probe's folder has one (revela-hub probe DATA --output_dir DIR)")
+    held_out: dict[str, list[str]] = defaultdict(list)
+    for row in json_lines_rows(file, ReadReport()):
+        document, text = row.columns.get("document"), row.columns.get("text")
+        if not isinstance(document, str) or not isinstance(text, str) or not text:
+            raise UserError(f'{row.where}: expected an object with "document" and "text"')
+        held_out[document].append(text)
+    return dict(held_out)
+
+
+def without_held_out(
+    documents: Iterator[Document], held_out: Mapping[str, Sequence[str]], report: ReadReport
+) -> Iterator[Document]:
+    """Remove held-out texts from documents, and count them in `report.held_out`."""
+    for document in documents:
+        text = document.text
+        for removed in held_out.get(document.id, ()):
+            report.held_out += removed in text
+            text = text.replace(removed, re.sub(r"[^\n]", "", removed))  # keep the line numbers below it
+        yield document if text is document.text else replace(document, text=text)

@@ -1,4 +1,4 @@
-"""What was read, and what was not: counted while reading, shown as one line."""
+"""Counts of read and skipped documents, updated while reading and printed as one line."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -12,35 +12,35 @@ def counted(number: int, noun: str) -> str:
 
 @dataclass
 class ReadReport:
-    """The counts of one pass over the sources; `str(report)` is the one line that a command prints.
+    """The counts of one pass over the sources; commands print `str(report)`.
 
-    Nothing is left out silently: what is not read is counted under its reason, and what is changed (invalid UTF-8,
-    sentences that had to be cut) or defined by us (the last group) is counted too.
+    Nothing is skipped silently: skipped files and rows are counted by reason, and so are changes such as invalid UTF-8 and
+    sentences that had to be split.
     """
 
     documents: int = 0
-    """Documents with text in them."""
+    """Documents with text."""
     chunks: int = 0
-    """Chunks made of them."""
+    """Chunks made of the documents."""
     groups: int = 0
-    """Groups made of those."""
+    """Groups made of the chunks."""
     spans: int = 0
-    """Spans of tokens made of the documents."""
+    """Token spans made of the documents."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Files, folders and rows that were not read, and spans that were too short to be kept: reason -> how many."""
+    """Skipped files, folders and rows, and spans that are too short, by reason."""
     replaced: int = 0
-    """Files with bytes that are not UTF-8, each such byte read as U+FFFD."""
+    """Files with invalid UTF-8; each such byte is read as U+FFFD."""
     cut: int = 0
-    """Sentences and lines of code that were longer than a chunk or span may be, and so were cut between words."""
+    """Sentences and lines of code longer than a chunk or span, split between words."""
     held_out: int = 0
-    """Texts that a probe asks for, taken out of the documents."""
+    """Held-out texts of a probe that were removed from documents."""
     absent: int = 0
-    """Rows of a last group that stayed empty."""
+    """Empty rows in the last group."""
     dropped: int = 0
-    """Chunks left over: a last group of one chunk has nothing to attend to, so it is left out."""
+    """Chunks in an incomplete last group of one chunk, which is dropped because it has nothing to attend to."""
 
     def add(self, other: "ReadReport") -> None:
-        """Adds the counts of another report to this one."""
+        """Add the counts of another report."""
         for name, value in vars(other).items():
             if name == "skipped":
                 self.skipped.update(value)
@@ -48,12 +48,12 @@ class ReadReport:
                 setattr(self, name, getattr(self, name) + value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for a JSON file."""
+        """Return a plain dictionary, for a JSON file."""
         return asdict(self) | {"skipped": dict(self.skipped)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ReadReport":
-        """The report that `to_dict` wrote down."""
+        """Restore a report from `to_dict`."""
         return cls(**(values | {"skipped": Counter(values["skipped"])}))
 
     def __str__(self) -> str:
@@ -69,17 +69,17 @@ class ReadReport:
             parts.append(f"{counted(self.replaced, 'file')} had invalid UTF-8 (replaced)")
         if self.cut:
             pieces = counted(self.cut, "sentence or line") if self.cut == 1 else f"{self.cut:,} sentences or lines"
-            parts.append(f"{pieces} longer than a {'span' if self.spans else 'chunk'} (cut)")
+            parts.append(f"{pieces} longer than a {'span' if self.spans else 'chunk'} (split)")
         if self.held_out:
             parts.append(f"{counted(self.held_out, 'text')} of the probe held out")
         if self.absent:
-            parts.append(f"last group is not full ({counted(self.absent, 'row')} absent)")
+            parts.append(f"last group incomplete ({counted(self.absent, 'row')} empty)")
         if self.dropped:
-            parts.append(f"{counted(self.dropped, 'chunk')} left over (dropped)")
+            parts.append(f"{counted(self.dropped, 'leftover chunk')} dropped")
         return "; ".join(parts)
 
 
 def skips(skipped: Counter[str]) -> str:
-    """`"12 binary, 3 empty"`, the most frequent reason first."""
+    """Return `"12 binary, 3 empty"`, the most frequent reason first."""
     ordered = sorted(((number, reason) for reason, number in skipped.items()), key=lambda item: (-item[0], item[1]))
     return ", ".join(f"{number:,} {reason}" for number, reason in ordered)

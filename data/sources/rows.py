@@ -1,57 +1,91 @@
-"""Rows to documents: JSON lines, and any data set that `datasets` reads, streamed.
+"""Reading rows: JSON lines, any data set of `datasets` (streamed), and the relevance judgements of a BEIR folder.
 
-A row is a mapping; which of its columns hold text, title and id is said by the `Source`.
+A row is a mapping; the `Source` says which of its columns hold text, title and id.
 """
 
 import gzip
 import json
+import logging
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
+from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.source import HUB_PREFIX, Document, Source
+from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.data.sources.unicode import printable_name, without_surrogates
 from revela_hub.errors import UserError, first_line
 
-JSON_LINES = (".jsonl", ".jsonl.gz")
+logger = logging.getLogger(__name__)
 
-_REMEDY = "each line must be one JSON object (exclude leaves a file out)"
+JSON_LINES = (".jsonl", ".jsonl.gz")
+QRELS_HEADER = ["query-id", "corpus-id", "score"]
+
+_REMEDY = "each line must be a JSON object (exclude skips a file)"
+_JUDGEMENTS = (".tsv", ".tsv.gz")
+_GRADE = re.compile(r"[+-]?[0-9]{1,9}")  # stricter than int(): no 1_0, and no numbers too large for trec_eval
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row and where it was found (`corpus.jsonl:17`), which is also the id of a row that has none."""
+    """One row and its location (`corpus.jsonl:17`), which is also the id of a row without one."""
 
     where: str
     columns: Mapping[str, Any]
 
 
-def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:
-    """Makes a document of each row, or of each succession of rows that agree in `merge_column`.
+class Judgement(NamedTuple):
+    """A line of relevance judgements and its location (`test.tsv:3`)."""
+
+    where: str
+    query: str
+    document: str
+    grade: int
+
+
+def read_rows(source: Source) -> Iterator[Row]:
+    """Stream the rows of a source, at most `max_documents`; of judgements those with a grade above 0.
+
+    Other files in a folder are skipped with a warning.
 
     Raises:
-        UserError: A column that the source names is not there, or does not hold text.
+        UserError: The source has no rows, or cannot be read.
     """
-    if source.merge_column is None:
-        for row in rows:
-            yield _document(row, _text(row, source), source)
-        return
-    column = source.merge_column
-    for _, parts in groupby(rows, key=lambda row: column_value(row, column, "choose with merge_column")):
-        merged = list(parts)
-        text = " ".join(text for row in merged if (text := _text(row, source)))
-        yield _document(merged[0], text, source)
+    rows = dataset_rows(source) if source.is_dataset else _file_rows(source)
+    return islice(rows, source.max_documents)
+
+
+def _file_rows(source: Source) -> Iterator[Row]:
+    check_exists(source)
+    files = list(source_files(source, ReadReport()))
+    readable = [path for path in files if path.name.endswith(JSON_LINES) or _is_judgements(path)]
+    if not readable:
+        forms = f"{', '.join(JSON_LINES)}, a BEIR folder, or a data set ({HUB_PREFIX}csv with data_files, ...)"
+        raise UserError(f"{source.path}: rows are read from {forms}")
+    if skipped := len(files) - len(readable):
+        logger.warning("%s: skipped %d files that are not JSON lines", source.path, skipped)
+    for path in readable:
+        if not _is_judgements(path):
+            yield from json_lines_rows(path, ReadReport())
+            continue
+        for where, query, document, grade in read_judgements(path):
+            if grade > 0:
+                yield Row(where, {"query-id": query, "corpus-id": document, "score": grade})
+
+
+def _is_judgements(path: Path) -> bool:
+    return path.parent.name == "qrels" and path.name.endswith(_JUDGEMENTS)
 
 
 def column_value(row: Row, name: str, remedy: str) -> Any:
-    """What a row has in a column.
+    """Return the value of a column.
 
     Raises:
-        UserError: There is no such column; the message names those that there are, and the remedy.
+        UserError: The column does not exist; the message lists the columns and adds the remedy.
     """
     if name not in row.columns:
         columns = ", ".join(repr(column) for column in row.columns) or "none"
@@ -60,10 +94,10 @@ def column_value(row: Row, name: str, remedy: str) -> Any:
 
 
 def column_text(row: Row, name: str, remedy: str) -> str:
-    """The text that a row has in a column; none for a null.
+    """Return the text of a column; "" for null.
 
     Raises:
-        UserError: There is no such column, or it holds something else.
+        UserError: The column does not exist, or does not contain text.
     """
     value = column_value(row, name, remedy)
     if value is None:
@@ -73,42 +107,20 @@ def column_text(row: Row, name: str, remedy: str) -> str:
     return value
 
 
-def _text(row: Row, source: Source) -> str:
-    columns = source.text_columns
-    if len(columns) == 1:
-        return column_text(row, columns[0], "choose with text_column")
-    return "\n\n".join(text for name in columns if (text := column_text(row, name, "choose with text_column")))
-
-
-def _document(row: Row, text: str, source: Source) -> Document:
-    if source.title_column is None:
-        title = row.columns.get("title")
-        title = title if isinstance(title, str) else ""
-    else:
-        title = column_text(row, source.title_column, "choose with title_column") if source.title_column else ""
-    if source.id_column is None:
-        name = row.columns.get("_id")
-    else:
-        name = column_value(row, source.id_column, "choose with id_column") if source.id_column else None
-    # An empty line, so that the title is not taken for the beginning of the first sentence.
-    text = f"{title}\n\n{text}" if title and text and not text.startswith(title) else text
-    return Document(row.where if name is None else str(name), text, None, source.kind or "text")
-
-
 def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:
-    """Reads a file of JSON objects, one to a line, gzip'd where its name ends in `.gz`; empty lines are passed over.
+    """Read a file with one JSON object per line, gzipped if its name ends in `.gz`; empty lines are skipped.
 
     Raises:
-        UserError: A line is not a JSON object, or the gzip'd data are damaged.
+        UserError: A line is not a JSON object, or the gzipped data are damaged.
     """
     for where, text in text_lines(path, report):
         try:
             row = json.loads(text)
             if "\\u" in text:
                 row = without_surrogates(row)
-        except (ValueError, RecursionError) as error:  # a ValueError: a number of thousands of digits
+        except (ValueError, RecursionError) as error:  # ValueError: also for a number with thousands of digits
             problem = (
-                "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", "a number too long")
+                "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", "number too long")
             )
             raise UserError(f"{where}: not valid JSON ({problem}); {_REMEDY}") from error
         if not isinstance(row, dict):
@@ -117,10 +129,10 @@ def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:
 
 
 def text_lines(path: Path, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
-    """The lines of a file that are not empty, each with where it stands (`file:3`); gzip'd where the name ends in `.gz`.
+    """Yield the non-empty lines of a file with their locations (`file:3`); gzipped if the name ends in `.gz`.
 
     Raises:
-        UserError: The file cannot be read, or the gzip'd data are damaged.
+        UserError: The file cannot be read, or the gzipped data are damaged.
     """
     replaced, name = False, printable_name(path.as_posix())
     try:
@@ -134,7 +146,7 @@ def text_lines(path: Path, report: ReadReport | None = None) -> Iterator[tuple[s
                     text, replaced = line.decode(errors="replace"), True
                 yield f"{name}:{number}", text.removeprefix("\ufeff")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{name}: damaged or not gzip'd ({error}); fetch or write it again") from error
+        raise UserError(f"{name}: damaged or not gzipped ({error}); download or write it again") from error
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
     if report is not None:
@@ -142,10 +154,10 @@ def text_lines(path: Path, report: ReadReport | None = None) -> Iterator[tuple[s
 
 
 def dataset_rows(source: Source) -> Iterator[Row]:
-    """Streams the rows of a data set: of the Hub, of a folder that `load_dataset` knows, or saved by `save_to_disk`.
+    """Stream the rows of a data set: from the Hub, a folder that `load_dataset` reads, or one saved by `save_to_disk`.
 
     Raises:
-        UserError: There is no such data set, configuration or split, or it cannot be read.
+        UserError: The data set, configuration or split does not exist, or cannot be read.
     """
     name = source.path.removeprefix(HUB_PREFIX)
     rows = enumerate(_open_dataset(source, name))
@@ -154,7 +166,7 @@ def dataset_rows(source: Source) -> Iterator[Row]:
             number, columns = next(rows)
         except StopIteration:
             return
-        except Exception as error:  # any library below may fail here: network, parquet, gzip, JSON
+        except Exception as error:  # from any library below: network, parquet, gzip, JSON
             raise _unreadable(name, error) from error
         yield Row(f"{name}:{number}", columns)
 
@@ -174,7 +186,7 @@ def _open_dataset(source: Source, name: str) -> Iterable[Mapping[str, Any]]:
             splits = datasets.load_dataset(
                 name, source.name, data_files=data_files, revision=source.revision, streaming=True
             )
-    except Exception as error:  # as above: what load_dataset raises depends on where the data are
+    except Exception as error:  # as above
         raise _unreadable(name, error) from error
     split = source.split or "train"
     if split not in splits:
@@ -184,3 +196,29 @@ def _open_dataset(source: Source, name: str) -> Iterable[Mapping[str, Any]]:
 
 def _unreadable(name: str, error: Exception) -> UserError:
     return UserError(f"data set {name}: cannot be read: {first_line(error)}")
+
+
+def read_judgements(path: Path) -> Iterator[Judgement]:
+    """Yield the lines of a file of judgements (qrels).
+
+    Raises:
+        UserError: A line is not a judgement, or the file is damaged.
+    """
+    report, header = ReadReport(), True
+    for where, line in text_lines(path, report):
+        fields = [field.strip() for field in line.rstrip("\r\n").split("\t")]
+        if header:
+            header = False
+            if fields != QRELS_HEADER:
+                raise UserError(f"{where}: the first line must be the header {'<tab>'.join(QRELS_HEADER)}")
+            continue
+        if len(fields) != 3:
+            raise UserError(f"{where}: {len(fields)} fields, not 3 (query, document, grade) between tabs")
+        query, document, grade = fields
+        if not query or not document:
+            raise UserError(f"{where}: the id of the {'document' if query else 'query'} is empty")
+        if not _GRADE.fullmatch(grade):
+            raise UserError(f"{where}: the grade {grade!r} is not a whole number of at most 9 digits")
+        yield Judgement(where, query, document, int(grade))
+    if report.replaced:
+        raise UserError(f"{path}: not UTF-8 text; ids that were changed join nothing")

@@ -1,10 +1,10 @@
-"""What can be read, and what it is read into.
+"""Sources of documents, and documents.
 
-A source is written as a string (a file, a folder, a glob pattern, or `hf:` and a data set), or in YAML as a mapping with
-the fields of `Source`:
+A source is a string (a file, a folder, a glob pattern, or `hf:` and a data set), or in YAML a mapping with the fields of
+`Source`:
 
     data:
-      - docs/                                  # a folder, with everything below it
+      - docs/                                  # a folder and everything below it
       - "notes/**/*.md"                        # a glob pattern
       - corpus.jsonl.gz                        # JSON lines
       - hf:HuggingFaceFW/fineweb-edu:sample-10BT:train       # a data set of the Hub: name, configuration, split
@@ -28,13 +28,13 @@ HUB_PREFIX = "hf:"
 
 @dataclass(frozen=True)
 class Document:
-    """One document as it was read.
+    """One document.
 
     Attributes:
-        id: Names it in groups and in search results: the path of a file, the `_id` of a row.
-        text: All of it, unchanged.
-        path: The file that it is, or None for a row of a larger file.
-        kind: How it is cut into chunks: `"text"` at the ends of sentences, `"code"` at the ends of lines.
+        id: Identifies it in groups and search results: the path of a file, or the `_id` of a row.
+        text: The unchanged text.
+        path: Its file, or None for a row of a larger file.
+        kind: Determines where it is split into chunks: `"text"` at the ends of sentences, `"code"` at the ends of lines.
         first_line: The line of the file, from 1, on which the text begins.
     """
 
@@ -47,7 +47,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Source:
-    """One place to read documents from.
+    """A source of documents.
 
     Attributes:
         path: A file, a folder, a glob pattern, or `hf:` followed by a data set's Hub id or folder (or by the name of a
@@ -55,17 +55,17 @@ class Source:
         name: A data set's configuration.
         split: A data set's split.
         revision: A data set's branch, tag or commit.
-        data_files: Which of a data set's files to read, as `datasets.load_dataset` takes them.
-        text_column: The column (JSON lines: field) with the text; several are joined by an empty line.
-        title_column: The column with the title, which goes before the text. None: `title`, where there is one; `""`: none.
-        id_column: The column with the document's id. None: `_id`, where there is one; `""`: none, number the rows.
-        merge_column: Rows in succession that agree in this column are the parts of one document (a corpus of passages).
+        data_files: The files of a data set to read, as in `datasets.load_dataset`.
+        text_column: The column (JSON lines: field) with the text; several columns are joined by an empty line.
+        title_column: The column with the title, which is put before the text. None: `title`, if it exists; `""`: no title.
+        id_column: The column with the document's id. None: `_id`, if it exists; `""`: number the rows.
+        merge_column: Consecutive rows with the same value in this column form one document (a corpus of passages).
         kind: `"text"` or `"code"`. None: by the file's extension, and text for rows.
-        exclude: Patterns of file and folder names that are not read (`*.min.js`, `tests`, `docs/old/*`).
-        max_documents: Stop after as many documents.
-        max_file_mib: Files that are larger are not read (they are held in memory whole; JSON lines are not).
-        held_out: A probe's folder, or its `held_out.jsonl`: what its queries say is taken out of the documents.
-        rows: A data set that is open already, of which `path` is only the name.
+        exclude: Patterns of file and folder names to skip (`*.min.js`, `tests`, `docs/old/*`).
+        max_documents: Stop after this many documents.
+        max_file_mib: Skip larger files, because files are read whole (JSON lines are streamed).
+        held_out: A probe's folder, or its `held_out.jsonl`: the texts of its queries are removed from the documents.
+        rows: An open data set; `path` is then only its name.
     """
 
     path: str
@@ -101,14 +101,14 @@ _DATASET_FIELDS = ("name", "split", "revision", "data_files")
 
 
 def parse_source(source: SourceLike, **defaults: Any) -> Source:
-    """Reads one source as it is written on a command line or in a YAML file.
+    """Parse one source from a command line or a YAML file.
 
     Args:
         source: A path, a pattern, `hf:dataset[:configuration][:split]`, or a mapping with the fields of `Source`.
-        defaults: Fields of `Source` for what the source itself does not say.
+        defaults: Default values for fields of `Source`.
 
     Raises:
-        UserError: A mapping without `path` or with a field that there is not, a wrong kind, or a data set's field on files.
+        UserError: A mapping without `path` or with an unknown field, an unknown kind, or a data set's field for files.
     """
     if isinstance(source, Source):
         return source
@@ -116,7 +116,7 @@ def parse_source(source: SourceLike, **defaults: Any) -> Source:
     known = [each.name for each in fields(Source) if each.name != "rows"]
     unknown = [str(key) for key in given if key not in known]
     if unknown or not isinstance(given.get("path"), str) or not given["path"]:
-        problem = f"no such field as {', '.join(unknown)}" if unknown else "it needs a path"
+        problem = f"unknown field {', '.join(unknown)}" if unknown else "it needs a path"
         raise UserError(f"source {given}: {problem}; the fields are {', '.join(known)}")
     values: dict[str, Any] = {**defaults, **given}
     for key, value in values.items():
@@ -135,7 +135,7 @@ def parse_source(source: SourceLike, **defaults: Any) -> Source:
 
 
 def _with_dataset_parts(source: Source) -> Source:
-    """`hf:owner/name:configuration:split` -> the three, where `hf:owner/name::split` leaves the configuration out."""
+    """Split `hf:owner/name:configuration:split`; `hf:owner/name::split` omits the configuration."""
     path, *parts = source.path.removeprefix(HUB_PREFIX).split(":")
     if not path or len(parts) > 2:
         raise UserError(f"source {source.path}: a data set is written {HUB_PREFIX}owner/name[:configuration][:split]")
@@ -146,14 +146,14 @@ def _with_dataset_parts(source: Source) -> Source:
 
 
 def parse_sources(sources: SourceLike | Iterable[SourceLike], **defaults: Any) -> list[Source]:
-    """Reads a list of sources; see `parse_source`.
+    """Parse a list of sources; see `parse_source`.
 
     Raises:
-        UserError: There is none, or one of them is not well written.
+        UserError: The list is empty, or one of the sources is invalid.
     """
     if isinstance(sources, str | PathLike | Mapping | Source):
         sources = [sources]
     parsed = [parse_source(source, **defaults) for source in sources]
     if not parsed:
-        raise UserError("no data: name a folder, a file, a pattern or a data set (hf:owner/name)")
+        raise UserError("no data: pass a folder, a file, a pattern or a data set (hf:owner/name)")
     return parsed

@@ -1,4 +1,4 @@
-"""Lone surrogates: characters that Python and JSON can hold, and that neither a tokenizer, Arrow nor UTF-8 takes."""
+"""Lone surrogates: characters that Python and JSON allow, but tokenizers, Arrow and UTF-8 do not."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def without_surrogates(value: Any) -> Any:
-    r"""Return a text, or what JSON holds, with U+FFFD for each lone surrogate.
+    r"""Return a text or a JSON value with each lone surrogate replaced by U+FFFD.
 
     >>> without_surrogates({"text": ["caf\udce9", 1]}) == {"text": ["caf\ufffd", 1]}
     True
@@ -22,5 +22,5 @@ def without_surrogates(value: Any) -> Any:
 
 
 def printable_name(name: str) -> str:
-    r"""Return a file's name as a text: bytes that are not UTF-8, which Python keeps as surrogates, as `\udcff`."""
+    r"""Return a file name as printable text: bytes that are not UTF-8 (surrogates in Python) become `\udcff`."""
     return name.encode("utf-8", "backslashreplace").decode()

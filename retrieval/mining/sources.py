@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from revela_hub.data.sources.beir import find_file, is_beir, titled
-from revela_hub.data.sources.row_files import read_rows
-from revela_hub.data.sources.rows import Row, column_text, column_value
+from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
 from revela_hub.data.sources.source import SourceLike, parse_source
 
 

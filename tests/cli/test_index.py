@@ -101,11 +101,13 @@ def test_the_output_stays_apart_from_files_of_the_user(
     model = str(retriever_folder)
     for command in ("index", "encode"):
         common = [command, model, "--device", "cpu", "--corpus"]
-        assert "full holds files that revela-hub did not write" in message(*common, str(notes), "--output_dir", "full")
-        assert "texts/index lies in the data" in message(*common, "texts", "--output_dir", "texts/index")
+        assert "full contains files that revela-hub did not write" in message(
+            *common, str(notes), "--output_dir", "full"
+        )
+        assert "texts/index is inside the data" in message(*common, "texts", "--output_dir", "texts/index")
     probe = ["probe", "texts", "--output_dir"]
-    assert "full holds files that revela-hub did not write" in message(*probe, "full")
-    assert "texts/probe lies in the data" in message(*probe, "texts/probe")
+    assert "full contains files that revela-hub did not write" in message(*probe, "full")
+    assert "texts/probe is inside the data" in message(*probe, "texts/probe")
     search = ["search", model, "rivers", "--corpus", "texts", "--device", "cpu", "--cache_dir"]
     assert "--cache_dir full holds files" in message(*search, "full")
     mine = ["mine", model, "--pairs", "pairs.jsonl", "--output", "mined.jsonl", "--cache_dir"]

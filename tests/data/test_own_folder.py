@@ -26,7 +26,7 @@ def test_a_folder_of_the_user_is_not(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for action in (check_free, claim):
         with pytest.raises(
-            UserError, match=r"--output .* holds files that revela-hub did not write.*: give a new folder"
+            UserError, match=r"--output .* contains files that revela-hub did not write.*: use a new folder"
         ):
             action(tmp_path, "--output")
     with pytest.raises(UserError, match="is a file, not a folder"):
@@ -65,5 +65,5 @@ def test_an_output_in_the_data_is_refused(tmp_path: Path) -> None:
     sources = parse_sources(str(tmp_path / "docs"))
     check_apart(sources, tmp_path / "index", "--output")
     for output in (tmp_path / "docs", tmp_path / "docs" / "index"):
-        with pytest.raises(UserError, match="--output .* lies in the data"):
+        with pytest.raises(UserError, match="--output .* is inside the data"):
             check_apart(sources, output, "--output")

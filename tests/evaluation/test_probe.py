@@ -227,7 +227,7 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert {file.name: file.read_bytes() for file in output.rglob("*.*")} == before
     words[3] = str(text)  # would lie among what is trained on, and might replace files of the same names
     assert main(words) == 2
-    assert "lies in the data" in capsys.readouterr().err
+    assert "is inside the data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_mistakes(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{}\n", r'held_out\.jsonl:1: an object with "document" and "text" is needed'),
+        ("{}\n", r'held_out\.jsonl:1: expected an object with "document" and "text"'),
         (None, "a probe's folder has one"),
     ],
 )

@@ -183,7 +183,6 @@ def test_vectors_of_the_wrong_shape_are_reported() -> None:
         evaluate_retrieval(encoder, task)
 
 
-
 def test_bm25_finds_words_and_nothing_else() -> None:
     corpus = {"a": "Rivers carry sediment", "b": "the sediments of a river carry gold", "c": "cats"}
     queries = {"stem": "a river's sediment", "none": "zebra", "stop words": "of the and"}

@@ -491,7 +491,7 @@ def test_export_does_not_overwrite_models_of_the_user(
     own.parent.mkdir(parents=True)
     own.write_bytes(b"the user's")
     assert cli.main(["export", str(checkpoint), "--output_dir", str(tmp_path / "here")]) == 2
-    assert "retriever holds files that revela-hub did not write" in capsys.readouterr().err
+    assert "retriever contains files that revela-hub did not write" in capsys.readouterr().err
     assert own.read_bytes() == b"the user's"
     for _ in range(2):  # exported folders may be overwritten
         assert cli.main(["export", str(checkpoint), "--output_dir", str(tmp_path / "new")]) == 0

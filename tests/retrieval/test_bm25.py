@@ -81,7 +81,7 @@ def test_an_index_is_mapped_from_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         ({"k1": float("nan")}, "k1 must be between 0 and 1,000,000"),
         ({"b": 1.5}, "b must be between 0 and 1"),
         ({"method": "okapi"}, "must be one of lucene"),
-        ({"preset": "lucene"}, "there are bm25s, anserini"),
+        ({"preset": "lucene"}, "the presets are bm25s, anserini"),
     ],
 )
 def test_settings_that_are_none(values: dict[str, object], message: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
-from revela_hub.data.sources.held_out import HELD_OUT
+from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.errors import UserError
 from revela_hub.trainers.common.arguments import HeldOutArguments, ProbeArguments
 from revela_hub.trainers.common.processes import from_main

@@ -1,15 +1,15 @@
 """Training arguments of ImpRAG (arXiv 2506.02279); defaults are the paper's, or ours if it gives no value."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from revela_hub.errors import require
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rank, TwoOrMore
+from revela_hub.retrieval.index_options import IndexArguments
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
 
 
 @dataclass
-class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
+class ImpRAGTrainingArguments(IndexArguments, AdapterArguments, RunArguments):
     """`TrainingArguments` with the two stages of ImpRAG: warm-up by a retriever's rankings, then self-distillation."""
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
@@ -52,14 +52,6 @@ class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
     )
     index_steps: NonNegativeInt = field(
         default=0, metadata={"help": "Self-distillation: Rebuild the index every N steps; 0 rebuilds it every epoch."}
-    )
-    index_type: Literal["exact", "flat", "hnsw", "ivfpq", "milvus"] = field(
-        default="exact",
-        metadata={"help": "Self-distillation: Index type; hnsw and ivfpq (FAISS) are approximate."},
-    )
-    milvus_uri: str | None = field(
-        default=None,
-        metadata={"help": "Milvus server for --index_type milvus (default: a file in --output_dir)."},
     )
     likelihood_batch_size: PositiveInt = field(
         default=16,

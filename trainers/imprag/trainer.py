@@ -255,9 +255,9 @@ class ImpRAGTrainer(MethodTrainer):
         self, queries_NE: NDArray[np.float32], passages_ME: NDArray[np.float32], depth: int
     ) -> NDArray[np.int32]:
         """Return the (N, depth) numbers of the best passages, from a new index of type `--index_type`."""
-        kind, uri, vectors = self.args.index_type, self.args.milvus_uri, VectorsInMemory(passages_ME)
-        folder = Path(self.args.output_dir or ".") if kind == "milvus" else None
-        index = open_index(vectors, kind, folder=folder, milvus_uri=uri)
+        options, vectors = self.args.index_options(), VectorsInMemory(passages_ME)
+        folder = Path(self.args.output_dir or ".") if options.type == "milvus" else None
+        index = open_index(vectors, options, folder=folder)
         rows_NK = index.search(queries_NE, depth).rows_QK
         if isinstance(index, MilvusIndex):
             index.drop()

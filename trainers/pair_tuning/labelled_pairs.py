@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from revela_hub.data.sources.beir import is_beir, read_beir_pairs
 from revela_hub.data.sources.report import counted
-from revela_hub.data.sources.row_files import read_rows
-from revela_hub.data.sources.rows import Row, column_text, column_value
+from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
 from revela_hub.data.sources.source import SourceLike, parse_source
 from revela_hub.errors import UserError
 

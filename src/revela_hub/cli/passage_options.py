@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from revela_hub.cli.encoders import load_dense
 from revela_hub.errors import UserError
 from revela_hub.output import shows_progress
 from revela_hub.ranges import PositiveInt, TextLength
+from revela_hub.retrieval.index_options import IndexOptions, Precision
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import Passages, RankerSettings
@@ -29,7 +30,7 @@ class PassageOptions:
     document_prompt: str | None = field(
         default=None, metadata={"help": "Text to prepend to every passage (default: the model's own prompt)."}
     )
-    dtype: Literal["float32", "float16"] = field(default="float32", metadata={"help": "Type of the stored vectors."})
+    dtype: Precision = field(default="float32", metadata={"help": "Type of the stored vectors."})
     batch_size: PositiveInt = field(default=32, metadata={"help": "Number of passages per forward pass."})
     device: str | None = field(
         default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
@@ -63,7 +64,7 @@ def check_output(options: PassageOptions) -> None:
     check_folder(output, "--output_dir")
 
 
-def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvus_uri: str | None = None) -> Loaded:
+def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded:
     """Loads the model.
 
     Raises:
@@ -88,9 +89,7 @@ def load_passage_encoder(options: PassageOptions, *, index: str = "exact", milvu
         identity=model_identity(options.model, options.max_length),
         document_prompt=options.document_prompt,
         batch_size=options.batch_size,
-        dtype=options.dtype,
         index=index,
-        milvus_uri=milvus_uri,
         device=encoder.device,
         show_progress_bar=shows_progress(),
     )

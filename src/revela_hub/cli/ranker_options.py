@@ -8,13 +8,14 @@ from revela_hub.cli.encoders import load_dense
 from revela_hub.errors import UserError
 from revela_hub.output import shows_progress
 from revela_hub.ranges import NonNegativeFloat, PositiveInt, TextLength
+from revela_hub.retrieval.index_options import IndexArguments, Precision
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import RankerSettings
 
 
 @dataclass(kw_only=True)
-class RankerOptions:
+class RankerOptions(IndexArguments):
     """Options of what ranks."""
 
     _argument_group_name = "ranking"
@@ -67,13 +68,7 @@ class RankerOptions:
     document_prompt: str | None = field(
         default=None, metadata={"help": "Text to prepend to every passage (default: the model's own prompt)."}
     )
-    dtype: Literal["float32", "float16"] = field(default="float32", metadata={"help": "Type of the stored vectors."})
-    index_type: Literal["exact", "flat", "hnsw", "ivfpq", "milvus"] = field(
-        default="exact", metadata={"help": "Index type; hnsw and ivfpq (FAISS) are approximate."}
-    )
-    milvus_uri: str | None = field(
-        default=None, metadata={"help": "Milvus server, e.g. http://host:19530 (default: a file in the cache)."}
-    )
+    dtype: Precision = field(default="float32", metadata={"help": "Type of the stored vectors."})
     cache_dir: str | None = field(
         default=None, metadata={"help": "Cache folder for vectors (default: in the user's cache folder)."}
     )
@@ -136,7 +131,7 @@ def load_models(options: RankerOptions, model: str, mode: str | None) -> Models:
         name: getattr(options, name)
         for name in RankerSettings.__dataclass_fields__
         if name in RankerOptions.__dataclass_fields__ and name not in ("bm25", "device")
-    } | {"index": options.index_type}
+    } | {"index": options.index_options(options.dtype)}
     own = ("k1", "b", "stemmer", "stopwords", "method")
     bm25 = bm25_settings(options.bm25, **{name: getattr(options, f"bm25_{name}") for name in own})
     settings = RankerSettings(

@@ -272,7 +272,7 @@ def test_where_and_symmetric(folder: Path) -> None:
     assert [row["anchor"] for row in rows(one)] == ["q1", "q4", "q7"]
     assert {row["document_prompt"] for row in rows(one)} == {query_prompt("Find it")}
     assert len(two.dataset) == 6
-    assert one.report.tasks[0].dropped == {"left out by where": 6}
+    assert one.report.tasks[0].dropped == {"excluded by where": 6}
 
 
 @pytest.mark.parametrize("form", ["folder", "parquet"])
@@ -344,7 +344,7 @@ def test_stages(folder: Path) -> None:
     assert [task.name for task in load(folder, *tasks, stage=1).tasks] == ["questions", "only one"]
     assert [task.name for task in load(folder, *tasks, stage=2).tasks] == ["questions", "colours", "sts"]
     assert len(load(folder, *tasks).tasks) == 4
-    with pytest.raises(UserError, match=r"no task is for stage 1 \(there are sts\); say stages: \[1\]"):
+    with pytest.raises(UserError, match=r"no task is for stage 1 \(the tasks are sts\); add stages: \[1\]"):
         load(folder, STS, stage=1)
 
 
@@ -373,7 +373,7 @@ def test_weights_are_proportions(folder: Path) -> None:
     assert "colours (classification): 12 rows (8 in the mixture)" in str(first.report)
     assert counts(every) == {"questions": 6, "colours": 12}
     assert Counter(Counter(row["anchor"] for row in rows(every)).values()) == {1: 14, 2: 2}
-    with pytest.raises(UserError, match="give every task of the mixture a weight, or none; without one: sts"):
+    with pytest.raises(UserError, match="set a weight for all tasks of the mixture or for none; without a weight: sts"):
         load(folder, *tasks, STS)
 
 
@@ -475,7 +475,7 @@ def test_the_root_and_environment_variables(folder: Path, monkeypatch: pytest.Mo
         ({"columns": {"txt": "x"}}, r"columns: unknown key 'txt': did you mean 'text'\?"),
         ({"columns": {"label": ["a", "b"]}}, r"label is \['a', 'b'\]; it must be one column"),
         ({"corpus": "x.jsonl"}, "corpus is for retrieval, pairs, triplets, not for classification"),
-        ({"source": {"path": "x", "colour": 1}}, "source: source .* no such field as colour"),
+        ({"source": {"path": "x", "colour": 1}}, "source: source .* unknown field colour"),
         ({"source": 5}, "source: it must be a path or a mapping with one, not 5"),
     ],
 )
@@ -498,7 +498,7 @@ def test_a_task_that_is_not_well_written(change: dict[str, Any], message: str) -
         ),
         (
             "- {name: a, type: pairs, source: x}\n- {name: a, type: pairs, source: y}",
-            r"mixture\.yaml:2: a task 'a' is there before",
+            r"mixture\.yaml:2: duplicate task name 'a'",
         ),
         ("stopping_strategy: never\ntasks: [x]", "stopping_strategy is 'never'; it must be one of first_exhausted"),
         ("- {name: a\n- x", r"mixture\.yaml:2: not valid YAML"),
@@ -530,18 +530,18 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({**QUESTIONS, "source": "numbers.jsonl", "columns": {"anchor": "question", "positive": "document"}}, r"task questions: no positives for training \(of .*: 9 passage is not in the corpus\); check corpus and its id_column"),
         ({**QUESTIONS, "split": "train"}, "split is for a BEIR folder"),
         ({"name": "t", "type": "retrieval", "source": "beir"}, r"which split of the BEIR folder .*\? There is: train"),
-        ({"name": "t", "type": "retrieval", "source": "beir", "split": "dev"}, r"no split 'dev' in .*qrels; there is: train"),
+        ({"name": "t", "type": "retrieval", "source": "beir", "split": "dev"}, r"no split 'dev' in .*qrels; the splits are train"),
         ({"name": "t", "type": "clustering", "source": "beir", "split": "train"}, "only type retrieval"),
         ({"name": "t", "type": "triplets", "source": "sts.jsonl", "columns": {"anchor": "sentence1", "positive": "sentence2"}}, "no column 'negative'"),
         ({**COLOURS, "where": {"lang": "en"}}, r"no column 'lang'; the columns are 'text', 'label' \(where names it\)"),
-        ({**COLOURS, "where": {"label": "pink"}}, r"task colours: no positives for training \(of .*: 12 left out by where\); check where"),
-        ({**COLOURS, "where": {"label": "red"}}, r"no positives for training \(of .*, 4 without a possible negative\); give it texts that are different"),
-        ({**COLOURS, "source": "classes.jsonl"}, r"no positives .*: 12 in a class with one example\); mode: label needs one text of each class"),
+        ({**COLOURS, "where": {"label": "pink"}}, r"task colours: no positives for training \(of .*: 12 excluded by where\); check where"),
+        ({**COLOURS, "where": {"label": "red"}}, r"no positives for training \(of .*, 4 without a possible negative\); it needs distinct texts"),
+        ({**COLOURS, "source": "classes.jsonl"}, r"no positives .*: 12 in a class with one example\); mode: label needs only one text per class"),
         ({**COLOURS, "columns": {"label": "text"}}, r"colours: columns: text and label are both text; name two different ones"),
         ({**QUESTIONS, "columns": {"anchor": "question", "positive": "question"}}, r"columns: anchor and positive are both question"),
-        ({key: value for key, value in QUESTIONS.items() if key != "corpus"}, r"questions\.jsonl:1: task questions: positive is the column passage_id, which has ids and no text: say where the texts are \(corpus: FILE\)"),
-        ({**QUESTIONS, "columns": {"anchor": "passage_id", "positive": "passage_id2"}, "source": "numbers.jsonl"}, r"anchor is the column passage_id, which has ids and no text: say where the texts are \(queries: FILE\)"),
-        ({"name": "t", "type": "retrieval", "source": "numbers.jsonl", "columns": {"anchor": "question", "positive": "document"}}, r"task t: positive is the column document, which has ids and no text: say where"),
+        ({key: value for key, value in QUESTIONS.items() if key != "corpus"}, r"questions\.jsonl:1: task questions: positive is the column passage_id, which contains ids instead of text: name the file with the texts \(corpus: FILE\)"),
+        ({**QUESTIONS, "columns": {"anchor": "passage_id", "positive": "passage_id2"}, "source": "numbers.jsonl"}, r"anchor is the column passage_id, which contains ids instead of text: name the file with the texts \(queries: FILE\)"),
+        ({"name": "t", "type": "retrieval", "source": "numbers.jsonl", "columns": {"anchor": "question", "positive": "document"}}, r"task t: positive is the column document, which contains ids instead of text: name the file"),
         ({**STS, "threshold": 9}, r"task sts: no positives for training \(of .*: 6 below the threshold\); lower the threshold"),
         ({**STS, "columns": {"score": "sentence1"}}, r"sts\.jsonl:1: task sts: the score is 's0', not a number"),
         ({**STS, "columns": {"sentence1": "score"}}, r"sts\.jsonl:1: task sts: column 'score' holds float, not text \(choose with columns: \{sentence1"),

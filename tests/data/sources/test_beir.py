@@ -56,8 +56,8 @@ def test_unknown_ids_in_judgements_are_reported(folder: Path, caplog: pytest.Log
     with caplog.at_level(logging.WARNING):
         task = read_beir(folder)
     assert task.qrels == {"q1": {"d1": 2, "3": 0, "gone": 1}}  # a document that cannot be found lowers the score
-    assert "1 judged queries are not in the queries, left out (q9)" in caplog.text
-    assert "1 judged documents are not in the corpus, counted as not found (gone)" in caplog.text
+    assert "1 judged queries are not in the queries file (skipped) (first: q9)" in caplog.text
+    assert "1 judged documents are not in the corpus (counted as not retrieved) (first: gone)" in caplog.text
 
 
 def test_empty_texts_are_reported(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -66,7 +66,7 @@ def test_empty_texts_are_reported(folder: Path, caplog: pytest.LogCaptureFixture
         stream.write('{"_id": "e1", "title": "", "text": ""}\n{"_id": "e2", "text": "\\n"}\n')
     with caplog.at_level(logging.WARNING):
         read_beir(folder)
-    assert "1 queries are empty" in caplog.text and "2 documents are empty (e1)" in caplog.text
+    assert "1 queries are empty" in caplog.text and "2 documents are empty (first: e1)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_broken_compressed_file_is_named(folder: Path) -> None:
 def test_missing_files_are_named_with_what_is_there(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder .*elsewhere"):
         read_beir(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"no split 'dev' in .*qrels; there is: test, train; choose with --split"):
+    with pytest.raises(UserError, match=r"no split 'dev' in .*qrels; the splits are test, train; choose with --split"):
         read_beir(folder, "dev")
     (folder / "corpus.jsonl").unlink()
     with pytest.raises(UserError, match=r"no corpus\.jsonl \(or corpus\.jsonl\.gz\) in .* has: qrels, queries\.jsonl"):
@@ -140,7 +140,7 @@ def test_folder_without_judgements(folder: Path) -> None:
         ("q1\td1\tnan", "test.tsv:2: the grade 'nan'"),
         ("\td1\t1", "test.tsv:2: the id of the query is empty"),
         ("q1\t\t1", "test.tsv:2: the id of the document is empty"),
-        ("q1\tgone\t1", "none of the documents that answer a query by .*test.tsv is in .*corpus.jsonl"),
+        ("q1\tgone\t1", "none of the relevant documents in .*test.tsv is in .*corpus.jsonl"),
         (b"q1\td\xff\t1", "test.tsv: not UTF-8 text"),
     ],
 )
@@ -156,7 +156,7 @@ def test_judgements_that_join_nothing_are_an_error(folder: Path, judged: str | b
     [
         ('{"_id": "a", "text": null}', 'corpus.jsonl:1: no "text" .*its "text" is null'),
         ('{"_id": "a", "text": ["x"]}', 'corpus.jsonl:1: no "text" .*its "text" is a list'),
-        (f'{{"_id": {"9" * 5000}, "text": "x"}}', "corpus.jsonl:1: not valid JSON .a number too long"),
+        (f'{{"_id": {"9" * 5000}, "text": "x"}}', "corpus.jsonl:1: not valid JSON .number too long"),
     ],
 )
 def test_a_line_without_text_says_what_it_has(folder: Path, line: str, message: str) -> None:

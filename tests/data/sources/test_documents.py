@@ -86,11 +86,11 @@ def test_report_line_in_full() -> None:
 
     assert str(report) == (
         "1,234 documents, 5,678 chunks, 355 groups; skipped: 12 binary, 3 empty; 2 files had invalid UTF-8 (replaced); "
-        "7 sentences or lines longer than a chunk (cut); last group is not full (2 rows absent); "
-        "1 chunk left over (dropped)"
+        "7 sentences or lines longer than a chunk (split); last group incomplete (2 rows empty); "
+        "1 leftover chunk dropped"
     )
     assert ReadReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
-    assert str(ReadReport(documents=1, cut=1)) == "1 document; 1 sentence or line longer than a chunk (cut)"
+    assert str(ReadReport(documents=1, cut=1)) == "1 document; 1 sentence or line longer than a chunk (split)"
     report.add(ReadReport(documents=1))
     assert report.documents == 1235
 
@@ -297,11 +297,11 @@ def all_skipped(tmp_path: Path) -> Source:
         ),
         (lambda folder: folder, r"no documents in .*$"),
         (all_skipped, r"no documents in .*: skipped 1 binary, 1 too large \(over 1 MiB: raise max_file_mib\)$"),
-        (no_object, r"rows\.jsonl:2: list instead of an object; each line must be one JSON object"),
+        (no_object, r"rows\.jsonl:2: list instead of an object; each line must be a JSON object"),
         (missing_field, r"rows\.jsonl:1: no column 'text'; the columns are '_id', 'body' \(choose with text_column\)$"),
-        (damaged, r"rows\.jsonl\.gz: damaged or not gzip'd"),
+        (damaged, r"rows\.jsonl\.gz: damaged or not gzipped"),
         (unreachable, r"data set nobody/such-a-data-set: cannot be read: "),
-        (lambda folder: [], r"no data: name a folder"),
+        (lambda folder: [], r"no data: pass a folder"),
         (lambda folder: "", r"it needs a path"),
     ],
 )
@@ -336,7 +336,7 @@ def test_sources_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"path": "x", "column": "body"}, "no such field as column; the fields are path, name, split"),
+        ({"path": "x", "column": "body"}, "unknown field column; the fields are path, name, split"),
         ({"text_column": "body"}, "it needs a path"),
         ({"path": "x", "kind": "prose"}, "kind is 'prose'; it must be text or code"),
         ({"path": "owner/name", "split": "train"}, "split is for a data set; write path: hf:owner/name"),

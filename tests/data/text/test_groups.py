@@ -57,7 +57,7 @@ def test_last_group_that_is_not_full(tmp_path: Path) -> None:
 
     assert names(groups) == [["a0", "a1", "a2", "a3"], ["a4", "a5", "", ""]]
     assert groups[1]["document"] == ["a", "a", "", ""]
-    assert str(report) == "1 document, 6 chunks, 2 groups; last group is not full (2 rows absent)"
+    assert str(report) == "1 document, 6 chunks, 2 groups; last group incomplete (2 rows empty)"
 
 
 def test_last_group_of_one_chunk(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_last_group_of_one_chunk(tmp_path: Path) -> None:
     groups = build(write_documents(tmp_path / "d.jsonl", {"a": 5}), tmp_path, report)
 
     assert names(groups) == [["a0", "a1", "a2", "a3"]]
-    assert str(report) == "1 document, 5 chunks, 1 group; 1 chunk left over (dropped)"
+    assert str(report) == "1 document, 5 chunks, 1 group; 1 leftover chunk dropped"
 
 
 def test_two_documents_of_one_chunk_are_a_group(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_second_run_reads_the_cache(tmp_path: Path, readings: list[int]) -> None
     assert (
         str(second)
         == str(first)
-        == ("1 document, 6 chunks, 2 groups; skipped: 1 empty; last group is not full (2 rows absent)")
+        == ("1 document, 6 chunks, 2 groups; skipped: 1 empty; last group incomplete (2 rows empty)")
     )
 
 

@@ -163,7 +163,7 @@ def test_sentences_that_are_too_long(tmp_path: Path, byte_bpe: Any) -> None:
         text[start:end] for _, (start, end) in byte_bpe.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
     ]  # cut between words
     assert report.cut >= 1
-    assert "longer than a span (cut)" in str(report)
+    assert "longer than a span (split)" in str(report)
 
 
 def test_word_longer_than_a_span(tmp_path: Path, byte_bpe: Any) -> None:

@@ -279,9 +279,9 @@ def test_pairs_with_fewer_negatives_are_dropped_or_kept() -> None:
 
 def test_what_leaves_nothing_is_an_error_that_says_why() -> None:
     pair = (["1 0"], [on_circle(0.5)])
-    with pytest.raises(UserError, match="of 2 candidates: removed 1 by .*1 by relative margin.*widen the limits"):
+    with pytest.raises(UserError, match="of 2 candidates: removed 1 by .*1 by relative margin.*relax the limits"):
         mine_negatives(*pair, [on_circle(0.9)], Encoder())
-    with pytest.raises(UserError, match="no pair has 2 negatives, though 1 have fewer: .*fewer: keep"):
+    with pytest.raises(UserError, match="no pair has 2 negatives, but 1 have fewer: .*fewer: keep"):
         mine_negatives(*pair, [on_circle(0.1), on_circle(0.9)], Encoder(), MiningSettings(num_negatives=2))
     with pytest.raises(UserError, match="no pair with text"):
         mine_negatives(["", " "], ["x", "y"], ["z"], Encoder())
@@ -415,5 +415,5 @@ def test_more_negatives_than_documents_are_refused_before_anything_is_encoded(se
             raise AssertionError
 
     corpus = [on_circle(0.1), on_circle(0.9)]
-    with pytest.raises(UserError, match="more than there are: the corpus has 3 different documents"):
+    with pytest.raises(UserError, match="the corpus is too small for .*: it has 3 different documents"):
         mine_negatives(["1 0"], [on_circle(0.5)], corpus, NeverUsed(), MiningSettings(**settings))

@@ -199,8 +199,8 @@ def test_damaged_files_are_made_again_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert mined_rows(encoder, tmp_path) == whole
     assert len(encoder.documents) == 7
-    assert "its texts are encoded again" in caplog.text
-    assert "its anchors are searched for again" in caplog.text
+    assert "encoding its texts again" in caplog.text
+    assert "searching for its anchors again" in caplog.text
 
 
 @pytest.mark.parametrize("full_at", [1, 2, 4, 6, 12])
@@ -236,7 +236,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_the_corpus_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "SHARD_SIZE", 256)
     monkeypatch.setattr(dense, "COLUMNS", 256)
-    monkeypatch.setattr(dense, "KEEP", 1 << 20)
+    monkeypatch.setattr(dense, "CACHED_BYTES", 1 << 20)
     monkeypatch.setattr("revela_hub.retrieval.texts.LINES_PER_BATCH", 64)
     number, filler = 3000, "x" * 10_000
 

@@ -8,7 +8,7 @@ import pytest
 from fork_server import launch
 
 from revela_hub.cli.parser import parse_arguments
-from revela_hub.data.sources.held_out import HELD_OUT
+from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.errors import UserError
 from revela_hub.trainers.baselines import contriever_command as train_contriever
 from revela_hub.trainers.common.checkpoints import Record

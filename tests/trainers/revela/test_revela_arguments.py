@@ -64,8 +64,8 @@ def test_options_reach_the_sources(tmp_path: Path) -> None:
     assert groups["document"][:] == [["a0", "a0", "a1", "a1"], ["b0", "b0", "", ""]]
     assert groups[0]["text"][:2] == ["This is a0.", " It is short."]  # cut as code is
     assert str(report) == (
-        "3 documents, 6 chunks, 2 groups; skipped: 1 excluded; 3 sentences or lines longer than a chunk (cut); "
-        "last group is not full (2 rows absent)"
+        "3 documents, 6 chunks, 2 groups; skipped: 1 excluded; 3 sentences or lines longer than a chunk (split); "
+        "last group incomplete (2 rows empty)"
     )
 
 
@@ -102,7 +102,7 @@ def test_mixture_that_repeats_the_small_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data": []}, "no data: name a folder"),
+        ({"data": []}, "no data: pass a folder"),
         ({"data": ["a.jsonl"], "weights": [1.0]}, "--weights needs two or more sources"),
         ({"data": ["a.jsonl", "a.jsonl"], "weights": [1.0]}, "one positive number for each of the 2 sources"),
         ({"data": ["gone"]}, "no such file or folder: gone"),

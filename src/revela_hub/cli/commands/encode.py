@@ -20,6 +20,7 @@ from revela_hub.cli.passage_options import PassageOptions, check_output, load_pa
 from revela_hub.cli.processes import run_in_processes
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveInt, check_ranges
+from revela_hub.retrieval.index_options import IndexOptions
 
 POSITIONALS = ("model",)
 
@@ -58,7 +59,7 @@ def run(arguments: Arguments) -> None:
     if arguments.num_processes > 1:
         run_in_processes(__name__, parts_of(arguments))
         return
-    loaded = load_passage_encoder(arguments)
+    loaded = load_passage_encoder(arguments, IndexOptions(dtype=arguments.dtype))
     folder = claim_folder(Path(arguments.output_dir).expanduser(), "--output_dir")
     texts = loaded.write(folder).texts
     # Whole blocks, not every n-th: what stands together in the corpus is read together later.

@@ -23,20 +23,15 @@ from typing import Literal
 from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
 from revela_hub.errors import UserError
 from revela_hub.output import note, shows_progress
+from revela_hub.retrieval.index_options import IndexArguments
 
 POSITIONALS = ("model",)
 
 
 @dataclass(kw_only=True)
-class Arguments(PassageOptions):
+class Arguments(PassageOptions, IndexArguments):
     """Arguments of `revela-hub index`."""
 
-    index_type: Literal["exact", "flat", "hnsw", "ivfpq", "milvus"] = field(
-        default="exact", metadata={"help": "Index type; hnsw and ivfpq (FAISS) are approximate."}
-    )
-    milvus_uri: str | None = field(
-        default=None, metadata={"help": "Milvus server for --index_type milvus (default: a file in --output_dir)."}
-    )
     states: Literal["none", "float16"] = field(
         default="none", metadata={"help": "ImpRAG: Also store the keys and values of the passages."}
     )
@@ -52,7 +47,7 @@ def run(arguments: Arguments) -> None:
         titles = ", ".join(each.title for each in METHODS.values() if each.states)
         raise UserError(f"--states is for {titles} models, and {arguments.model} is not one")
     check_output(arguments)
-    loaded = load_passage_encoder(arguments, index=arguments.index_type, milvus_uri=arguments.milvus_uri)
+    loaded = load_passage_encoder(arguments, arguments.index_options(arguments.dtype))
     states = import_module(method.states) if method and stores_states else None
     if states is not None:
         states.check_states(loaded.encoder)

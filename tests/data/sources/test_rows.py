@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from revela_hub.data.sources.beir import read_beir_pairs
-from revela_hub.data.sources.row_files import read_rows
+from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
 from revela_hub.retrieval.mining.sources import read_corpus

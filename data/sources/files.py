@@ -1,0 +1,109 @@
+"""The files of a source: a file, everything below a folder, or the matches of a glob pattern, in the order of their names.
+
+In folders and patterns these are skipped, and counted in the report under these words: `hidden` files and folders (`.git`),
+`generated` folders (`__pycache__`, `node_modules`), `excluded` ones, folders `written by revela-hub`, `unreadable` files and
+folders, and links to a folder that was `already read` (which also ends loops).
+"""
+
+import glob
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+from revela_hub.data.own_folder import is_ours
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.source import HUB_PREFIX, Source
+from revela_hub.errors import UserError
+
+GENERATED_FOLDERS = frozenset({"__pycache__", "node_modules"})
+
+
+def check_exists(source: Source) -> None:
+    """Raises UserError if a source is a file or folder that does not exist."""
+    if not (source.is_dataset or Path(source.path).expanduser().exists() or glob.has_magic(source.path)):
+        remedy = f"; a data set of the Hub is written {HUB_PREFIX}owner/name" if source.path.count("/") == 1 else ""
+        raise UserError(f"no such file or folder: {source.path}{remedy}")
+
+
+def source_files(source: Source, report: ReadReport) -> Iterator[Path]:
+    """Yield the files of a source that is not a data set. A file that is named explicitly is never skipped."""
+    path = Path(source.path).expanduser()
+    if path.is_dir():
+        yield from _walk(path, path, source, report, set())
+    elif path.exists():
+        yield path
+    else:
+        yield from _matches(path, source, report)
+
+
+def local_files(source: Source) -> Iterator[Path]:
+    """Yield the files on this machine that a source reads, including those of a local data set."""
+    if source.rows is not None:
+        return
+    if not source.is_dataset:
+        yield from source_files(source, ReadReport())
+        return
+    data_files = source.data_files or ()
+    paths = [source.path.removeprefix(HUB_PREFIX), *([data_files] if isinstance(data_files, str) else data_files)]
+    for path in paths:
+        if "://" not in path and not path.startswith("~") and Path(path).exists():
+            yield from source_files(Source(path=path), ReadReport())
+
+
+def _matches(pattern: Path, source: Source, report: ReadReport) -> Iterator[Path]:
+    # A folder of ours that the pattern names explicitly is read.
+    explicit = next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
+    ours: dict[Path, bool] = {explicit: False}
+
+    def in_ours(folder: Path) -> bool:
+        if folder not in ours:
+            ours[folder] = in_ours(folder.parent) or is_ours(folder)
+        return ours[folder]
+
+    for file in map(Path, sorted(glob.glob(str(pattern), recursive=True))):
+        if not file.is_file() or _skipped(file, file, source, report):
+            continue
+        if in_ours(file.parent):
+            report.skipped["written by revela-hub"] += 1
+        else:
+            yield file
+
+
+def _skipped(path: Path, relative: Path, source: Source, report: ReadReport) -> bool:
+    if path.name.startswith("."):
+        reason = "hidden"
+    elif is_ours(path):
+        reason = "written by revela-hub"
+    elif path.name in GENERATED_FOLDERS and os.path.isdir(path):
+        reason = "generated"
+    elif any(fnmatch(path.name, pattern) or fnmatch(relative.as_posix(), pattern) for pattern in source.exclude):
+        reason = "excluded"
+    else:
+        return False
+    report.skipped[reason] += 1
+    return True
+
+
+def _walk(folder: Path, root: Path, source: Source, report: ReadReport, seen: set[tuple[int, int]]) -> Iterator[Path]:
+    try:
+        status = folder.stat()
+        names = sorted(os.listdir(folder))
+    except OSError:
+        report.skipped["unreadable"] += 1
+        return
+    if (status.st_dev, status.st_ino) in seen:
+        report.skipped["already read"] += 1
+        return
+    seen.add((status.st_dev, status.st_ino))
+    for name in names:
+        path = folder / name
+        if _skipped(path, path.relative_to(root), source, report):
+            continue
+        # os.path: Path.is_dir raises for a folder that may be listed but not entered.
+        if os.path.isdir(path):
+            yield from _walk(path, root, source, report, seen)
+        elif os.path.isfile(path):
+            yield path
+        else:  # a broken link, a socket
+            report.skipped["unreadable"] += 1
