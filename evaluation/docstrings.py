@@ -1,7 +1,6 @@
-"""A retrieval task from Python sources alone: the docstring is the query, the function without it is the document.
+"""A retrieval task made from Python sources: a docstring is the query, its function without the docstring the document.
 
-Held-out docstrings are removed from the functions and from the text that a model may be trained on, so the task measures
-whether a retriever learnt the code base and not whether it saw the answer.
+Held-out docstrings are removed from the functions and from the training text, so a retriever cannot have seen the answers.
 """
 
 import ast
@@ -23,16 +22,16 @@ MIN_LINES = 3
 
 @dataclass(frozen=True)
 class Function:
-    """A function and its docstring, apart.
+    """A function, separated from its docstring.
 
     Attributes:
-        path: Of its file.
+        path: The path of its file.
         name: Its name.
         query: The first paragraph of the docstring, in one line.
         code: The function without its docstring.
-        first_line: Its first line, decorators included.
-        last_line: Its last line.
-        docstring_lines: First and last line of the docstring.
+        first_line: The first line, including decorators.
+        last_line: The last line.
+        docstring_lines: The first and last line of the docstring.
     """
 
     path: str
@@ -46,11 +45,11 @@ class Function:
 
 @dataclass(frozen=True)
 class DocstringTask:
-    """A task, and the same sources with the task's docstrings taken out.
+    """A task, and the sources without its docstrings.
 
     Attributes:
-        task: queries (first paragraphs of docstrings), corpus (functions without docstring), qrels.
-        sources: relative path -> text to train on.
+        task: Queries (first paragraphs of docstrings), corpus (functions without docstring) and qrels.
+        sources: The training text by relative path.
     """
 
     task: RetrievalTask
@@ -60,27 +59,27 @@ class DocstringTask:
 def docstring_task(
     root: str | Path, *, queries: int = 500, functions: int | None = None, seed: int = 0, name: str = "docstrings"
 ) -> DocstringTask:
-    """Builds a docstring -> function task from the Python files under a folder.
+    """Build a docstring-to-function task from the Python files in a folder.
 
     Args:
-        root: folder that is searched for `*.py`, without `site-packages`, tests and hidden folders.
-        queries: how many documented functions to hold out; at most half of them are.
-        functions: how many there are to find, those of the queries among them in any case; None for all.
-        seed: of the choice.
-        name: of the task.
+        root: The folder, searched for `*.py` without `site-packages`, tests and hidden folders.
+        queries: Number of documented functions to hold out, at most half of them.
+        functions: Size of the corpus, which always includes the functions of the queries; None for all.
+        seed: The seed of the sample.
+        name: The name of the task.
 
     Raises:
-        UserError: if there are fewer than 20 documented functions.
+        UserError: There are fewer than 20 documented functions.
     """
     root = Path(root)
     sources = _read_sources(root)
     found = [f for path, text in sources.items() for f in documented_functions(path, text)]
-    # A docstring or a body that occurs twice has no single answer.
+    # A query whose docstring or function occurs twice would have two answers.
     count_query = Counter(f.query for f in found)
     count_code = Counter(f.code for f in found)
     found = [f for f in found if count_query[f.query] == count_code[f.code] == 1]
     if len(found) < 20:
-        raise UserError(f"{root}: only {len(found)} functions with a docstring of their own; at least 20 are needed")
+        raise UserError(f"{root}: only {len(found)} functions with a unique docstring; at least 20 are required")
     drawn = random.Random(seed).sample(found, len(found))
     held_out = drawn[: min(queries, len(found) // 2)]
     searched = set(drawn if functions is None else drawn[: max(functions, len(held_out))])
@@ -120,12 +119,12 @@ def _read_sources(root: Path) -> dict[str, str]:
 
 
 def python_lines(text: str) -> list[str]:
-    """The lines as Python counts them: not splitlines(), which also ends them at form feeds and U+2028."""
+    """Return the lines as Python counts them; splitlines() would also split at form feeds and U+2028."""
     return list(io.StringIO(text, newline=None))
 
 
 def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """In the order of `ast.walk`, which also visits every expression: most of the nodes, and no function is in one."""
+    """Yield functions in the order of `ast.walk`, but faster: without visiting expressions."""
     nodes: deque[ast.AST] = deque([tree])
     while nodes:
         node = nodes.popleft()
@@ -138,7 +137,7 @@ def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunction
 
 
 def documented_functions(path: str, text: str) -> list[Function]:
-    """Functions and methods with a real docstring on lines of its own and a body beside it."""
+    """Return functions and methods that have a docstring on separate lines and a body after it."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

@@ -1,9 +1,9 @@
-"""How much of BM25 a dense retriever gains from, chosen on queries that it is not judged by.
+"""Tuning the weight of BM25 in a hybrid with a dense retriever, with cross-validation.
 
     hybrid(q, d) = (1 - w) * dense(q, d) + w * bm25(q, d), each min-max normalised over its best 100 hits for q
 
-The weight w that is best for one half of the queries ranks the other half, and the other way round, so that every query is
-ranked by a weight that was chosen without it; the weight that is recommended is chosen on all of them.
+The weight w that is best on one half of the queries is used for the other half, and vice versa, so no query is scored with a
+weight that was tuned on it. The recommended weight is tuned on all queries.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ WEIGHTS = tuple(round(0.1 * step, 1) for step in range(11))
 
 @dataclass(frozen=True)
 class FittedHybrid:
-    """A hybrid whose weight was chosen on the task.
+    """A hybrid with a tuned weight.
 
     Attributes:
-        weight: BM25's share, chosen on all queries; 0 where BM25 does not help.
-        scores: Of every query, by the weight that the other half chose.
+        weight: The weight of BM25, tuned on all queries; 0 if BM25 does not help.
+        scores: The scores, each query with the weight tuned on the other half.
     """
 
     weight: float
@@ -34,18 +34,18 @@ class FittedHybrid:
 
 
 def halves(queries: Collection[str]) -> tuple[set[str], set[str]]:
-    """Two halves of the queries, the same ones in every run."""
+    """Split queries into two halves, which are the same in every run."""
     ordered = sorted(queries, key=lambda query: hashlib.sha256(query.encode()).digest())
     return set(ordered[::2]), set(ordered[1::2])
 
 
 def fit_hybrid(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> FittedHybrid:
-    """Chooses the weight that gives the best nDCG@10, the smallest of equals.
+    """Choose the weight with the best nDCG@10; ties go to the smaller weight.
 
     Args:
-        dense: Hits of the retriever, and
-        bm25: hits of BM25, for all queries of the task.
-        task: What they are hits of.
+        dense: The retriever's hits for all queries of the task.
+        bm25: BM25's hits for all queries of the task.
+        task: The task.
     """
     runs = {weight: fuse_runs(dense, bm25, task, weight) for weight in WEIGHTS}
     scored = {weight: score_run(run, task).per_query["ndcg_at_10"] for weight, run in runs.items()}
@@ -60,7 +60,7 @@ def fit_hybrid(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> FittedHy
 
 
 def fuse_runs(dense: Rankings, bm25: Rankings, task: RetrievalTask, weight: float) -> Rankings:
-    """The hits of both as one run, with so much of BM25."""
+    """Fuse the hits of both, with this weight of BM25."""
     documents = list(task.corpus)
     places = {document: place for place, document in enumerate(documents)}
     parts = [_hits(run, list(task.queries), places) for run in (dense, bm25)]

@@ -1,7 +1,7 @@
-"""Tasks by the names mteb gives them: those of BEIR, CoIR, BRIGHT and the rest of MTEB's retrieval tasks.
+"""Evaluating on tasks of mteb by name: BEIR, CoIR, BRIGHT and all other retrieval tasks of MTEB.
 
-mteb downloads the data from the Hub, applies each task's own rules and computes the scores; here is only the way there
-and back. Its own result cache is left alone, so that a model folder that has changed is always measured anew.
+mteb downloads the data from the Hub, applies each task's rules and computes the scores; this module only converts input and
+output. mteb's result cache is not used, so a changed model folder is always evaluated again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ def evaluate_mteb(
     batch_size: int = 32,
     show_progress_bar: bool = True,
 ) -> list[RetrievalScores]:
-    """Evaluates a model on mteb's retrieval tasks, one record per task.
+    """Evaluate a model on mteb's retrieval tasks.
 
     Args:
         model: A SentenceTransformer, or "bm25" for mteb's own BM25.
@@ -34,11 +34,10 @@ def evaluate_mteb(
         show_progress_bar: Whether to show progress bars on standard error.
 
     Returns:
-        For each task the mean over its splits and subsets, as mteb takes it, and how many queries and documents these
-        have together.
+        For each task the mean over its splits and subsets, as in mteb, and the total number of queries and documents.
 
     Raises:
-        UserError: mteb is not installed, a name is unknown or not a retrieval task, or its data cannot be had.
+        UserError: mteb is not installed, a name is unknown or not a retrieval task, or its data cannot be downloaded.
     """
     resolved = resolve_tasks(tasks)
     evaluated: Any = model
@@ -55,7 +54,7 @@ def evaluate_mteb(
 
 
 def resolve_tasks(tasks: "Sequence[str | AbsTask]") -> "list[AbsTask]":
-    """The task objects of these names of tasks and benchmarks; needs no network.
+    """Return the tasks with these names of tasks and benchmarks; needs no network.
 
     Raises:
         UserError: mteb is not installed, or a name is unknown or not that of a retrieval task.
@@ -73,9 +72,7 @@ def resolve_tasks(tasks: "Sequence[str | AbsTask]") -> "list[AbsTask]":
     for task in resolved:
         parts = task.tasks if isinstance(task, AbsTaskAggregate) else [task]
         if not all(isinstance(part, AbsTaskRetrieval) for part in parts):
-            raise UserError(
-                f"{task.metadata.name} is a {task.metadata.type} task; only retrieval can be evaluated here"
-            )
+            raise UserError(f"{task.metadata.name} is a {task.metadata.type} task; only retrieval tasks are supported")
     return resolved
 
 
@@ -87,7 +84,7 @@ def _lookup(mteb: Any, name: str) -> "list[AbsTask]":
     try:
         return [mteb.get_task(name)]
     except KeyError as error:
-        raise UserError(f"mteb knows no task or benchmark {name!r} ({str(error.args[0]).strip()})") from error
+        raise UserError(f"mteb has no task or benchmark {name!r} ({str(error.args[0]).strip()})") from error
 
 
 def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: bool) -> RetrievalScores:
@@ -95,7 +92,7 @@ def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: b
     from mteb.abstasks.aggregated_task import AbsTaskAggregate
 
     name = task.metadata.name
-    if isinstance(task, AbsTaskAggregate):  # CQADupstack: twelve forums, their mean is the score
+    if isinstance(task, AbsTaskAggregate):  # CQADupstack: the mean over twelve forums
         parts = [_evaluate(model, part, batch_size, show_progress_bar) for part in task.tasks]
         size = Size(sum(part.queries for part in parts), sum(part.documents for part in parts))
         return _mean(name, [part.to_dict() for part in parts], size)
@@ -110,9 +107,9 @@ def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: b
             encode_kwargs={"batch_size": batch_size, "show_progress_bar": show_progress_bar},
             show_progress_bar=show_progress_bar,
         )
-        size = _size(task)  # afterwards: mteb brings tasks that load their data in its older form into the new one
+        size = _size(task)  # afterwards: mteb converts tasks in its older data format during the evaluation
     except OSError as error:
-        raise UserError(f"the data of mteb's task {name} cannot be had: {error}") from error
+        raise UserError(f"the data of mteb's task {name} cannot be loaded: {error}") from error
     finally:
         if not was_loaded:
             task.unload_data()
@@ -120,7 +117,7 @@ def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: b
 
 
 class Size(NamedTuple):
-    """How many queries and documents a task has, over its splits and subsets."""
+    """The number of queries and documents of a task, over its splits and subsets."""
 
     queries: int
     documents: int

@@ -1,10 +1,10 @@
-"""A retrieval task made of raw text alone: a measure for who has text and no labels.
+"""A probe: a retrieval task made from raw text, for evaluation without labels.
 
-    documents --passages_of--> passages with possible queries --> near-duplicates out --> a few hundred asked --> BEIR form
+    documents --passages_of--> passages with candidate queries --> without near-duplicates --> a few hundred queries --> BEIR
 
-What a query says is taken out of its passage, and out of what is trained on: `held_out.jsonl` names the document and the
-text, and `Source.held_out` takes it out while the document is read. A query whose text stands in another document that was
-read is not asked. The same text, settings and seed make the same probe.
+The text of a query is removed from its passage and from the training text: `held_out.jsonl` lists documents and texts, and
+`Source.held_out` removes them when documents are read. A query whose text also occurs in another document is not used. The
+same text, settings and seed give the same probe.
 """
 
 import json
@@ -32,7 +32,7 @@ KINDS: tuple[ProbeKind, ...] = ("docstring", "title", "sentence")
 MIN_QUERIES = 20
 MAX_TITLE_PASSAGES = 5
 SCANNED_CHARACTERS = 32_000_000
-"""What is read of the text at most, and held in memory."""
+"""Maximum number of characters that are read and held in memory."""
 
 SETTINGS = "probe.json"
 
@@ -43,18 +43,18 @@ QUESTION_PROMPT = (
 
 
 class NoProbe(UserError):
-    """The text offers too few queries for a probe."""
+    """The text has too few candidate queries for a probe."""
 
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How a probe is made.
+    """The settings of a probe.
 
     Attributes:
-        queries: At most.
-        passages: In the corpus, at most.
-        kinds: Which kinds of query; shared out evenly among those that the text has.
-        seed: Of all that is drawn.
+        queries: Maximum number of queries.
+        passages: Maximum number of passages in the corpus.
+        kinds: Kinds of queries; the queries are divided evenly among the kinds found in the text.
+        seed: The random seed.
     """
 
     queries: int = 200
@@ -63,25 +63,27 @@ class ProbeSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raises UserError for settings that make no probe."""
+        """Raises UserError for invalid settings."""
         if self.queries < MIN_QUERIES:
-            raise UserError(f"a probe of {self.queries} queries says nothing: at least {MIN_QUERIES} are needed")
+            raise UserError(f"a probe needs at least {MIN_QUERIES} queries, not {self.queries}")
         if self.passages < 2 * MIN_QUERIES:
             raise UserError(f"a probe needs at least {2 * MIN_QUERIES} passages, not {self.passages}")
         if not self.kinds or set(self.kinds) - set(KINDS):
-            raise UserError(f"kinds of query are {', '.join(self.kinds) or 'missing'}; there are {', '.join(KINDS)}")
+            raise UserError(
+                f"the kinds of queries must be among {', '.join(KINDS)}, not {', '.join(self.kinds) or 'none'}"
+            )
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A retrieval task made of text, and what was taken out of the text for it.
+    """A retrieval task made from text, and the texts that must be removed from the training text.
 
     Attributes:
-        task: In BEIR's form; a query's id begins with its kind.
-        held_out: Document id to the texts that were taken out of it.
-        documents: How many were looked at, and of how many that were read.
-        characters: How many were read.
-        complete: Whether that was all of the text.
+        task: The task; the id of a query begins with its kind.
+        held_out: Document id to the texts to remove.
+        documents: The number of documents used, and the number of documents read.
+        characters: The number of characters read.
+        complete: Whether all of the text was read.
     """
 
     task: RetrievalTask
@@ -93,23 +95,23 @@ class Probe:
 
     @property
     def kinds(self) -> Counter[str]:
-        """How many queries there are of each kind."""
+        """The number of queries of each kind."""
         return Counter(kind_of(query) for query in self.task.queries)
 
     def of_kind(self, kind: str) -> RetrievalTask:
-        """The task with the queries of one kind alone, and the same corpus."""
+        """Return the task with the queries of one kind and the whole corpus."""
         queries = {id_: text for id_, text in self.task.queries.items() if kind_of(id_) == kind}
         return RetrievalTask(self.task.corpus, queries, {id_: self.task.qrels[id_] for id_ in queries}, f"probe/{kind}")
 
     def __str__(self) -> str:
-        """What it is made of, in one line."""
+        """A summary in one line."""
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(self.kinds.items()))
         used, read = self.documents
         share = f"{counted(used, 'document')} of {read:,}{'' if self.complete else ' or more'}"
         return f"probe: {counted(len(self.task.queries), 'query').replace('querys', 'queries')} ({kinds}) for {len(self.task.corpus):,} passages of {share}"
 
     def examples(self, number: int = 5) -> list[tuple[str, str]]:
-        """Some queries with the passage that answers each, in one line; of every kind that there is."""
+        """Return some queries of every kind, each with its relevant passage in one line."""
         by_kind: dict[str, list[str]] = defaultdict(list)
         for query in self.task.queries:
             by_kind[kind_of(query)].append(query)
@@ -123,7 +125,7 @@ class Probe:
 
 
 def kind_of(query_id: str) -> str:
-    """`sentence-17` -> `sentence`."""
+    """Return the kind in a query's id (`sentence-17` -> `sentence`)."""
     return query_id.rpartition("-")[0]
 
 
@@ -135,18 +137,18 @@ def build_probe(
     report: ReadReport | None = None,
     **defaults: Any,
 ) -> Probe:
-    """Makes a probe of the sources' documents.
+    """Make a probe from the sources' documents.
 
     Args:
         sources: As for `read_documents`.
-        settings: How many of what.
-        questions: A language model that writes questions for the passages, as one more kind.
-        report: Is counted up while reading.
-        **defaults: Fields of `Source` for what a source itself does not say.
+        settings: The settings of the probe.
+        questions: A language model that writes questions for passages, an additional kind of queries.
+        report: Its counts are updated while reading.
+        **defaults: Default values for fields of `Source`.
 
     Raises:
-        NoProbe: The text offers fewer than 20 queries.
-        UserError: Anything `read_documents` raises.
+        NoProbe: The text has fewer than 20 candidate queries.
+        UserError: As `read_documents`.
     """
     settings = settings or ProbeSettings()
     random = Random(settings.seed)
@@ -158,9 +160,9 @@ def build_probe(
         asked |= _questions(questions, passages, asked, settings)
     if len(asked) < MIN_QUERIES:
         raise NoProbe(
-            f"the text offers {len(asked)} queries for a probe, fewer than {MIN_QUERIES}: its {counted(len(documents), 'document')} "
-            f"hold {counted(len(passages), 'different passage')}, of which too few are functions with docstrings, stand under a heading or have "
-            "three sentences; give more of it, or measure on a task of your own"
+            f"the text has {len(asked)} candidate queries, but a probe needs at least {MIN_QUERIES}: too few of the "
+            f"{counted(len(passages), 'distinct passage')} in {counted(len(documents), 'document')} are functions with a "
+            "docstring, have a heading, or have three sentences; add more text, or evaluate on your own task"
         )
     return _assembled(passages, asked, Probe(_NO_TASK, {}, (used, len(documents)), characters, complete, settings))
 
@@ -169,10 +171,10 @@ _NO_TASK = RetrievalTask({}, {}, {}, "probe")
 
 
 def check_probe_folder(folder: Path, option: str = "--output_dir") -> None:
-    """Looks, before the work, whether a probe may be written to a folder.
+    """Check before the work whether a probe may be written to a folder.
 
     Raises:
-        UserError: It holds files that are not an earlier probe's.
+        UserError: It contains files other than those of an earlier probe.
     """
     check_free(folder, option, _is_probe)
 
@@ -182,28 +184,28 @@ def _is_probe(folder: Path) -> bool:
 
 
 def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") -> Path:
-    """Writes the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`.
+    """Write the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`.
 
     Raises:
-        UserError: The folder holds files that are not an earlier probe's.
+        UserError: The folder contains files other than those of an earlier probe.
     """
     folder = write_beir(probe.task, claim(Path(folder), option, _is_probe))
     rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
-    facts = asdict(probe.settings) | {
+    metadata = asdict(probe.settings) | {
         "made": dict(probe.kinds),
         "documents_used": probe.documents[0],
         "documents_read": probe.documents[1],
         "characters_read": probe.characters,
         "all_of_the_text": probe.complete,
     }
-    (folder / SETTINGS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    (folder / SETTINGS).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
 def read_probe_task(folder: str | Path, split: str = "test") -> RetrievalTask:
-    """The task of a folder that `revela-hub probe` wrote (or of any BEIR folder), under the name of a probe."""
+    """Read the task in a folder written by `revela-hub probe` (or any BEIR folder), with the name "probe"."""
     task = read_beir(folder, split)
     return RetrievalTask(task.corpus, task.queries, task.qrels, "probe")
 
@@ -220,7 +222,7 @@ def _read(documents: Iterator[Document]) -> tuple[list[Document], int, bool]:
 
 
 def _passages(documents: Iterable[Document], settings: ProbeSettings, random: Random) -> tuple[list[Passage], int]:
-    """As many different passages as there may be, and of how many documents they are."""
+    """Return distinct passages, up to the maximum, and the number of documents that they are from."""
     passages: list[Passage] = []
     seen = NearDuplicates()
     used = 0
@@ -238,7 +240,7 @@ def _passages(documents: Iterable[Document], settings: ProbeSettings, random: Ra
 
 @dataclass(frozen=True)
 class _Asked:
-    """A query that is asked: its text, what was taken out, and the passages that answer it, by their place."""
+    """A query of the probe, and the positions of its relevant passages."""
 
     candidate: Candidate
     passages: tuple[int, ...]
@@ -247,7 +249,7 @@ class _Asked:
 def _ask(
     passages: Sequence[Passage], documents: Sequence[Document], settings: ProbeSettings, random: Random
 ) -> dict[str, _Asked]:
-    """The queries, by id: an even share of each kind, and the rest from those that have more."""
+    """Choose the queries, by id: an equal number of each kind, and the rest from kinds that have more."""
     offers = {kind: _offers(passages, kind, random) for kind in settings.kinds}
     texts = {document.id: document.text for document in documents}
     everything = "\0".join(" ".join(text.split()) for text in texts.values())
@@ -273,7 +275,7 @@ def _offers(passages: Sequence[Passage], kind: ProbeKind, random: Random) -> lis
         if candidate := passage.candidates.get(kind):
             by_text[candidate.text].append(index)
             candidates[candidate.text] = candidate
-    most = MAX_TITLE_PASSAGES if kind == "title" else 1  # elsewhere a query of two passages has no single answer
+    most = MAX_TITLE_PASSAGES if kind == "title" else 1  # other queries must have a single answer
     offers = [_Asked(candidates[text], tuple(found)) for text, found in by_text.items() if len(found) <= most]
     return random.sample(offers, len(offers))
 
@@ -286,14 +288,14 @@ def _fits(
     texts: dict[str, str],
     everything: str,
 ) -> bool:
-    """Whether the query is a new one, and is nowhere in the text but where it is taken out."""
+    """Return whether the query is new, and its text occurs only where it is removed."""
     if taken.intersection(offer.passages) or offer.candidate.text in seen:
         return False
     own = {passages[index].document for index in offer.passages}
     removed = offer.candidate.removed
     if any(texts[document].count(removed) != 1 for document in own):
         return False
-    # In one line: a line end within a sentence does not make another one of it.
+    # Compared in one line: line breaks inside a sentence do not matter.
     return everything.count(" ".join(removed.split())) == len(own)
 
 

@@ -1,10 +1,10 @@
-"""What a text itself offers as queries: the parts that stand for a passage, taken out of it.
+"""Candidate queries for a probe: parts of a text that describe a passage, and are removed from it.
 
-    docstring  the first paragraph of a function's docstring  -> the function without it
-    title      the title of a document, the heading of a section -> its first passage (of each section, where several share it)
+    docstring  the first paragraph of a function's docstring -> the function without it
+    title      the title of a document, the heading of a section -> its first passage (of every section with that heading)
     sentence   a sentence of a passage -> the rest of the passage
 
-A passage offers a query of each kind that it has; at most one of them is asked.
+A passage has a candidate of each applicable kind; at most one of them is used.
 """
 
 import ast
@@ -27,9 +27,9 @@ MIN_TITLE_WORDS, MAX_TITLE_WORDS = 2, 25
 MIN_SENTENCE_WORDS, MAX_SENTENCE_WORDS = 8, 40
 MIN_PASSAGE_WORDS = 20
 SENTENCE_ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01", "\u0964", "\u061f", "\u06d4")
-"""Of Latin, Cyrillic and Greek; of Chinese and Japanese; of Hindi; of Arabic and Urdu."""
+"""For Latin, Cyrillic and Greek; Chinese and Japanese; Hindi; Arabic and Urdu."""
 
-# A heading of Markdown (# Title), or of reStructuredText (a line with a line of =, -, ~ or ^ below it).
+# A heading in Markdown (# Title), or in reStructuredText (a line underlined with =, -, ~ or ^).
 _HEADING = re.compile(
     r"^(?:#{1,6}[ \t]+(?P<hash>\S.*?)[ \t]*#*|(?P<under>\S.*)\n(?P<line>[=\-~^])(?P=line){2,})[ \t]*$", re.M
 )
@@ -37,11 +37,11 @@ _HEADING = re.compile(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A query that may be asked for a passage.
+    """A candidate query for a passage.
 
     Attributes:
         text: The query, in one line.
-        removed: What of the document's text is taken out of it, exactly as it stands there.
+        removed: The exact text to remove from the document.
     """
 
     text: str
@@ -50,12 +50,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Passage:
-    """A passage, and what may be asked for it.
+    """A passage with its candidate queries.
 
     Attributes:
         document: The document's id.
         text: The passage.
-        candidates: By kind; that of the kind "sentence" still stands in the text.
+        candidates: The candidates by kind; that of the kind "sentence" has not been removed from the text yet.
     """
 
     document: str
@@ -64,7 +64,7 @@ class Passage:
 
 
 def passages_of(document: Document, random: Random) -> list[Passage]:
-    """The passages of a document, `MAX_PASSAGES_OF_A_DOCUMENT` in succession at most."""
+    """Return at most `MAX_PASSAGES_OF_A_DOCUMENT` consecutive passages of a document."""
     found = list(_functions(document) if document.kind == "code" else _sections(document, random))
     start = random.randrange(max(1, len(found) - MAX_PASSAGES_OF_A_DOCUMENT + 1))
     return found[start : start + MAX_PASSAGES_OF_A_DOCUMENT]
@@ -78,7 +78,7 @@ def _functions(document: Document) -> Iterator[Passage]:
         ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    # Of a function that is indented as a whole, the lines to be taken out are those of the document.
+    # If the code is indented as a whole, the lines to remove are the original, indented ones.
     lines = python_lines(document.text)
     for function in documented_functions(document.id, text):
         first, last = function.docstring_lines
@@ -101,10 +101,10 @@ def _sections(document: Document, random: Random) -> Iterator[Passage]:
 
 
 def _split(text: str) -> Iterator[tuple[str, str]]:
-    """Headings with the text under each; an empty one for a text without."""
+    """Yield headings with the text below each; "" for text without a heading."""
     heading, start = "", 0
     first, gap, rest = text.partition("\n\n")
-    # A row with a title has it before an empty line; a first paragraph without a full stop is one, too.
+    # The title of a row is followed by an empty line; a short first line before an empty line also counts as a title.
     if (
         gap
         and rest.strip()
@@ -120,7 +120,7 @@ def _split(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _sentence(text: str, random: Random) -> str | None:
-    """One of the sentences, if what is left is still a passage."""
+    """Choose one of the sentences, if the rest is long enough to be a passage."""
     sentences = [piece.strip() for piece in document_pieces(Document("", text, None, "text"), MAX_WORDS)]
     fitting = [
         s for s in sentences if MIN_SENTENCE_WORDS <= count_words(s) <= MAX_SENTENCE_WORDS and s.endswith(SENTENCE_ENDS)

@@ -1,6 +1,6 @@
-"""Answers against the accepted ones: exact match, F1 and answer recall, in SQuAD's normalisation.
+"""Scoring answers with exact match, F1 and answer recall, using the normalisation of SQuAD.
 
-Normalisation, as the official SQuAD v1.1 script has it: lower case, no punctuation, no articles, single spaces.
+The normalisation of the official SQuAD v1.1 script: lower case, no punctuation, no articles, single spaces.
 """
 
 import re
@@ -19,15 +19,15 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class QAScores:
-    """Means over all questions, between 0 and 1; `per_question` keeps what significance is tested on.
+    """Mean scores over all questions, between 0 and 1.
 
     Attributes:
-        questions: how many.
-        exact_match: share of answers that equal an accepted one.
-        f1: mean of the best token F1 over the accepted answers.
-        answer_recall: share of questions one of whose passages holds an accepted answer; None if none were retrieved.
-        k: passages for a question.
-        per_question: name of the score to its value for each question.
+        questions: The number of questions.
+        exact_match: The fraction of answers that equal an accepted answer.
+        f1: The mean of the best token F1 over the accepted answers.
+        answer_recall: The fraction of questions with an accepted answer in a passage; None without passages.
+        k: Passages per question.
+        per_question: Each score's value for every question, for a paired test.
     """
 
     questions: int
@@ -38,12 +38,12 @@ class QAScores:
     per_question: dict[str, NDArray[np.float64]]
 
     def to_dict(self) -> dict[str, Any]:
-        """The means, for JSON."""
+        """Return the means, for JSON."""
         return {name: value for name, value in vars(self).items() if name != "per_question"}
 
 
 def normalized(text: str) -> str:
-    """SQuAD's normalisation.
+    """Normalise a text as SQuAD does.
 
     >>> normalized("The  Nobel Prize, (a prize).")
     'nobel prize prize'
@@ -52,12 +52,12 @@ def normalized(text: str) -> str:
 
 
 def exact_match(answer: str, accepted: Sequence[str]) -> float:
-    """1 if the answer is one of those accepted, else 0."""
+    """Return 1 if the answer equals an accepted one, otherwise 0."""
     return float(normalized(answer) in {normalized(text) for text in accepted})
 
 
 def f1(answer: str, accepted: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall over tokens, the best over the accepted answers."""
+    """Return the token F1, the maximum over the accepted answers."""
     return max((_f1(normalized(answer).split(), normalized(text).split()) for text in accepted), default=0.0)
 
 
@@ -69,7 +69,7 @@ def _f1(got: list[str], wanted: list[str]) -> float:
 
 
 def holds_answer(passages: Sequence[str], accepted: Sequence[str]) -> bool:
-    """Whether one of the passages holds an accepted answer, as whole words after normalisation."""
+    """Return whether a passage contains an accepted answer, as whole words after normalisation."""
     texts = [f" {normalized(passage)} " for passage in passages]
     wanted = [f" {words} " for text in accepted if (words := normalized(text))]
     return any(words in text for text in texts for words in wanted)
@@ -78,12 +78,12 @@ def holds_answer(passages: Sequence[str], accepted: Sequence[str]) -> bool:
 def score_answers(
     answers: Sequence[str], accepted: Sequence[Sequence[str]], passages: Sequence[Sequence[str]] | None = None
 ) -> QAScores:
-    """Scores one answer for each question.
+    """Score one answer per question.
 
     Args:
-        answers: what was generated.
-        accepted: the accepted answers of each question.
-        passages: the texts that were read for each question, if any.
+        answers: The generated answers.
+        accepted: The accepted answers of each question.
+        passages: The passages of each question, if any.
     """
     per_question = {
         "exact_match": np.array([exact_match(a, w) for a, w in zip(answers, accepted, strict=True)], float),

@@ -1,12 +1,12 @@
-"""Whether one model is better than another on the same queries: the paired bootstrap over queries.
+"""Testing whether one model is better than another on the same queries, with a paired bootstrap over queries.
 
-With d_q = b_q - a_q, the difference of a query's two scores, and m the mean of d over the Q queries, the queries are drawn
-again, Q with replacement, many times; m* is the mean of such a draw (Efron and Tibshirani 1993, chapters 13 and 16):
+Let d_q = b_q - a_q be the difference of a query's two scores, and m the mean of d over the Q queries. The bootstrap draws Q
+queries with replacement many times; m* is the mean of one sample (Efron and Tibshirani 1993, chapters 13 and 16):
 
     interval  the percentiles of m*
-    p-value   how often |m* - m| >= |m|: how often chance alone moves the mean as far as it is from 0
+    p-value   the fraction of samples with |m* - m| >= |m|
 
-P-values are those of one comparison: who compares a model with many divides 0.05 by their number.
+P-values are not corrected for multiple comparisons: with n comparisons, use a threshold of 0.05 / n.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,15 +22,15 @@ SAMPLES = 10_000
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How much better b is than a, in the unit of the scores.
+    """The mean difference between two models, with a confidence interval.
 
     Attributes:
-        difference: The mean over the queries of b's score less a's.
+        difference: The mean of b's score minus a's over the queries.
         low: The lower end of the interval.
-        high: The upper end.
-        p_value: Two-sided; never 0, the smallest is 1 / (samples + 1).
-        queries: How many there were.
-        confidence: The interval's, 0.95 by default.
+        high: The upper end of the interval.
+        p_value: The two-sided p-value, at least 1 / (samples + 1).
+        queries: The number of queries.
+        confidence: The confidence level of the interval.
     """
 
     difference: float
@@ -42,7 +42,7 @@ class PairedDifference:
 
     @property
     def verdict(self) -> str:
-        """Says "better", "worse", or "no difference" where the interval holds 0."""
+        """Return "better", "worse", or "no difference" if the interval contains 0."""
         return "better" if self.low > 0 else "worse" if self.high < 0 else "no difference"
 
     def __str__(self) -> str:
@@ -51,33 +51,33 @@ class PairedDifference:
         return f"{self.difference:+.4f} [{self.low:+.4f}, {self.high:+.4f}], {p}: {self.verdict}"
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dictionary, for JSON."""
+        """Return a plain dictionary, for JSON."""
         return asdict(self) | {"verdict": self.verdict}
 
 
 def paired_bootstrap(
     a: ArrayLike, b: ArrayLike, *, samples: int = SAMPLES, confidence: float = 0.95, seed: int = 0
 ) -> PairedDifference:
-    """Compares the scores of two models for the same queries, in the same order.
+    """Compare the scores of two models for the same queries, in the same order.
 
     Args:
-        a: Scores (Q,) of the one that is compared with.
-        b: Scores (Q,) of the other.
-        samples: How often the queries are drawn again.
-        confidence: Of the interval.
-        seed: Of the draws.
+        a: Scores (Q,) of the baseline.
+        b: Scores (Q,) of the other model.
+        samples: Number of bootstrap samples.
+        confidence: Confidence level of the interval.
+        seed: The seed of the samples.
 
     Raises:
-        ValueError: Fewer than two queries, two numbers of them, or a score that is not a number.
+        ValueError: Fewer than two queries, different numbers of queries, or a score that is not finite.
     """
     a_Q, b_Q = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if a_Q.shape != b_Q.shape or a_Q.ndim != 1:
-        raise ValueError(f"scores of shape {a_Q.shape} and {b_Q.shape}: both models need one for each query")
+        raise ValueError(f"scores of shape {a_Q.shape} and {b_Q.shape}: both models need one score per query")
     if len(a_Q) < 2:
-        raise ValueError(f"{len(a_Q)} queries: at least two are needed to say how much chance there is")
+        raise ValueError(f"{len(a_Q)} queries: a paired test needs at least two")
     d_Q = b_Q - a_Q
     if not np.isfinite(d_Q).all():
-        raise ValueError("a score is not a number")
+        raise ValueError("a score is not finite")
     result = stats.bootstrap(
         (d_Q,),
         np.mean,
@@ -88,7 +88,7 @@ def paired_bootstrap(
         rng=np.random.default_rng(seed),
     )
     mean = float(d_Q.mean())
-    # Rounding must not part a mean from itself: without it two equal models could differ "significantly".
+    # The tolerance absorbs rounding errors: without it, two equal models could differ "significantly".
     as_far = np.abs(result.bootstrap_distribution - mean) >= abs(mean) - 1e-12
     interval = result.confidence_interval
     return PairedDifference(
@@ -104,14 +104,14 @@ def paired_bootstrap(
 def compare_queries(
     a: Mapping[str, float], b: Mapping[str, float], *, samples: int = SAMPLES, confidence: float = 0.95, seed: int = 0
 ) -> PairedDifference:
-    """`paired_bootstrap` for scores by query id, as `RetrievalScores.per_query` has them for each metric.
+    """`paired_bootstrap` for scores by query id, such as one metric of `RetrievalScores.per_query`.
 
     Raises:
-        ValueError: The two do not have the same queries, or fewer than two.
+        ValueError: The queries differ, or there are fewer than two.
     """
     if a.keys() != b.keys():
-        raise ValueError(f"{len(a.keys() ^ b.keys())} queries have a score from one of the models only")
-    queries: Sequence[str] = sorted(a)  # the draws do not depend on the order in which they were asked
+        raise ValueError(f"{len(a.keys() ^ b.keys())} queries have a score from only one of the models")
+    queries: Sequence[str] = sorted(a)  # the samples do not depend on the order of the queries
     return paired_bootstrap(
         [a[query] for query in queries],
         [b[query] for query in queries],

@@ -205,7 +205,7 @@ def _load(kind: Any, name: str, device: str | None, trust_remote_code: bool, max
                 f"turn a training checkpoint into one with `revela-hub export`"
             )
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
-        raise UserError(f"no folder {name}; pass a sentence-transformers folder, a Hub id, or bm25")
+        raise UserError(f"{name} is not a folder; pass a sentence-transformers folder, a Hub id, or bm25")
     if max_seq_length is not None and max_seq_length < 1:
         raise UserError(f"the maximum sequence length must be at least 1, not {max_seq_length}")
     try:

@@ -1,1 +1,1 @@
-"""Labelled tasks, described in YAML, to pairs with instructions and hard negatives."""
+"""Converting labelled tasks, described in YAML, to pairs with instructions and hard negatives."""

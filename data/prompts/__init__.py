@@ -1,1 +1,1 @@
-"""Prompts with their answers: JSON lines through templates, and tasks made of raw text."""
+"""Prompts with answers: JSON lines through templates, and tasks made from raw text."""

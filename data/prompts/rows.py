@@ -1,12 +1,12 @@
-r"""Rows of prompts and answers from JSON lines, in the forms in which such data comes.
+r"""Reading prompts and answers from JSON lines, in several common formats.
 
-    {"prompt": "Who wrote Emma?\n", "answer": "Jane Austen"}                      as it is, no template
+    {"prompt": "Who wrote Emma?\n", "answer": "Jane Austen"}                      used unchanged, without a template
     {"task": "fact_checking", "input": "Emma is a novel.", "answer": "SUPPORTS"}  through a template of templates.yaml
     {"question": "Who wrote Emma?", "answers": ["Jane Austen", "Austen"]}         question answering: SQuAD, NQ open
-    {"question": "Who wrote Emma?", "answers": {"text": ["Jane Austen"]}}         SQuAD as a data set of the Hub
+    {"question": "Who wrote Emma?", "answers": {"text": ["Jane Austen"]}}         SQuAD on the Hub
     {"input": "Who wrote Emma?", "output": [{"answer": "Jane Austen"}]}           KILT
 
-Optional in all of them: `id` or `_id`; `task`; `context`; `retrieve`, false for a row that should read no passages.
+Optional in all formats: `id` or `_id`; `task`; `context`; `retrieve`, false for a row that does not use passages.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,27 +23,27 @@ from revela_hub.data.sources.rows import Row, json_lines_rows
 from revela_hub.errors import UserError
 
 COLUMNS = ("id", "task", "prompt", "input", "answers", "retrieve", "where")
-"""What a data set of prompts has: `input` is what a written query would be, the prompt without its template; `answers` are
-the accepted ones, the first is learnt; `where` is file and line."""
+"""The columns of a data set of prompts: `input` is the prompt without its template, for use as a query; `answers` are the
+accepted ones, of which the first is used for training; `where` is file and line."""
 
 
 @cache
 def templates() -> dict[str, Any]:
-    """Task to template, and under `without_retrieval` the tasks that read no passages."""
+    """Return the templates by task, and under `without_retrieval` the tasks that do not use passages."""
     text = files("revela_hub.data").joinpath("prompts/templates.yaml").read_text(encoding="utf-8")
     loaded: dict[str, Any] = yaml.safe_load(text)
     return loaded
 
 
 def render(task: str, where: str = "", **parts: str) -> str:
-    """The prompt of a task.
+    """Fill in the template of a task.
 
     Raises:
-        UserError: There is no such task, or a part that its template needs is missing.
+        UserError: The task is unknown, or a field of its template is missing.
     """
     known = {name: text for name, text in templates().items() if isinstance(text, str)}
     if task not in known:
-        raise UserError(f"{where}: no task {task!r}; there are {', '.join(known)}")
+        raise UserError(f"{where}: unknown task {task!r}; the tasks are {', '.join(known)}")
     try:
         return known[task].format_map(parts)
     except KeyError as error:
@@ -51,27 +51,27 @@ def render(task: str, where: str = "", **parts: str) -> str:
 
 
 def retrieves(task: str) -> bool:
-    """Whether prompts of the task read passages."""
+    """Return whether prompts of the task use passages."""
     return task not in templates()["without_retrieval"]
 
 
 def read_prompts(sources: Iterable[str | Path], task: str = "question_answering") -> Dataset:
-    """Reads files of JSON lines (plain or .gz).
+    """Read prompts from files of JSON lines (plain or .gz).
 
     Args:
-        sources: the files.
-        task: of rows that do not say theirs.
+        sources: The files.
+        task: The task of rows that do not name one.
 
     Returns:
-        A data set with the columns of `COLUMNS`.
+        A data set with the columns in `COLUMNS`.
 
     Raises:
-        UserError: with file and line: a line without a prompt, or whose answer is missing or has no text.
+        UserError: A line has no prompt, or its answer is missing or empty; the message has file and line.
     """
     paths = [Path(source) for source in sources]
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        raise UserError(f"{missing[0]}: there is no such file (prompts are read from JSON lines)")
+        raise UserError(f"{missing[0]}: no such file (prompts are read from JSON lines)")
     rows = [prompt_row(row, task) for path in paths for row in json_lines_rows(path, ReadReport())]
     if not rows:
         raise UserError(f"no prompts in {', '.join(map(str, paths))}")
@@ -79,22 +79,22 @@ def read_prompts(sources: Iterable[str | Path], task: str = "question_answering"
 
 
 def prompt_row(row: Row, task: str) -> dict[str, Any]:
-    """One row as `read_prompts` gives it."""
+    """Convert one row to the columns in `COLUMNS`."""
     columns = row.columns
     task = str(columns.get("task") or task)
     text = columns.get("prompt")
     given = columns.get("input", columns.get("question"))
     if text is None and given is None:
-        there = ", ".join(map(repr, columns)) or "none"
-        raise UserError(f"{row.where}: no prompt; give it as prompt, question or input (the fields are {there})")
+        names = ", ".join(map(repr, columns)) or "none"
+        raise UserError(f"{row.where}: no prompt; it must be in prompt, question or input (the fields are {names})")
     if text is None:
         parts = {"input": given, "context": columns.get("context")}
         text = render(task, row.where, **{name: str(part) for name, part in parts.items() if part is not None})
     if not isinstance(text, str) or not text.strip():
-        raise UserError(f"{row.where}: the prompt has no text")
+        raise UserError(f"{row.where}: the prompt is empty")
     answers = [answer.strip() for answer in _answers(row)]
     if not answers or not all(answers):
-        raise UserError(f"{row.where}: an answer has no text: give one, or leave the line out")
+        raise UserError(f"{row.where}: an answer is empty: add one, or remove the line")
     retrieve = columns.get("retrieve")
     return {
         "id": str(columns.get("id", columns.get("_id", row.where))),
@@ -108,10 +108,10 @@ def prompt_row(row: Row, task: str) -> dict[str, Any]:
 
 
 def _answers(row: Row) -> Iterator[str]:
-    """The accepted answers, from `answer`, `answers` or KILT's `output`, whose entries without answer are provenance."""
+    """Yield the accepted answers from `answer`, `answers` or KILT's `output` (entries without an answer are provenance)."""
     names = [name for name in ("answer", "answers", "output") if name in row.columns]
     if not names:
-        raise UserError(f"{row.where}: no answer; give it as answer, answers or output")
+        raise UserError(f"{row.where}: no answer; it must be in answer, answers or output")
     value = row.columns[names[0]]
     value = value.get("text", value) if isinstance(value, dict) else value
     for entry in value if isinstance(value, list) else [value]:
@@ -120,5 +120,5 @@ def _answers(row: Row) -> Iterator[str]:
                 continue
             entry = entry["answer"]
         if not isinstance(entry, str):
-            raise UserError(f"{row.where}: {names[0]} holds {type(entry).__name__} where a text is needed")
+            raise UserError(f"{row.where}: {names[0]} contains {type(entry).__name__} instead of text")
         yield entry

@@ -1,6 +1,6 @@
-"""Prompts made of raw text: a phrase to fill in, the next or the previous sentence, and plain text.
+"""Prompts made from raw text: a phrase to fill in, the next or the previous sentence, and plain text.
 
-They keep the reader a language model, and let it practise retrieval where no questions are at hand.
+They preserve the reader's language modelling, and provide training for retrieval when no questions are available.
 """
 
 import random
@@ -16,22 +16,22 @@ from revela_hub.data.text.chunks import chunk_document
 from revela_hub.errors import UserError
 
 KINDS = ("phrase_denoising", "next_sentence", "previous_sentence", "plain_text")
-# A phrase worth hiding: a few words in succession that begin with capitals or digits, not at the sentence's beginning.
+# A phrase to hide: consecutive words that begin with capitals or digits, not at the start of the sentence.
 _PHRASE = re.compile(r"(?<=\w )(?:[A-Z0-9][\w'’.-]*)(?: (?:[A-Z0-9][\w'’-]*)){0,4}")
 
 
 def text_prompts(documents: Iterable[Document], kind: str, count: int, *, words: int = 60, seed: int = 0) -> Dataset:
-    """Makes `count` prompts of a kind, fewer where the text has no more.
+    """Make `count` prompts of a kind, or fewer if the text is too short.
 
     Args:
-        documents: raw text.
-        kind: one of `KINDS`.
-        count: how many rows.
-        words: the largest number of words in a prompt's text.
-        seed: chooses among chunks and phrases.
+        documents: Raw text.
+        kind: One of `KINDS`.
+        count: The number of rows.
+        words: Maximum number of words in the text of a prompt.
+        seed: The seed for the choice of chunks and phrases.
 
     Returns:
-        A data set as `read_prompts` gives it.
+        A data set with the columns of `read_prompts`.
     """
     rng = random.Random(f"{seed} {kind}")
     rows = []
@@ -42,18 +42,18 @@ def text_prompts(documents: Iterable[Document], kind: str, count: int, *, words:
             if pair is not None:
                 rows.append(_row(kind, *pair, f"{document.id}#{number}"))
     if not rows:
-        raise UserError(f"the raw text gives no {kind.replace('_', ' ')}: it needs longer documents")
+        raise UserError(f"no prompts of the kind {kind.replace('_', ' ')} can be made: use longer documents")
     chosen = rng.sample(rows, min(count, len(rows)))
     return Dataset.from_list(chosen)
 
 
 def mix(prompts: Dataset, parts: list[Dataset], seed: int = 0) -> Dataset:
-    """All rows in one shuffled data set."""
+    """Concatenate and shuffle data sets."""
     return concatenate_datasets([prompts, *parts]).shuffle(seed=seed)
 
 
 def _pair(kind: str, chunks: list[str], number: int, rng: random.Random) -> tuple[str, str] | None:
-    """The input and the answer that a chunk gives."""
+    """Return the input and the answer made from a chunk, or None."""
     text = " ".join(chunks[number].split())
     if kind == "plain_text":
         return "", text

@@ -1,8 +1,8 @@
-"""Language models that write synthetic data: what one is to the generator, and models on this machine.
+"""Language models that write synthetic data: the interface of a backend, and local models.
 
-A backend takes an iterable of requests and gives each request with its reply, in order, taking a request only when there
-is room for it. While a reply is due the iterable may give None: nothing to ask just now, come back after that reply. So the
-caller decides by what came back so far how much more is asked for, and no request is made that is not needed.
+A backend takes an iterable of requests and yields each request with its reply, in order; it takes a request only when it has
+capacity for it. While replies are pending, the iterable may yield None for "no request at the moment, ask again after the
+next reply". So the caller can decide by the replies how many more requests it needs, and makes no superfluous ones.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from revela_hub.precision import loading_dtype
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt, the seed to sample its reply with, and the JSON schema that the reply is to follow, if one is."""
+    """One prompt, the sampling seed, and optionally the JSON schema of the reply."""
 
     prompt: str
     seed: int
@@ -29,22 +29,22 @@ RequestT = TypeVar("RequestT", bound=Request)
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back. `problem` says why there is no text to read (`cut off`, `refused by the endpoint`)."""
+    """A reply. `problem` is the reason why it is unusable (`cut off`, `refused by the endpoint`)."""
 
     text: str
     problem: str | None = None
 
 
 class Backend(Protocol):
-    """A language model that answers prompts. `recorded`, if it has that, is what its replies depend on."""
+    """A language model that answers prompts. An optional attribute `recorded` lists the settings its replies depend on."""
 
     def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
-        """Each request with its reply, in order; see the module for None."""
+        """Yield each request with its reply, in order; the module's docstring explains None."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How replies are sampled. The paper samples at temperature 1 and top_p 1, for variety."""
+    """Sampling settings. The paper uses temperature 1 and top_p 1, for diversity."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -53,15 +53,15 @@ class Sampling:
     def __post_init__(self) -> None:
         """Checks the ranges."""
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.max_new_tokens < 1:
-            raise UserError("the temperature must be 0 or more, top_p in (0, 1], the number of new tokens 1 or more")
+            raise UserError("temperature must be at least 0, top_p in (0, 1], max_new_tokens at least 1")
 
     def recorded(self) -> dict[str, Any]:
-        """What replies depend on: not their greatest length, which only decides how many are cut off and rejected."""
+        """Return the settings that replies depend on; not max_new_tokens, which affects only how many are cut off."""
         return {"temperature": self.temperature, "top_p": self.top_p}
 
 
 def take(source: Iterator[RequestT | None], room: int) -> tuple[list[RequestT], bool]:
-    """The next requests, as many as there is room for, and whether more may come."""
+    """Take the next requests, at most `room`; also return whether there may be more."""
     taken: list[RequestT] = []
     while len(taken) < room:
         try:
@@ -75,16 +75,16 @@ def take(source: Iterator[RequestT | None], room: int) -> tuple[list[RequestT], 
 
 
 class LocalModel:
-    """A text generation model of transformers on this machine, in batches; with its chat template where it has one.
+    """A local text-generation model of transformers, run in batches, with its chat template if it has one.
 
-    The same seed gives the same replies on the same machine with the same batch size: a batch is sampled together.
+    The same seed gives the same replies on the same machine with the same batch size, because a batch is sampled together.
 
     Args:
-        name: Hub id or folder; its weights must be safetensors.
-        sampling: Of the replies.
-        batch_size: Prompts at once.
-        device: `cpu`, `cuda`, ...; None: the fastest there is.
-        trust_remote_code: Whether code that comes with the model may run.
+        name: Hub id or folder; the weights must be safetensors.
+        sampling: Sampling settings.
+        batch_size: Prompts per batch.
+        device: `cpu`, `cuda`, ...; None: the fastest available.
+        trust_remote_code: Whether to run the model's own Python code.
 
     Raises:
         UserError: The model cannot be loaded, or an option is out of range.
@@ -113,7 +113,7 @@ class LocalModel:
             raise UserError(f"cannot load the model {name}: {first_line(error)}") from error
         config = model.config
         if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
-            raise UserError(f"the model {name} is an encoder, which writes no text: it has to be a decoder")
+            raise UserError(f"the model {name} is an encoder, which cannot generate text: use a decoder")
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         self._tokenizer = tokenizer
@@ -122,10 +122,10 @@ class LocalModel:
         self.recorded = self._sampling.recorded() | {"weights": _fingerprint(model)}
 
     def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
-        """Each request with its reply, in order, batch by batch.
+        """Yield each request with its reply, in order, batch by batch.
 
         Raises:
-            UserError: The device has too little memory for a batch, or the model's numbers overflow.
+            UserError: The device runs out of memory, or the model's logits overflow.
         """
         source = iter(requests)
         more = True
@@ -160,13 +160,13 @@ class LocalModel:
         except torch.OutOfMemoryError as error:
             raise UserError("the device has too little memory: lower --batch_size or --max_new_tokens") from error
         except (RuntimeError, ValueError, IndexError, TypeError, TemplateError) as error:
-            # NaN among the logits; a prompt and reply longer than the model's positions; a broken chat template.
-            raise UserError(f"the model {self._name} cannot write a reply: {first_line(error)}") from error
+            # NaN logits; a prompt with its reply exceeds the model's positions; a broken chat template.
+            raise UserError(f"the model {self._name} failed to generate a reply: {first_line(error)}") from error
         return [Reply(output[0]["generated_text"]) for output in outputs]
 
 
 def _fingerprint(model: Any) -> str:
-    """A hash of eight values of each weight: the same on every device, another one after training."""
+    """Return a hash of eight values of each weight: equal on all devices, different after training."""
     digest = hashlib.sha256()
     for weight in model.parameters():
         digest.update(weight.detach().flatten()[-8:].float().cpu().numpy().tobytes())

@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class Endpoint:
-    """Any server that speaks OpenAI's chat completions, through the `openai` client.
+    """A server with OpenAI's chat-completions API, accessed with the `openai` client.
 
-    Several requests are under way at once. The client makes one that fails for a while (408, 409, 429, 5xx, a time-out, a
-    lost connection) again after 0.5, 1, 2, ... 8 seconds, or after what `Retry-After` says. A request's JSON schema is sent
-    as `response_format`, until the server has refused it.
+    Several requests run concurrently. The client retries temporary failures (408, 409, 429, 5xx, a timeout, a lost
+    connection) after 0.5, 1, 2, ... 8 seconds, or after the time in `Retry-After`. The JSON schema of a request is sent as
+    `response_format` unless the server rejects it.
 
     Attributes:
-        url: Of the server, with or without `/v1`.
-        model: Its name there.
-        api_key: Sent as a bearer token, and never shown. None: `EMPTY`, as servers without keys expect it.
-        sampling: Of the replies.
-        concurrency: Requests at once.
-        timeout: Seconds without a byte from the server after which a request has failed.
-        retries: How often a failed request is made again.
-        extra_body: Further fields of the request, or other values of ours; None leaves a field out.
+        url: The URL of the server, with or without `/v1`.
+        model: The name of the model on the server.
+        api_key: Sent as a bearer token and never printed. None: `EMPTY`, as expected by servers without keys.
+        sampling: Sampling settings.
+        concurrency: Number of concurrent requests.
+        timeout: Seconds without data from the server after which a request fails.
+        retries: Number of retries of a failed request.
+        extra_body: More fields of the request, or replacements of ours; None removes a field.
 
     Raises:
-        ValueError: A number is out of its range.
-        UserError: The URL is not one, or holds a password; the key cannot be sent; the package `openai` is not installed.
+        ValueError: A number is out of range.
+        UserError: The URL is invalid or contains a password; the key is invalid; the package `openai` is not installed.
     """
 
     url: str = field(repr=False)
@@ -55,10 +55,10 @@ class Endpoint:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks the options; nothing is sent."""
+        """Checks the options without contacting the server."""
         check_ranges(self)
         if self.api_key and not re.fullmatch(r"[!-~]+", self.api_key):
-            raise UserError("the API key (--api_key_env) has a space, a line break or a letter that no header can hold")
+            raise UserError("the API key (--api_key_env) contains characters that are not allowed in an HTTP header")
         self._client = self._connect()
         self._answered = self._follows_schema = self._refused_schema = False
 
@@ -66,25 +66,25 @@ class Endpoint:
         try:
             parts = urlsplit(self.url)
             valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # no number where the port is
+        except ValueError:  # the port is not a number
             valid = False
         if not valid:
             raise UserError(f"{public_url(self.url)} is not the URL of a server, such as http://localhost:8000/v1")
         if parts.username or parts.password:
-            raise UserError(f"{public_url(self.url)}: no user or password in the URL; name --api_key_env instead")
+            raise UserError(f"{public_url(self.url)}: remove user and password from the URL; use --api_key_env instead")
         try:
             from openai import Omit, OpenAI
         except ModuleNotFoundError as error:
             raise UserError(install_hint("openai")) from error
-        if parts.query:  # it may hold a key, and the HTTP library logs whole URLs
+        if parts.query:  # it may contain a key, and the HTTP library logs whole URLs
             for library in ("httpx", "httpx2"):
-                logging.getLogger(library).addFilter(_nothing)
+                logging.getLogger(library).addFilter(_reject)
         path = parts.path.rstrip("/")
         if not path.endswith("/chat/completions") and not re.search(r"/v\d", path):
             path += "/v1"
         return OpenAI(
             base_url=f"{parts.scheme}://{parts.netloc}{path.removesuffix('/chat/completions')}",
-            # Always given: otherwise the client sends the keys and names of the environment to whatever server it is.
+            # Always set: otherwise the client would send the environment's OpenAI key and ids to this server.
             api_key=self.api_key or "EMPTY",
             default_headers={"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()},  # type: ignore[dict-item]
             default_query=dict(parse_qsl(parts.query)),
@@ -94,18 +94,18 @@ class Endpoint:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The settings that replies depend on. --extra_body may hold a secret, so only its hash is recorded."""
+        """The settings that replies depend on. --extra_body may contain a secret, so only its hash is recorded."""
         extra = json.dumps(dict(self.extra_body), sort_keys=True).encode()
         body = hashlib.sha256(extra).hexdigest() if self.extra_body else None
         return self.sampling.recorded() | {"weights": None, "extra_body": body}
 
     def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
-        """Each request with its reply, in order, with up to `concurrency` requests under way.
+        """Yield each request with its reply, in order, with up to `concurrency` concurrent requests.
 
-        After Ctrl-C or a failure come the replies that are there already, then the exception.
+        After Ctrl-C or a failure, replies that have arrived are yielded before the exception is raised.
 
         Raises:
-            UserError: The endpoint cannot be reached, refuses the key, or fails again and again.
+            UserError: The endpoint cannot be reached, rejects the key, or fails repeatedly.
         """
         window: deque[tuple[RequestT, Future[Reply]]] = deque()
         source = iter(requests)
@@ -121,7 +121,7 @@ class Endpoint:
                     window.popleft()
                     yield request, reply
         except (KeyboardInterrupt, UserError):
-            # What has been answered is paid for: hand it over, then stop.
+            # These replies have been paid for: yield them, then stop.
             for request, future in window:
                 if future.done() and future.exception() is None:
                     yield request, future.result()
@@ -133,10 +133,10 @@ class Endpoint:
         def work() -> None:
             try:
                 future.set_result(self._ask(request))
-            except BaseException as error:  # for the caller's thread
+            except BaseException as error:  # raised in the caller's thread
                 future.set_exception(error)
 
-        # Not a ThreadPoolExecutor: Python waits for its threads at exit, so that Ctrl-C would take up to a time-out.
+        # Not a ThreadPoolExecutor: Python waits for its threads at exit, so Ctrl-C could take as long as the timeout.
         threading.Thread(target=work, daemon=True).start()
         return future
 
@@ -154,9 +154,7 @@ class Endpoint:
             if not isinstance(text, str):
                 raise TypeError(f"the message's content is a {type(text).__name__}")
         except openai.APITimeoutError as error:
-            raise UserError(
-                f"{where} did not answer within {self.timeout:g} seconds (see --timeout) {tries}"
-            ) from error
+            raise UserError(f"{where} did not answer within {self.timeout:g} seconds (--timeout) {tries}") from error
         except openai.APIConnectionError as error:
             tries = f" {tries}" if self._answered else ""
             raise UserError(f"cannot reach {where}: {self._shown(error.__cause__ or error)}{tries}") from error
@@ -166,9 +164,9 @@ class Endpoint:
                 return self._ask(request)
             return self._refusal(error, where, tries)
         except (openai.OpenAIError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
-            if self._answered:  # a page of HTML, of a proxy in front of a server that restarts: asked for again
+            if self._answered:  # such as an HTML page of a proxy while the server restarts: the request is repeated
                 return Reply("", "not a chat completion")
-            message = f"{where} does not answer as OpenAI's chat completions do ({self._shown(error)})"
+            message = f"{where} does not answer like OpenAI's chat completions API ({self._shown(error)})"
             raise UserError(f"{message}; check --endpoint") from error
         self._answered = True
         self._follows_schema |= schema is not None
@@ -193,7 +191,9 @@ class Endpoint:
             "extra_body": {name: value for name, value in body.items() if value is not None},
         }
         client = self._client
-        if not self._answered and self.retries:  # no server at all is a typing error then, of which to hear at once
+        if (
+            not self._answered and self.retries
+        ):  # a server that cannot be reached at first is likely a typo: do not retry
             try:
                 return client.with_options(max_retries=0).chat.completions.create(**fields)
             except (APITimeoutError, InternalServerError, RateLimitError):
@@ -201,19 +201,17 @@ class Endpoint:
         return client.chat.completions.create(**fields)
 
     def _refusal(self, error: "APIStatusError", where: str, tries: str) -> Reply:
-        """What an HTTP status means for this request, or for the run."""
+        """Return the reply for an HTTP error of one request, or raise UserError for one that concerns the whole run."""
         status, said = error.status_code, self._shown(_message(error))
-        if status in (400, 413, 422) and self._answered:  # of this prompt: too long, or against the server's policy
+        if status in (400, 413, 422) and self._answered:  # only this prompt: too long, or against the server's policy
             return Reply(said, "refused by the endpoint")
         message = f"{where}: HTTP {status}{f' ({said})' if said else ''}"
         if status in (401, 403):
-            remedy = (
-                "was refused: check its value" if self.api_key else "is needed: put it into an environment variable"
-            )
+            remedy = "was rejected: check its value" if self.api_key else "is required: set an environment variable"
             raise UserError(f"{message}; the API key {remedy} (--api_key_env NAME)") from error
         wait = error.response.headers.get("Retry-After")
-        if wait and status in (429, 503):  # longer than the client waits, or again and again
-            raise UserError(f"{message}; it asks to wait (Retry-After: {wait}): run again then") from error
+        if wait and status in (429, 503):  # longer than the client waits, or repeatedly
+            raise UserError(f"{message}; the server asks to wait (Retry-After: {wait}): run again later") from error
         if status in (408, 409, 429) or status >= 500:
             raise UserError(f"{message} {tries}") from error
         raise UserError(
@@ -221,7 +219,7 @@ class Endpoint:
         ) from error
 
     def _shown(self, error: object) -> str:
-        """A message of the server or of the library in one line, without our key should it be in there."""
+        """Return an error message in one line, with our key and other secrets removed."""
         text = " ".join(str(error).split())
         secrets = [self.api_key, *dict(parse_qsl(urlsplit(self.url).query)).values(), *self.extra_body.values()]
         for secret in secrets:
@@ -230,7 +228,7 @@ class Endpoint:
 
 
 def public_url(url: str) -> str:
-    """The URL for messages: without user, password and query, which may hold a key.
+    """Return the URL for messages: without user, password and query, which may contain a key.
 
     >>> public_url("https://me:secret@example.org:8000/v1?key=abc")
     'https://example.org:8000/v1'
@@ -238,16 +236,16 @@ def public_url(url: str) -> str:
     return re.sub(r"(?<=://)[^/]*@|[?#].*", "", url)
 
 
-def _nothing(_: logging.LogRecord) -> bool:
+def _reject(_: logging.LogRecord) -> bool:
     return False
 
 
 def api_key(variable: str | None) -> str | None:
-    """The key that an environment variable holds.
+    """Return the key from an environment variable.
 
     Raises:
-        UserError: The variable is missing or empty. The message does not repeat the name: a user who gave the key itself
-            must not find it in a log.
+        UserError: The variable is missing or empty. The message does not repeat the name, because a user may have passed
+            the key itself, which must not end up in a log.
     """
     key = os.environ.get(variable, "").strip() if variable is not None else None
     if key == "":
@@ -258,7 +256,7 @@ def api_key(variable: str | None) -> str | None:
 
 
 def _message(error: "APIStatusError") -> str:
-    """What the server says: OpenAI's `{"error": {"message": ...}}` in its forms, or nothing for a page of HTML."""
+    """Return the server's message, from variants of OpenAI's `{"error": {"message": ...}}`; "" for an HTML page."""
     said: Any = error.body
     while isinstance(said, dict):
         said = next((said[key] for key in ("message", "error", "detail") if said.get(key)), None)

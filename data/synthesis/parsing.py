@@ -1,8 +1,8 @@
-r"""Reads what a language model answers: a list of tasks, or one example as a JSON object; says what is wrong with the rest.
+r"""Parsing the replies of a language model: a list of tasks, or one example as a JSON object.
 
-Models wrap JSON in code fences and prose, think aloud before it, put raw line breaks into strings, answer with Python's
-quotes, or number the items of a list instead. All that is understood. A library that repairs JSON would go further than is
-wanted here: it closes what was cut off, and half a document would pass for a whole one.
+Models wrap JSON in code fences and prose, think before it, put raw line breaks into strings, use Python's quotes, or write a
+numbered list instead. All of that is accepted. A library that repairs JSON is not used, because it also completes JSON that
+was cut off, so that half a document would be accepted as a whole one.
 """
 
 import ast
@@ -21,20 +21,20 @@ TASK_MIN_WORDS, TASK_MAX_WORDS = 3, 80
 
 _THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>|^.*?</think(?:ing)?>", re.DOTALL)
 _BULLET = r"(?:[-*•]|\(?\d+[.):])\s*"
-# `1. text`, `- text`, `"text",`: what opens with a quote has to end with one, or it is cut off
+# `1. text`, `- text`, `"text",`: an item that begins with a quote must end with one, or it was cut off
 _LIST_ITEM = re.compile(rf"""^\s*(?:(?:{_BULLET})?(?:"(.+)"|'(.+)')\s*,?|{_BULLET}([^"'\s].*?))\s*$""")
 _REASONS = {"missing": "key missing", "string_type": "not a string"}  # by pydantic's type of error
 
 
 class Rejected(ValueError):
-    """An answer that cannot be used; the message is one of a few reasons, for counting."""
+    """An unusable reply; the message is one of a few reasons, which are counted."""
 
 
 def parse_tasks(reply: str) -> list[str]:
-    r"""The tasks in an answer to the first step, cleaned, in order, without repetitions.
+    r"""Return the tasks in a reply to the first step, cleaned, in order, without duplicates.
 
     Raises:
-        Rejected: There is none.
+        Rejected: There are none.
 
     >>> parse_tasks('Sure!\n```json\n["Find the law that a case cites.", "Match a word with its antonym."]\n```')
     ['Find the law that a case cites.', 'Match a word with its antonym.']
@@ -53,8 +53,8 @@ def parse_tasks(reply: str) -> list[str]:
 
 
 def _task(item: Any) -> str:
-    """One task as a line, or nothing where the item is not one."""
-    if isinstance(item, dict) and item:  # {"task": "..."}, where a string was asked for
+    """Return a task in one line, or "" if the item is not one."""
+    if isinstance(item, dict) and item:  # {"task": "..."} instead of a string
         item = item.get("task", item.get("description", next(iter(item.values()))))
     if not isinstance(item, str) or BROKEN.search(item):
         return ""
@@ -63,14 +63,13 @@ def _task(item: Any) -> str:
 
 
 def parse_example(form: Form, reply: str) -> dict[str, str]:
-    r"""The example in an answer to the second step.
+    r"""Return the example in a reply to the second step.
 
     Returns:
-        `anchor`, `positive` and `negative_1`, stripped, within their bounds, and different from one another in more than
-        case and punctuation.
+        `anchor`, `positive` and `negative_1`, stripped, of valid length, and different in more than case and punctuation.
 
     Raises:
-        Rejected: There is no such example.
+        Rejected: There is no valid example.
 
     >>> parse_example("long-short", 'Here: {"input_text": "It never came.", "label": "delivery", "misleading_label": "refund"}')
     {'anchor': 'It never came.', 'positive': 'delivery', 'negative_1': 'refund'}
@@ -101,7 +100,7 @@ def parse_example(form: Form, reply: str) -> dict[str, str]:
 
 
 def _values(text: str, kind: type[list[Any]] | type[dict[Any, Any]]) -> Iterator[Any]:
-    """The JSON (or Python) lists or objects in a text, outermost first, what is inside one not again."""
+    """Yield the outermost JSON (or Python) lists or objects in a text."""
     decoder = json.JSONDecoder(strict=False)  # raw line breaks in strings
     opening, closing = "[]" if kind is list else "{}"
     position = text.find(opening)
@@ -110,7 +109,7 @@ def _values(text: str, kind: type[list[Any]] | type[dict[Any, Any]]) -> Iterator
         try:
             value, end = decoder.raw_decode(text, position)
         except (ValueError, RecursionError):
-            try:  # Python's notation, with single quotes, which ends with the last bracket
+            try:  # Python syntax with single quotes, up to the last bracket
                 value = ast.literal_eval(text[position:end])
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 value, end = None, position

@@ -1,13 +1,13 @@
-"""The prompts of two-step synthetic data, which stand in `prompts.yaml`: a list of tasks, then one example of each.
+"""The prompts of two-step synthetic data (in `prompts.yaml`): a list of tasks, then examples of each.
 
 After Wang et al., "Improving Text Embeddings with Large Language Models" (arXiv 2401.00368, section 3.1 and the tables of
 prompts in its appendix), which NV-Embed (arXiv 2405.17428, section 4.3) follows for its 120,000 examples. The structure,
 the keys of the JSON objects and the values of the placeholders are theirs; the wording is ours. Two deviations:
 
-- The first step names a field of knowledge, drawn from a list. With one prompt for all lists a model soon repeats itself:
-  the paper sampled at temperature 1 from a very large one.
-- Short-short examples have a hard negative too. The paper leaves it out; but NV-Embed's second stage has no in-batch
-  negatives, and learns nothing from a pair without one.
+- The first step names a field of knowledge, drawn from a list. With one prompt for all lists, a model soon repeats itself;
+  the paper sampled at temperature 1 from a very large model.
+- Short-short examples have a hard negative too, unlike in the paper, because NV-Embed's second stage uses no in-batch
+  negatives and cannot learn from a pair without one.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ Form: TypeAlias = Literal["short-long", "long-short", "short-short"]
 TASKS_PER_LIST = 20
 PLACEHOLDER = re.compile(r"^(?:a string\b|\.\.\.|…|<[^>]*>$|\{[^}]*\}$)", re.IGNORECASE)  # copied from a prompt
 
-BROKEN = re.compile("[\ud800-\udfff]")  # half of a surrogate pair: JSON and a command line may have it, UTF-8 has not
+BROKEN = re.compile("[\ud800-\udfff]")  # half of a surrogate pair: possible in JSON and on a command line, not in UTF-8
 
 
 class Part(BaseModel):
-    """One text of an example: its key in the model's JSON, what it is, and how many words it may have."""
+    """One text of an example: its key in the model's JSON, its description, and its limits in words."""
 
     key: str
     description: str
@@ -41,9 +41,9 @@ class Part(BaseModel):
     max_words: int
 
     def check(self, text: str) -> str:
-        """The text, without space around it; raises pydantic's error, of which the type is the reason."""
+        """Return the stripped text; raises pydantic's error with the reason as its type."""
         text = text.strip()
-        # A text of symbols alone (code, a formula) is one word: it is not empty, and words() finds none.
+        # A text of symbols only (code, a formula) counts as one word: it is not empty, but words() finds none.
         count = len(words(text)) or 1
         for reason, holds in {
             "broken character": BROKEN.search(text),
@@ -58,7 +58,7 @@ class Part(BaseModel):
 
 
 class FormPrompts(BaseModel):
-    """How one form of example is asked for; `prompts.yaml` says what the fields are."""
+    """The prompts of one form of example; `prompts.yaml` describes the fields."""
 
     kind: Literal["retrieval", "other"]
     noun: str
@@ -71,12 +71,12 @@ class FormPrompts(BaseModel):
 
     @property
     def anchor(self) -> Part:
-        """The text that the instruction belongs to."""
+        """The text that the instruction applies to."""
         return self.parts[0]
 
     @cached_property
     def example(self) -> type[BaseModel]:
-        """What validates an example, and whose JSON schema a server can hold its model to."""
+        """The model that validates an example; its JSON schema is sent to the server."""
         fields: dict[str, Any] = {
             part.key: (Annotated[str, AfterValidator(part.check)], Field(description=part.description))
             for part in self.parts
@@ -89,18 +89,18 @@ _TEXT = files(__package__).joinpath("prompts.yaml").read_text(encoding="utf-8")
 _PROMPTS: dict[str, Any] = yaml.safe_load(_TEXT)
 FORMS: dict[Form, FormPrompts] = {form: FormPrompts(**fields) for form, fields in _PROMPTS["forms"].items()}
 DOMAINS: tuple[str, ...] = tuple(_PROMPTS["domains"].split("; "))
-VERSION = hashlib.sha256(repr(_PROMPTS).encode()).hexdigest()[:16]  # of the prompts: another version, other data
+VERSION = hashlib.sha256(repr(_PROMPTS).encode()).hexdigest()[:16]  # different prompts produce different data
 
 
 class Draw(NamedTuple):
-    """What one prompt was made of, and the prompt."""
+    """A prompt, and the values that it was made from."""
 
     prompt: str
     values: Mapping[str, str]
 
 
 def brainstorm_prompt(form: Form, domains: Sequence[str], random: Random) -> Draw:
-    """The first step: asks for a list of tasks, showing two and naming a field of knowledge, both drawn."""
+    """Return the prompt of the first step, for a list of tasks, with two random examples and a random field."""
     prompts = FORMS[form]
     domain = random.choice(domains)
     values = {
@@ -114,7 +114,7 @@ def brainstorm_prompt(form: Form, domains: Sequence[str], random: Random) -> Dra
 
 
 def example_prompt(form: Form, task: str, languages: Sequence[str], random: Random) -> Draw:
-    """The second step: asks for an example of the task, all placeholders drawn."""
+    """Return the prompt of the second step, for an example of the task, with random placeholder values."""
     prompts = FORMS[form]
     values = {name: random.choice(choices) for name, choices in prompts.placeholders.items()}
     values["language"] = random.choice(languages)

@@ -1,12 +1,11 @@
-"""The folder that synthetic data are written to, line by line as they come, so that a run can stop at any moment.
+"""The output folder of synthetic data, written line by line, so that a run can be interrupted at any time.
 
-    pairs.jsonl      the examples: what training reads
+    pairs.jsonl      the examples, for training
     tasks.jsonl      the tasks of the first step
-    rejected.jsonl   what was asked for and could not be used, with the reason and the beginning of the reply
+    rejected.jsonl   unusable replies, with the reason and the beginning of the reply
     settings.json    the settings that the data depend on
 
-Each line says which draw it came from. What is done is what is in these files: a restart draws the same again only for
-requests whose replies had not come.
+Each line has the number of its draw. These files are the only state: a resumed run repeats only the requests without a reply.
 """
 
 import json
@@ -26,12 +25,12 @@ from revela_hub.errors import UserError
 PAIRS, TASKS, REJECTED, SETTINGS = "pairs.jsonl", "tasks.jsonl", "rejected.jsonl", "settings.json"
 TASK_PREFIX = "synthetic/"  # of the column `task`: synthetic/short-long
 
-# Settings of which no value is shown, only a hash kept.
+# Settings of which only a hash is stored, and how a difference is described.
 _HASHED = {
-    "exclude": "other --exclude texts",
-    "extra_body": "another --extra_body",
-    "prompts": "other prompts (of another version of revela-hub)",
-    "weights": "other weights of --model (or a server's, or not a server's)",
+    "exclude": "different --exclude texts",
+    "extra_body": "a different --extra_body",
+    "prompts": "different prompts (of another version of revela-hub)",
+    "weights": "different weights of --model (or local instead of a server's, or the reverse)",
 }
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxlist = 100, 5
@@ -79,22 +78,22 @@ _LINES: dict[str, type[Pair] | type[Task] | type[Rejection]] = {PAIRS: Pair, TAS
 
 
 class SyntheticFolder:
-    """The folder, open for one run: what is in it, and what is added.
+    """The folder, opened for one run: its content, and new lines.
 
     Args:
-        path: Made if it is not there.
-        settings: Those that the data depend on; must be the ones that the folder was begun with.
-        overwrite: Whether to remove what earlier runs wrote there, whatever their settings.
+        path: The folder; created if it is missing.
+        settings: The settings that the data depend on, which must be the same as in earlier runs.
+        overwrite: Whether to delete the files of earlier runs.
 
     Attributes:
         pairs: The lines of `pairs.jsonl`, of this run and earlier ones, by form.
         tasks: The tasks of each form, in order.
-        attempts: How many replies to a draw of the second step were rejected, by form and draw.
-        lists: Draws of the first step that have been answered, by form.
+        attempts: The number of rejected replies for each draw of the second step, by form and draw.
+        lists: The answered draws of the first step, by form.
 
     Raises:
-        UserError: The folder cannot be written, belongs to a run with other settings or to something else, is in use, or a
-            line of it is damaged (but for the last line of a file, which a crash may have cut off: that is removed).
+        UserError: The folder cannot be written to, belongs to a run with different settings or to something else, is in
+            use, or contains an invalid line. (An incomplete last line, left by a crash, is removed.)
     """
 
     def __init__(self, path: str | Path, settings: Mapping[str, Any], overwrite: bool = False) -> None:
@@ -109,7 +108,7 @@ class SyntheticFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
         except Timeout as error:
-            raise UserError(f"{self.path}: another run is writing there; choose another --output_dir") from error
+            raise UserError(f"{self.path} is in use by another run; choose another --output_dir") from error
         except OSError as error:
             raise UserError(
                 f"{self.path}: cannot write there ({error.strerror}); choose another --output_dir"
@@ -145,14 +144,14 @@ class SyntheticFolder:
         self._lock.release()
 
     def add(self, row: Pair | Task | Rejection) -> None:
-        """Writes a line, and counts it in."""
+        """Writes a line and adds it to the attributes."""
         name = next(name for name, kind in _LINES.items() if isinstance(row, kind))
         try:
             self._files[name].write(row.model_dump_json().encode() + b"\n")
             self._files[name].flush()
         except OSError as error:
             raise UserError(
-                f"{self.path / name}: cannot write ({error.strerror}); make room and run again to resume"
+                f"{self.path / name}: cannot write ({error.strerror}); free some space and run again to resume"
             ) from error
         self._take(row)
 
@@ -168,12 +167,12 @@ class SyntheticFolder:
             self.attempts[row.form][row.draw] += 1
 
     def _begun(self) -> dict[str, Any]:
-        """The settings that the folder was begun with; none for a new one."""
+        """Return the stored settings; an empty dictionary for a new folder."""
         file = self.path / SETTINGS
         if not file.exists():
             if taken := [name for name in _LINES if (self.path / name).exists()]:
                 raise UserError(
-                    f"{self.path / taken[0]} is there, but no {SETTINGS} of ours; choose another --output_dir"
+                    f"{self.path / taken[0]} exists, but {SETTINGS} is missing; choose another --output_dir"
                 )
             return {}
         try:
@@ -181,21 +180,23 @@ class SyntheticFolder:
             if not isinstance(begun, dict) or "examples_per_task" not in begun:
                 raise ValueError("not written by revela-hub synthesize")
         except ValueError as error:
-            raise UserError(f"{file}: not the settings of a run ({error}); choose another --output_dir") from error
+            raise UserError(
+                f"{file}: not the settings of a synthesis run ({error}); choose another --output_dir"
+            ) from error
         return begun
 
     def _check_settings(self, begun: dict[str, Any], settings: dict[str, Any]) -> None:
-        """Refuses other settings, and writes down those that an earlier release did not."""
+        """Raises UserError for different settings, and stores those that an earlier release did not store."""
         pairs = sum(self.pairs.values(), [])
         if pairs:
             begun.setdefault("model", pairs[0].model)
-        elif not any(self.tasks.values()):  # nothing to mix with
+        elif not any(self.tasks.values()):  # nothing was written yet
             begun = {}
         for name, value in settings.items():
             if begun.get(name, value) != value:
                 what = _HASHED.get(name, f"--{name} {_SHORT.repr(begun[name])}, not {_SHORT.repr(value)}")
                 raise UserError(
-                    f"{self.path} was begun with {what}; choose another --output_dir, or start over with --overwrite"
+                    f"{self.path} was created with {what}; choose another --output_dir, or start over with --overwrite"
                 )
         if begun != settings:
             draft = self.path / f"{SETTINGS}.{os.getpid()}.tmp"
@@ -208,7 +209,7 @@ class SyntheticFolder:
             return
         content = file.read_bytes()
         whole = content.rfind(b"\n") + 1
-        if whole < len(content):  # the last line was not written to its end
+        if whole < len(content):  # the last line is incomplete
             os.truncate(file, whole)
         for number, line in enumerate(content[:whole].split(b"\n")[:-1], start=1):
             try:

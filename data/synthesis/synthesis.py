@@ -1,15 +1,15 @@
 """Synthetic training pairs from a language model, in two steps: tasks, then examples of them.
 
-After Wang et al. (arXiv 2401.00368, section 3.1), as NV-Embed (arXiv 2405.17428) uses it; the prompts are in
+After Wang et al. (arXiv 2401.00368, section 3.1), as used by NV-Embed (arXiv 2405.17428); the prompts are in
 `revela_hub.data.synthesis.prompts`.
 
-    lists of tasks --parse, new ones kept--> tasks.jsonl
-    task + drawn placeholders --reply--> parse, validate --> not in an evaluation set --> not there before --> pairs.jsonl
+    reply with a list of tasks --> parse --> drop known tasks --> tasks.jsonl
+    reply with an example of a task --> parse, validate --> drop overlap with evaluation sets, duplicates --> pairs.jsonl
 
-Every request is a numbered draw: its task, placeholders and sampling seed follow from the run's seed and the number, so
-that the same backend gives the same data, however many requests are under way at once, and a restart resumes where the
-run stopped. A reply that cannot be used is counted by its reason and asked for again, with the same placeholders (or the
-difficult ones would become rare) and another seed; after a few tries the draw is given up for the next one.
+Every request is a numbered draw. Its task, placeholders and sampling seed are derived from the run's seed and this number, so
+the same backend gives the same data for any number of concurrent requests, and a run can be resumed. An unusable reply is
+counted by reason and requested again with the same placeholders (otherwise difficult ones would become rare) and a new seed;
+after a few attempts the draw is skipped.
 """
 
 import itertools
@@ -33,13 +33,13 @@ from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates, wo
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt, Seed, check_ranges
 
-FRUITLESS_LISTS = 10  # lists in a row without a new task after which the tasks there are must do
-SAMPLE_CHARACTERS = 500  # of a rejected reply, kept
+MAX_LISTS_WITHOUT_NEW_TASKS = 10  # consecutive lists, after which the existing tasks are used
+SAMPLE_CHARACTERS = 500  # characters of a rejected reply that are stored
 
 
 @dataclass
 class SynthesisSettings:
-    """What is made; the help texts say what each setting means.
+    """The settings of a synthesis run; the help texts describe them.
 
     Raises:
         ValueError: A number is out of its range.
@@ -79,21 +79,21 @@ class SynthesisSettings:
         check_ranges(self)
         for name in ("forms", "languages"):
             if not getattr(self, name):
-                raise UserError(f"--{name} is empty: give at least one")
+                raise UserError(f"--{name} is empty: pass at least one value")
         for name in ("model", "languages", "domains"):
             for text in [self.model] if name == "model" else getattr(self, name):
                 if prompts.BROKEN.search(text):
-                    raise UserError(f"--{name}: {text!r} is not text: it has half of a surrogate pair, or broken UTF-8")
+                    raise UserError(f"--{name}: {text!r} is not valid Unicode (a lone surrogate or broken UTF-8)")
         if set(self.forms) - FORMS.keys() or len(set(self.forms)) < len(self.forms):
-            raise UserError(f"--forms must be different ones of {', '.join(FORMS)}, not {' '.join(self.forms)}")
+            raise UserError(f"--forms must be distinct values of {', '.join(FORMS)}, not {' '.join(self.forms)}")
 
     def wanted(self, form: str) -> int:
-        """Examples of one form."""
+        """Return the number of examples of one form."""
         share, rest = divmod(self.count, len(self.forms))
         return share + (list(self.forms).index(form) < rest)
 
     def recorded(self, backend: Backend, excluded: ExcludedTexts | None) -> dict[str, Any]:
-        """What the data depend on: this must stay the same when a run is resumed."""
+        """Return the settings that the data depend on, which must not change when a run is resumed."""
         return {
             "model": self.model,
             "examples_per_task": self.examples_per_task,
@@ -109,30 +109,30 @@ class SynthesisSettings:
 
 @dataclass
 class SynthesisReport:
-    """What was made, and what was not; `str(report)` is the line that a command prints."""
+    """The counts of a run; the command prints `str(report)`."""
 
     pairs: Counter[str] = field(default_factory=Counter)
     """Examples in the folder, by form."""
     earlier: int = 0
-    """Those of them that earlier runs made."""
+    """Examples from earlier runs."""
     tasks: Counter[str] = field(default_factory=Counter)
     """Tasks in the folder, by form."""
     rejected: Counter[str] = field(default_factory=Counter)
-    """Replies that could not be used in this run, by reason."""
+    """Unusable replies in this run, by reason."""
     few_tasks: list[str] = field(default_factory=list)
-    """Forms for which the model had no more new tasks before there were as many as wanted."""
+    """Forms for which the model produced fewer distinct tasks than requested."""
 
     def __str__(self) -> str:
         """For example `30 pairs (20 short-long, 10 short-short) of 16 tasks; rejected: 4 not JSON`."""
         forms = ", ".join(f"{number:,} {form}" for form, number in self.pairs.items())
         parts = [f"{counted(self.pairs.total(), 'pair')} ({forms}) of {counted(self.tasks.total(), 'task')}"]
         if self.earlier:
-            parts.append(f"{self.earlier:,} of them from earlier runs")
+            parts.append(f"{self.earlier:,} from earlier runs")
         if self.rejected:
             parts.append(f"rejected: {skips(self.rejected)}")
         if self.few_tasks:
             parts.append(
-                f"the model thinks of no more tasks for {', '.join(self.few_tasks)}, so each has more examples"
+                f"the model ran out of new tasks for {', '.join(self.few_tasks)}, so each task has more examples"
             )
         return "; ".join(parts)
 
@@ -146,25 +146,25 @@ def synthesize(
     overwrite: bool = False,
     show_progress_bar: bool = False,
 ) -> SynthesisReport:
-    """Makes examples until there are `settings.count` in the folder.
+    """Generate examples until the folder contains `settings.count` of them.
 
     Args:
         backend: The language model.
         output: The folder; see `revela_hub.data.synthesis.store`. `pairs.jsonl` has the columns `task`
-            (`synthetic/short-long`), `instruction` (the task in words), `anchor`, `positive`, `negative_1`, `kind`
+            (`synthetic/short-long`), `instruction` (the task description), `anchor`, `positive`, `negative_1`, `kind`
             (`retrieval` or `other`), `language`, `model` and `draw`.
-        settings: What is made.
-        excluded: Texts of evaluation sets: an example that shares words with them (see `ExcludedTexts`) is rejected.
-        overwrite: Whether to start over instead of resuming what is in the folder.
-        show_progress_bar: On standard error.
+        settings: The settings of the run.
+        excluded: Texts of evaluation sets: examples that overlap with them (see `ExcludedTexts`) are rejected.
+        overwrite: Whether to start over instead of resuming.
+        show_progress_bar: Whether to show a progress bar on standard error.
 
     Raises:
-        UserError: The folder or the backend does not work, the folder was begun with another model or other settings, or
-            the model gives nothing usable any more.
+        UserError: The folder or the backend fails, the folder belongs to a run with another model or different settings, or
+            the model no longer gives usable replies.
     """
     settings = settings or SynthesisSettings()
     with SyntheticFolder(output, settings.recorded(backend, excluded), overwrite) as folder:
-        run = _Run(backend, folder, settings, excluded, show_progress_bar)
+        run = _Synthesis(backend, folder, settings, excluded, show_progress_bar)
         forms = cast("list[Form]", settings.forms)
         for form in forms:
             if len(folder.pairs[form]) < settings.wanted(form):
@@ -178,7 +178,7 @@ def synthesize(
 
 @dataclass(frozen=True, kw_only=True)
 class _Job(Request):
-    """A request and what it was drawn from."""
+    """A request and the draw that it was made from."""
 
     step: Literal["tasks", "examples"]
     form: Form
@@ -189,8 +189,8 @@ class _Job(Request):
 
 
 @dataclass
-class _Run:
-    """One pass of `synthesize`."""
+class _Synthesis:
+    """The state of one call of `synthesize`."""
 
     backend: Backend
     folder: SyntheticFolder
@@ -199,7 +199,7 @@ class _Run:
     show_progress_bar: bool
 
     def __post_init__(self) -> None:
-        """Remembers what is there."""
+        """Adds existing pairs to the duplicate detection."""
         pairs = [pair for pairs in self.folder.pairs.values() for pair in pairs]
         self.report = SynthesisReport(earlier=len(pairs))
         self.seen = NearDuplicates(self.settings.duplicate_similarity)
@@ -208,7 +208,7 @@ class _Run:
             self._remember(pair)
 
     def make_tasks(self, form: Form) -> None:
-        """The first step: asks for lists until there are tasks enough, or nothing new comes."""
+        """The first step: requests lists until there are enough tasks, or no new ones."""
         wanted = -(-self.settings.wanted(form) // self.settings.examples_per_task)
         tasks = self.folder.tasks[form]
         seen = NearDuplicates(self.settings.duplicate_similarity)
@@ -226,19 +226,19 @@ class _Run:
             for task in _new_tasks(reply, seen)[: wanted - len(tasks)]:
                 self.folder.add(Task(form=form, task=task, draw=job.draw))
 
-        problem = self._collect(tasks, wanted, job, use, TASKS_PER_LIST, FRUITLESS_LISTS, f"{form} tasks")
+        problem = self._collect(tasks, wanted, job, use, TASKS_PER_LIST, MAX_LISTS_WITHOUT_NEW_TASKS, f"{form} tasks")
         if problem and not tasks:
             raise problem
         if problem:
             self.report.few_tasks.append(form)
 
     def make_examples(self, form: Form) -> None:
-        """The second step: asks for examples until there are as many as wanted."""
+        """The second step: requests examples until there are enough."""
         settings, attempts = self.settings, self.folder.attempts[form]
         done = {pair.draw for pair in self.folder.pairs[form]}
         first = max([*done, *attempts], default=-1) + 1
         numbers = itertools.count(first)
-        # Draws of earlier runs that are to be asked for (again), with the attempts made.
+        # Draws of earlier runs without a usable reply, with the number of attempts.
         earlier = [(draw, attempts.get(draw, 0)) for draw in range(first) if draw not in done]
         pending = deque(item for item in earlier if item[1] < settings.attempts)
 
@@ -281,10 +281,10 @@ class _Run:
         patience: int,
         name: str,
     ) -> UserError | None:
-        """Asks until as much is `made` as `wanted`, to which `use` adds `per_reply`, or raises `Rejected`.
+        """Requests replies until `made` has `wanted` items; `use` adds up to `per_reply` items, or raises `Rejected`.
 
         Returns:
-            Why it gave up: `patience` replies in a row were rejected. None if it did not.
+            An error after `patience` consecutive rejected replies, otherwise None.
         """
         outstanding = useless = 0
         reasons: Counter[str] = Counter()
@@ -292,7 +292,7 @@ class _Run:
         def jobs() -> Iterator[_Job | None]:
             nonlocal outstanding
             while len(made) < wanted:
-                # If all that are under way are good, they are enough.
+                # Enough if all pending replies are usable.
                 if outstanding and len(made) + outstanding * per_reply >= wanted:
                     yield None
                 else:
@@ -316,22 +316,22 @@ class _Run:
                 if useless == patience:
                     sample = " ".join(reply.text.split())[:200]
                     return UserError(
-                        f"{name}: {counted(useless, 'answer')} in a row could not be used (of this run: {skips(reasons)}); "
-                        f"the last one began {sample!r}; what was accepted is in {self.folder.path}: try a higher "
-                        "--max_new_tokens or --patience, or another model with another --output_dir"
+                        f"{name}: {useless:,} unusable replies in a row (in this run: {skips(reasons)}); the last one begins "
+                        f"with {sample!r}; accepted examples are in {self.folder.path}: try a higher --max_new_tokens or "
+                        "--patience, or another model with another --output_dir"
                     )
         return None
 
     def _pair(self, job: _Job, reply: Reply) -> Pair:
-        """The line of `pairs.jsonl`.
+        """Return the line of `pairs.jsonl`.
 
         Raises:
-            Rejected: The reply is no example, or not a new one.
+            Rejected: The reply is not an example, or a duplicate.
         """
         if reply.problem:
             raise Rejected(reply.problem)
         texts = parse_example(job.form, reply.text)
-        # A label is a word or two that may well stand in an evaluation set.
+        # Not the labels: one or two words easily occur in an evaluation set.
         checked = [texts["anchor"]] if job.form == "long-short" else list(texts.values())
         if self.excluded and (name := next(filter(None, map(self.excluded.find, checked)), None)):
             raise Rejected(f"overlapping {name}")
@@ -355,23 +355,23 @@ class _Run:
 
     def _reject(self, job: _Job, reason: str, reply: Reply) -> None:
         self.report.rejected[reason] += 1
-        # A reply may hold half of a surrogate pair, which no file takes.
+        # A reply may contain a lone surrogate, which cannot be written to a file.
         sample = reply.text[:SAMPLE_CHARACTERS].encode(errors="replace").decode()
         kept = Rejection(step=job.step, form=job.form, draw=job.draw, attempt=job.attempt, reason=reason, reply=sample)
         self.folder.add(kept)
 
     def _random(self, *key: object) -> Random:
-        """Random numbers of their own for each draw: a string is the same seed in every process and version."""
+        """Return a generator for one draw; seeding with a string gives the same numbers in every process and version."""
         return Random("/".join(map(str, (self.settings.seed, *key))))
 
 
 def _new_tasks(reply: Reply, seen: NearDuplicates) -> list[str]:
-    """The tasks in a reply that are not known, which they then are."""
+    """Return the new tasks in a reply, and add them to `seen`."""
     cut_off = reply.problem == "cut off"
     if reply.problem and not cut_off:
         raise Rejected(reply.problem)
     new = []
-    # A list that is cut off has good items, but for the last one.
+    # All items of a list that was cut off are usable, except for the last one.
     for task in parse_tasks(reply.text)[: -1 if cut_off else None]:
         if task not in seen:
             seen.add(task)
@@ -382,10 +382,10 @@ def _new_tasks(reply: Reply, seen: NearDuplicates) -> list[str]:
 
 
 def _content(pair: Pair) -> str:
-    """What near-duplicates are found by: the same short query may ask for different things."""
+    """Return the text that is compared for near-duplicates: short queries alone may be equal with different intents."""
     return f"{pair.anchor}\n{pair.positive}"
 
 
 def _asked(pair: Pair) -> tuple[str, ...]:
-    """The query under its instruction, which may be there once only."""
+    """Return the query with its instruction, which must be unique."""
     return (pair.instruction, *(words(pair.anchor) or [pair.anchor]))

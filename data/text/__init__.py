@@ -1,1 +1,1 @@
-"""Documents to training rows: chunks, groups of chunks, spans, masks, and which texts repeat each other."""
+"""Converting documents to training rows: chunks, groups of chunks, spans, masks; and detecting duplicates."""

@@ -1,14 +1,14 @@
-"""Documents to chunks: at most 120 words, whole sentences of prose, whole lines of code, as Revela is trained on.
+"""Splitting documents into chunks for Revela: at most 120 words, whole sentences of prose or whole lines of code.
 
-Sentences are found by sentencex (Wikimedia; MIT). It needs no model and no download, has wheels for Linux and macOS on
-x86-64 and arm64, and handles abbreviations, initials and quotations in some 300 languages. Measured
-on English Wikipedia, one core, in millions of characters a second: sentencex 45, blingfire 9 with offsets (not maintained
-since 2022), syntok 1.6, pysbd 0.3 (since 2021). The whole of this module does 25 on prose and 30 on code, so that the
-13 GB of Wikipedia's 21 million passages take ten minutes.
+Sentences are found by sentencex (Wikimedia; MIT), which needs no model and no download, has wheels for Linux and macOS on
+x86-64 and arm64, and handles abbreviations, initials and quotations in about 300 languages. Speed on English Wikipedia, one
+core, in millions of characters per second: sentencex 45, blingfire 9 with offsets (unmaintained since 2022), syntok 1.6, pysbd
+0.3 (unmaintained since 2021). This module processes 25 on prose and 30 on code: the 13 GB of Wikipedia's 21 million passages
+take ten minutes.
 
-A word is what stands between white space. Two guards keep chunks within reason where that means little: in scripts written
-without spaces every character counts as a word, and a chunk has at most 20 characters for each of its words (prose has
-six), which is what cuts minified code.
+Words are separated by white space. Two rules limit chunks where that is not meaningful: in scripts without spaces every
+character counts as a word, and a chunk has at most 20 characters per word of its limit (prose averages six), which splits
+minified code.
 """
 
 import re
@@ -24,7 +24,7 @@ CHARACTERS_PER_WORD = 20
 
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and Han
 UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
-# Where a piece that is too long may be cut; the limit of 100 is for the words of minified code and base64.
+# Positions where a piece that is too long may be split; the limit of 100 is for minified code and base64.
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]{{1,100}}")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")  # not splitlines(), which also ends lines at form feeds
 _CLOSING = ")]}"
@@ -33,7 +33,7 @@ _GLUED = ".!?" + _QUOTES  # no sentence ends after these without white space
 _LONGEST_GAP = 64
 _BLOCK = 1 << 15
 _LAST_SPACE = re.compile(r".*\s", re.DOTALL)
-# For long quotations only, inside which sentencex finds no ends.
+# For long quotations only, in which sentencex does not split sentences.
 _QUOTED_SENTENCE = re.compile(r".*?[.!?][\"')\]\u2019\u201d]*\s+|.+", re.DOTALL)
 
 
@@ -43,11 +43,10 @@ class Chunk:
 
     Attributes:
         document: The document's id.
-        text: Exactly the document's characters: code with its indentation and line ends, prose without the white space
-            around it.
+        text: The unchanged text: code with its indentation and line ends, prose without surrounding white space.
         path: The document's file, if it is one.
-        start_line: The line on which the chunk begins, from 1.
-        end_line: The line on which it ends.
+        start_line: The first line of the chunk, from 1.
+        end_line: The last line of the chunk.
     """
 
     document: str
@@ -59,7 +58,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What is not cut any further: a sentence, a line, or a part of one that was too long."""
+    """An indivisible piece: a sentence, a line, or a part of one that was too long."""
 
     text: str
     words: int
@@ -68,23 +67,22 @@ class _Piece:
 def chunk_document(
     document: Document, max_words: int = 120, *, language: str = "en", report: ReadReport | None = None
 ) -> list[Chunk]:
-    """Cuts a document into chunks.
+    """Split a document into chunks.
 
-    Prose: as many whole sentences as fit. What is longer than a chunk without an end of sentence (a list, a table, a
-    long quotation, one with a quotation mark missing) is cut at its line ends, a line of it that is still too long at
-    its full stops, and only then between words. Code: as many whole lines as fit, but if there is a
-    better place in the second half of the chunk it ends there: before the line that is indented least, and best after an
-    empty line, so that functions tend to stay whole. Chunks of nothing but white space are left out; apart from those, the
-    chunks of code joined together are the document.
+    Prose: each chunk has as many whole sentences as fit. A longer sentence (a list, a table, a long quotation, a missing
+    quotation mark) is split at its line ends, a line that is still too long at its full stops, and only then between words.
+    Code: each chunk has as many whole lines as fit, unless there is a better boundary in its second half: before the least
+    indented line, preferably after an empty line, so that functions tend to stay whole. Chunks of only white space are
+    skipped; apart from these, the concatenated chunks of code are the document.
 
     Args:
-        document: What to cut.
-        max_words: The largest number of words in a chunk.
-        language: ISO 639-1 code, for the abbreviations of prose.
-        report: Its `chunks` and `cut` are counted up.
+        document: The document.
+        max_words: Maximum number of words in a chunk.
+        language: ISO 639-1 code, for abbreviations in prose.
+        report: Its counts `chunks` and `cut` are updated.
 
     Returns:
-        The chunks in their order; none for a document of white space.
+        The chunks in their order; empty for a document of white space.
     """
     if max_words < 1:
         raise ValueError(f"max_words is {max_words}; it must be at least 1")
@@ -107,9 +105,9 @@ def chunk_document(
 def document_pieces(
     document: Document, max_words: int, *, language: str = "en", report: ReadReport | None = None
 ) -> Iterator[str]:
-    """Yields what is not cut any further: whole sentences of prose, whole lines of code; joined they are the text.
+    """Yield whole sentences of prose or whole lines of code; concatenated, they are the text.
 
-    What is longer than `max_words` is cut as for chunks; see there.
+    Pieces longer than `max_words` are split as in `chunk_document`.
     """
     report = ReadReport() if report is None else report
     if document.kind == "code":
@@ -120,19 +118,19 @@ def document_pieces(
 
 
 def count_words(text: str) -> int:
-    """The number of words as the size of a chunk counts them."""
+    """Return the number of words as counted for the size of a chunk."""
     words = len(text.split())
     return words if text.isascii() else words + len(UNSPACED_CHARACTER.findall(text))
 
 
 def _piece(text: str, max_words: int) -> _Piece | None:
-    """The text as one piece, or None if it is larger than a chunk."""
+    """Return the text as one piece, or None if it is larger than a chunk."""
     words = count_words(text)
     return _Piece(text, words) if words <= max_words and len(text) <= max_words * CHARACTERS_PER_WORD else None
 
 
 def _cut(text: str, max_words: int) -> Iterator[_Piece]:
-    """Cuts a sentence or line that is larger than a chunk between words, into as few pieces as will do."""
+    """Split a sentence or line that is larger than a chunk between words, into as few pieces as possible."""
     start = end = words = 0
     for match in _WORD.finditer(text):
         if words and (words == max_words or match.end() - start > max_words * CHARACTERS_PER_WORD):
@@ -144,7 +142,7 @@ def _cut(text: str, max_words: int) -> Iterator[_Piece]:
 
 
 def _prose(text: str, max_words: int, language: str, report: ReadReport) -> Iterator[str]:
-    """Yields the text in runs of whole sentences; joined they are the text."""
+    """Yield runs of whole sentences; concatenated, they are the text."""
     start = end = words = 0
     for piece in _sentences(text, max_words, language, report):
         if words and (
@@ -158,17 +156,17 @@ def _prose(text: str, max_words: int, language: str, report: ReadReport) -> Iter
 
 
 def _segment(text: str, language: str) -> Iterator[str]:
-    """The sentences of a text; joined they are the text.
+    """Yield the sentences of a text; concatenated, they are the text.
 
-    In blocks, each from the beginning of a sentence: the time that sentencex takes for many quotation marks in one
-    paragraph grows with the square of its length.
+    The text is processed in blocks that begin with a sentence, because the time of sentencex is quadratic in the length of a
+    paragraph with many quotation marks.
     """
     start = 0
     while start < len(text):
         sentences = list(_segment_block(text[start : start + _BLOCK], language))
         if start + _BLOCK < len(text):
             if len(sentences) > 1:
-                sentences.pop()  # it may go on in the next block
+                sentences.pop()  # it may continue in the next block
             elif space := _LAST_SPACE.match(sentences[0]):
                 sentences = [space[0]]
         yield from sentences
@@ -178,12 +176,12 @@ def _segment(text: str, language: str) -> Iterator[str]:
 def _segment_block(text: str, language: str) -> Iterator[str]:
     start = end = 0
     for sentence in segment(language, text):
-        # In longer texts sentencex leaves out the empty lines between paragraphs: the sentence is looked for.
+        # In longer texts sentencex drops empty lines between paragraphs, so the sentence is searched for.
         found = text.find(sentence, end, end + len(sentence) + _LONGEST_GAP)
         end = end if found < 0 else found + len(sentence)
         stop = end
         if end < len(text) and text[end - 1] in _GLUED:
-            # It may see an end before the quotation mark that closes a sentence, or before a dash that carries it on.
+            # It may split before a closing quotation mark, or before a dash that continues the sentence.
             while stop < len(text) and text[stop] in _QUOTES:
                 stop += 1
             if stop < len(text) and not text[stop].isspace():
@@ -201,7 +199,7 @@ def _sentences(text: str, max_words: int, language: str, report: ReadReport) -> 
             yield whole
             continue
         lines = _LINE.findall(sentence)
-        # Once more, line by line: an unclosed quotation mark holds only to the end of its line.
+        # Again, line by line: an unclosed quotation mark then only extends to the end of its line.
         again = (part for line in lines for part in _segment(line, language)) if len(lines) > 1 else lines
         for part in again:
             if (piece := _piece(part, max_words)) is not None:
@@ -220,7 +218,7 @@ def _quotation(text: str, max_words: int, report: ReadReport) -> Iterator[_Piece
 
 
 def _code(text: str, max_words: int, language: str, report: ReadReport) -> Iterator[str]:
-    """Yields the text in runs of whole lines; joined they are the text (`language` is for prose)."""
+    """Yield runs of whole lines; concatenated, they are the text (`language` is for prose)."""
     pieces = list(_lines(text, max_words, report))
     start = 0
     while start < len(pieces):
@@ -250,12 +248,12 @@ def _lines(text: str, max_words: int, report: ReadReport) -> Iterator[_Piece]:
 
 
 def _best_end(pieces: list[_Piece], first: int, last: int) -> int:
-    """Which of the pieces from `first` to `last` should begin the next chunk: see `chunk_document`."""
+    """Return which of the pieces from `first` to `last` begins the next chunk; see `chunk_document`."""
     best, best_rank = last, (1 << 30, False)
     for index in range(last, first - 1, -1):
         text, before = pieces[index].text, pieces[index - 1].text
         content = text.lstrip()
-        # Not inside a line, not before an empty line (it stays with what it follows), nor before a closing bracket.
+        # Not inside a line, not before an empty line (it stays with the line above), not before a closing bracket.
         if not before.endswith("\n") or not content or content[0] in _CLOSING:
             continue
         rank = (len(text) - len(content), not before.isspace())

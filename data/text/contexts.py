@@ -1,10 +1,10 @@
-"""Documents to pairs of a text and a contextual span of it: the rows that CoT-MoTE is pre-trained on (arXiv 2304.10195).
+"""Making pairs of a text and a contextual span, the pre-training rows of CoT-MoTE (arXiv 2304.10195).
 
-Documents are packed into spans as for RetroMAE (`build_spans`). Each span is the text of one row for every kind of context:
+Documents are packed into spans as for RetroMAE (`build_spans`). Each span is the text of one row per kind of context:
 
-- `neighbour`: the span after it in its document, the one before it for the last;
-- `overlap`: a span that shares half of it and goes on where it ends (the last: begins before it);
-- `query`: a pseudo-query for it. And the other way round: a row whose text is the query, and whose context is the span.
+- `neighbour`: the next span of its document (for the last span, the previous one);
+- `overlap`: a span that contains its second half and the text after it (for the last span, its first half and the text before);
+- `query`: a pseudo-query for it; in addition, a row with the query as the text and the span as its context.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 Context: TypeAlias = Literal["neighbour", "overlap", "query"]
 CONTEXTS: tuple[Context, ...] = get_args(Context)
 EXPERTS = ("query", "passage")
-"""What a row's `expert` counts into."""
+"""The names of the values of `expert` in a row."""
 
 SPANS_AT_ONCE = 2048
-"""Spans whose queries are asked for together; extracted queries are weighed against these."""
+"""Spans whose queries are generated together; the word weights of extracted queries are computed on these spans."""
 
-_FORMAT = 1  # of the cached rows: to be raised when the same settings make other rows
+_FORMAT = 1  # format of the cached rows: increase it when the same settings produce different rows
 
 
 def build_contexts(
@@ -60,27 +60,27 @@ def build_contexts(
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
 ) -> "Dataset":
-    """Makes the rows of the sources' documents, or takes them from the cache (see `revela_hub.data.row_cache`).
+    """Make rows from the sources' documents, or read them from the cache (see `revela_hub.data.row_cache`).
 
     Args:
-        sources: As for `read_documents`; all of them make one stream of documents.
-        tokenizer: Of a masked language model; a fast one, as it has to tell which tokens make a word.
-        contexts: Kinds of context, of those above.
-        queries: What writes the queries; needed for the kind `query`, and for no other.
-        max_length: Tokens of a text at most, with the special tokens `[CLS]` and `[SEP]`, which are not in it yet.
-        min_tokens: Spans of fewer tokens, without special ones, are left out (and counted).
-        language: ISO 639-1 code, for the ends of sentences.
-        max_spans: Stop after as many spans.
-        cache_dir: Where the rows are kept; by default in the cache of `datasets`.
-        report: Is counted up (with the counts of the run that wrote the rows, if they come from the cache).
+        sources: As for `read_documents`; together they form one stream of documents.
+        tokenizer: The fast tokenizer of a masked language model, which must report the words of its tokens.
+        contexts: Kinds of context, see above.
+        queries: The query generator; required for the kind `query`, and only for it.
+        max_length: Maximum number of tokens of a text, including `[CLS]` and `[SEP]`, which are added later.
+        min_tokens: Minimum number of tokens of a span without special tokens; shorter spans are skipped and counted.
+        language: ISO 639-1 code, for sentence segmentation.
+        max_spans: Stop after this many spans.
+        cache_dir: The cache folder; default: the cache of `datasets`.
+        report: Its counts are updated (for cached rows with the counts of the run that wrote them).
 
     Returns:
-        A data set with the columns `row` (int64, its number, which its masks are drawn from), `expert` (uint8: 0, the text
-        is a query; 1, a passage), `input_ids` and `word_starts` (int32 and uint8, of one length, as `build_spans` makes
-        them) of the text, `context_ids` and `context_word_starts` of the context.
+        A data set with the columns `row` (int64, its number, the seed of its masks), `expert` (uint8: 0 if the text is a
+        query, 1 if it is a passage), `input_ids` and `word_starts` of the text (int32 and uint8, of equal length, as in
+        `build_spans`), `context_ids` and `context_word_starts` of the context.
 
     Raises:
-        UserError: Anything `read_documents` raises; a tokenizer that does not suit; settings or data without a row.
+        UserError: As `read_documents`; an unsuitable tokenizer; settings or data without any row.
     """
     import datasets
 
@@ -105,10 +105,10 @@ def build_contexts(
 def _check_contexts(contexts: Sequence[str], queries: PseudoQueries | None) -> None:
     if not contexts or (unknown := [name for name in contexts if name not in CONTEXTS]):
         raise UserError(
-            f"contexts must be one or more of {', '.join(CONTEXTS)}, got {unknown[0] if contexts else 'none'}"
+            f"contexts must be one or more of {', '.join(CONTEXTS)}, not {unknown[0] if contexts else 'none'}"
         )
     if len(set(contexts)) < len(contexts):
-        raise UserError(f"contexts must be different ones, got {' '.join(contexts)}")
+        raise UserError(f"contexts must be distinct, not {' '.join(contexts)}")
     if ("query" in contexts) != (queries is not None):
         raise UserError("contexts with query need something that writes the queries, and others do not")
 
@@ -121,7 +121,7 @@ def _rows(
     documents: Iterable[Document],
     report: ReadReport,
 ) -> Iterator[dict[str, Any]]:
-    """The rows, numbered."""
+    """Yield the numbered rows."""
     number = 0
     spans = _spans(documents, tokenizer, settings, contexts, report)
     while batch := list(islice(spans, SPANS_AT_ONCE)):
@@ -150,12 +150,12 @@ def _rows(
                 number += 1
     if not number:
         raise UserError(
-            f"the data make no text of at least {settings.min_tokens} tokens with a contextual span: give longer"
+            f"the data contain no text of at least {settings.min_tokens} tokens with a contextual span: use longer"
             " documents, lower max_length or min_tokens, or add query to the contexts"
         )
 
 
-_Text: TypeAlias = tuple[np.ndarray, np.ndarray]  # tokens, and where words begin
+_Text: TypeAlias = tuple[np.ndarray, np.ndarray]  # tokens and word starts
 
 
 def _spans(
@@ -165,7 +165,7 @@ def _spans(
     contexts: Sequence[str],
     report: ReadReport,
 ) -> Iterator[dict[str, Any]]:
-    """The spans that are long enough, each with the contexts that its document has for it."""
+    """Yield the spans that are long enough, with their contexts from the same document."""
     capacity = settings.max_length - 2
     for document in tokenized_documents(documents, tokenizer, settings, report):
         kept = []
@@ -190,13 +190,13 @@ def _spans(
 
 
 def _overlap(word_starts: NDArray[np.int64], start: int, end: int, capacity: int) -> tuple[int, int]:
-    """From the middle of the span as far as fits; at the end of the document, as far back from there.
+    """Return the overlapping span: from the middle of a span forwards, or at the end of the document backwards.
 
     Args:
-        word_starts: where the document's words begin, and its end.
-        start: the span's first token.
-        end: the one after its last.
-        capacity: tokens of the context at most.
+        word_starts: The first tokens of the document's words, and its end.
+        start: The first token of the span.
+        end: The end of the span (exclusive).
+        capacity: Maximum number of tokens of the context.
     """
 
     def word_at(token: int) -> int:
@@ -211,12 +211,12 @@ def _overlap(word_starts: NDArray[np.int64], start: int, end: int, capacity: int
 
 def _text(document: DocumentTokens, start: int, end: int) -> _Text:
     starts = document.word_starts[start:end].astype(np.uint8)
-    starts[0] = 1  # also of a word that was cut
+    starts[0] = 1  # even inside a word that was split
     return document.tokens[start:end], starts
 
 
 def _tokenized(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", capacity: int) -> list[_Text]:
-    """Short texts, cut where they are too long; those without a token are left out."""
+    """Tokenise and truncate short texts; texts without any token are skipped."""
     found = []
     for text in texts:
         encoding = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)

@@ -1,12 +1,11 @@
-"""Chunks to groups: the rows of the data set that Revela trains on.
+"""Combining chunks into groups, the training rows of Revela.
 
-A row is a whole group, so that shuffling, gradient accumulation and several GPUs never split one. Chunks come in the order
-of the documents (d11, d12, ..., d1m, d21, ...), and a group is `group_size` of them in succession. In a small corpus of
-long documents that makes groups of one document each; with `run_length` a group is put together of shorter runs of
-successive chunks, drawn from a shuffle buffer, and so mixes documents.
+A row is a whole group, so shuffling, gradient accumulation and several GPUs never split one. Chunks are in the order of the
+documents (d11, d12, ..., d1m, d21, ...), and a group consists of `group_size` consecutive chunks. In a small corpus of long
+documents, each group would contain one document only; with `run_length`, a group is built from shorter runs of consecutive
+chunks drawn from a shuffle buffer, and so mixes documents.
 
-The rows are written as they come, and read back by later runs with the same settings and sources: see
-`revela_hub.data.row_cache`.
+The rows are cached for later runs with the same settings and sources, see `revela_hub.data.row_cache`.
 """
 
 import math
@@ -34,20 +33,20 @@ StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 SHUFFLE_BUFFER_RUNS = 16_384
 """Runs held in memory when `run_length` is given: about 45 MB for runs of four chunks."""
 
-_FORMAT = 1  # of the cached rows: to be raised when the same settings make other rows
+_FORMAT = 1  # format of the cached rows: increase it when the same settings produce different rows
 
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """How chunks and groups are made.
+    """The settings of chunks and groups.
 
     Attributes:
-        group_size: Chunks in a group.
-        run_length: Chunks in a run, of which a group is put together; must divide `group_size`. None: the whole group.
-        max_words: Words in a chunk at most.
-        language: ISO 639-1 code, for the ends of sentences.
-        max_groups: Stop after as many groups.
-        seed: For the order in which runs are drawn.
+        group_size: Chunks per group.
+        run_length: Consecutive chunks per run, from which groups are built; must divide `group_size`. None: the whole group.
+        max_words: Maximum number of words in a chunk.
+        language: ISO 639-1 code, for sentence segmentation.
+        max_groups: Stop after this many groups.
+        seed: The seed for the order of runs.
     """
 
     group_size: int = 16
@@ -58,7 +57,7 @@ class GroupSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raises UserError for settings that make no groups."""
+        """Raises UserError for invalid settings."""
         check_language(self.language)
         if self.group_size < 2:
             raise UserError(f"group_size is {self.group_size}; a group needs at least 2 chunks")
@@ -77,22 +76,21 @@ def build_groups(
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
 ) -> "Dataset":
-    """Makes the groups of the sources' documents, or takes them from the cache.
+    """Build groups from the sources' documents, or read them from the cache.
 
     Args:
-        sources: As for `read_documents`; all of them make one stream of documents.
-        settings: How chunks and groups are made; by default as in the paper.
-        cache_dir: Where the rows are kept; by default in the cache of `datasets`.
-        report: Is counted up (with the counts of the run that wrote the rows, if they come from the cache).
+        sources: As for `read_documents`; together they form one stream of documents.
+        settings: The settings of chunks and groups; default: those of the paper.
+        cache_dir: The cache folder; default: the cache of `datasets`.
+        report: Its counts are updated (for cached rows with the counts of the run that wrote them).
 
     Returns:
-        A data set with a row for each group: `group` (int64, its number), `document` and `text` (lists of `group_size`
-        strings: the id of each chunk's document, and the chunk). The last group may be short of chunks: its row is
-        filled up with `""`, which `RevelaCollator` turns into absent rows. One chunk alone has nothing to attend to and
-        is left out.
+        A data set with one row per group: `group` (int64, its number), `document` and `text` (lists of `group_size`
+        strings: the id of each chunk's document, and the chunk). The last group may be incomplete: it is padded with `""`,
+        which `RevelaCollator` turns into absent rows. A single leftover chunk has nothing to attend to and is dropped.
 
     Raises:
-        UserError: Anything `read_documents` raises; fewer than two chunks in all.
+        UserError: As `read_documents`; fewer than two chunks in total.
     """
     import datasets
 
@@ -110,20 +108,20 @@ def mix_groups(
     seed: int = 0,
     stopping_strategy: StoppingStrategy = "first_exhausted",
 ) -> "Dataset":
-    """Draws group by group from several data sets of groups, each as often as its weight says.
+    """Interleave several data sets of groups at random, with probabilities proportional to their weights.
 
     Args:
-        groups: What to mix.
-        weights: One positive number for each; they need not add up to one.
-        seed: For the draws.
-        stopping_strategy: `"first_exhausted"` ends when one of them is used up, `"all_exhausted"` starts it again until
-            each has been used up once.
+        groups: The data sets.
+        weights: One positive number per data set; they need not sum to 1.
+        seed: The seed of the draws.
+        stopping_strategy: `"first_exhausted"` stops when one data set is exhausted, `"all_exhausted"` repeats exhausted ones
+            until every data set has been used completely.
 
     Returns:
-        A data set with the same columns; `group` is the number of the group within its own source.
+        A data set with the same columns; `group` is the number of the group within its source.
 
     Raises:
-        UserError: Weights that do not fit.
+        UserError: Invalid weights.
     """
     import datasets
 
@@ -136,15 +134,15 @@ def mix_groups(
 
 
 def check_weights(weights: Sequence[float], sources: int) -> None:
-    """Raises UserError unless there is a positive weight for each source."""
+    """Raises UserError unless there is one positive weight per source."""
     if len(weights) != sources or not all(weight > 0 and math.isfinite(weight) for weight in weights):
-        raise UserError(f"weights {list(weights)}: give one positive number for each of the {sources} sources")
+        raise UserError(f"weights {list(weights)}: pass one positive number for each of the {sources} sources")
 
 
 def groups_needed(weight: float, max_groups: int) -> int:
-    """How many groups of a source a mixture of `max_groups` can use.
+    """Return how many groups of a source with this proportion a mixture of `max_groups` can use at most.
 
-    The number of draws that fall on a source of this share is binomial: the mean and six standard deviations.
+    The number of draws from a source is binomial; this is its mean plus six standard deviations.
     """
     return min(max_groups, math.ceil(max_groups * weight + 6 * math.sqrt(max_groups * weight * (1 - weight)) + 1))
 
@@ -162,9 +160,9 @@ def _rows(settings: GroupSettings, documents: Iterable[Document], report: ReadRe
         group = list(islice(chunks, size))
         if len(group) < 2:
             if not report.groups:
-                made = "1 chunk" if group else "none"
+                made = "1 chunk" if group else "no chunks"
                 raise UserError(
-                    f"the data make {made} of text; training needs at least 2 chunks: give more text (what was read: {report})"
+                    f"the data contain {made} of text, but training needs at least 2: add more text (read: {report})"
                 )
             report.dropped += len(group)
             return
@@ -179,7 +177,7 @@ def _rows(settings: GroupSettings, documents: Iterable[Document], report: ReadRe
 
 
 def _shuffled_runs(chunks: Iterator[Chunk], settings: GroupSettings) -> Iterator[list[Chunk]]:
-    """Yields runs of successive chunks, drawn from a buffer at random; the last run may be short, and comes last."""
+    """Yield runs of consecutive chunks, drawn from a buffer at random; an incomplete run comes last."""
     generator = random.Random(settings.seed)
     length = cast("int", settings.run_length)
     buffer: list[list[Chunk]] = []
@@ -200,7 +198,7 @@ def _shuffled_runs(chunks: Iterator[Chunk], settings: GroupSettings) -> Iterator
 
 
 def _made_with(settings: GroupSettings) -> dict[str, Any]:
-    """What the rows depend on besides the sources: the settings and the splitter."""
+    """Return everything that the rows depend on besides the sources: the settings and the splitter."""
     if settings.run_length in (None, settings.group_size):
         settings = replace(settings, run_length=None, seed=0)  # nothing is drawn
     return {"format": _FORMAT, "sentencex": version("sentencex"), **asdict(settings)}

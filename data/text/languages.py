@@ -1,8 +1,8 @@
-"""What a text may be said to be in: sentencex takes any word for one, and treats an unknown one as English."""
+"""Language codes: sentencex accepts any string, and treats an unknown one as English."""
 
 from revela_hub.errors import UserError
 
-# ISO 639-1, all of it.
+# All codes of ISO 639-1.
 CODES = frozenset(
     """aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo
     es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka kg
@@ -13,13 +13,13 @@ CODES = frozenset(
 
 
 def check_language(code: str) -> str:
-    """Returns the code.
+    """Return a valid language code.
 
     Raises:
-        UserError: it is neither of ISO 639-1 nor written as those of three letters are (ISO 639-3).
+        UserError: It is neither an ISO 639-1 code nor three lower-case letters (ISO 639-3).
     """
     if code in CODES or (len(code) == 3 and code.isascii() and code.isalpha() and code.islower()):
         return code
     near = code[:2].lower()
     example = near if near in CODES else "en"
-    raise UserError(f"language {code!r} is not a code of ISO 639: two letters, such as {example}, or three")
+    raise UserError(f"language {code!r} is not an ISO 639 code: use two letters, such as {example}, or three")

@@ -1,14 +1,14 @@
-"""Whole-word masks of RetroMAE (arXiv 2205.12035, section 3), all those of a span at once.
+"""Whole-word masks of RetroMAE (arXiv 2205.12035, section 3), vectorised over all masks of a span.
 
-As in the original implementation (`_whole_word_mask` of its collator), a mask over L tokens, special ones counted, takes
-words at random until max(1, round(ratio L)) tokens are taken; a word that would take more than that is passed over.
-There it is a Python loop over shuffled words, run 129 times for each passage of a batch. Here the masks of a span are the
-rows of a matrix: a random key for each word and mask, one sort, one cumulative sum. The distribution is the same.
+As in the original implementation (`_whole_word_mask` of its collator), a mask over L tokens (including special tokens) selects
+random words until max(1, round(ratio L)) tokens are masked; a word that would exceed this number is skipped. The original is a
+Python loop over shuffled words, run 129 times per passage. Here the masks of a span are the rows of a matrix: a random key per
+word and mask, one sort, one cumulative sum. The distribution is the same.
 
-Unlike the original: a word begins where the tokenizer's pre-tokenizer says so, so that not only WordPiece has words; all
-special tokens, and not only the first and the last, are left alone (of a text they are the unknown token).
+Differences from the original: word boundaries come from the tokenizer's pre-tokenizer, so all types of tokenizers work, not
+only WordPiece; and all special tokens (such as the unknown token) are never masked, not only the first and the last.
 
-Letters: L tokens with the special ones, W words, N masks.
+Letters in names: L tokens including special tokens, W words, N masks.
 """
 
 from dataclasses import dataclass
@@ -26,20 +26,20 @@ Bools: TypeAlias = NDArray[np.bool_]
 Tokens: TypeAlias = NDArray[np.int64]
 
 _ALL_BITS = np.iinfo(np.uint64).max
-MASK_SHARE, RANDOM_SHARE = 0.8, 0.1  # of the encoder's chosen tokens; the rest are kept
+MASKED_FRACTION, RANDOM_FRACTION = 0.8, 0.1  # of the encoder's selected tokens; the rest are unchanged
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What masking has to know of a tokenizer.
+    """The properties of a tokenizer that masking needs.
 
     Attributes:
         first: The token before a text: `[CLS]`, `<s>`.
-        last: The token after it: `[SEP]`, `</s>`.
-        mask: The token that hides others.
-        padding: The token that fills a batch up.
-        is_special: (vocabulary,), which tokens are special.
-        ordinary: The other tokens, ascending.
+        last: The token after a text: `[SEP]`, `</s>`.
+        mask: The mask token.
+        padding: The padding token.
+        is_special: (vocabulary,), True for special tokens.
+        ordinary: All other tokens, ascending.
     """
 
     first: int
@@ -51,26 +51,26 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """One more than the largest token."""
+        """One more than the largest token id."""
         return len(self.is_special)
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Vocabulary":
-        """Reads it off a tokenizer.
+        """Return the properties of a tokenizer.
 
         Raises:
-            UserError: A tokenizer that is not one of a masked language model.
+            UserError: It is not the tokenizer of a masked language model.
         """
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if tokenizer.mask_token_id is None:
-            raise UserError(f"the tokenizer of {name} has no mask token; take an encoder trained as a masked LM")
+            raise UserError(f"the tokenizer of {name} has no mask token; use an encoder trained as a masked LM")
         if tokenizer.pad_token_id is None:
             raise UserError(f"the tokenizer of {name} has no padding token; set its pad_token")
         around = tokenizer("")["input_ids"]
         if len(around) != 2 or not set(around) <= set(tokenizer.all_special_ids):
             raise UserError(
-                f"the tokenizer of {name} does not put one special token before a text and one after it ([CLS] and "
-                f"[SEP]); RetroMAE needs both"
+                f"the tokenizer of {name} does not add one special token before and one after a text ([CLS] and [SEP]), "
+                "which RetroMAE needs"
             )
         known = np.array(sorted(tokenizer.get_vocab().values()))
         is_special = np.zeros(known[-1] + 1, dtype=np.bool_)
@@ -82,32 +82,32 @@ class Vocabulary:
 def check_mask_ratio(name: str, ratio: float) -> None:
     """Raises UserError unless the ratio is inside (0, 1)."""
     if not 0 < ratio < 1:
-        raise UserError(f"{name} is {ratio}; it must be between 0 and 1 (a share of the tokens)")
+        raise UserError(f"{name} is {ratio}; it must be between 0 and 1 (a fraction of the tokens)")
 
 
 def masked_tokens(length: int, ratio: float) -> int:
-    """How many of `length` tokens, special ones counted, a mask may take."""
+    """Return how many of `length` tokens, including special tokens, a mask covers."""
     return max(1, round(length * ratio))
 
 
 def whole_word_masks(
     word_starts_L: Bools, maskable_L: Bools, sizes_N: ArrayLike, generator: np.random.Generator
 ) -> Bools:
-    """Draws masks of whole words.
+    """Draw masks of whole words.
 
     Args:
-        word_starts_L: (L,), where a token begins a word. What comes before the first of them is a word, too.
-        maskable_L: (L,), False for special tokens, which are in no mask.
-        sizes_N: (N,), the tokens that each mask may take.
-        generator: What is drawn; for the same numbers in the same order the masks are the same.
+        word_starts_L: (L,), True for the first token of a word. Tokens before the first True form a word, too.
+        maskable_L: (L,), False for special tokens, which are never masked.
+        sizes_N: (N,), the maximum number of tokens of each mask.
+        generator: The random generator; the same state gives the same masks.
 
     Returns:
-        (N, L), True where a mask takes the token. Each has as many tokens as it may, or no further word fits.
+        (N, L), True for masked tokens. Each mask has the maximum number of tokens, or no further word fits.
     """
     sizes_N = np.asarray(sizes_N)
     word_L, lengths_W = _words(word_starts_L, maskable_L)
     words = len(lengths_W)
-    masks_NW = np.zeros((len(sizes_N), words + 1), dtype=np.bool_)  # the last is for what is in no word
+    masks_NW = np.zeros((len(sizes_N), words + 1), dtype=np.bool_)  # the last column is for tokens outside words
     if words:
         _choose_words(masks_NW[:, :words], lengths_W, sizes_N, generator)
     masks_NL: Bools = masks_NW.take(word_L, axis=1)
@@ -115,11 +115,11 @@ def whole_word_masks(
 
 
 def _words(word_starts_L: Bools, maskable_L: Bools) -> tuple[Tokens, Tokens]:
-    """The number of each token's word, (L,), and the words' lengths, (W,); W is the number of tokens in no word."""
+    """Return the word of each token, (L,), with W for tokens outside words; and the lengths of the words, (W,)."""
     number_C = np.cumsum(word_starts_L)[maskable_L]
     if not len(number_C):
         return np.zeros(len(maskable_L), dtype=np.int64), np.zeros(0, dtype=np.int64)
-    # Numbered anew, as words of special tokens alone are none.
+    # Renumbered, because words of special tokens only do not count.
     word_C = np.zeros(len(number_C), dtype=np.int64)
     np.cumsum(number_C[1:] != number_C[:-1], out=word_C[1:])
     word_L = np.full(len(maskable_L), word_C[-1] + 1)
@@ -128,11 +128,11 @@ def _words(word_starts_L: Bools, maskable_L: Bools) -> tuple[Tokens, Tokens]:
 
 
 def _choose_words(masks_NW: Bools, lengths_W: Tokens, sizes_N: Tokens, generator: np.random.Generator) -> None:
-    """Sets what is chosen in `masks_NW`: words in a random order, each if there is still room for it."""
+    """Sets `masks_NW` for the selected words: in random order, each word that still fits."""
     words = masks_NW.shape[1]
-    # A key is random but for its lowest bits, which are the word: sorting keys is much faster than argsort. Two keys of
-    # a mask agree in the other bits, more than 40 of them, practically never (and then the first word goes first).
-    # In place, because the pages of fresh arrays of this size cost more than the arithmetic.
+    # A key is random except for its lowest bits, which are the word: sorting keys is much faster than argsort. The more
+    # than 40 other bits of two keys are practically never equal (and if they are, the first word comes first).
+    # In place, because allocating arrays of this size costs more than the arithmetic.
     low = np.uint64((1 << words.bit_length()) - 1)
     keys_NW = generator.integers(_ALL_BITS, dtype=np.uint64, endpoint=True, size=masks_NW.shape)
     keys_NW &= ~low
@@ -150,7 +150,7 @@ def _choose_words(masks_NW: Bools, lengths_W: Tokens, sizes_N: Tokens, generator
     masks_NW &= some_N[:, None]
     room_N = sizes_N - total_NW[every_N, last_N] * some_N
 
-    # What did not fit once never will, so each round takes the first of the words that are left and fit.
+    # A word that does not fit once never will, so each round takes the first remaining word that fits.
     rows = np.flatnonzero((room_N > 0) & (taken_N < words))
     order_RW, room_R = order_NW[rows], room_N[rows]
     lengths_RW = lengths_W[order_RW]
@@ -171,25 +171,25 @@ def _choose_words(masks_NW: Bools, lengths_W: Tokens, sizes_N: Tokens, generator
 def replace_chosen(
     tokens_L: Tokens, chosen_L: Bools, draws_L: NDArray[np.float64], random_L: Tokens, mask: int
 ) -> Tokens:
-    """Of the chosen tokens makes 80% `mask` and 10% random ones; the rest are kept.
+    """Replace 80% of the selected tokens by `mask` and 10% by random tokens.
 
     Args:
         tokens_L: (L,), the original tokens.
-        chosen_L: (L,), which to replace.
+        chosen_L: (L,), True for selected tokens.
         draws_L: (L,), uniform in [0, 1).
-        random_L: (L,), what a token is replaced by.
+        random_L: (L,), the random replacements.
         mask: The mask token.
     """
-    masked_L = chosen_L & (draws_L < MASK_SHARE)
-    replaced_L = chosen_L & ~masked_L & (draws_L < MASK_SHARE + RANDOM_SHARE)
+    masked_L = chosen_L & (draws_L < MASKED_FRACTION)
+    replaced_L = chosen_L & ~masked_L & (draws_L < MASKED_FRACTION + RANDOM_FRACTION)
     return np.where(masked_L, mask, np.where(replaced_L, random_L, tokens_L))
 
 
 def visibility(hidden_NL: Bools, set_L: Tokens) -> Bools:
-    """(L, L), True where a row sees a key: all but those of its set, and never itself (Eq. 6).
+    """Return (L, L), True where a row sees a key: all keys except those of its set and itself (Eq. 6).
 
     Args:
-        hidden_NL: (N, L), sets of hidden tokens, without the special ones, so that [CLS] and [SEP] are seen.
+        hidden_NL: (N, L), sets of hidden tokens without special tokens, so [CLS] and [SEP] are visible.
         set_L: (L,), the set of each row.
     """
     visible_LL: Bools = (~hidden_NL)[set_L]

@@ -1,12 +1,12 @@
-"""Texts that share words: generated examples with evaluation sets, and with one another.
+"""Overlap of generated examples with evaluation sets, and near-duplicates among them.
 
-With evaluation sets by n-grams of words, 13 by default as in GPT-3's analysis of contamination (arXiv 2005.14165,
-appendix C). A text of fewer words, such as a question, is met where all of it stands in the generated text, or where both
-have the same words. Among themselves by the Jaccard similarity of their pairs of neighbouring words, with MinHash: an
-exact index over all pairs of words would be some gigabytes for the 120,000 examples of NV-Embed.
+Overlap with evaluation sets: a common n-gram of words, with n = 13 as in GPT-3's contamination analysis (arXiv 2005.14165,
+appendix C). A shorter text, such as a question, overlaps if the generated text contains all of it, or has the same set of
+words. Near-duplicates: the Jaccard similarity of word bigrams, estimated with MinHash, because an exact index would need
+gigabytes for the 120,000 examples of NV-Embed.
 
-Words are compared after Unicode compatibility folding, without case and punctuation; in scripts that put no spaces
-between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character counts as one.
+Words are compared after Unicode compatibility folding, without case and punctuation; in scripts without spaces (Chinese,
+Japanese, Thai, Lao, Khmer, Burmese) each character counts as a word.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from revela_hub.errors import UserError
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
-MIN_CONTAINED_WORDS = 5  # a shorter evaluation text ("vitamin C") stands in many texts that have nothing to do with it
+MIN_CONTAINED_WORDS = 5  # shorter evaluation texts ("vitamin C") occur in many unrelated texts
 
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
@@ -41,7 +41,7 @@ _PERMUTATIONS = 128
 
 
 def words(text: str) -> list[str]:
-    """The words of a text as they are compared.
+    """Return the words of a text in normalised form.
 
     >>> words("Don't ﬁnd FAULT -- find a remedy: 東京!")
     ['don', 't', 'find', 'fault', 'find', 'a', 'remedy', '東', '京']
@@ -51,7 +51,7 @@ def words(text: str) -> list[str]:
 
 @lru_cache(maxsize=1 << 20)
 def _word_hash(word: str) -> int:
-    # Not hash(): it differs from process to process, and a resumed run must decide as the first one did.
+    # Not hash(), which differs between processes: a resumed run must make the same decisions.
     return int.from_bytes(hashlib.blake2b(word.encode(errors="replace"), digest_size=8).digest(), "little")
 
 
@@ -60,7 +60,7 @@ def _hashes(tokens: Sequence[str]) -> Hashes:
 
 
 def ngram_hashes(tokens: Hashes, n: int) -> Hashes:
-    """A hash of each n-gram, in order: none for a text of fewer than n words. 64 bits, arithmetic modulo 2**64."""
+    """Return a 64-bit hash of each n-gram, in order; empty for fewer than n words."""
     count = max(0, len(tokens) - n + 1)
     hashed = np.zeros(count, dtype=np.uint64)
     for offset in range(n if count else 0):
@@ -69,12 +69,12 @@ def ngram_hashes(tokens: Hashes, n: int) -> Hashes:
 
 
 class ExcludedTexts:
-    """The texts of evaluation sets, to ask whether another text shares an n-gram with one of them.
+    """The n-grams of evaluation sets, for detecting texts that share one of them.
 
-    Holds 8 bytes for each different n-gram.
+    Needs 8 bytes of memory per distinct n-gram.
 
     Args:
-        n: Words in a row that two texts may not share.
+        n: Number of consecutive words that count as an overlap.
 
     Raises:
         UserError: n is below 2.
@@ -92,17 +92,17 @@ class ExcludedTexts:
 
     def __init__(self, n: int = 13) -> None:
         if n < 2:
-            raise UserError(f"an n-gram to compare texts by must have at least 2 words, not {n}")
+            raise UserError(f"the n-grams that texts are compared by need at least 2 words, not {n}")
         self.n = n
-        # name of the set -> length in words -> sorted hashes; length 0: of the set of a short text's words
+        # name of the set -> length in words -> sorted hashes; length 0: hashes of the word sets of short texts
         self._sets: dict[str, dict[int, Hashes]] = {}
 
     def add(self, name: str, texts: Iterable[str]) -> int:
-        """Takes the texts of one set, beside those that it has already, and says how many they were.
+        """Add texts to a set, and return their number.
 
         Args:
-            name: What `find` answers with.
-            texts: Queries and documents; read once, and not kept.
+            name: The name of the set, returned by `find`.
+            texts: Queries and documents; read once and not stored.
         """
         found: dict[int, list[Hashes]] = defaultdict(list)
         for length, hashes in self._sets.get(name, {}).items():
@@ -122,7 +122,7 @@ class ExcludedTexts:
         return count
 
     def find(self, text: str) -> str | None:
-        """The name of the first set that has a text in common with `text` as the class says, or None."""
+        """Return the name of the first set that overlaps with `text`, or None."""
         hashed = _hashes(words(text))
         grams = {0: _set_hash(hashed)}
         for name, lengths in self._sets.items():
@@ -134,7 +134,7 @@ class ExcludedTexts:
         return None
 
     def fingerprint(self) -> str:
-        """The same for the same texts, in whichever files they stand."""
+        """Return a hash of the texts, independent of their files."""
         ngrams = sorted({gram.tobytes() for lengths in self._sets.values() for gram in lengths.values()})
         return hashlib.sha256(b"".join([str(self.n).encode(), *ngrams])).hexdigest()
 
@@ -150,19 +150,18 @@ def _any_in(values: Hashes, ordered: Hashes) -> bool:
 
 
 def read_excluded(sources: Sequence[SourceLike], n: int = 13, *, corpus: bool = True) -> tuple[ExcludedTexts, str]:
-    """Reads evaluation sets.
+    """Read evaluation sets.
 
     Args:
-        sources: BEIR folders (all queries, of whichever split, and the corpus), or anything that
-            `revela_hub.data.read_documents` reads.
+        sources: BEIR folders (the queries of all splits, and the corpus), or any source of `revela_hub.data.read_documents`.
         n: See `ExcludedTexts`.
-        corpus: Whether to read the corpora of BEIR folders too, or their queries alone.
+        corpus: Whether to read the corpora of BEIR folders, in addition to the queries.
 
     Returns:
-        The texts, and a line that says how many they are.
+        The texts, and a line with their numbers.
 
     Raises:
-        UserError: Something is not there or cannot be read.
+        UserError: A source does not exist or cannot be read.
     """
     excluded, counts = ExcludedTexts(n), []
     parsed = parse_sources(sources)
@@ -180,17 +179,17 @@ def read_excluded(sources: Sequence[SourceLike], n: int = 13, *, corpus: bool = 
 
 
 class NearDuplicates:
-    """Texts that were there before, up to a few words, by datasketch's MinHash estimate of their similarity.
+    """Detects texts that are nearly equal to earlier ones, by datasketch's MinHash estimate of their similarity.
 
-    Similarity is that of the sets of pairs of neighbouring words (of the words, for a text of one). It is estimated
-    from 128 minima (standard error 0.035 at 0.8) for texts that agree in a band of them; the bands are chosen so that
-    98% or more of the texts just at the threshold do.
+    The similarity is the Jaccard index of word bigrams (of words, for a text of one word). It is estimated from 128 minima
+    (standard error 0.035 at 0.8) for texts that agree in one band of minima; the bands are chosen so that at least 98% of the
+    texts at the threshold do.
 
     Args:
-        threshold: Similarity from which texts count as the same, above 0 and at most 1.
+        threshold: Similarity from which texts count as duplicates, above 0 and at most 1.
 
     Raises:
-        UserError: the threshold is out of range.
+        UserError: The threshold is out of range.
 
     >>> seen = NearDuplicates(0.7)
     >>> seen.add("Rivers carry sediment from the mountains down to the sea, where it settles.")
@@ -211,7 +210,7 @@ class NearDuplicates:
         self._minima: list[LeanMinHash] = []
 
     def add(self, text: str) -> None:
-        """Remembers a text."""
+        """Add a text."""
         self._minima.append(self._minhash(text))
         self._index.insert(len(self._minima) - 1, self._minima[-1], check_duplication=False)
 

@@ -1,4 +1,4 @@
-"""Documents to passages: the rows of the data set that the contrastive baselines are trained on."""
+"""Splitting documents into passages, the training rows of the contrastive baselines."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -15,7 +15,7 @@ from revela_hub.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_FORMAT = 1  # of the cached rows: to be raised when the same settings make other rows
+_FORMAT = 1  # format of the cached rows: increase it when the same settings produce different rows
 
 
 def build_passages(
@@ -27,26 +27,26 @@ def build_passages(
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
 ) -> "Dataset":
-    """Makes passages of whole sentences (code: lines) of the sources' documents, or takes them from the cache.
+    """Split the documents into passages of whole sentences (code: lines), or read them from the cache.
 
     Args:
         sources: As for `read_documents`.
-        max_words: Words in a passage at most.
-        min_words: Shorter ones are left out, and counted.
-        language: ISO 639-1 code, for the ends of sentences.
-        cache_dir: Where the rows are kept; by default in the cache of `datasets`.
-        report: Is counted up.
+        max_words: Maximum number of words in a passage.
+        min_words: Minimum number of words; shorter passages are skipped and counted.
+        language: ISO 639-1 code, for sentence segmentation.
+        cache_dir: The cache folder; default: the cache of `datasets`.
+        report: Its counts are updated.
 
     Returns:
-        A data set with a row for each passage: `row` (int64, its number), `document` and `text` (strings).
+        A data set with one row per passage: `row` (int64, its number), `document` and `text` (strings).
 
     Raises:
-        UserError: Anything `read_documents` raises; fewer than two passages in all.
+        UserError: As `read_documents`; fewer than two passages in total.
     """
     import datasets
 
     if min_words < 1 or max_words < min_words:
-        raise UserError(f"passages of {min_words} to {max_words} words: there are none; min_words must be 1 or more")
+        raise UserError(f"min_words ({min_words}) must be at least 1 and at most max_words ({max_words})")
     text = datasets.Value("string")
     features = {"row": datasets.Value("int64"), "document": text, "text": text}
     settings = {"max_words": max_words, "min_words": min_words, "language": language}
@@ -68,5 +68,5 @@ def _rows(
             number += 1
     if number < 2:
         raise UserError(
-            f"the data make {number} passages of {min_words} words or more: give more text (what was read: {report})"
+            f"the data contain {number} passages of at least {min_words} words: add more text (read: {report})"
         )

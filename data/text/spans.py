@@ -1,12 +1,12 @@
-"""Documents to spans of tokens: the rows of the data set that RetroMAE is pre-trained on.
+"""Packing documents into spans of tokens, the pre-training rows of RetroMAE.
 
-A span is as many whole sentences of one document (lines of code), in succession, as fit into `max_length` tokens. Text
-is tokenised in runs of sentences, not sentence by sentence, so that tokens are what they are in running text, and is
-never taken for special tokens (`</s>` in a page about HTML).
+A span has as many consecutive whole sentences of one document (lines of code) as fit into `max_length` tokens. Text is
+tokenised in runs of sentences, not sentence by sentence, so the tokens are those of running text. Text is never parsed as
+special tokens (such as `</s>` in a page about HTML).
 
-Tokens are kept with a mark where a word begins, from the tokenizer's own pre-tokenizer: the pieces of WordPiece, the
-merges of a byte-level BPE and those of SentencePiece all mask whole words. In scripts written without spaces, where
-that would make a word of a sentence, each token is a word.
+The first token of each word is marked, as reported by the tokenizer's pre-tokenizer, so whole words can be masked with
+WordPiece, byte-level BPE and SentencePiece alike. In scripts without spaces, where a word would be a whole sentence, each
+token is a word.
 """
 
 import hashlib
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 MIN_TOKENS = 8
 RUN_CHARACTERS = 50_000
-"""A run of sentences that is tokenised together: an encoding takes some 50 bytes a character."""
+"""Characters of a run of sentences that is tokenised together; an encoding takes about 50 bytes per character."""
 BATCH_CHARACTERS = 1_000_000
-"""What is tokenised at once, by all of the processor's cores."""
+"""Characters per call of the tokenizer, which uses all cores."""
 
-_FORMAT = 1  # of the cached rows: to be raised when the same settings make other rows
+_FORMAT = 1  # format of the cached rows: increase it when the same settings produce different rows
 
 
 @dataclass(frozen=True)
 class SpanSettings:
-    """How spans are made.
+    """The settings of spans.
 
     Attributes:
-        max_length: Tokens of a span at most, with the two special ones that the collator puts around it.
-        min_tokens: Spans of fewer tokens, without special ones, are left out.
-        language: ISO 639-1 code, for the ends of sentences.
-        max_spans: Stop after as many spans.
+        max_length: Maximum number of tokens of a span, including the two special tokens that the collator adds.
+        min_tokens: Minimum number of tokens without special tokens; shorter spans are skipped.
+        language: ISO 639-1 code, for sentence segmentation.
+        max_spans: Stop after this many spans.
     """
 
     max_length: int = 512
@@ -58,7 +58,7 @@ class SpanSettings:
     max_spans: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises UserError for settings that make no spans."""
+        """Raises UserError for invalid settings."""
         check_language(self.language)
         if self.min_tokens < 1:
             raise UserError(f"min_tokens is {self.min_tokens}; it must be at least 1")
@@ -82,24 +82,24 @@ def build_spans(
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
 ) -> "Dataset":
-    """Makes the spans of the sources' documents, or takes them from the cache (see `revela_hub.data.row_cache`).
+    """Make spans of the sources' documents, or read them from the cache (see `revela_hub.data.row_cache`).
 
     Args:
-        sources: As for `read_documents`; all of them make one stream of documents.
-        tokenizer: Of a masked language model; a fast one, as it has to tell which tokens make a word.
-        max_length: Tokens of a span at most, with the special tokens `[CLS]` and `[SEP]`, which are not in it yet.
-        min_tokens: Spans of fewer tokens, without special ones, are left out (and counted).
-        language: ISO 639-1 code, for the ends of sentences.
-        max_spans: Stop after as many spans.
-        cache_dir: Where the rows are kept; by default in the cache of `datasets`.
-        report: Is counted up (with the counts of the run that wrote the rows, if they come from the cache).
+        sources: As for `read_documents`; together they form one stream of documents.
+        tokenizer: The fast tokenizer of a masked language model, which must report the words of its tokens.
+        max_length: Maximum number of tokens of a span, including `[CLS]` and `[SEP]`, which are added later.
+        min_tokens: Minimum number of tokens without special tokens; shorter spans are skipped and counted.
+        language: ISO 639-1 code, for sentence segmentation.
+        max_spans: Stop after this many spans.
+        cache_dir: The cache folder; default: the cache of `datasets`.
+        report: Its counts are updated (for cached rows with the counts of the run that wrote them).
 
     Returns:
-        A data set with a row for each span: `span` (int64, its number, which its masks are drawn from), `input_ids`
-        (int32, without special tokens) and `word_starts` (uint8, 1 where a token begins a word), the two of one length.
+        A data set with one row per span: `span` (int64, its number, the seed of its masks), `input_ids` (int32, without
+        special tokens) and `word_starts` (uint8, 1 for the first token of a word), of equal length.
 
     Raises:
-        UserError: Anything `read_documents` raises; a tokenizer that does not suit; settings or data without a span.
+        UserError: As `read_documents`; an unsuitable tokenizer; settings or data without any span.
     """
     import datasets
 
@@ -117,17 +117,17 @@ def build_spans(
 
 
 def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raises UserError unless spans can be made with the tokenizer, and masked."""
+    """Raises UserError unless the tokenizer can make spans and mask them."""
     if not tokenizer.is_fast:
         raise UserError(
-            f"the tokenizer of {tokenizer.name_or_path or type(tokenizer).__name__} does not tell which tokens make a "
-            "word; take a fast one (tokenizer.json)"
+            f"the tokenizer of {tokenizer.name_or_path or type(tokenizer).__name__} does not report the words of its "
+            "tokens; use a fast tokenizer (tokenizer.json)"
         )
     Vocabulary.of(tokenizer)
 
 
 def tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Names what the tokenizer does to a text, whatever it was last called with."""
+    """Return a hash of the tokenizer, independent of its truncation and padding state."""
     backend: Any = tokenizer
     content = json.loads(backend.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -135,7 +135,7 @@ def tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 @dataclass(frozen=True)
 class DocumentTokens:
-    """A document: its tokens, where words begin, and the number of tokens of each piece of it that is not cut."""
+    """A tokenised document: tokens, word starts, and the number of tokens of each piece (sentence or line)."""
 
     tokens: Tokens
     word_starts: Bools
@@ -152,20 +152,20 @@ def _rows(
                 report.skipped["too short"] += 1
                 continue
             word_starts = document.word_starts[start:end].astype(np.uint8)
-            word_starts[0] = 1  # also of a word that was cut
+            word_starts[0] = 1  # even inside a word that was split
             yield {"span": report.spans, "input_ids": document.tokens[start:end], "word_starts": word_starts}
             report.spans += 1
             if report.spans == settings.max_spans:
                 return
     if not report.spans:
         raise UserError(
-            f"the data make no span of at least {settings.min_tokens} tokens: give more text, or lower min_tokens"
-            f" (what was read: {report})"
+            f"the data contain no span of at least {settings.min_tokens} tokens: add more text, or lower min_tokens"
+            f" (read: {report})"
         )
 
 
 def packed_spans(document: DocumentTokens, capacity: int, report: ReadReport) -> Iterator[tuple[int, int]]:
-    """The first token of each span, and the one after its last: whole pieces, and what is too long cut before a word."""
+    """Yield the first token and the end of each span: whole pieces; longer ones are split before a word."""
     word_starts = np.flatnonzero(document.word_starts)
     start = end = 0
     for length in document.lengths.tolist():
@@ -186,11 +186,11 @@ def packed_spans(document: DocumentTokens, capacity: int, report: ReadReport) ->
 def tokenized_documents(
     documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings, report: ReadReport
 ) -> Iterator[DocumentTokens]:
-    """Tokenises batches of documents, each in runs of pieces."""
+    """Tokenise documents in batches, each document in runs of pieces."""
     documents = iter(documents)
     while batch := list(_batch(documents)):
-        # A piece has at most as many words as a span has tokens: the tables and lists that make longer "sentences" are
-        # cut at their lines here, as chunks are.
+        # A piece has at most as many words as a span has tokens: tables and lists that form longer "sentences" are split
+        # at their lines, as in chunks.
         pieces = [
             list(document_pieces(document, settings.max_length - 2, language=settings.language, report=report))
             for document in batch
@@ -204,7 +204,7 @@ def tokenized_documents(
             return_offsets_mapping=True,
             return_attention_mask=False,
             return_token_type_ids=False,
-            verbose=False,  # about texts longer than the model's positions
+            verbose=False,  # no warnings about texts longer than the model's positions
         )
         numbers = iter(range(len(texts)))
         for of_document in runs:
@@ -220,7 +220,7 @@ def tokenized_documents(
 
 
 def _batch(documents: Iterator[Document]) -> Iterator[Document]:
-    """The next documents, until they are enough to be tokenised together."""
+    """Yield documents up to `BATCH_CHARACTERS`."""
     characters = 0
     for document in documents:
         yield document
@@ -230,7 +230,7 @@ def _batch(documents: Iterator[Document]) -> Iterator[Document]:
 
 
 def _runs(pieces: list[str]) -> list[list[str]]:
-    """The pieces in runs of about RUN_CHARACTERS."""
+    """Group pieces into runs of about `RUN_CHARACTERS`."""
     runs: list[list[str]] = [[]]
     characters = 0
     for piece in pieces:
@@ -243,7 +243,7 @@ def _runs(pieces: list[str]) -> list[list[str]]:
 
 
 def _run_tokens(encoding: "BatchEncoding", number: int, text: str, pieces: list[str]) -> DocumentTokens:
-    """The tokens of one run; a word belongs to the piece in which its first token ends."""
+    """Return the tokens of one run; a word belongs to the piece in which its first token ends."""
     tokens = np.array(encoding["input_ids"][number], dtype=np.int64)
     if not len(tokens):
         return DocumentTokens(tokens, np.zeros(0, dtype=np.bool_), np.zeros(len(pieces), dtype=np.int64))
@@ -253,7 +253,7 @@ def _run_tokens(encoding: "BatchEncoding", number: int, text: str, pieces: list[
     word_starts |= words == -1
     if not text.isascii() and UNSPACED_CHARACTER.search(text):
         unspaced = np.array([UNSPACED_CHARACTER.match(text, start) is not None for start in offsets[:, 0].tolist()])
-        # A byte-level tokenizer has several tokens for one character, with the same offsets.
+        # A byte-level tokenizer may use several tokens for one character, with equal offsets.
         new_character = np.diff(offsets[:, 0], prepend=-1) != 0
         word_starts |= new_character & (unspaced | np.roll(unspaced, 1))
     piece_ends = np.cumsum([len(piece) for piece in pieces])

@@ -107,7 +107,7 @@ def test_columns_lists_of_positives_and_a_corpus_with_titles(place: Path, capsys
     assert {row["negative_1"] for row in read("mined.jsonl")} == {"River and rope"}
     out = capsys.readouterr().out
     assert "skipped: 1 empty pairs, 1 empty documents" in out
-    assert "3 documents, 1 of them positives from outside the corpus" in out
+    assert "3 documents, including 1 positive from outside the corpus" in out
 
 
 def test_without_a_corpus_the_positives_are_searched(place: Path) -> None:
@@ -180,8 +180,8 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
         (["--beir", "beir", "--sampling", "best"], "--sampling: expected one of top, random, not 'best'"),
         (["--beir", "beir", "--model", "./nowhere"], "./nowhere is not a folder"),
         (["--beir", "beir", "--output", "beir"], "beir is there already"),
-        (["--beir", "beir", "--output", "pairs.jsonl/mined.jsonl"], "choose another place with --output"),
-        (["--beir", "beir", "--cache_dir", "pairs.jsonl"], "choose another place with --cache_dir"),
+        (["--beir", "beir", "--output", "pairs.jsonl/mined.jsonl"], "choose another folder with --output"),
+        (["--beir", "beir", "--cache_dir", "pairs.jsonl"], "choose another folder with --cache_dir"),
     ],
 )
 def test_mistakes_are_one_line(place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def test_a_model_is_searched_with_through_its_cache(
         (["bm25", "river", "--corpus", "docs", "--sparse_model", "x"], "--sparse_model is of --mode sparse"),
         (
             ["bm25", "river", "--corpus", "docs", "--milvus_uri", "http://a:1"],
-            "a Milvus server is for the index milvus",
+            "a Milvus server needs the index type milvus",
         ),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_query_without_a_hit_says_why(
 ) -> None:
     """Words that no text has, terms without a weight, and both: one line each, not a bare "nothing found"."""
     words = "nothing found: no text contains a word of the query (stop words such as 'the' are ignored)"
-    weights = "nothing found: the sparse model gives no term of the query a weight above 0"
+    weights = "nothing found: the sparse model assigns no term of the query a weight above 0"
     sparse = str(silent_sparse_folder)
     assert main(["search", "bm25", "the zebra", "--corpus", "docs"]) == 0
     assert capsys.readouterr().out == f"{words}\n"

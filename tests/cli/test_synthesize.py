@@ -151,11 +151,11 @@ def test_the_command_makes_what_was_asked_for(
     # again: there is nothing to do; and with a higher count, three more; with other settings, none
     again = command(server, tmp_path / "out", *options[2:], "--extra_body", extra)
     assert main([*again, "--count", "12"]) == 0
-    assert len(server.bodies) == 15 and "12 of them from earlier runs" in capsys.readouterr().out
+    assert len(server.bodies) == 15 and "12 from earlier runs" in capsys.readouterr().out
     assert main([*again, "--count", "15"]) == 0
     assert len(pairs(tmp_path / "out")) == 15
     assert main([*again, "--count", "20", "--model", "other"]) == 2
-    assert "was begun with --model 'm', not 'other'" in capsys.readouterr().err and len(server.bodies) == 21
+    assert "was created with --model 'm', not 'other'" in capsys.readouterr().err and len(server.bodies) == 21
     assert main([*again, "--count", "3", "--model", "other", "--overwrite"]) == 0
     assert [row["model"] for row in pairs(tmp_path / "out")] == ["other"] * 3
 
@@ -248,10 +248,13 @@ def test_ctrl_c_stops_at_once_and_loses_nothing(server: Server, tmp_path: Path) 
         (["--timeout", "0"], "--timeout: must be above 0"),
         (["--api_key", KEY], "unknown option '--api_key': did you mean --api_key_env?"),
         ([f"--api_key={KEY}"], "unknown option '--api_key'"),
-        (["--forms", "long-long"], "--forms must be different ones of short-long"),
+        (["--forms", "long-long"], "--forms must be distinct values of short-long"),
         (["--temperature", "-1"], "--temperature: must be at least 0"),
         (["--endpoint", "localhost:8000"], "localhost:8000 is not the URL of a server"),
-        (["--endpoint", f"http://me:{KEY}@127.0.0.1:1/v1"], "http://127.0.0.1:1/v1: no user or password in the URL"),
+        (
+            ["--endpoint", f"http://me:{KEY}@127.0.0.1:1/v1"],
+            "http://127.0.0.1:1/v1: remove user and password from the URL",
+        ),
         (["--exclude", "nowhere/eval"], "no such file or folder: nowhere/eval"),
     ],
 )
@@ -363,7 +366,7 @@ def test_failures_end_after_as_many_tries_as_allowed(server: Server) -> None:
         ask(endpoint(server, retries=2, api_key=KEY))
     assert len(server.bodies) == 3 and KEY not in str(caught.value)
     server.respond = lambda body, number: (429, {"Retry-After": "86400"}, {"error": "quota"})
-    with pytest.raises(UserError, match=r"HTTP 429 \(quota\); it asks to wait \(Retry-After: 86400\)"):
+    with pytest.raises(UserError, match=r"HTTP 429 \(quota\); the server asks to wait \(Retry-After: 86400\)"):
         ask(endpoint(server))
 
 
@@ -405,9 +408,9 @@ def test_a_server_that_goes_away(server: Server) -> None:
         (
             401,
             {"error": {"message": f"Incorrect API key: {KEY}"}},
-            "HTTP 401 .*the API key was refused: check its value",
+            "HTTP 401 .*the API key was rejected: check its value",
         ),
-        (403, {"error": "no"}, "HTTP 403 .*the API key was refused"),
+        (403, {"error": "no"}, "HTTP 403 .*the API key was rejected"),
         (404, {"error": {"message": "The model `m` does not exist."}}, "HTTP 404 .*does not exist.*--model m"),
         (404, b"<html>nothing here</html>", r"HTTP 404; check --endpoint"),
         (400, {"error": {"message": "unknown field seed"}}, "HTTP 400 .*unknown field seed.*--extra_body"),
@@ -434,7 +437,7 @@ def test_a_reply_that_is_none_is_one_bad_reply(server: Server, answer: Any) -> N
 
     server.respond = lambda body, number: (200, {}, answer)
     with pytest.raises(
-        UserError, match=r"does not answer as OpenAI's chat completions do .*check --endpoint"
+        UserError, match=r"does not answer like OpenAI's chat completions API .*check --endpoint"
     ) as caught:
         ask(endpoint(server, api_key=KEY))
     assert KEY not in str(caught.value) and server.url in str(caught.value)

@@ -134,7 +134,7 @@ def test_what_is_no_index(tmp_path: Path) -> None:
         PassageStore(tmp_path)
     build(tmp_path / "index")
     next((tmp_path / "index").glob("texts-*.npz")).write_bytes(b"")
-    with pytest.raises(UserError, match="cannot be read .*make it again"):
+    with pytest.raises(UserError, match="cannot be read .*build it again"):
         PassageStore(tmp_path / "index")
     with pytest.raises(UserError, match="no passage contains any text"):
         build_store(lambda folder: write_passages([], folder), Words(), tmp_path / "none", SETTINGS, model="mine")

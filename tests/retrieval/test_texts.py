@@ -22,7 +22,7 @@ def test_the_lines_of_a_text_are_those_that_hold_it(tmp_path: Path) -> None:
 def test_numbers_of_other_texts_are_named(tmp_path: Path) -> None:
     first, second = write_texts(["one", "two"], tmp_path), write_texts(["three"], tmp_path)
     second.path.with_suffix(".npz").replace(first.path.with_suffix(".npz"))
-    with pytest.raises(UserError, match=f"{first.path.name} cannot be read .*numbers are those of other texts"):
+    with pytest.raises(UserError, match=f"{first.path.name} cannot be read .*the .npz file belongs to other texts"):
         Texts(first.path)
 
 

@@ -490,7 +490,7 @@ def test_a_task_that_is_not_well_written(change: dict[str, Any], message: str) -
     [
         ("", "it needs tasks, a list"),
         ("tasks: []", "it needs tasks, a list"),
-        ("tasks: [1]", r"mixture\.yaml:1: a task is a mapping .* not 1"),
+        ("tasks: [1]", r"mixture\.yaml:1: a task must be a mapping .* not 1"),
         ("task:\n- {}", r"unknown key 'task': did you mean 'tasks'\?"),
         (
             "root: x\ntasks:\n- {name: a, type: pairs, source: x}\n- {name: b, typ: pairs}",

@@ -77,7 +77,7 @@ def test_empty_texts_are_reported(folder: Path, caplog: pytest.LogCaptureFixture
         ("corpus.jsonl", '{"id": "a", "text": "x"}', r'corpus\.jsonl:1: no "_id" .* it has: id, text'),
         ("corpus.jsonl", '{"_id": "a", "contents": "x"}', r'jsonl:1: no "text" .* it has: _id, contents'),
         ("corpus.jsonl", '{"_id": "a", "title": 3, "text": "x"}', r'jsonl:1: "title" is not a string'),
-        ("corpus.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', r"jsonl:2: the \"_id\" 'a' was there"),
+        ("corpus.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', r"jsonl:2: duplicate \"_id\" 'a'"),
         ("corpus.jsonl", "", r"corpus\.jsonl is empty"),
         ("corpus.jsonl", b'{"_id": "a", "text": "\xff\xfe"}\n', r"corpus\.jsonl: not UTF-8"),
         ("queries.jsonl", '{"_id": "other", "text": "x"}', r"none of the queries judged in .*test\.tsv is in"),
@@ -118,7 +118,9 @@ def test_missing_files_are_named_with_what_is_there(folder: Path, tmp_path: Path
     with pytest.raises(UserError, match=r"no split 'dev' in .*qrels; the splits are test, train; choose with --split"):
         read_beir(folder, "dev")
     (folder / "corpus.jsonl").unlink()
-    with pytest.raises(UserError, match=r"no corpus\.jsonl \(or corpus\.jsonl\.gz\) in .* has: qrels, queries\.jsonl"):
+    with pytest.raises(
+        UserError, match=r"no corpus\.jsonl \(or corpus\.jsonl\.gz\) in .*, which contains qrels, queries\.jsonl"
+    ):
         read_beir(folder)
 
 

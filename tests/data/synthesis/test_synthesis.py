@@ -184,7 +184,7 @@ def test_a_line_that_was_cut_off_is_made_again(tmp_path: Path, settings: Synthes
 def test_what_draws_depend_on_must_stay(tmp_path: Path, settings: SynthesisSettings) -> None:
     synthesize(Model(), tmp_path, settings)
     with pytest.raises(
-        UserError, match=r"was begun with --seed 0, not 3; choose another --output_dir, or .* --overwrite"
+        UserError, match=r"was created with --seed 0, not 3; choose another --output_dir, or .* --overwrite"
     ):
         synthesize(Model(), tmp_path, replace(settings, seed=3))
 
@@ -211,19 +211,19 @@ def test_a_run_is_not_resumed_with_another_model_or_other_settings(
     refused: list[tuple[str, Model, SynthesisSettings, ExcludedTexts | None]] = [
         ("--model 'm', not 'n'", Recorded(), replace(settings, model="n"), excluded),
         ("--temperature 0.5, not 0.7", warmer, settings, excluded),
-        ("another --extra_body", other_body, settings, excluded),
-        ("other --exclude texts", Recorded(), settings, other_texts),
-        ("other --exclude texts", Recorded(), settings, None),
+        ("a different --extra_body", other_body, settings, excluded),
+        ("different --exclude texts", Recorded(), settings, other_texts),
+        ("different --exclude texts", Recorded(), settings, None),
         ("--languages", Recorded(), replace(settings, languages=["English"]), excluded),
         ("--duplicate_similarity 0.8, not 0.9", Recorded(), replace(settings, duplicate_similarity=0.9), excluded),
     ]
     for message, model, other, texts in refused:
-        with pytest.raises(UserError, match=f"was begun with {message}.*start over with --overwrite"):
+        with pytest.raises(UserError, match=f"was created with {message}.*start over with --overwrite"):
             synthesize(model, tmp_path, other, excluded=texts)
         assert not model.asked
     with monkeypatch.context() as patch:
         patch.setattr("revela_hub.data.synthesis.prompts.VERSION", "another")
-        with pytest.raises(UserError, match="was begun with other prompts"):
+        with pytest.raises(UserError, match="was created with different prompts"):
             synthesize(Recorded(), tmp_path, settings, excluded=excluded)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     # the same texts in another file are the same; and a new beginning is not mixed with anything
@@ -244,7 +244,7 @@ def test_a_folder_of_an_earlier_release_is_resumed_with_its_model_alone(
     kept = json.loads(file.read_text())
     names = ("examples_per_task", "languages", "domains", "seed")
     file.write_text(json.dumps({name: kept[name] for name in names}))
-    with pytest.raises(UserError, match="was begun with --model 'm', not 'n'"):
+    with pytest.raises(UserError, match="was created with --model 'm', not 'n'"):
         synthesize(Model(), tmp_path, replace(settings, model="n"))
     assert synthesize(Model(), tmp_path, settings).pairs.total() == 20
     assert json.loads(file.read_text()) == kept
@@ -264,10 +264,10 @@ def test_where_nothing_was_accepted_there_is_nothing_to_mix(tmp_path: Path, sett
         (
             "pairs.jsonl",
             '{"mine": 1}\n',
-            "pairs.jsonl is there, but no settings.json of ours; choose another --output_dir",
+            "pairs.jsonl exists, but settings.json is missing; choose another --output_dir",
         ),
-        ("settings.json", '{"mine": 1}', "settings.json: not the settings of a run"),
-        ("settings.json", "[]", "settings.json: not the settings of a run"),
+        ("settings.json", '{"mine": 1}', "settings.json: not the settings of a synthesis run"),
+        ("settings.json", "[]", "settings.json: not the settings of a synthesis run"),
     ],
 )
 def test_files_of_others_are_left_alone(
@@ -302,7 +302,7 @@ def test_two_runs_may_not_write_to_one_folder(tmp_path: Path, settings: Synthesi
         synthesize(Model(), tmp_path, settings)
         return answer(request)
 
-    with pytest.raises(UserError, match="another run is writing there"):
+    with pytest.raises(UserError, match="is in use by another run"):
         synthesize(Model(second), tmp_path, settings)
 
 
@@ -338,7 +338,7 @@ def test_gives_up_with_the_reasons_and_a_sample(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         synthesize(Model(spoiled(1.0, "Certainly!\nHere is an example for you.")), tmp_path / "a", settings)
     message = str(caught.value)
-    assert "short-long: 12 answers in a row could not be used (of this run: 12 not JSON)" in message
+    assert "short-long: 12 unusable replies in a row (in this run: 12 not JSON)" in message
     assert "'Certainly! Here is an example for you.'" in message and "--max_new_tokens" in message
     with pytest.raises(UserError, match=r"short-long tasks: 10 answers .*10 no list of tasks.*'Tasks are hard.'"):
         synthesize(Model(lambda request: "Tasks are hard."), tmp_path / "b", settings)
@@ -360,7 +360,7 @@ def test_goes_on_with_fewer_tasks_where_the_lists_repeat_themselves(tmp_path: Pa
 
     report = synthesize(Model(answers), tmp_path, SynthesisSettings(count=9, forms=["short-short"]))
     assert report.tasks["short-short"] == 2 and report.rejected["no new task"] == 10
-    assert "the model thinks of no more tasks for short-short" in str(report)
+    assert "the model ran out of new tasks for short-short" in str(report)
     instructions = [row["instruction"] for row in rows(tmp_path / "pairs.jsonl")]
     assert [instructions.count(task.upper()) for task in tasks] == [5, 4]
 
@@ -601,11 +601,11 @@ def test_no_tasks_in_prose() -> None:
         ({"languages": ()}, "--languages is empty"),
         (
             {"forms": ["short-long", "long-long"]},
-            "--forms must be different ones of short-long, long-short, short-short",
+            "--forms must be distinct values of short-long, long-short, short-short",
         ),
         ({"forms": ["short-long", "short-long"]}, "--forms must be different"),
         ({"duplicate_similarity": 1.5}, "above 0 and at most 1, not 1.5"),
-        ({"domains": ["tax \udcff law"]}, "--domains: 'tax .* law' is not text"),
+        ({"domains": ["tax \udcff law"]}, "--domains: 'tax .* law' is not valid Unicode"),
     ],
 )
 def test_settings_that_do_not_work(tmp_path: Path, values: dict[str, Any], message: str) -> None:
@@ -692,7 +692,7 @@ def test_a_run_is_not_resumed_with_other_weights_of_the_same_name(
     synthesize(earlier, tmp_path / "out", SynthesisSettings(count=3))
     assert synthesize(earlier, tmp_path / "out", SynthesisSettings(count=3)).earlier == 3
     for other in (later, Endpoint("http://localhost:1", "m")):
-        with pytest.raises(UserError, match="was begun with other weights of --model"):
+        with pytest.raises(UserError, match="was created with different weights of --model"):
             synthesize(other, tmp_path / "out", SynthesisSettings(count=6))
 
 
@@ -714,7 +714,7 @@ def test_a_local_model_that_cannot_be_used(
         torch.save(tiny_llama.state_dict(), tmp_path / "pytorch_model.bin")
     message = {
         "pickle": "cannot load .*a pickle.*safetensors",
-        "nan": "cannot write a reply: .*nan",
+        "nan": "failed to generate a reply: .*nan",
         "template": "no users",
     }
     with pytest.raises(UserError, match=message[broken]) as caught:

@@ -283,7 +283,7 @@ def test_what_leaves_nothing_is_an_error_that_says_why() -> None:
         mine_negatives(*pair, [on_circle(0.9)], Encoder())
     with pytest.raises(UserError, match="no pair has 2 negatives, but 1 have fewer: .*fewer: keep"):
         mine_negatives(*pair, [on_circle(0.1), on_circle(0.9)], Encoder(), MiningSettings(num_negatives=2))
-    with pytest.raises(UserError, match="no pair with text"):
+    with pytest.raises(UserError, match="no pair has text"):
         mine_negatives(["", " "], ["x", "y"], ["z"], Encoder())
     with pytest.raises(UserError, match="no document with text"):
         mine_negatives(["a"], ["x"], ["", "\n"], Encoder())
