@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from retrieval_common import VOCABULARY, cost, heading, texts
 
-from revela_hub.retrieval import RankerSettings, TextList, build_ranker
+from revela_hub.retrieval import IndexOptions, RankerSettings, TextList, build_ranker
 
 DIMENSION, TERMS = 384, 128
 MODES: dict[str, dict[str, Any]] = {
     "dense (exact)": {"mode": "dense"},
-    "dense (flat)": {"mode": "dense", "index": "flat"},
-    "dense (hnsw)": {"mode": "dense", "index": "hnsw"},
-    "dense (ivfpq)": {"mode": "dense", "index": "ivfpq"},
+    "dense (flat)": {"mode": "dense", "index": IndexOptions("flat")},
+    "dense (hnsw)": {"mode": "dense", "index": IndexOptions("hnsw")},
+    "dense (ivfpq)": {"mode": "dense", "index": IndexOptions("ivfpq")},
     "sparse": {"mode": "sparse"},
     "bm25": {"mode": "bm25"},
     "dense + bm25": {"mode": "hybrid"},

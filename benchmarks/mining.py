@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset
 from retrieval_common import cost, heading, static_model, texts
 
-from revela_hub.retrieval import MiningSettings, RankerSettings, TextList
+from revela_hub.retrieval import IndexOptions, MiningSettings, RankerSettings, TextList
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.mining.mining import mine
 from revela_hub.retrieval.vectors import VectorStore
@@ -74,13 +74,13 @@ def at_scale(documents: int, anchors: int, dimension: int, kind: str, folder: Pa
     queries = vectors.take(np.sort(random.choice(documents, anchors, replace=False)))
     queries += random.normal(size=queries.shape).astype(np.float32) * 0.05
     began = time.process_time()
-    index = open_index(vectors, kind, folder=folder)
+    index = open_index(vectors, IndexOptions(kind), folder=folder)
     built = time.process_time() - began
     began = time.process_time()
     hits = index.search(queries, 50)
     searched = time.process_time() - began
     sample = slice(0, 500)
-    exact = open_index(vectors, "exact").search(queries[sample], 50) if kind != "exact" else hits
+    exact = open_index(vectors).search(queries[sample], 50) if kind != "exact" else hits
     found = zip(exact.rows_QK[sample], hits.rows_QK[sample], strict=True)
     recall = np.mean([len(set(one) & set(other)) / 50 for one, other in found])
     return f"{built:9.1f} {searched:9.1f} {recall:9.3f}"
