@@ -1,6 +1,6 @@
 """Scores only: of retrieval tasks, in BEIR form or by their mteb names.
 
-The public names stand in `__init__.pyi` and are imported when they are first used.
+The public names are listed in `__init__.pyi` and imported on first use.
 """
 
 import lazy_loader

@@ -108,7 +108,8 @@ class Probe:
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(self.kinds.items()))
         used, read = self.documents
         share = f"{counted(used, 'document')} of {read:,}{'' if self.complete else ' or more'}"
-        return f"probe: {counted(len(self.task.queries), 'query').replace('querys', 'queries')} ({kinds}) for {len(self.task.corpus):,} passages of {share}"
+        queries = counted(len(self.task.queries), "query").replace("querys", "queries")
+        return f"probe: {queries} ({kinds}) for {len(self.task.corpus):,} passages of {share}"
 
     def examples(self, number: int = 5) -> list[tuple[str, str]]:
         """Return some queries of every kind, each with its relevant passage in one line."""
@@ -164,10 +165,8 @@ def build_probe(
             f"{counted(len(passages), 'distinct passage')} in {counted(len(documents), 'document')} are functions with a "
             "docstring, have a heading, or have three sentences; add more text, or evaluate on your own task"
         )
-    return _assembled(passages, asked, Probe(_NO_TASK, {}, (used, len(documents)), characters, complete, settings))
-
-
-_NO_TASK = RetrievalTask({}, {}, {}, "probe")
+    task, held_out = _hold_out(passages, asked)
+    return Probe(task, held_out, (used, len(documents)), characters, complete, settings)
 
 
 def check_probe_folder(folder: Path, option: str = "--output_dir") -> None:
@@ -250,21 +249,19 @@ def _ask(
     passages: Sequence[Passage], documents: Sequence[Document], settings: ProbeSettings, random: Random
 ) -> dict[str, _Asked]:
     """Choose the queries, by id: an equal number of each kind, and the rest from kinds that have more."""
-    offers = {kind: _offers(passages, kind, random) for kind in settings.kinds}
+    offers = {kind: iter(_offers(passages, kind, random)) for kind in settings.kinds}
     texts = {document.id: document.text for document in documents}
     everything = "\0".join(" ".join(text.split()) for text in texts.values())
     seen, taken, asked = NearDuplicates(), set[int](), dict[str, _Asked]()
-    turns = [offer for offer in map(iter, offers.values())]
-    kinds = dict(zip(map(id, turns), offers, strict=True))
-    while turns and len(asked) < settings.queries:
-        for turn in list(turns):
-            offer = next((o for o in turn if _fits(o, passages, taken, seen, texts, everything)), None)
+    while offers and len(asked) < settings.queries:
+        for kind, candidates in list(offers.items()):
+            offer = next((o for o in candidates if _fits(o, passages, taken, seen, texts, everything)), None)
             if offer is None:
-                turns.remove(turn)
+                del offers[kind]
             elif len(asked) < settings.queries:
                 seen.add(offer.candidate.text)
                 taken.update(offer.passages)
-                asked[f"{kinds[id(turn)]}-{len(asked)}"] = offer
+                asked[f"{kind}-{len(asked)}"] = offer
     return asked
 
 
@@ -321,7 +318,8 @@ def _questions(
     return found
 
 
-def _assembled(passages: Sequence[Passage], asked: dict[str, _Asked], empty: Probe) -> Probe:
+def _hold_out(passages: Sequence[Passage], asked: dict[str, _Asked]) -> tuple[RetrievalTask, dict[str, list[str]]]:
+    """Return the task, and the texts of its queries by document, which are removed from the passages."""
     texts = [passage.text for passage in passages]
     held_out: dict[str, list[str]] = defaultdict(list)
     for query in asked.values():
@@ -336,4 +334,4 @@ def _assembled(passages: Sequence[Passage], asked: dict[str, _Asked], empty: Pro
         qrels={id_: {f"p{index}": 1 for index in query.passages} for id_, query in asked.items()},
         name="probe",
     )
-    return Probe(task, dict(held_out), empty.documents, empty.characters, empty.complete, empty.settings)
+    return task, dict(held_out)

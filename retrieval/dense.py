@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 QUERY_BLOCK = 4096
-"""Queries per pass over the vectors."""
+"""Queries searched together."""
 COLUMNS = 2048
 """Vectors per matrix product: with 4,096 queries, 32 MiB of scores."""
 

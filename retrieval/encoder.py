@@ -67,14 +67,8 @@ def load_encoder(
     return model
 
 
-def load_sparse_encoder(
-    name: str,
-    *,
-    device: str | None = None,
-    trust_remote_code: bool = False,
-    max_seq_length: int | None = None,
-) -> "SparseEncoder":
-    """Loads a `SparseEncoder` of sentence-transformers; arguments as for `load_encoder`.
+def load_sparse_encoder(name: str, **options: Any) -> "SparseEncoder":
+    """Loads a `SparseEncoder` of sentence-transformers; keywords as for `load_encoder`.
 
     Raises:
         UserError: As for `load_encoder`, or the model has no sparse head.
@@ -85,7 +79,7 @@ def load_sparse_encoder(
     # sentence-transformers would silently add a randomly initialised sparse head to a dense model.
     types = module_types(name).values()
     if not types or any(word in " ".join(types) for word in ("Splade", "Sparse", "MLM")):
-        model: SparseEncoder = _load(SparseEncoder, name, device, trust_remote_code, max_seq_length)
+        model: SparseEncoder = _load(SparseEncoder, name, **options)
         if any(isinstance(module, (SpladePooling, SparseAutoEncoder)) for module in model.modules()):
             return model
     raise UserError(
@@ -196,7 +190,13 @@ def similarity_of(encoder: Any, name: str = "the encoder") -> str:
     return similarity
 
 
-def _load(kind: Any, name: str, device: str | None, trust_remote_code: bool, max_seq_length: int | None) -> Any:
+def _load(
+    kind: Any,
+    name: str,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    max_seq_length: int | None = None,
+) -> Any:
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "modules.json").is_file():

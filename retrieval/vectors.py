@@ -176,15 +176,15 @@ class VectorStore:
         self.folder = make_folder(Path(folder) / f"vectors-{key_of(identity, dtype)[:16]}", option)
         self._dtype = np.dtype(dtype)
         self._option = option
-        self._files: list[Path] = []
         self._dimension: int | None = None
-        self._digests: list[NDArray[np.uint64]] = []
-        self._stamps: list[_Stamp] = []
-        self._saved: list[_Stamp] = []
-        self._open_all()
+        self._shards: dict[_Stamp, NDArray[np.uint64]] = {}  # the digests in each
+        self._checked = self._read_checked()
+        for path in sorted(self.folder.glob("*.npy")):
+            if _NAME.fullmatch(path.name):
+                self._open(path)
         with contextlib.suppress(UserError):  # a read-only folder is checked again next time
             self._save_checked()
-        self._opened = len(self._files)
+        self._opened = len(self._shards)
         if not (self.folder / "store.json").is_file():
             with whole_file(self.folder / "store.json", option) as stream:
                 stream.write(json.dumps({"model": identity, "dtype": dtype}, indent=2).encode())
@@ -222,10 +222,10 @@ class VectorStore:
         places_N = self._find(texts.digests_N2)
         if (absent := int((places_N < 0).sum())) > 0:
             raise UserError(f"{absent:,} of {len(texts):,} texts are not encoded in {self.folder}: encode them first")
-        starts = np.cumsum([0, *map(len, self._digests)])
+        starts = np.cumsum([0, *map(len, self._shards.values())])
         shards_N = np.searchsorted(starts, places_N, side="right").astype(np.int32) - 1
         return Vectors(
-            tuple(self._files),
+            tuple(self.folder / stamp.name for stamp in self._shards),
             shards_N.astype(np.int32),
             (places_N - starts[shards_N]).astype(np.int32),
             self._dimension or 0,
@@ -236,19 +236,13 @@ class VectorStore:
 
     def _find(self, digests_N2: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the position of each digest, counted over all shards; -1 if it is missing."""
-        if not self._digests:
+        if not self._shards:
             return np.full(len(digests_N2), -1, dtype=np.int64)
-        all_M2 = np.concatenate(self._digests)
+        all_M2 = np.concatenate(list(self._shards.values()))
         order_M = np.argsort(all_M2[:, 0], kind="stable")
         at_N = np.searchsorted(all_M2[:, 0], digests_N2[:, 0], sorter=order_M)
         places_N = order_M[np.minimum(at_N, len(all_M2) - 1)]
         return np.where((all_M2[places_N] == digests_N2).all(axis=1), places_N, -1)
-
-    def _open_all(self) -> None:
-        checked = self._read_checked()
-        for path in sorted(self.folder.glob("*.npy")):
-            if _NAME.fullmatch(path.name):
-                self._open(path, checked)
 
     def _read_checked(self) -> dict[_Stamp, NDArray[np.uint64]]:
         """Read which shards were compared with their checksums, and their digests."""
@@ -256,13 +250,9 @@ class VectorStore:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 self._dimension = int(arrays["dimension"])
-                stamps = (
-                    _Stamp(str(n), int(s), int(t)) for n, s, t in zip(*map(arrays.__getitem__, _STAMP), strict=True)
-                )
+                stamps = zip(*(arrays[name].tolist() for name in _STAMP), strict=True)
                 digests = np.split(arrays["digests"], np.cumsum(arrays["counts"])[:-1])
-                checked = dict(zip(stamps, digests, strict=True))
-                self._saved = list(checked)
-                return checked
+                return dict(zip((_Stamp(*stamp) for stamp in stamps), digests, strict=True))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -272,21 +262,20 @@ class VectorStore:
 
     def _save_checked(self) -> None:
         """Writes which shards were checked."""
-        if self._saved == self._stamps or self._dimension is None:
+        if list(self._checked) == list(self._shards) or self._dimension is None:
             return
-        names, sizes, times = zip(*self._stamps, strict=True)
-        arrays: dict[str, Any] = dict(zip(_STAMP, (names, sizes, times), strict=True))
-        counts, digests = list(map(len, self._digests)), np.concatenate(self._digests)
+        arrays: dict[str, Any] = dict(zip(_STAMP, zip(*self._shards, strict=True), strict=True))
+        counts, digests = list(map(len, self._shards.values())), np.concatenate(list(self._shards.values()))
         with whole_file(self.folder / CHECKED, self._option) as stream:
             np.savez(stream, **arrays, counts=counts, digests=digests, dimension=self._dimension)
-            self._saved = list(self._stamps)
+        self._checked = dict(self._shards)
 
-    def _open(self, path: Path, checked: dict[_Stamp, NDArray[np.uint64]]) -> None:
+    def _open(self, path: Path) -> None:
         """Adds a shard to the store, comparing it with its checksum unless that was done before."""
         try:
             stamp = _Stamp.of(path)
-            if (digests_M2 := checked.get(stamp)) is not None:
-                self._add(path, stamp, digests_M2)
+            if stamp in self._checked:
+                self._shards[stamp] = self._checked[stamp]
                 return
             records = np.load(path, mmap_mode="r", allow_pickle=False)
             if records.ndim != 1 or records.dtype.names != ("digest", "vector") or _checksum(records) != path.stem:
@@ -300,9 +289,9 @@ class VectorStore:
             logger.warning("%s is damaged (%s): encoding its texts again", path, error)
             path.unlink(missing_ok=True)
             return
-        self._add_records(path, stamp, records)
+        self._add(stamp, records)
 
-    def _add_records(self, path: Path, stamp: _Stamp, records: NDArray[Any]) -> None:
+    def _add(self, stamp: _Stamp, records: NDArray[Any]) -> None:
         dimension = records.dtype["vector"].shape[0]
         if self._dimension not in (None, dimension):
             raise ValueError(
@@ -310,12 +299,7 @@ class VectorStore:
                 f"the identity {self.identity!r} is shared by two models"
             )
         self._dimension = dimension
-        self._add(path, stamp, np.array(records["digest"], dtype=np.uint64))
-
-    def _add(self, path: Path, stamp: _Stamp, digests_M2: NDArray[np.uint64]) -> None:
-        self._files.append(path)
-        self._stamps.append(stamp)
-        self._digests.append(digests_M2)
+        self._shards[stamp] = np.array(records["digest"], dtype=np.uint64)
 
     def _write(self, digests_N2: NDArray[np.uint64], vectors_ND: NDArray[np.float32]) -> None:
         layout = [("digest", "<u8", (2,)), ("vector", self._dtype, (vectors_ND.shape[1],))]
@@ -331,7 +315,7 @@ class VectorStore:
             # and the second kills the process.
             np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(records))
             stream.write(records.view(np.uint8).data)
-        self._add_records(path, _Stamp.of(path), records)
+        self._add(_Stamp.of(path), records)
 
 
 def _checksum(records: NDArray[Any]) -> str:

@@ -172,9 +172,11 @@ class _Texts:
     """The texts of a corpus on disk, found by id; memory holds only the `wanted` ids."""
 
     def __init__(self, source: Source, wanted: set[str], path: Path) -> None:
+        from datasets import Value
+
         self._rows: dict[str, int] = {}
         hashes = array("q")
-        self.dataset = write_rows(self._read(source, wanted, hashes), {"text": _string_feature()}, path)
+        self.dataset = write_rows(self._read(source, wanted, hashes), {"text": Value("string")}, path)
         self.repeated = len(hashes) - len(np.unique(np.frombuffer(hashes, dtype=np.int64)))
         self._texts = Column[str](self.dataset, "text")
 
@@ -194,12 +196,6 @@ class _Texts:
         """Return the text with this id."""
         row = self._rows.get(id_)
         return None if row is None else self._texts[row]
-
-
-def _string_feature() -> Any:
-    import datasets
-
-    return datasets.Value("string")
 
 
 # --- records

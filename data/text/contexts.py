@@ -9,7 +9,6 @@ Documents are packed into spans as for RetroMAE (`build_spans`). Each span is th
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -22,13 +21,12 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.pseudo_queries import PseudoQueries
 from revela_hub.data.text.spans import (
-    MIN_TOKENS,
     DocumentTokens,
     SpanSettings,
     check_tokenizer,
     packed_spans,
     tokenized_documents,
-    tokenizer_digest,
+    tokenized_with,
 )
 from revela_hub.errors import UserError
 
@@ -53,26 +51,20 @@ def build_contexts(
     *,
     contexts: Sequence[str] = CONTEXTS,
     queries: PseudoQueries | None = None,
-    max_length: int = 144,
-    min_tokens: int = MIN_TOKENS,
-    language: str = "en",
-    max_spans: int | None = None,
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
+    **settings: Any,
 ) -> "Dataset":
     """Make rows from the sources' documents, or read them from the cache (see `revela_hub.data.row_cache`).
 
     Args:
         sources: As for `read_documents`; together they form one stream of documents.
-        tokenizer: The fast tokenizer of a masked language model, which must report the words of its tokens.
+        tokenizer: As for `build_spans`.
         contexts: Kinds of context, see above.
         queries: The query generator; required for the kind `query`, and only for it.
-        max_length: Maximum number of tokens of a text, including `[CLS]` and `[SEP]`, which are added later.
-        min_tokens: Minimum number of tokens of a span without special tokens; shorter spans are skipped and counted.
-        language: ISO 639-1 code, for sentence segmentation.
-        max_spans: Stop after this many spans.
         cache_dir: The cache folder; default: the cache of `datasets`.
         report: Its counts are updated (for cached rows with the counts of the run that wrote them).
+        **settings: Fields of `SpanSettings`; `max_length` is 144 by default.
 
     Returns:
         A data set with the columns `row` (int64, its number, the seed of its masks), `expert` (uint8: 0 if the text is a
@@ -84,7 +76,7 @@ def build_contexts(
     """
     import datasets
 
-    settings = SpanSettings(max_length, min_tokens, language, max_spans)
+    made = SpanSettings(**({"max_length": 144} | settings))
     _check_contexts(contexts, queries)
     check_tokenizer(tokenizer)
     tokens, starts = datasets.List(datasets.Value("int32")), datasets.List(datasets.Value("uint8"))
@@ -92,13 +84,11 @@ def build_contexts(
     features |= {"input_ids": tokens, "word_starts": starts, "context_ids": tokens, "context_word_starts": starts}
     made_with = {
         "format": _FORMAT,
-        **{name: version(name) for name in ("sentencex", "tokenizers")},
-        **vars(settings),
-        "tokenizer": tokenizer_digest(tokenizer),
+        **tokenized_with(tokenizer, made),
         "contexts": sorted(contexts),
         "queries": None if queries is None else {"what": queries.description, "each": vars(queries).get("queries")},
     }
-    rows = partial(_rows, tokenizer, settings, tuple(contexts), queries)
+    rows = partial(_rows, tokenizer, made, tuple(contexts), queries)
     return document_rows("contexts", sources, features, made_with, rows, cache_dir, report)
 
 

@@ -75,24 +75,18 @@ def build_spans(
     sources: Iterable[SourceLike] | SourceLike,
     tokenizer: "PreTrainedTokenizerBase",
     *,
-    max_length: int = 512,
-    min_tokens: int = MIN_TOKENS,
-    language: str = "en",
-    max_spans: int | None = None,
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
+    **settings: Any,
 ) -> "Dataset":
     """Make spans of the sources' documents, or read them from the cache (see `revela_hub.data.row_cache`).
 
     Args:
         sources: As for `read_documents`; together they form one stream of documents.
         tokenizer: The fast tokenizer of a masked language model, which must report the words of its tokens.
-        max_length: Maximum number of tokens of a span, including `[CLS]` and `[SEP]`, which are added later.
-        min_tokens: Minimum number of tokens without special tokens; shorter spans are skipped and counted.
-        language: ISO 639-1 code, for sentence segmentation.
-        max_spans: Stop after this many spans.
         cache_dir: The cache folder; default: the cache of `datasets`.
         report: Its counts are updated (for cached rows with the counts of the run that wrote them).
+        **settings: Fields of `SpanSettings`.
 
     Returns:
         A data set with one row per span: `span` (int64, its number, the seed of its masks), `input_ids` (int32, without
@@ -103,17 +97,22 @@ def build_spans(
     """
     import datasets
 
-    settings = SpanSettings(max_length, min_tokens, language, max_spans)
+    made = SpanSettings(**settings)
     check_tokenizer(tokenizer)
     features = {
         "span": datasets.Value("int64"),
         "input_ids": datasets.List(datasets.Value("int32")),
         "word_starts": datasets.List(datasets.Value("uint8")),
     }
-    versions = {name: version(name) for name in ("sentencex", "tokenizers")}
-    made_with = {"format": _FORMAT, **versions, **vars(settings), "tokenizer": tokenizer_digest(tokenizer)}
-    rows = partial(_rows, tokenizer, settings)
+    rows = partial(_rows, tokenizer, made)
+    made_with = {"format": _FORMAT} | tokenized_with(tokenizer, made)
     return document_rows("spans", sources, features, made_with, rows, cache_dir, report)
+
+
+def tokenized_with(tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings) -> dict[str, Any]:
+    """Return everything that the tokens of spans depend on besides the sources, for the cache."""
+    versions = {name: version(name) for name in ("sentencex", "tokenizers")}
+    return {**versions, **vars(settings), "tokenizer": tokenizer_digest(tokenizer)}
 
 
 def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:

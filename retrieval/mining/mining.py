@@ -43,7 +43,7 @@ __all__ = ["MinedNegatives", "MiningReport", "MiningSettings", "Model", "RankerS
 logger = logging.getLogger(__name__)
 
 ANCHOR_BLOCK = 4096
-"""Anchors per pass over the corpus; an interruption loses the hits of at most one block."""
+"""Anchors searched together; an interruption loses the hits of at most one block."""
 
 Model: TypeAlias = Encoder | type[BM25] | Literal["bm25"]
 """A SentenceTransformer or any other `Encoder`; or BM25, as the class or the string."""

@@ -149,7 +149,7 @@ def test_an_answer_without_tokens_and_an_encoder_are_refused(
     with (work / "train.jsonl").open("a") as stream:
         stream.write('{"question": "Which?", "answers": [" "]}\n')
     assert train(work) == 2
-    assert "train.jsonl:13: an answer has no text" in capsys.readouterr().err
+    assert "train.jsonl:13: an answer is empty" in capsys.readouterr().err
     assert main(["answer", str(work / "tiny-llama"), "--index", "x", "Where?"]) == 2
     assert "is not an ImpRAG model" in capsys.readouterr().err
     assert main(["answer", "./nowhere", "--index", "x", "Where?"]) == 2

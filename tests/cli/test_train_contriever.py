@@ -101,7 +101,7 @@ def test_text_without_queries_is_trained_on_unmeasured(
     ]
     assert main(["train", "contriever", *options, *SHORT, "--cache_dir", str(tmp_path / "cache")]) == 0
     out = capsys.readouterr().out
-    assert "nothing is measured: the text offers 0 queries" in out and (output / "retriever").is_dir()
+    assert "nothing is measured: the text has 0 candidate queries" in out and (output / "retriever").is_dir()
     large = ["--dataloader_drop_last", "true", "--per_device_train_batch_size", "64"]
     assert main(["train", "contriever", *options, *SHORT, *large, "--overwrite", "true"]) == 2
     assert "no training step was made" in capsys.readouterr().err

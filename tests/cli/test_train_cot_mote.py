@@ -121,7 +121,7 @@ def test_mistakes_are_one_line(
                 ["--data", documents, "--decoder", "none", "--bottlenecks", "dense"],
                 "leave it out with --deco",
             ),
-            (mlm_folder, ["--data", documents, "--contexts", "query", "query"], "contexts must be different ones"),
+            (mlm_folder, ["--data", documents, "--contexts", "query", "query"], "contexts must be distinct"),
             (mlm_folder, ["--stage", "finetune", "--pairs", empty, "--num_negatives", 0], "empty.jsonl is empty"),
             (
                 mlm_folder,

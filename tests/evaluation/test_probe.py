@@ -201,10 +201,10 @@ def test_sentences_end_as_each_script_ends_them(tmp_path: Path, between: str, wo
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"queries": 5}, "a probe of 5 queries says nothing: at least 20"),
+        ({"queries": 5}, "a probe needs at least 20 queries, not 5"),
         ({"passages": 10}, "at least 40 passages, not 10"),
-        ({"kinds": ("headline",)}, "kinds of query are headline; there are docstring, title, sentence"),
-        ({"kinds": ()}, "kinds of query are missing"),
+        ({"kinds": ("headline",)}, "kinds of queries must be among docstring, title, sentence, not headline"),
+        ({"kinds": ()}, "kinds of queries must be among .*, not none"),
     ],
 )
 def test_settings_that_make_no_probe(settings: dict[str, object], message: str) -> None:
@@ -235,7 +235,7 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (["--kind", "prose"], "--kind is 'prose'; it must be auto, text or code"),
         (["--endpoint", "http://localhost:1/v1"], "--endpoint needs --model"),
-        (["--max_documents", "2"], "the text offers .* queries for a probe, fewer than 20"),
+        (["--max_documents", "2"], "the text has .* candidate queries, but a probe needs at least 20"),
     ],
 )
 def test_mistakes(

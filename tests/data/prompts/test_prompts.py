@@ -48,15 +48,15 @@ def test_every_form_becomes_a_prompt_with_its_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "Who?", "answers": []}, "data.jsonl:2: an answer has no text"),
-        ({"question": "Who?", "answer": "  "}, "data.jsonl:2: an answer has no text"),
-        ({"question": "Who?"}, "data.jsonl:2: no answer; give it as answer, answers or output"),
-        ({"question": "Who?", "answer": 3}, "data.jsonl:2: answer holds int where a text is needed"),
-        ({"prompt": " ", "answer": "a"}, "data.jsonl:2: the prompt has no text"),
-        ({"answer": "a"}, "data.jsonl:2: no prompt; give it as prompt, question or input"),
+        ({"question": "Who?", "answers": []}, "data.jsonl:2: an answer is empty"),
+        ({"question": "Who?", "answer": "  "}, "data.jsonl:2: an answer is empty"),
+        ({"question": "Who?"}, "data.jsonl:2: no answer; it must be in answer, answers or output"),
+        ({"question": "Who?", "answer": 3}, "data.jsonl:2: answer contains int instead of text"),
+        ({"prompt": " ", "answer": "a"}, "data.jsonl:2: the prompt is empty"),
+        ({"answer": "a"}, "data.jsonl:2: no prompt; it must be in prompt, question or input"),
         (
             {"task": "poetry", "input": "x", "answer": "a"},
-            "data.jsonl:2: no task 'poetry'; there are question_answering",
+            "data.jsonl:2: unknown task 'poetry'; the tasks are question_answering",
         ),
     ],
 )

@@ -340,7 +340,9 @@ def test_gives_up_with_the_reasons_and_a_sample(tmp_path: Path) -> None:
     message = str(caught.value)
     assert "short-long: 12 unusable replies in a row (in this run: 12 not JSON)" in message
     assert "'Certainly! Here is an example for you.'" in message and "--max_new_tokens" in message
-    with pytest.raises(UserError, match=r"short-long tasks: 10 answers .*10 no list of tasks.*'Tasks are hard.'"):
+    with pytest.raises(
+        UserError, match=r"short-long tasks: 10 unusable replies .*10 no list of tasks.*'Tasks are hard.'"
+    ):
         synthesize(Model(lambda request: "Tasks are hard."), tmp_path / "b", settings)
     # cut off before the JSON's end, and nothing at all
     with pytest.raises(UserError, match=r"12 cut off"):
@@ -603,7 +605,7 @@ def test_no_tasks_in_prose() -> None:
             {"forms": ["short-long", "long-long"]},
             "--forms must be distinct values of short-long, long-short, short-short",
         ),
-        ({"forms": ["short-long", "short-long"]}, "--forms must be different"),
+        ({"forms": ["short-long", "short-long"]}, "--forms must be distinct"),
         ({"duplicate_similarity": 1.5}, "above 0 and at most 1, not 1.5"),
         ({"domains": ["tax \udcff law"]}, "--domains: 'tax .* law' is not valid Unicode"),
     ],
@@ -650,7 +652,7 @@ def test_a_full_disk_stops_the_run_with_what_was_made(
 
     with monkeypatch.context() as patch:
         patch.setattr(SyntheticFolder, "__init__", init)
-        with pytest.raises(UserError, match=r"pairs\.jsonl: cannot write \(No space left on device\); make room"):
+        with pytest.raises(UserError, match=r"pairs\.jsonl: cannot write \(No space left on device\); free some space"):
             synthesize(Model(), tmp_path / "full", settings)
     synthesize(Model(), tmp_path / "full", settings)
     synthesize(Model(), tmp_path / "whole", settings)

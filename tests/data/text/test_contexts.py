@@ -94,7 +94,7 @@ def test_a_query_stands_for_its_span_and_the_span_for_the_query(
 
 def test_what_cannot_be_is_told(tmp_path: Path, documents: str, wordpiece_tokenizer: BertTokenizerFast) -> None:
     build = {"tokenizer": wordpiece_tokenizer, "cache_dir": tmp_path / "cache", "max_length": 26}
-    with pytest.raises(UserError, match="contexts must be one or more of neighbour, overlap, query, got next"):
+    with pytest.raises(UserError, match="contexts must be one or more of neighbour, overlap, query, not next"):
         build_contexts([documents], contexts=["next"], **build)
     with pytest.raises(UserError, match="contexts with query need something that writes the queries"):
         build_contexts([documents], contexts=["query"], **build)
@@ -117,7 +117,7 @@ def test_extracted_queries_are_what_tells_a_passage_from_the_others() -> None:
     assert queries[3] == [] and len(queries[0]) == 2
     assert queries[0][1].split()[:2] != queries[0][0].split()[:2]
     assert ExtractiveQueries(queries=2, words=4)(passages) == queries
-    with pytest.raises(UserError, match="words must be at least 1, got 0"):
+    with pytest.raises(UserError, match="words must be at least 1, not 0"):
         ExtractiveQueries(words=0)
 
 

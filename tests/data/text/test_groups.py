@@ -76,7 +76,7 @@ def test_two_documents_of_one_chunk_are_a_group(tmp_path: Path) -> None:
 
 
 def test_one_chunk_is_not_enough(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="1 chunk of text; training needs at least 2 chunks"):
+    with pytest.raises(UserError, match="1 chunk of text, but training needs at least 2"):
         build(write_documents(tmp_path / "d.jsonl", {"a": 1}), tmp_path)
 
 

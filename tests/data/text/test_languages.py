@@ -14,7 +14,7 @@ def test_codes_of_two_and_of_three_letters() -> None:
 
 @pytest.mark.parametrize("code", ["", "xx", "english", "EN", "a1b"])
 def test_no_language(code: str) -> None:
-    with pytest.raises(UserError, match="is not a code of ISO 639"):
+    with pytest.raises(UserError, match="is not an ISO 639 code"):
         check_language(code)
 
 

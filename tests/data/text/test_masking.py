@@ -153,7 +153,7 @@ def test_tokenizers_that_do_not_suit(bpe_tokenizer: Any, wordpiece_tokenizer: An
     with pytest.raises(UserError, match="has no mask token"):
         Vocabulary.of(bpe_tokenizer)
     bpe_tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    with pytest.raises(UserError, match="does not put one special token before a text and one after it"):
+    with pytest.raises(UserError, match="does not add one special token before and one after a text"):
         Vocabulary.of(bpe_tokenizer)
     wordpiece_tokenizer.pad_token = None
     with pytest.raises(UserError, match="has no padding token; set its pad_token"):

@@ -220,7 +220,7 @@ def test_short_spans_are_left_out(tmp_path: Path, wordpiece_tokenizer: Any) -> N
     ]
     assert spans["span"][:] == [0, 1]
     assert str(report) == "3 documents, 2 spans; skipped: 1 too short"
-    with pytest.raises(UserError, match="the data make no span of at least 50 tokens: give more text, or lower"):
+    with pytest.raises(UserError, match="the data contain no span of at least 50 tokens: add more text, or lower"):
         build(path, wordpiece_tokenizer, min_tokens=50)
 
 
@@ -280,9 +280,9 @@ def test_settings_that_make_no_spans(
 
 def test_tokenizers_that_do_not_suit(tmp_path: Path, bpe_tokenizer: Any) -> None:
     path = write(tmp_path / "d.jsonl", "The fox.")
-    with pytest.raises(UserError, match="has no mask token; take an encoder trained as a masked LM"):
+    with pytest.raises(UserError, match="has no mask token; use an encoder trained as a masked LM"):
         build(path, bpe_tokenizer)
-    with pytest.raises(UserError, match="ByT5Tokenizer does not tell which tokens make a word; take a fast one"):
+    with pytest.raises(UserError, match="ByT5Tokenizer does not report the words of its tokens; use a fast tokenizer"):
         build(path, ByT5Tokenizer())
 
 
