@@ -1,6 +1,7 @@
 """Indexes over vectors, exact and approximate, behind one method: `search(vectors, k)`.
 
-    exact       compares with all vectors on disk, block by block; the first 256 MiB stay in memory (the default)
+    exact       compares with all vectors on disk, block by block; up to 256 MiB stay in memory from the second search on
+                (the default)
     flat        exact search by FAISS with all vectors in memory: faster for many single queries
     hnsw        FAISS, a graph of neighbours: approximate; milliseconds for millions of vectors, 1.1 times their size in memory
     ivfpq       FAISS, compressed to 1/16 of the vectors' size or less: approximate; ten times as many candidates as requested
@@ -32,7 +33,7 @@ COLUMNS = 2048
 """Vectors per matrix product: with 4,096 queries, 32 MiB of scores."""
 
 CACHED_BYTES = 1 << 28
-"""Bytes of vectors that an exact index keeps in memory between queries: 170,000 texts with 384 dimensions."""
+"""Bytes of vectors that an exact index keeps in memory between searches: 170,000 texts with 384 dimensions."""
 
 RESCORED_NUMBERS = 1 << 24
 """Vector components that are rescored at a time: 64 MiB."""
@@ -64,6 +65,7 @@ class ExactIndex:
         self._vectors = vectors
         self._device = device
         self._cached: dict[int, torch.Tensor] = {}
+        self._searches = 0
 
     def __len__(self) -> int:
         return len(self._vectors)
@@ -80,12 +82,14 @@ class ExactIndex:
     def _blocks(self, queries_QD: "torch.Tensor") -> "Iterator[tuple[int, torch.Tensor]]":
         import torch
 
+        self._searches += 1
         queries_QD = queries_QD.to(self._device)
         for start in range(0, len(self), COLUMNS):
             block_ND = self._cached.get(start)
             if block_ND is None:
                 block_ND = torch.from_numpy(self._vectors.read(start, start + COLUMNS)).to(self._device)
-                if 4 * (start + COLUMNS) * self._vectors.dimension <= CACHED_BYTES:
+                # Not in the first search: a program that searches once needs no cache.
+                if self._searches > 1 and 4 * (start + COLUMNS) * self._vectors.dimension <= CACHED_BYTES:
                     self._cached[start] = block_ND
             yield start, queries_QD @ block_ND.T
 
