@@ -100,7 +100,7 @@ def _check_contexts(contexts: Sequence[str], queries: PseudoQueries | None) -> N
     if len(set(contexts)) < len(contexts):
         raise UserError(f"contexts must be distinct, not {' '.join(contexts)}")
     if ("query" in contexts) != (queries is not None):
-        raise UserError("contexts with query need something that writes the queries, and others do not")
+        raise UserError("contexts with query need a query generator, and others do not")
 
 
 def _rows(

@@ -227,4 +227,4 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
     inside = ["--output_dir", str(work / "docs" / "out")]
     for command in ([*dit, "--retriever", str(retriever_folder)], ["train", "ra-it", *common, "--backbone", lm]):
         assert main([*command, *inside]) == 2
-        assert "lies in" in capsys.readouterr().err
+        assert "is inside" in capsys.readouterr().err

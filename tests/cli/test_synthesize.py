@@ -378,7 +378,7 @@ def test_a_server_that_does_not_answer(server: Server) -> None:
     server.respond = respond
     assert len(ask(endpoint(server, timeout=0.2, retries=2))) == 1 and len(server.bodies) == 3
     server.respond = lambda body, number: (time.sleep(0.4), good(body, number))[1]  # type: ignore[func-returns-value]
-    with pytest.raises(UserError, match=r"/v1 did not answer within 0\.2 seconds \(see --timeout\) \(2 times\)"):
+    with pytest.raises(UserError, match=r"/v1 did not answer within 0\.2 seconds \(--timeout\) \(2 times\)"):
         ask(endpoint(server, timeout=0.2, retries=1))
 
 
@@ -445,7 +445,7 @@ def test_a_reply_that_is_none_is_one_bad_reply(server: Server, answer: Any) -> N
 
 def test_without_a_key_a_refusal_says_how_to_give_one(server: Server) -> None:
     server.respond = lambda body, number: (401, {}, {"error": "who are you?"})
-    with pytest.raises(UserError, match=r"is needed: put it into an environment variable \(--api_key_env NAME\)"):
+    with pytest.raises(UserError, match=r"is required: set an environment variable \(--api_key_env NAME\)"):
         ask(endpoint(server))
 
 

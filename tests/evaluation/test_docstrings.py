@@ -97,7 +97,7 @@ def test_what_has_no_single_answer_or_is_not_code_is_left_out(sources: Path) -> 
 
 def test_too_little_code_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(FUNCTION.format(name="one", number=1))
-    with pytest.raises(UserError, match="only 1 functions with a docstring"):
+    with pytest.raises(UserError, match="only 1 functions with a unique docstring"):
         docstring_task(tmp_path)
 
 

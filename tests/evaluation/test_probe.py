@@ -173,7 +173,7 @@ def test_training_data_follow_the_probe(text: Path, probe: Probe, tmp_path: Path
 def test_what_is_too_little_says_what_was_there(tmp_path: Path) -> None:
     for number in range(100):
         (tmp_path / f"{number}.txt").write_text(sentences("the same"))
-    with pytest.raises(UserError, match="offers 0 queries .* its 100 documents hold 1 different passage, of which"):
+    with pytest.raises(UserError, match="has 0 candidate queries.* too few of the 1 distinct passage in 100 documents"):
         build_probe(str(tmp_path), SETTINGS)
 
 

@@ -43,7 +43,7 @@ def test_chance_alone_is_significant_as_often_as_it_should_be() -> None:
 def test_queries_are_paired_by_their_ids() -> None:
     a, b = {"q1": 0.1, "q2": 0.9, "q3": 0.5}, {"q3": 0.6, "q2": 1.0, "q1": 0.2}
     assert compare_queries(a, b).difference == pytest.approx(0.1)
-    with pytest.raises(ValueError, match="2 queries have a score from one of the models only"):
+    with pytest.raises(ValueError, match="2 queries have a score from only one of the models"):
         compare_queries(a, {"q1": 0.1, "q2": 0.9, "q4": 0.5})
 
 
@@ -51,8 +51,8 @@ def test_queries_are_paired_by_their_ids() -> None:
     ("a", "b", "message"),
     [
         ([0.5], [0.4], "at least two"),
-        ([1.0, 2.0], [1.0], "one for each query"),
-        ([1.0, np.nan], [1, 2], "not a number"),
+        ([1.0, 2.0], [1.0], "one score per query"),
+        ([1.0, np.nan], [1, 2], "not finite"),
     ],
 )
 def test_what_cannot_be_compared(a: list[float], b: list[float], message: str) -> None:
