@@ -293,7 +293,7 @@ def test_json_of_a_view_is_text(tmp_path: Path) -> None:
     assert built["row"][:] == list(range(len(built))) and len(built) == 9
     assert all(len(text.split()) <= 40 for text in built["text"])
     assert report.skipped == {"too short": 1} and report.documents == 4
-    with pytest.raises(UserError, match="make 0 passages of 58 words"):
+    with pytest.raises(UserError, match="contain 0 passages of at least 58 words"):
         build_passages(tmp_path / "d.jsonl", max_words=60, min_words=58, cache_dir=tmp_path / "cache")
-    with pytest.raises(UserError, match="there are none"):
+    with pytest.raises(UserError, match="must be at least 1 and at most max_words"):
         build_passages(tmp_path / "d.jsonl", max_words=5, cache_dir=tmp_path / "cache")
