@@ -37,7 +37,9 @@ def test_names_that_do_not_fit_are_reported(name: str, message: str) -> None:
 
 def test_data_that_cannot_be_had_is_reported(retriever_folder: Path) -> None:
     model = load_encoder(str(retriever_folder), device="cpu")
-    with pytest.raises(UserError, match="the data of mteb's task SciFact cannot be loaded"):  # the tests have no network
+    with pytest.raises(
+        UserError, match="the data of mteb's task SciFact cannot be loaded"
+    ):  # the tests have no network
         evaluate_mteb(model, ["SciFact"])
 
 
