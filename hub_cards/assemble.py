@@ -89,9 +89,11 @@ class Assembled:
 Assemble = Callable[[Path, Path, Assembly], Assembled]
 
 
-def assemble_part(method: Method, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+def assemble_part(
+    method: Method, checkpoint: Path, folder: Path, assembly: Assembly, loaded: object = None
+) -> Assembled:
     """Write one part of a checkpoint; see `assemble_parts`."""
-    return assemble_parts(method, checkpoint, {folder: assembly.part}, assembly)[0]
+    return assemble_parts(method, checkpoint, {folder: assembly.part}, assembly, loaded)[0]
 
 
 def assemble_parts(
@@ -124,11 +126,17 @@ def assemble_parts(
 
 
 def export_parts(
-    method: Method, checkpoint: Path, output: Path, *, lm: bool = False, assembly: Assembly | None = None
+    method: Method,
+    checkpoint: Path,
+    output: Path,
+    *,
+    lm: bool = False,
+    assembly: Assembly | None = None,
+    loaded: object = None,
 ) -> list[Path]:
     """Write the folders that a method exports, and return those that get a card: all except the language model."""
     parts = {output / folder: part for folder, part in method.folders.items()}
-    assemble_parts(method, checkpoint, ({output / "lm": "lm"} if lm else {}) | parts, assembly or Assembly())
+    assemble_parts(method, checkpoint, ({output / "lm": "lm"} if lm else {}) | parts, assembly or Assembly(), loaded)
     return list(parts)
 
 

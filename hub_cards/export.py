@@ -23,6 +23,8 @@ from revela_hub.hub_cards.tokenizers import padding_right, text_length, with_eos
 PoolingMode = Literal["last", "mean", "cls"]
 
 _POOLING_KEYS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}
+# Settings that a tokenizer keeps from the last batch and saves with a checkpoint.
+_OF_A_BATCH = ("stride", "max_length", "truncation_strategy", "pad_to_multiple_of")
 # The tested versions. transformers 4 silently ignores the rotary settings of transformers 5 and computes wrong vectors.
 _REQUIREMENTS = {"transformers": ">=5.17", "sentence-transformers": ">=6.0"}
 
@@ -195,8 +197,11 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, *, max_leng
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
-    for key in ("is_local", "local_files_only", "name_or_path"):
+    for key in ("is_local", "local_files_only", "name_or_path", *_OF_A_BATCH):
         tokenizer.init_kwargs.pop(key, None)
+    for key, default in {"truncation_side": "right", "pad_token_type_id": 0}.items():
+        if tokenizer.init_kwargs.get(key) == default:
+            del tokenizer.init_kwargs[key]
     if max_length is not None:
         tokenizer.model_max_length = max_length
     tokenizer.save_pretrained(folder)

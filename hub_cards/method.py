@@ -1,7 +1,7 @@
-"""The record of a method: what the command line, cards, checks, export and publishing need to know about it.
+"""Record of a training method, read by the command line, cards, `check`, `export` and `publish`.
 
-Each method keeps its record in `trainers/<method>/__init__.py`; `trainers/methods.py` lists them. Records hold plain values, and
-names of functions and files, so that reading them imports no torch.
+Each method defines its record in `trainers/<method>/__init__.py`, and `trainers/methods.py` lists all records. A record holds
+plain values and the names of functions and files, so importing it does not import torch.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from types import MappingProxyType
 from revela_hub.hub_cards.verify.contents import read_json
 
 Part = str
-"""What can be published of a checkpoint: `retriever`, `sparse` (its sparse form), `lm`, or `model` (all of it with its code)."""
+"""A publishable part of a checkpoint: `retriever`, `sparse` (its sparse form), `lm`, or `model` (everything, with its code)."""
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper, as a card cites it.
+    """A paper, as cited in model cards.
 
     Attributes:
-        title: of the paper.
+        title: title.
         authors: full names, joined by " and ".
-        arxiv: id.
-        year: of the first version.
-        does: completes "a retriever that was ...".
+        arxiv: arXiv id.
+        year: year of the first version.
+        does: completes the sentence "A retriever that was ...".
     """
 
     title: str
@@ -48,10 +48,10 @@ class Paper:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the method.
+    """A command of a method.
 
     Attributes:
-        module: full name of the module with `Arguments` and `run`.
+        module: full name of the module, which defines `Arguments` and `run`.
         summary: one line for the list of commands.
     """
 
@@ -61,31 +61,34 @@ class Command:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of the package.
+    """A training method.
 
     Attributes:
         name: key in `METHODS` and in model cards.
-        title: name for people.
-        paper: the paper.
-        commands: name -> command.
-        model_type: of the `config.json` of its checkpoints; empty if they are plain sentence-transformers folders.
+        title: display name.
+        paper: the paper to cite.
+        commands: command name -> command; the first is the training command.
+        model_type: `model_type` in the `config.json` of its checkpoints; empty if they are plain sentence-transformers folders.
         config_folder: subfolder of a checkpoint that holds that file.
-        parts: what can be published of a checkpoint, the default first.
-        folders: folder that `export` writes -> the part in it.
-        loader: full name of the function that loads a checkpoint's folder.
-        assembler: full name of the function `(loaded, checkpoint, folder, assembly) -> Assembled`, which writes a part of what
-            the loader returned.
-        adapter_only: whether the retriever's LoRA adapter can be published alone.
-        usage: Jinja template of the card's section on usage, for parts that sentence-transformers does not load.
-        vectors: Python file with a function `vectors(model, tokenizer, kind, texts)` for `kind` query and document, for the
-            check of parts that sentence-transformers does not load. It runs in the verifying process, so it imports torch
-            and nothing of ours.
-        encoder: full name of the function `(folder, device) -> encoder`, if sentence-transformers cannot encode with it. The
+        parts: publishable parts of a checkpoint, the default first.
+        folders: folder written by `export` -> part in it.
+        loader: full name of the function that loads a checkpoint folder.
+        assembler: full name of the function `(loaded, checkpoint, folder, assembly) -> Assembled`, which writes one part of
+            the loader's return value.
+        adapter_only: whether the retriever's LoRA adapter can be published without its base model.
+        usage: Jinja template of the card's usage section, for parts that sentence-transformers does not load.
+        vectors: Python file that defines `vectors(model, tokenizer, kind, texts)` for `kind` query and document; used to check
+            parts that sentence-transformers does not load. It runs in the verification process, so it may import torch but not
+            this package.
+        encoder: full name of the function `(folder, device) -> encoder`, if sentence-transformers cannot load the model. The
             encoder has a method `warnings() -> list[str]`.
         states: full name of the module with `check_states(encoder)` and `store_index_states(encoder, store, ...)`, if an index
-            can store what the model reads of its passages.
+            can store the model's hidden states of the passages.
         answerer: full name of the function `(model, index, *, k, device) -> answerer`, if the model answers questions.
-        neutral_settings: arguments of its trainer that do not affect the trained weights.
+        models: training arguments that name a model to start from, the base model of the card first.
+        data: training arguments that name training data. A resumed run compares the rows instead of the paths.
+        files: other training arguments that may name a file or folder. A resumed run compares the contents.
+        neutral_settings: training arguments that do not affect the trained weights. A resumed run may change them.
     """
 
     name: str
@@ -104,10 +107,13 @@ class Method:
     encoder: str = ""
     states: str = ""
     answerer: str = ""
+    models: tuple[str, ...] = ()
+    data: tuple[str, ...] = ("data",)
+    files: tuple[str, ...] = ()
     neutral_settings: frozenset[str] = frozenset()
 
 
 def vectors_of(folder: Path, methods: Mapping[str, Method]) -> Path | None:
-    """The file that makes the vectors of a model, by the `model_type` in its config.json; None for most models."""
+    """Return the `Method.vectors` file for the `model_type` in a folder's config.json, if any."""
     kind = read_json(folder / "config.json", {}).get("model_type")
     return next((method.vectors for method in methods.values() if kind and method.model_type == kind), None)

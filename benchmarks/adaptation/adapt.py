@@ -37,7 +37,7 @@ from revela_hub.evaluation import compare_queries  # noqa: E402
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs  # noqa: E402
 from revela_hub.evaluation.probe import ProbeSettings, build_probe  # noqa: E402
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run  # noqa: E402
-from revela_hub.trainers.common.measuring import Measured  # noqa: E402
+from revela_hub.trainers.common.measuring import BestWeights  # noqa: E402
 
 LM = REPOSITORY / "examples" / "quickstart" / "lm"
 QUERIES, PASSAGES = 200, 300
@@ -135,14 +135,14 @@ class HandingOut:
             run = run_of(model, self.task, given.bf16)
             return score_run(run, self.task), run
 
-        self.measured = Measured(model, model, self.task, latest, folder, averages=True)
-        self.measured.note(0, *latest())
+        self.best = BestWeights(model, model, self.task, latest, folder, averages=True)
+        self.best.record(0, *latest())
 
     def finish(self, updates: int) -> Cell:
         """The scores of start and end on the probe, and what is in the model now."""
-        self.measured.note(updates, *self.measured.latest())
-        outcome = self.measured.finish(updates)
-        of = {step: kept[METRIC] for step, kept in self.measured.memory.scores.items()}
+        self.best.record(updates, *self.best.latest())
+        outcome = self.best.finish(updates)
+        of = {step: kept[METRIC] for step, kept in self.best.history.scores.items()}
         chosen = "mean" if outcome.averaged else "end" if outcome.step else "start"
         return {"probe": of[updates], "probe of the start": of[0], "chosen": chosen}
 

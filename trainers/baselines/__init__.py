@@ -40,6 +40,7 @@ CONTRIEVER = Method(
             "train a retriever on raw text with a contrastive loss (baseline)",
         )
     },
+    models=("retriever",),
 )
 REPLUG = Method(
     name="replug",
@@ -63,6 +64,8 @@ REPLUG = Method(
             "train a retriever with a frozen language model as teacher (baseline)",
         )
     },
+    models=("retriever", "lm"),
+    neutral_settings=frozenset({"lm_batch_size"}),
 )
 RA_IT = Method(
     name="ra_it",
@@ -75,6 +78,9 @@ RA_IT = Method(
             "revela_hub.trainers.baselines.ra_it_command", "tune a decoder to answer from pasted passages (baseline)"
         )
     },
+    models=("backbone",),
+    data=("data", "plain_text"),
+    files=("corpus", "pseudo_labels"),
 )
 RA_DIT = Method(
     name="ra_dit",
@@ -86,4 +92,8 @@ RA_DIT = Method(
             "tune a retriever by what helps that decoder answer (baseline)",
         )
     },
+    models=("retriever", "backbone", "reader"),
+    data=("data", "plain_text"),
+    files=("corpus", "pseudo_labels"),
+    neutral_settings=frozenset({"likelihood_batch_size"}),
 )

@@ -21,6 +21,7 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.passages import build_passages
 from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt, TextLength
+from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
 from revela_hub.trainers.common.retriever import load_retriever
@@ -59,7 +60,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
     The options are those of `ContrieverTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
     """
-    with open_run(arguments) as run:
+    with open_run(CONTRIEVER, arguments) as run:
         if run.nothing_to_do:
             return run.output
         task = hold_out_text(arguments, resumed=run.resumed)
@@ -69,7 +70,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         )
         trainer = ContrieverTrainer(model, arguments, train_dataset=rows, retrieval_task=task, **trainer_options)
         run.train(trainer)
-        run.export(trainer, models=("retriever",), summary=report, sources=arguments.data)
+        run.export(trainer, summary=report, sources=arguments.data)
         return run.report(trainer)
 
 

@@ -18,7 +18,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
-from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.common.prompts import tokenize_prompts
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -142,7 +142,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         """Writes the reader, adapters merged: a plain decoder with its tokenizer."""
         model: Any = self.accelerator.unwrap_model(self.model)
         tokenizer: Any = self.processing_class
-        save_backbone(model.merge_and_unload() if isinstance(model, PeftModel) else model, folder)
+        save_backbone(merged_copy(model.get_base_model(), model) if isinstance(model, PeftModel) else model, folder)
         save_tokenizer(tokenizer, folder)
         return folder
 

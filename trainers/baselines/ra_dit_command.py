@@ -23,6 +23,7 @@ from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
+from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
 from revela_hub.trainers.baselines.pasted import shortened
@@ -84,7 +85,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         raise UserError("name what is to be trained: either --retriever, or --backbone and --retrieval_layer")
     if (arguments.backbone is None) != (arguments.retrieval_layer is None):
         raise UserError("--backbone and --retrieval_layer go together: the retriever is the decoder's layers 0 to b")
-    with open_run(arguments) as run:
+    with open_run(RA_DIT, arguments) as run:
         if run.nothing_to_do:
             return run.output
         check_apart(arguments.sources(), run.output)
@@ -111,9 +112,8 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             **trainer_options,
         )
         run.train(trainer)
-        models = ("backbone" if arguments.retriever is None else "retriever", "reader")
         sources = [*arguments.data, *arguments.corpus]
-        run.export(trainer, models=models, summary=report, sources=sources)
+        run.export(trainer, summary=report, sources=sources)
         return run.report(trainer)
 
 

@@ -21,6 +21,7 @@ from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
 from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt
+from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.language_models import load_reader
 from revela_hub.trainers.baselines.pasted import MODEL, RAITTrainer
@@ -55,7 +56,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """
     if arguments.push_to_hub:
         raise UserError("a baseline is not published by its run: upload its model folder (hf upload OWNER/NAME FOLDER)")
-    with open_run(arguments) as run:
+    with open_run(RA_IT, arguments) as run:
         if run.nothing_to_do:
             return run.output
         check_apart(arguments.sources(), run.output)
@@ -75,5 +76,5 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         )
         run.train(trainer)
         sources = [*arguments.data, *arguments.corpus]
-        run.export(trainer, models=("backbone",), summary=report, sources=sources)
+        run.export(trainer, summary=report, sources=sources)
         return run.report(trainer)

@@ -22,6 +22,7 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.output import command_line
 from revela_hub.ranges import GroupSize, PositiveInt, TextLength
+from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
@@ -63,7 +64,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
     The options are those of `ReplugTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
     """
-    with open_run(arguments) as run:
+    with open_run(REPLUG, arguments) as run:
         if run.nothing_to_do:
             return run.output
         task = hold_out_text(arguments, resumed=run.resumed)
@@ -83,7 +84,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             **trainer_options,
         )
         run.train(trainer)
-        run.export(trainer, models=("retriever",), summary=report, sources=arguments.data)
+        run.export(trainer, summary=report, sources=arguments.data)
         return run.report(trainer)
 
 

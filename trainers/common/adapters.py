@@ -1,20 +1,24 @@
-"""Adapters on a model, in place, for any trainer."""
+"""LoRA adapters: added to a model in place, and merged into a copy of it for the export."""
 
-from dataclasses import replace
-from typing import Any
+from copy import deepcopy
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from torch import nn
+from transformers import PreTrainedConfig
 
 from revela_hub.errors import UserError
 
+Model = TypeVar("Model", bound=nn.Module)
+
 
 def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
-    """Puts adapters into the model, whose other weights are frozen; the adapters are float32 also beside frozen bf16.
+    """Add float32 adapters to a model in place and freeze its other weights.
 
-    The model's own structure and names stay: what is returned wraps it, for saving and merging. LoRA without
-    `target_modules` goes on every linear layer but output projections and BERT's unused pooler.
+    The model keeps its structure and parameter names. The returned wrapper is for saving and merging. A LoRA configuration
+    without `target_modules` applies to all linear layers except output projections and BERT's unused pooler.
     """
     given: Any = model
     if isinstance(config, LoraConfig) and config.target_modules is None:
@@ -29,7 +33,7 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
-    for own in adapted.peft_config.values():  # peft keeps a set, and writes it in an order that changes from run to run
+    for own in adapted.peft_config.values():  # a set would be written in a different order in every run
         if isinstance(own.target_modules, set):
             own.target_modules = sorted(own.target_modules)
     wrapped: PeftModel = adapted
@@ -37,9 +41,30 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
 
 
 def linear_layers(model: nn.Module) -> list[str]:
-    """The names of the layers that adapters go on.
+    """Return the names of the layers that get adapters.
 
-    By name: of "all-linear", PEFT leaves out the output projections of the models that it knows.
+    They are listed by name because PEFT's "all-linear" skips the output projections of the models it knows.
     """
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return [name for name in linear if not {"lm_head", "pooler"} & set(name.split("."))]
+
+
+def merged_copy(model: Model, adapters: object = None) -> Model:
+    """Return a copy of a model on the CPU and in eval mode, with its adapters merged; the model itself is not changed.
+
+    Weights that are on the CPU already are shared with the model unless an adapter changes them.
+
+    Args:
+        model: model in training.
+        adapters: return value of `add_adapters`; anything else means that the model has no adapters.
+    """
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().cpu(), requires_grad=False) for p in model.parameters()}
+    copied, wrapper = deepcopy((model, adapters if isinstance(adapters, PeftModel) else None), memo)
+    for name in ("forward", "_original_forward"):  # wrappers of accelerate, which call the original model
+        copied.__dict__.pop(name, None)
+    config: Any = getattr(copied, "config", None)
+    if isinstance(config, PreTrainedConfig) and "use_cache" not in {field.name for field in fields(config)}:
+        vars(config).pop("use_cache", None)  # set by the Trainer; not a field of this configuration
+    if wrapper is not None:
+        wrapper.merge_and_unload(safe_merge=True)  # otherwise the merge would change the shared weights
+    return copied.cpu().eval()

@@ -1,8 +1,8 @@
-"""Checkpoints that are complete or not there, and which of them a run goes on from.
+"""Write checkpoints atomically, and find the one to resume from.
 
-A checkpoint is written into the folder `.incomplete` of the run's output folder, flushed to the disk, and moved to its name
-at last. With it goes `run.json`: when it was written, the size of every file, and the settings of the run. So one that was
-damaged later is noticed, too, and so is a run that is resumed with other settings.
+A checkpoint is written to the folder `.incomplete` in the output folder, flushed to disk, and then renamed. Its `run.json`
+records the time, the size of every file and the settings of the run. This detects checkpoints that were damaged later, and
+runs that resume with different settings.
 """
 
 import json
@@ -23,16 +23,16 @@ INCOMPLETE = ".incomplete"
 
 @dataclass
 class Record:
-    """What `run.json` holds.
+    """Content of `run.json`.
 
     Attributes:
-        settings: of the run, those that affect its result.
-        changes: a list of what was changed when the run was resumed: `{"step": 20, "learning_rate": [before, after]}`.
-        written: when, in seconds since 1970.
-        files: the size of every file of the checkpoint, in bytes.
-        finished: whether this is the record of a run that has ended, and not of a checkpoint.
-        places: how the settings have folders and files of this machine: `content`, by their name and a digest, or `name`, as
-            records had them before.
+        settings: settings of the run that affect its result.
+        changes: settings that changed when the run resumed: `{"step": 20, "learning_rate": [before, after]}`.
+        written: time of writing, in seconds since 1970.
+        files: size of every file of the checkpoint, in bytes.
+        finished: whether this is the record of a finished run instead of a checkpoint.
+        places: how settings identify local files and folders: `content` (name and digest), or `name` in records of older
+            versions.
     """
 
     settings: dict[str, Any]
@@ -44,47 +44,47 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path) -> "Record | None":
-        """That of a folder; None where there is none that can be read."""
+        """Read the record of a folder; None if it is missing or unreadable."""
         try:
             return cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
     def write(self, folder: Path) -> None:
-        """Writes `run.json`, with the sizes of the files that are there."""
+        """Write `run.json`, with the sizes of the files in the folder."""
         files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != RECORD)
         if not self.finished:
             self.files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
         self.written = time.time()
         self.places = "content"
-        beside = folder / f"{RECORD}.part"
-        beside.write_text(json.dumps(self.__dict__, indent=1) + "\n", encoding="utf-8")
-        os.replace(beside, folder / RECORD)
+        part = folder / f"{RECORD}.part"
+        part.write_text(json.dumps(self.__dict__, indent=1) + "\n", encoding="utf-8")
+        os.replace(part, folder / RECORD)
 
 
-def publish_checkpoint(beside: Path, folder: Path) -> None:
-    """Moves a checkpoint that has been written to its name; what has that name already is deleted."""
-    for path in [*sorted(beside.rglob("*")), beside]:
+def publish_checkpoint(written: Path, folder: Path) -> None:
+    """Flush a complete checkpoint to disk and move it to its final name, replacing an existing one."""
+    for path in [*sorted(written.rglob("*")), written]:
         _flush(path)
     remove_checkpoint(folder)
-    os.replace(beside, folder)
+    os.replace(written, folder)
     _flush(folder.parent)
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Deletes a checkpoint, which is not half there at any time."""
+    """Delete a checkpoint; it is renamed first, so that it is never incomplete under its own name."""
     if folder.exists():
-        away = folder.parent / INCOMPLETE / f"deleted-{folder.name}"
-        shutil.rmtree(away, ignore_errors=True)
-        away.parent.mkdir(exist_ok=True)
-        os.replace(folder, away)
-        shutil.rmtree(away, ignore_errors=True)
+        trash = folder.parent / INCOMPLETE / f"deleted-{folder.name}"
+        shutil.rmtree(trash, ignore_errors=True)
+        trash.parent.mkdir(exist_ok=True)
+        os.replace(folder, trash)
+        shutil.rmtree(trash, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
-    """Has the file, or the names in the folder, on the disk before this returns.
+    """Flush a file, or a folder's directory entry, to disk.
 
-    Windows can do so for files alone, and wants them opened for writing.
+    Windows can only flush files, and only those opened for writing.
     """
     if os.name == "nt" and path.is_dir():
         return
@@ -96,7 +96,7 @@ def _flush(path: Path) -> None:
 
 
 def checkpoints_in(output: Path) -> list[Path]:
-    """The checkpoints of an output folder, complete or not, the newest first."""
+    """Return the checkpoints of an output folder, newest first, including incomplete ones."""
     found = [path for path in sorted(output.glob("checkpoint-*")) if path.is_dir() and step_of(path) >= 0]
     records = {path: Record.read(path) for path in found}
     return sorted(
@@ -105,7 +105,7 @@ def checkpoints_in(output: Path) -> list[Path]:
 
 
 def rotate(output: Path, limit: int, best: str | None) -> None:
-    """Deletes the checkpoints beyond a limit (0 is none), never the newest nor the best."""
+    """Delete the oldest checkpoints beyond the limit (0: no limit), but never the newest or the best one."""
     if limit > 0:
         newest, *older = checkpoints_in(output)
         old = [checkpoint for checkpoint in older if best is None or checkpoint != Path(best)]
@@ -115,13 +115,13 @@ def rotate(output: Path, limit: int, best: str | None) -> None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The number of updates in a checkpoint's name; -1 where it is none."""
+    """Return the step in a checkpoint's name, or -1 if it is not a checkpoint's name."""
     number = checkpoint.name.rpartition("-")[2]
     return int(number) if checkpoint.name.startswith("checkpoint-") and number.isdecimal() else -1
 
 
 def whats_missing(checkpoint: Path) -> str | None:
-    """Why a run cannot go on from a folder; None if it can."""
+    """Return why a run cannot resume from a folder, or None if it can."""
     try:
         state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
         int(state["global_step"])
@@ -138,26 +138,26 @@ def whats_missing(checkpoint: Path) -> str | None:
         if (found := (checkpoint / name).stat().st_size) != size:
             return f"{name} has {found} bytes of {size}"
     if not any(name.startswith("rng_state") for name in record.files):
-        return "it holds the model alone (--save_only_model), from which no run can go on"
+        return "it contains only the model (--save_only_model), which is not enough to resume from"
     return None
 
 
 def last_complete(output: Path) -> tuple[Path | None, list[str]]:
-    """The newest complete checkpoint of an output folder, and what was passed over on the way, with the reasons."""
-    passed: list[str] = []
+    """Return the newest complete checkpoint of an output folder, and the newer ones that were skipped, with reasons."""
+    skipped: list[str] = []
     for checkpoint in checkpoints_in(output):
         missing = whats_missing(checkpoint)
         if missing is None:
-            return checkpoint, passed
-        passed.append(f"{checkpoint.name}: {missing}")
-    return None, passed
+            return checkpoint, skipped
+        skipped.append(f"{checkpoint.name}: {missing}")
+    return None, skipped
 
 
 def checkpoint_to_resume(wanted: str | None, output: Path) -> tuple[Path | None, list[str]]:
-    """The checkpoint to go on from: the one given, or the newest complete one for `last`; and what was passed over.
+    """Return the given checkpoint or, for `last`, the newest complete one; and the newer ones that were skipped.
 
     Raises:
-        UserError: the one given is not complete.
+        UserError: the given checkpoint is not complete.
     """
     if not wanted:
         return None, []

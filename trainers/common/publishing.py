@@ -1,9 +1,10 @@
-"""What `push_to_hub` means for our trainers: a verified model that a reader can load, and not a raw checkpoint."""
+"""Export and `push_to_hub` for trainers: publishes a verified model that loads without this package, not a raw checkpoint."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from revela_hub.errors import UserError
+from revela_hub.trainers.common.weights import is_sharded
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -18,31 +19,44 @@ else:
 
 
 class Publishing(Base):
-    """Beside a Trainer: its `push_to_hub` publishes what the method's `assemble` makes of the checkpoint.
+    """Mixin for a Trainer that exports and publishes what its method's record describes.
 
-    The Hub is asked nothing before `push_to_hub`, and nothing is uploaded by `save_model` or during a run.
+    The Hub is not contacted before `push_to_hub`; neither `save_model` nor checkpoints upload anything.
     """
 
     method: ClassVar["Method"]
 
+    def exportable(self) -> Any:
+        """Return the trained model in the form that `method.loader` loads from a checkpoint; None to load it from there.
+
+        The model in memory is copied, not changed, so training can continue after the export.
+        """
+        return None
+
     def assemble(self, checkpoint: Path, folder: Path, assembly: "Assembly") -> "Assembled":
-        """Writes the model that readers load, from the checkpoint that was just saved."""
+        """Write the model to publish. The checkpoint has just been saved from the same weights."""
         from revela_hub.hub_cards.assemble import assemble_part
 
-        return assemble_part(self.method, checkpoint, folder, assembly)
+        return assemble_part(self.method, checkpoint, folder, assembly, self._exportable())
 
     def write_models(self, output: Path) -> list[Path]:
-        """Saves the model into the output folder and writes the folders that readers load; called by all processes.
+        """Save the model to the output folder and write the exported models; must be called by all processes.
 
         Returns:
-            The folders that get a card; none in processes other than the main one.
+            The folders that get a model card; empty except on the main process.
         """
         from revela_hub.hub_cards.assemble import export_parts
 
         self.save_model(str(output))
-        return export_parts(self.method, output, output, lm="lm" in self.method.parts) if self.args.should_save else []
+        if not self.args.should_save:
+            return []
+        return export_parts(self.method, output, output, lm="lm" in self.method.parts, loaded=self._exportable())
 
-    def push_to_hub(  # type: ignore[override] # what it returns says more
+    def _exportable(self) -> Any:
+        assert self.model is not None
+        return None if is_sharded(self.model) else self.exportable()
+
+    def push_to_hub(  # type: ignore[override] # returns more details
         self,
         commit_message: str | None = None,
         blocking: bool = True,
@@ -51,21 +65,21 @@ class Publishing(Base):
         private: bool | None = None,
         **kwargs: Any,
     ) -> "Published | None":
-        """Publishes the model under `args.hub_model_id`: assembled, verified, uploaded, read back.
+        """Assemble, verify and upload the model to `args.hub_model_id`, then download and verify it again.
 
         Args:
-            commit_message: not used: every upload is one commit of the same kind.
-            blocking: only True: what was uploaded is read back before this returns.
-            token: instead of `args.hub_token`, and that instead of the one of `hf auth login` or HF_TOKEN.
-            revision: branch, instead of `args.hub_revision`.
-            private: instead of `args.hub_private_repo`.
-            **kwargs: not used: what the card says comes from the checkpoint's card.yaml.
+            commit_message: ignored; commit messages are generated.
+            blocking: must be True.
+            token: overrides `args.hub_token`, which overrides the token of `hf auth login` or HF_TOKEN.
+            revision: branch; overrides `args.hub_revision`.
+            private: overrides `args.hub_private_repo`.
+            **kwargs: ignored; the card's metadata is read from the checkpoint's card.yaml.
 
         Returns:
-            What was published; None in processes other than the main one.
+            The published model; None except on the main process.
 
         Raises:
-            UserError: without `hub_model_id`, or if a check or the upload fails.
+            UserError: `hub_model_id` is missing, a check fails or the upload fails.
         """
         from revela_hub.hub_cards.assemble import Assembly
         from revela_hub.hub_cards.repository import Destination
@@ -88,10 +102,10 @@ class Publishing(Base):
         return publish(self.assemble, args.output_dir, destination, Assembly(), methods=methods)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Looks at the options only: before there is a model, nothing is asked of the Hub and nothing is made there.
+        """Check the options without contacting the Hub: the repository is created after training.
 
         Raises:
-            UserError: no `hub_model_id`, one that the Hub would refuse, or a strategy that uploads raw checkpoints.
+            UserError: `hub_model_id` is missing or invalid, or the strategy would upload raw checkpoints.
         """
         from revela_hub.hub_cards.repository import Destination
 
@@ -100,12 +114,12 @@ class Publishing(Base):
         Destination(self.args.hub_model_id, revision=self.args.hub_revision)
         if self.args.hub_strategy in ("checkpoint", "all_checkpoints"):
             raise UserError(
-                f"--hub_strategy {self.args.hub_strategy} would upload raw checkpoints, which hold pickles and which no"
-                " reader can load: leave it out, the finished model is published at the end"
+                f"--hub_strategy {self.args.hub_strategy} would upload raw checkpoints, which contain pickles and cannot be"
+                " loaded by users: remove the option; the trained model is published at the end"
             )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in the Trainer, which would publish here, too, with `--push_to_hub`, and write the token into training_args.bin."""
+        """Save the model as `Trainer` does, but without publishing it or writing the token to training_args.bin."""
         from revela_hub.hub_cards.export import make_readable
 
         token, self.args.hub_token = self.args.hub_token, None
@@ -117,4 +131,4 @@ class Publishing(Base):
             make_readable(Path(output_dir or self.args.output_dir or "."))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing is uploaded during a run: a raw checkpoint is not what a reader can load."""
+        """Upload nothing during training: users cannot load raw checkpoints."""

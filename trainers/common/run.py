@@ -1,12 +1,12 @@
-"""The frame of a run: its output folder, which no other run uses, where it goes on from, and what it leaves behind."""
+"""Frame of a training run: locks the output folder, finds the checkpoint to resume from, trains, exports and reports."""
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import datasets
 from filelock import FileLock, Timeout
@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS
+from revela_hub.hub_cards.method import Method
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
@@ -28,19 +29,16 @@ from revela_hub.trainers.common.checkpoints import (
     step_of,
 )
 from revela_hub.trainers.common.facts import facts_of_run
-from revela_hub.trainers.common.measuring import KEPT, MIN_QUERIES, Measured
+from revela_hub.trainers.common.measuring import KEPT, MIN_QUERIES, BestWeights
 from revela_hub.trainers.common.outcome import CURVE, OUTCOME, Outcome
 from revela_hub.trainers.common.processes import from_main
 from revela_hub.trainers.common.settings import LENGTH, changes, run_settings
 from revela_hub.trainers.common.trainer import MethodTrainer
 
-if TYPE_CHECKING:
-    from revela_hub.hub_cards import ModelCardMetadata
-
 Rows = TypeVar("Rows")
 LOCK = ".lock"
 TRAINING_CURVE = "training_curve.png"
-# What runs write into their output folders, which is theirs from their lock file on.
+# Files that runs write into their output folders. Once it contains their lock file, the folder belongs to them.
 WRITTEN = (
     *("checkpoint-*", KEPT, "retriever", "lm", "embedder", "encoder", "*_encoder", "model", "dense"),
     *("sparse", "retriever_tokenizer", "lm_tokenizer", "README.md"),
@@ -53,16 +51,18 @@ WRITTEN = (
 
 @dataclass
 class Run:
-    """A run that has its output folder.
+    """A training run that holds the lock of its output folder.
 
     Attributes:
-        arguments: of the run.
-        settings: those of them that affect the result, as they were given.
-        checkpoint: what it goes on from; None from the beginning.
-        nothing_to_do: whether it has ended already, or has no updates to make: the caller returns.
-        outcome: what it was worth, where that was measured.
+        method: the training method.
+        arguments: arguments of the run.
+        settings: the arguments that affect the result, as given.
+        checkpoint: checkpoint to resume from; None to start from scratch.
+        nothing_to_do: whether the run has already finished or has no steps to train; the caller should return.
+        outcome: results of the run, if it was evaluated.
     """
 
+    method: Method
     arguments: RunArguments
     settings: dict[str, Any]
     checkpoint: str | None = None
@@ -71,20 +71,20 @@ class Run:
 
     @property
     def output(self) -> Path:
-        """The output folder."""
+        """Output folder."""
         return Path(self.arguments.output_dir or ".")
 
     @property
     def resumed(self) -> bool:
-        """Whether it goes on from a checkpoint."""
+        """Whether the run resumes from a checkpoint."""
         return self.checkpoint is not None
 
     def read(self, what: str, load: Callable[[], tuple[Rows, object]]) -> tuple[Rows, str]:
-        """Reads the training data, on a node's first process before the others, and says what was read.
+        """Read the training data, on each node's main process first, and log the report.
 
         Args:
-            what: is done, for the log.
-            load: returns the data and the report.
+            what: description for the log.
+            load: returns the data and a report.
         """
         with self.arguments.main_process_first(desc=what):
             rows, report = load()
@@ -92,54 +92,39 @@ class Run:
         return rows, str(report)
 
     def train(self, trainer: MethodTrainer) -> None:
-        """Trains; where there is a task, measures before, during and after, and leaves the best weights in the model."""
+        """Train. With a retrieval task, also evaluate before, during and after training, and keep the best weights."""
         if trainer.retrieval_task is None:
             trainer.train(resume_from_checkpoint=self.checkpoint)
-            return
-        measured = self._measured(trainer)
-        if measured is not None:
-            trainer.add_callback(measured)
+        elif len(trainer.retrieval_task.queries) < MIN_QUERIES:
+            if not self.resumed:
+                self._log_metrics("before", trainer.evaluate())
+            trainer.train(resume_from_checkpoint=self.checkpoint)
+            self._log_metrics("after", trainer.evaluate())
+        else:
+            self._train_measured(trainer)
+
+    def _train_measured(self, trainer: MethodTrainer) -> None:
+        best = BestWeights.of_trainer(trainer, self.output, resumed=self.resumed)
+        trainer.add_callback(best)
         if not self.resumed:
-            metrics = trainer.evaluate()
-            if measured is None:
-                self._say("before", metrics)
-        trainer.train(resume_from_checkpoint=self.checkpoint)
-        if measured is None:
-            self._say("after", trainer.evaluate())
-            return
-        if trainer.state.global_step not in measured.memory.scores:
             trainer.evaluate()
-        if 0 in measured.memory.scores:  # else it was resumed without what it measured before
-            keep_worse = getattr(self.arguments, "keep_worse", False)
-            self.outcome = measured.finish(trainer.state.global_step, keep_worse=keep_worse)
+        trainer.train(resume_from_checkpoint=self.checkpoint)
+        step = trainer.state.global_step
+        if step not in best.history.scores:
+            trainer.evaluate()
+        if 0 in best.history.scores:  # missing if the run resumed without its earlier measurements
+            self.outcome = best.finish(step, keep_worse=getattr(self.arguments, "keep_worse", False))
 
-    def _measured(self, trainer: MethodTrainer) -> Measured | None:
-        """The callback that notes what the trainer measures; None where the queries are too few to tell anything."""
-        task = trainer.retrieval_task
-        if task is None or len(task.queries) < MIN_QUERIES:
-            return None
-        return Measured(
-            trainer.accelerator.unwrap_model(trainer.model),
-            trainer.retrieval_encoder(),
-            task,
-            trainer.last_measurement,
-            self.output,
-            averages=trainer.adapts_retriever,
-            resumed=self.resumed,
-            main=trainer.is_world_process_zero(),
-        )
+    def _log_metrics(self, when: str, metrics: dict[str, float]) -> None:
+        values = ", ".join(f"{name} {metrics[f'eval_{name}']:.4f}" for name in METRICS)
+        self.arguments.say(f"{when} training: {values} (too few queries for a comparison)")
 
-    def _say(self, when: str, metrics: dict[str, float]) -> None:
-        shown = [f"{name} {metrics[f'eval_{name}']:.4f}" for name in METRICS]
-        self.arguments.say(f"{when} training: {', '.join(shown)} (too few queries to tell whether it helps)")
-
-    def export(self, trainer: MethodTrainer, *, models: Sequence[str], summary: str, sources: Iterable[object]) -> None:
-        """Writes the folders for readers with their model cards, and publishes them if asked.
+    def export(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> None:
+        """Write the exported models with their model cards, and publish them if requested.
 
         Args:
-            trainer: of the method, trained.
-            models: the arguments that name the models it starts from; the first is the model of the card.
-            summary: of the training data, in words.
+            trainer: trainer after training.
+            summary: one-line description of the training data.
             sources: paths and ids of the training data.
         """
         from revela_hub.hub_cards import write_card
@@ -147,27 +132,21 @@ class Run:
 
         folders = trainer.write_models(self.output)
         if self.arguments.should_save:
-            metadata = self._card_metadata(trainer, models=models, summary=summary, sources=map(str, sources))
-            metadata.to_file(self.output / CARD_METADATA)  # `revela-hub publish` reads it
+            metadata = facts_of_run(
+                self.arguments, method=self.method, summary=summary, sources=map(str, sources), record=trainer.record
+            )
+            if self.outcome is not None:
+                figures = (self.outcome.figure(self.output),)
+                results, verdict = self.outcome.results(), self.outcome.explained()
+                metadata = replace(metadata, results=results, verdict=verdict, figures=figures)
+            metadata.to_file(self.output / CARD_METADATA)  # read by `revela-hub publish`
             for folder in folders:
                 write_card(folder, metadata, repo_id=self.arguments.hub_model_id)
         if self.arguments.push_to_hub:
             trainer.push_to_hub()
 
-    def _card_metadata(self, trainer: MethodTrainer, **of_the_method: Any) -> "ModelCardMetadata":
-        """What the card says of the run; for the arguments see `facts_of_run`."""
-        metadata = facts_of_run(self.arguments, method=trainer.method, record=trainer.record, **of_the_method)
-        if self.outcome is None:
-            return metadata
-        figures = (self.outcome.figure(self.output),)
-        return replace(metadata, results=self.outcome.results(), verdict=self.outcome.explained(), figures=figures)
-
     def report(self, trainer: MethodTrainer) -> Path:
-        """Draws the training curve, notes that the run has ended, and says what it was worth.
-
-        Returns:
-            The output folder.
-        """
+        """Plot the training curve, record that the run has finished, print its results and return the output folder."""
         from revela_hub.hub_cards.figures import training_curve
 
         trainer.save_state()
@@ -177,88 +156,88 @@ class Run:
                 self.outcome.write(self.output / OUTCOME)
             Record(self.settings, finished=True).write(self.output)
         if self.outcome is not None and self.arguments.should_log:
-            said = [self.outcome.table(), self.outcome.sentence(), self.outcome.advice()]
-            sys.stdout.write("\n" + "".join(f"{text}\n" for text in said if text))
+            lines = [self.outcome.table(), self.outcome.sentence(), self.outcome.advice()]
+            sys.stdout.write("\n" + "".join(f"{line}\n" for line in lines if line))
         return self.output
 
 
 @contextmanager
-def open_run(arguments: RunArguments) -> Iterator[Run]:
-    """Takes the output folder, finds the checkpoint to go on from, and sets the seed: all before anything is loaded.
+def open_run(method: Method, arguments: RunArguments) -> Iterator[Run]:
+    """Lock the output folder, find the checkpoint to resume from and set the seed, before any model is loaded.
 
     Raises:
-        UserError: the folder cannot be written to, holds a run already or files of the user, or is another process's.
+        UserError: the folder is not writable, contains a run or the user's files, or is in use by another process.
     """
     with ExitStack() as stack:
         output = Path(arguments.output_dir or ".")
-        from_main(lambda: refuse_foreign(output))
+        from_main(lambda: refuse_foreign(output, method.folders))
         try:
             output.mkdir(parents=True, exist_ok=True)
             if arguments.process_index == 0:
                 stack.enter_context(FileLock(output / LOCK, timeout=0))
         except Timeout:
             raise UserError(
-                f"another process is training into {output}: wait for it, or give another --output_dir"
+                f"--output_dir {output} is in use by another training process: wait for it, or choose another folder"
             ) from None
         except OSError as error:
             raise UserError(f"cannot write to --output_dir {output}: {error.strerror}") from error
-        if arguments.disable_tqdm:  # the bars of loading, writing and mapping, too
+        if arguments.disable_tqdm:  # also for loading, writing and mapping
             logging.disable_progress_bar()
             datasets.disable_progress_bars()
-        set_seed(arguments.seed)  # before anything is drawn: fresh decoders, pooling, adapters
-        # Models are loaded whole, and sharded when the training begins: the start is measured, and one process exports.
+        set_seed(arguments.seed)  # before fresh decoders, pooling layers and adapters are initialised
+        # Load whole models; they are sharded when training starts. The base model is evaluated and exported by one process.
         unset_hf_deepspeed_config()
-        yield _opened(arguments, output)
+        yield _opened(method, arguments, output)
 
 
-def refuse_foreign(output: Path) -> None:
-    """Refuses an output folder with files that no run wrote and that this one would overwrite or delete.
+def refuse_foreign(output: Path, folders: Iterable[str] = ()) -> None:
+    """Raise a `UserError` if the run would overwrite files or exported `folders` that no run wrote.
 
-    Raises:
-        UserError: it is one. A folder that a run has had has its lock file, which is empty, or its record.
+    A run's folder contains its empty lock file or its record.
     """
     lock = output / LOCK
     if not output.is_dir() or Record.read(output) is not None or (lock.is_file() and not lock.stat().st_size):
         return
-    foreign = sorted(path for name in WRITTEN for path in output.glob(name) if not path.is_dir() or any(path.iterdir()))
+    found = [path for name in {*WRITTEN, *folders} for path in output.glob(name)]
+    foreign = sorted(path for path in found if not path.is_dir() or any(path.iterdir()))
     if foreign:
         raise UserError(
-            f"--output_dir {output} holds {foreign[0].name}, which no training run wrote there and this one would overwrite:"
-            " give another folder"
+            f"--output_dir {output} contains {foreign[0].name}, which was not written by a training run and would be"
+            " overwritten: choose another folder"
         )
 
 
-def _opened(arguments: RunArguments, output: Path) -> Run:
-    run = Run(arguments, run_settings(arguments))
+def _opened(method: Method, arguments: RunArguments, output: Path) -> Run:
+    run = Run(method, arguments, run_settings(arguments, method))
     if arguments.max_steps == 0 or (arguments.max_steps < 0 and arguments.num_train_epochs == 0):
-        arguments.say("there is nothing to train: --max_steps or --num_train_epochs is 0")
+        arguments.say("nothing to train: --max_steps or --num_train_epochs is 0")
         return replace(run, nothing_to_do=True)
     if not arguments.resume_from_checkpoint:
-        _begin_anew(arguments, output)
+        _start_from_scratch(arguments, output)
         return run
-    checkpoint, passed = checkpoint_to_resume(arguments.resume_from_checkpoint, output)
-    for line in passed:
-        arguments.say(f"passed over {line}")
+    checkpoint, skipped = checkpoint_to_resume(arguments.resume_from_checkpoint, output)
+    for line in skipped:
+        arguments.say(f"skipping {line}")
     if checkpoint is None:
-        arguments.say(f"there is no complete checkpoint in {output}: the run starts from the beginning")
+        arguments.say(f"{output} has no complete checkpoint: training from scratch")
         return run
-    if reason := _has_ended(arguments, run.settings, output, checkpoint):
+    if reason := _has_finished(run, checkpoint):
         arguments.say(f"nothing to do: {reason}")
         return replace(run, nothing_to_do=True)
     arguments.say(f"resuming from {checkpoint}")
     return replace(run, checkpoint=str(checkpoint))
 
 
-def _begin_anew(arguments: RunArguments, output: Path) -> None:
-    """Refuses a folder that holds a run, or deletes its checkpoints."""
+def _start_from_scratch(arguments: RunArguments, output: Path) -> None:
+    """Delete an earlier run's checkpoints, or raise an error if that was not requested."""
     traces = [
         *checkpoints_in(output),
         *(path for name in (TRAINER_STATE_NAME, RECORD) if (path := output / name).exists()),
     ]
     if traces and not arguments.overwrite:
         raise UserError(
-            f"--output_dir {output} holds a run already ({traces[0].name}): go on with it by"
-            " --resume_from_checkpoint last, begin anew by --overwrite true, or give another folder"
+            f"--output_dir {output} already contains a run ({traces[0].name}): resume it with --resume_from_checkpoint last,"
+            " start over with --overwrite true, or choose another folder"
         )
     if arguments.process_index == 0:
         for path in traces:
@@ -266,15 +245,15 @@ def _begin_anew(arguments: RunArguments, output: Path) -> None:
         shutil.rmtree(output / INCOMPLETE, ignore_errors=True)
 
 
-def _has_ended(arguments: RunArguments, now: dict[str, Any], output: Path, checkpoint: Path) -> str | None:
-    """Why a run that is to be resumed is at its end already, exports and all."""
-    step = step_of(checkpoint)
-    if 0 < arguments.max_steps < step:
-        return f"{checkpoint.name} is beyond --max_steps {arguments.max_steps}"
-    ended = Record.read(output)
-    if ended is None or not ended.finished:
+def _has_finished(run: Run, checkpoint: Path) -> str | None:
+    """Return why a run has nothing left to do, export included; None if it has."""
+    step, limit = step_of(checkpoint), run.arguments.max_steps
+    if 0 < limit < step:
+        return f"{checkpoint.name} is beyond --max_steps {limit}"
+    record = Record.read(run.output)
+    if record is None or not record.finished:
         return None
-    same_length = all(ended.settings.get(name) == now[name] for name in LENGTH)
-    if same_length and not changes(ended.settings, now, by_name=ended.places == "name"):
-        return f"the run in {output} has ended, at update {step}"
+    same_length = all(record.settings.get(name) == run.settings[name] for name in LENGTH)
+    if same_length and not changes(record.settings, run.settings, run.method, by_name=record.places == "name"):
+        return f"the run in {run.output} finished at step {step}"
     return None

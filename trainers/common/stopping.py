@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run with a checkpoint, after the update that is under way."""
+"""Save a checkpoint and stop training on Ctrl-C and SIGTERM, after the current step."""
 
 import signal
 import sys
@@ -12,10 +12,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that was asked to end and has saved a checkpoint; the message says which.
+    """A run was stopped by a signal and has saved the checkpoint named in the message.
 
     Attributes:
-        status: the exit status that a shell expects after such a signal.
+        status: exit status for that signal.
     """
 
     def __init__(self, message: str, signum: int) -> None:
@@ -24,45 +24,47 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopOnSignal(TrainerCallback):
-    """Asks the Trainer for a checkpoint and the end when a signal has come; a second signal ends the process at once.
+    """Callback that saves a checkpoint and stops training after a signal; a second signal stops the process immediately.
 
     Attributes:
-        signum: the signal that came, in this process or another one of the run; 0 for none.
+        signum: signal received by any process of the run; 0 for none.
     """
 
     def __init__(self) -> None:
         self.signum = 0
-        self._before: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
         self._group: Any = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Takes the signals; in a thread nobody may."""
+        """Install the signal handlers, which Python allows in the main thread only."""
         self.signum = 0
         if args.world_size > 1 and dist.is_initialized():
-            # Of its own, for processors: agreeing must not wait for what the devices still compute.
+            # A separate CPU group, so that the exchange does not wait for the devices.
             self._group = self._group or dist.new_group(backend="gloo")
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._previous = {
+                number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)
+            }
 
     def restore(self) -> None:
-        """Gives the signals back."""
-        for number, handler in self._before.items():
+        """Restore the previous signal handlers."""
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._before = {}
+        self._previous = {}
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
-        self.restore()  # a second one is meant
-        sys.stderr.write(f"\n{signal.Signals(signum).name}: ending after this update, with a checkpoint\n")
+        self.restore()  # the next signal stops the process
+        sys.stderr.write(f"\n{signal.Signals(signum).name}: stopping after this step, with a checkpoint\n")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Ends the run in all its processes after the same update."""
+        """Stop all processes after the same step."""
         if self._group is not None:
-            noted = torch.tensor(self.signum)
-            dist.all_reduce(noted, dist.ReduceOp.MAX, group=self._group)
-            self.signum = int(noted)
+            received = torch.tensor(self.signum)
+            dist.all_reduce(received, dist.ReduceOp.MAX, group=self._group)
+            self.signum = int(received)
         if self.signum:
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
@@ -70,6 +72,6 @@ class StopOnSignal(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The run ends in the middle of an epoch: nothing is to be measured or saved for its end."""
+        """Skip the evaluation and the checkpoint of an epoch's end: the run stops in the middle of it."""
         if self.signum:
             control.should_evaluate = control.should_save = False

@@ -1,6 +1,6 @@
-"""What every trainer of ours does beside transformers': metrics, checkpoints, resuming, stopping, and no result that is not finite.
+"""Base class for all trainers: adds retrieval metrics, atomic checkpoints, signal handling and NaN checks to `transformers.Trainer`.
 
-To be put before the library's trainer among the bases: `class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer)`.
+It comes before the library's trainer in the list of base classes: `class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer)`.
 """
 
 import logging
@@ -41,7 +41,6 @@ from revela_hub.trainers.common.progress import Progress, count
 from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.common.settings import (
     LENGTH,
-    OF_THE_ROWS,
     changes,
     frozen_digest,
     model_settings,
@@ -58,27 +57,27 @@ logging.getLogger("transformers.trainer_utils").addFilter(
 
 
 class MethodTrainer(Publishing, Trainer):
-    """A `Trainer` whose runs can be killed, resumed and repeated, and say what they do.
+    """A `Trainer` whose runs can be killed, resumed and repeated.
 
     Args:
-        *args: of the trainer that this one stands before.
-        retrieval_task: measured at every evaluation, if given, under the names `eval_ndcg_at_10` and so on.
-        **kwargs: of it.
+        *args: positional arguments of the library's trainer.
+        retrieval_task: task to evaluate on, with metrics `eval_ndcg_at_10`, `eval_mrr_at_10` and `eval_recall_at_100`.
+        **kwargs: keyword arguments of the library's trainer.
     """
 
     args: RunArguments
     adapts_retriever: ClassVar[bool] = False
-    """Whether the start is a retriever, and the mean of its and the trained weights may be one, too."""
+    """Whether the base model is a retriever, so that its weights can be averaged with the trained ones."""
 
     smooths_labels: ClassVar[bool] = False
-    """Whether the loss reads `label_smoothing_factor`."""
+    """Whether the loss uses `label_smoothing_factor`."""
 
     def __init__(self, *args: Any, retrieval_task: RetrievalTask | None = None, **kwargs: Any) -> None:
         self.retrieval_task = retrieval_task
         self._measurement: tuple[RetrievalScores, Rankings] | None = None
         if retrieval_task is not None:
-            require(*MEASURING)  # before the run, not after it
-            kwargs.setdefault("eval_dataset", {})  # the Trainer wants one before it evaluates anything
+            require(*MEASURING)  # fail before training, not after it
+            kwargs.setdefault("eval_dataset", {})  # the Trainer does not evaluate without one
         self._kept: dict[str, tuple[Tensor, int]] = {}
         self._run_folder: Path | None = None
         self.record = Record({})
@@ -86,7 +85,7 @@ class MethodTrainer(Publishing, Trainer):
         self._logged_at = time.monotonic()
         for given in [*args, kwargs.get("args")]:
             if isinstance(given, RunArguments) and given.label_smoothing_factor and not self.smooths_labels:
-                raise UserError("--label_smoothing_factor has no effect on this method's loss: leave it out")
+                raise UserError("--label_smoothing_factor has no effect on this method's loss: remove the option")
         super().__init__(*args, **kwargs)
         self._stop = StopOnSignal()
         self.remove_callback(PrinterCallback)
@@ -96,22 +95,22 @@ class MethodTrainer(Publishing, Trainer):
     # --- retrieval
 
     def retrieval_encoder(self) -> Encoder:
-        """The retriever as it stands; of a method that is measured."""
+        """Return the retriever with its current weights, for methods that are evaluated."""
         raise NotImplementedError
 
     @property
     def retriever(self) -> Any:
-        """The retriever as it stands, with `encode_query` and `encode_document`."""
+        """The retriever with its current weights; has `encode_query` and `encode_document`."""
         return self.retrieval_encoder()
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
-        """Retrieval on `retrieval_task` if there is one, then the loss on an evaluation data set if there is one."""
+        """Evaluate retrieval if there is a `retrieval_task`, and the loss if there is an evaluation data set."""
         if self.retrieval_task is None:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        found = retrieval_run(self.retrieval_encoder(), self.retrieval_task)  # by all: weights may be in shards
-        run = from_main(lambda: found)
-        scores = score_run(run, self.retrieval_task)
-        self._measurement = scores, run
+        found = retrieval_run(self.retrieval_encoder(), self.retrieval_task)  # on all processes: weights may be sharded
+        rankings = from_main(lambda: found)
+        scores = score_run(rankings, self.retrieval_task)
+        self._measurement = scores, rankings
         metrics = {f"{metric_key_prefix}_{name}": getattr(scores, name) for name in METRICS}
         if eval_dataset or self.eval_dataset:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix) | metrics
@@ -127,15 +126,15 @@ class MethodTrainer(Publishing, Trainer):
     # --- metrics
 
     def keep(self, name: str, value: Tensor) -> None:
-        """Has the mean of a scalar since the last log, over all processes, in the next log; without waiting for the device."""
+        """Add a scalar to the next log, averaged over steps and processes, without synchronising with the device."""
         total, times = self._kept.get(name, (0.0, 0))
         self._kept[name] = (total + value.detach().float(), times + 1)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the means of what was kept.
+        """Log the averages of the scalars passed to `keep`.
 
         Raises:
-            UserError: the loss is not finite.
+            UserError: the loss is NaN or infinite.
         """
         if "loss" in logs:
             self._kept["tokens_per_second"] = (torch.as_tensor(self._tokens, device=self.args.device).float(), 1)
@@ -147,10 +146,10 @@ class MethodTrainer(Publishing, Trainer):
             self._kept.clear()
             self._tokens = 0
             if not math.isfinite(logs["loss"]):
-                raise UserError(self._went_wrong(f"the loss became {logs['loss']}"))
+                raise UserError(self._failed(f"the loss became {logs['loss']}"))
         super().log(logs, start_time)
 
-    # --- what is not finite goes nowhere
+    # --- NaN checks
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Says what a checkpoint lacks; a tied weight is there under its first name, and its other is not missing."""
@@ -158,36 +157,40 @@ class MethodTrainer(Publishing, Trainer):
         missing = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
-    def refuse_not_finite(self, when: str) -> None:
-        """Looks at every weight.
+    def check_finite(self, message: str) -> None:
+        """Check all weights.
+
+        Args:
+            message: error message, in which {what} is replaced by the number and name of the affected weights.
 
         Raises:
-            UserError: one is not finite.
+            UserError: a weight is NaN or infinite.
         """
         assert self.model is not None
         named = [(n, p.to_local() if isinstance(p, DTensor) else p) for n, p in self.model.named_parameters()]
         finite = torch.stack([torch.isfinite(p.detach()).all() for _, p in named]).tolist()
         if bad := [name for (name, _), good in zip(named, finite, strict=True) if not good]:
-            raise UserError(when.format(what=f"{len(bad)} of {len(named)} weights are not finite, {bad[0]} the first"))
+            what = f"{len(bad)} of {len(named)} weights are not finite (first: {bad[0]})"
+            raise UserError(message.format(what=what))
 
-    def _went_wrong(self, what: str) -> str:
+    def _failed(self, what: str) -> str:
         good, _ = last_complete(Path(self.args.output_dir or "."))
-        remedy = "a lower --learning_rate, or --bf16 false, often helps"
-        where = f"the last good checkpoint is {good}" if good else "there is no checkpoint from before"
-        return f"{what} by update {self.state.global_step}: nothing is saved or exported. {where}; {remedy}"
+        remedy = "try a lower --learning_rate or --bf16 false"
+        where = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
+        return f"{what} at step {self.state.global_step}: nothing is saved or exported; {where}. To fix it, {remedy}"
 
     # --- the run
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> TrainOutput:
-        """Trains; see `Trainer.train`. A run that is complete already stays as it is.
+        """Train; see `Trainer.train`. A finished run is not changed.
 
         Raises:
-            UserError: weights or the loss are not finite; the checkpoint is damaged, or of a run with other settings.
-            Interrupted: SIGTERM or Ctrl-C ended the run, with a checkpoint.
+            UserError: weights or the loss are not finite; the checkpoint is damaged or has different settings.
+            Interrupted: SIGTERM or Ctrl-C stopped the run after it saved a checkpoint.
         """
-        self.refuse_not_finite("{what}: the model cannot be trained")
+        self.check_finite("{what}: this model cannot be trained")
         self.record = Record(self.settings())
         if resume_from_checkpoint is True:
             found, _ = last_complete(Path(self.args.output_dir or "."))
@@ -198,20 +201,20 @@ class MethodTrainer(Publishing, Trainer):
             result: TrainOutput = super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval)
         finally:
             self._stop.restore()
-        unset_hf_deepspeed_config()  # of the accelerator: what is loaded from now on is loaded by one process
+        unset_hf_deepspeed_config()  # from now on, models are loaded by one process
         if self._stop.signum:
             saved = Path(self.args.output_dir or ".") / f"checkpoint-{self.state.global_step}"
-            if not saved.is_dir() and self.args.world_size == 1:  # the signal came after the last update
+            if not saved.is_dir() and self.args.world_size == 1:  # the signal arrived after the last step
                 self._save_checkpoint(self.model_wrapped, trial)
             raise Interrupted(
-                f"ended after {saved}: --resume_from_checkpoint last goes on from there", self._stop.signum
+                f"stopped after saving {saved}: resume with --resume_from_checkpoint last", self._stop.signum
             )
         if not self.state.global_step:
             raise UserError(
-                "no training step was made: the data has fewer rows than a batch, and --dataloader_drop_last drops the rest;"
+                "no training steps: the data has fewer rows than one batch, and --dataloader_drop_last drops incomplete batches;"
                 " lower --per_device_train_batch_size"
             )
-        self.refuse_not_finite(self._went_wrong("{what}"))
+        self.check_finite(self._failed("{what}"))
         return result
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -220,33 +223,33 @@ class MethodTrainer(Publishing, Trainer):
             super()._run_epoch(*args, **kwargs)
 
     def settings(self) -> dict[str, Any]:
-        """What affects the run's result: a checkpoint is not resumed with other ones."""
+        """Return the settings that affect the result, which must not change when the run resumes."""
         assert self.model is not None
-        settings = run_settings(self.args) | {"processes": self.args.world_size}
+        settings = run_settings(self.args, self.method) | {"processes": self.args.world_size}
         settings |= {"train_dataset": rows_digest(self.train_dataset), "frozen_weights": frozen_digest(self.model)}
-        for name in OF_THE_ROWS:
-            settings.pop(name, None)  # their place may change; their rows are in the digest
+        for name in self.method.data:
+            settings.pop(name, None)  # files may move; the digest is of their rows
         return model_settings(self.trained_config()) | settings
 
     def trained_config(self) -> PreTrainedConfig:
-        """The configuration of the model that is trained."""
+        """Return the configuration of the model in training."""
         config: PreTrainedConfig = self.accelerator.unwrap_model(self.model).config
         return config
 
     def _check_resume(self, checkpoint: Path) -> None:
-        """Compares the settings with those of the checkpoint, and takes over what was changed before."""
+        """Compare the settings with the checkpoint's, and take over its list of earlier changes."""
         if missing := whats_missing(checkpoint):
             raise UserError(f"{checkpoint} is not a complete checkpoint: {missing}")
         before = Record.read(checkpoint)
-        assert before is not None  # or it would be missing
+        assert before is not None  # checked by `whats_missing`
         self.record.changes = before.changes
-        changed = changes(before.settings, self.record.settings, by_name=before.places == "name")
+        changed = changes(before.settings, self.record.settings, self.method, by_name=before.places == "name")
         if not changed:
             return
         listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))
         if set(changed) - LENGTH and not self.args.allow_changes:
             raise UserError(
-                f"{checkpoint} was trained with other settings: {listed}. Give those, or --allow_changes true to go on"
+                f"{checkpoint} was trained with different settings: {listed}. Restore them, or pass --allow_changes true to resume"
                 " with the new ones"
             )
         self.args.say(f"changed since {checkpoint.name}: {listed}")
@@ -255,15 +258,15 @@ class MethodTrainer(Publishing, Trainer):
             {"step": step_of(checkpoint)} | {n: list(v) for n, v in changed.items()},
         ]
 
-    # --- what it says
+    # --- logging
 
     def describe_run(self) -> str:
-        """What is going to be trained, on what, for how long."""
+        """Return a line on the model, the device and the length of the run."""
         assert self.model is not None
         sizes = [
             (getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in self.model.parameters()
-        ]  # of ZeRO-3's, too
-        weights, trained = sum(n for n, _ in sizes), sum(n for n, learns in sizes if learns)
+        ]  # `ds_numel`: ZeRO-3
+        weights, trained = sum(n for n, _ in sizes), sum(n for n, trainable in sizes if trainable)
         kind = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "float32"
         devices = f"{self.args.world_size} x " if self.args.world_size > 1 else ""
         rows = self._train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
@@ -271,25 +274,27 @@ class MethodTrainer(Publishing, Trainer):
         tokens = self.tokens_per_row() * rows * steps
         warm_up = self.args.get_warmup_steps(steps)
         low = (
-            f"; all within --warmup_steps {warm_up:,}, to {steps / warm_up:.0%} of the rate" if warm_up > steps else ""
+            f"; --warmup_steps {warm_up:,} exceeds them, so the learning rate only reaches {steps / warm_up:.0%}"
+            if warm_up > steps
+            else ""
         )
         return (
             f"training {self.model_names()}: {count(trained)} of {count(weights)} parameters, on {devices}"
-            f"{self.args.device.type} in {kind}; {steps:,} updates of {rows} rows, about {count(tokens)} tokens{low}"
+            f"{self.args.device.type} in {kind}; {steps:,} steps of {rows} rows, about {count(tokens)} tokens{low}"
         )
 
     def model_names(self) -> str:
-        """What the run starts from, for its first line."""
+        """Return the names of the base models, for the run's first line."""
         return self.trained_config().model_type
 
     def tokens_per_row(self) -> float:
-        """Of some rows of the data set, as the collator makes them, the mean number of tokens without padding."""
+        """Return the mean number of tokens per row, without padding, in a sample of the data set."""
         rows = sample_rows(self.train_dataset, 8)
         with torch.random.fork_rng(devices=[]):
             return tokens_in(self.data_collator(rows)).item() / len(rows)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        """As in `Trainer`; counts the tokens."""
+        """Run `Trainer.training_step` and count the tokens."""
         self._tokens = self._tokens + tokens_in(inputs)
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         return loss
@@ -317,7 +322,7 @@ class MethodTrainer(Publishing, Trainer):
         Raises:
             UserError: weights are not finite, or it cannot be written; the checkpoints from before stay as they are.
         """
-        self.refuse_not_finite(self._went_wrong("{what}"))
+        self.check_finite(self._failed("{what}"))
         output = Path(self._get_output_dir(trial))
         beside, name = output / INCOMPLETE, f"checkpoint-{self.state.global_step}"
         try:
@@ -358,6 +363,6 @@ class MethodTrainer(Publishing, Trainer):
 
 
 def tokens_in(batch: dict[str, Any]) -> Tensor:
-    """The tokens of a batch, padding not counted, on its device."""
+    """Return the number of tokens of a batch, without padding, as a tensor on its device."""
     masks = [v.sum() for k, v in batch.items() if k.endswith("attention_mask") and isinstance(v, Tensor)]
     return torch.stack(masks).sum() if masks else torch.zeros((), dtype=torch.long)

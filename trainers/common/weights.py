@@ -1,4 +1,4 @@
-"""Weights of a checkpoint: all of them, and from safetensors, or an error."""
+"""Load a checkpoint's weights from safetensors, and raise an error if any are missing."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,6 +8,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from revela_hub.errors import UserError
@@ -36,22 +37,22 @@ def checkpoint_config(folder: str | Path, model_type: str, title: str) -> dict[s
 
 
 def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
-    """A model of which every weight is in the folder; transformers would draw at random what is not.
+    """Load a model whose weights are all in the folder; transformers would initialise missing weights at random.
 
     Args:
-        kind: the model's class.
+        kind: class of the model.
         folder: folder or Hub id.
-        **options: of `from_pretrained`.
+        **options: passed to `from_pretrained`.
 
     Raises:
-        UserError: weights are missing, or of another shape.
+        UserError: weights are missing or have the wrong shape.
     """
-    # With the information on what was loaded comes a pair, which the method's annotation does not say.
+    # With `output_loading_info`, `from_pretrained` returns a pair, contrary to its annotation.
     loaded: Any = pretrained(kind, folder, output_loading_info=True, **options)
     model: Model = loaded[0]
     report = loaded[1]
-    refuse(folder, "its weights lack", report["missing_keys"])
-    refuse(folder, "of another shape than the model's is", [key[0] for key in report["mismatched_keys"]])
+    refuse(folder, "missing weight", report["missing_keys"])
+    refuse(folder, "weight with the wrong shape:", [key[0] for key in report["mismatched_keys"]])
     return model
 
 
@@ -72,38 +73,39 @@ def load_in_place(model: nn.Module, files: Iterable[Path], expected: set[str]) -
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """The model with the adapters of `folder/adapter_model.safetensors`, all of them; peft would only warn.
+    """Load all adapters of `folder/adapter_model.safetensors` into the model; PEFT would only warn about mismatches.
 
     Raises:
-        UserError: adapters are missing, or belong to another model.
+        UserError: adapters are missing or belong to another model.
     """
     refuse_pickles(folder)
     adapted = PeftModel.from_pretrained(model, folder)
     expected = set(get_peft_model_state_dict(adapted))
     with safe_open(folder / "adapter_model.safetensors", framework="pt") as weights:
         found = set(weights.keys())
-    refuse(folder, "its adapters lack", expected - found)
-    refuse(folder, "its adapters belong to another model, which has no", found - expected)
+    refuse(folder, "missing adapter", expected - found)
+    refuse(folder, "the model has no layer for the adapter", found - expected)
     return adapted
 
 
 def refuse(folder: str | Path, fault: str, names: Any) -> None:
-    """Raises a `UserError` if there are such names."""
+    """Raise a `UserError` for the first of the names, if any."""
     if first := sorted(map(str, names)):
         more = f" and {len(first) - 1} more" if len(first) > 1 else ""
         raise UserError(f"cannot load {folder}: {fault} {first[0]}{more}")
 
 
 def refuse_remote_code(name: str, model: nn.Module) -> None:
-    """Refuses a model whose code lies in its repository: a checkpoint could not be built again from transformers alone.
-
-    Raises:
-        UserError: it is one.
-    """
+    """Raise a `UserError` for a model with remote code, whose checkpoints transformers could not load by itself."""
     if remote := sorted(
         {type(m).__name__ for m in model.modules() if type(m).__module__.startswith("transformers_modules")}
     ):
         raise UserError(
-            f"the code of {name} ({remote[0]}) lies in its repository, so what is trained of it could not be saved, exported"
-            " or published: choose a model of an architecture that transformers has itself"
+            f"{name} requires remote code ({remote[0]}), so the trained model could not be saved, exported or published:"
+            " choose a model whose architecture is part of transformers"
         )
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether each process holds only a part of the weights (FSDP, ZeRO-3)."""
+    return any(isinstance(p, DTensor) or hasattr(p, "ds_id") for p in model.parameters())

@@ -32,6 +32,7 @@ from revela_hub.output import command_line
 from revela_hub.ranges import Layers, PositiveInt
 from revela_hub.trainers.common.arguments import check_positions
 from revela_hub.trainers.common.run import Run, open_run
+from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
 from revela_hub.trainers.cot_mote.data_arguments import CoTMoTEDataArguments, load_contexts, load_pairs
@@ -110,7 +111,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
     The options are those of the trainer, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
     """
-    with open_run(arguments) as run:
+    with open_run(COT_MOTE, arguments) as run:
         if run.nothing_to_do:
             return run.output
         _check_stage(arguments)
@@ -119,7 +120,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         trainer, summary = prepare(run, arguments, start, trainer_options)
         run.train(trainer)
         sources = [*arguments.data, arguments.pairs or ""]
-        run.export(trainer, models=("encoder",), summary=summary, sources=sources)
+        run.export(trainer, summary=summary, sources=sources)
         return run.report(trainer)
 
 

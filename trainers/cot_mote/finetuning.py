@@ -21,12 +21,13 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from revela_hub.errors import UserError
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
+from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, tokenizer_of, wrong_columns
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import load_in_place
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
-from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_start
+from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
 from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
 
 
@@ -114,6 +115,10 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     def retrieval_encoder(self) -> SentenceTransformer:
         """Return the current model, which returns the dense and the sparse vector as one."""
         return self.accelerator.unwrap_model(self.model)  # type: ignore[no-any-return]
+
+    def exportable(self) -> CoTMoTECheckpoint:
+        """Return the model, as `load_cot_mote_checkpoint` does."""
+        return CoTMoTECheckpoint(merged_copy(self.cot_mote), self.model.tokenizer)
 
     def model_names(self) -> str:
         """Return the name of the method and the encoder."""

@@ -10,12 +10,13 @@ from revela_hub.data.sources.source import Source
 from revela_hub.data.text.contexts import build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
+from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
 from revela_hub.trainers.common.masked import MaskedTrainer
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
-from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_start
+from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
 from revela_hub.trainers.cot_mote.collator import COLUMNS, CoTMoTECollator
 from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
 
@@ -101,6 +102,12 @@ class CoTMoTETrainer(MaskedTrainer):
         model: Any = self.accelerator.unwrap_model(self.model)
         tokenizer: Any = self.processing_class
         return hybrid_encoder(model.encoder, tokenizer, max_length=min(model.config.max_seq_length, model.max_length))
+
+    def exportable(self) -> CoTMoTECheckpoint:
+        """Return the model with its decoder, as `load_cot_mote_checkpoint` does."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        tokenizer: Any = self.processing_class
+        return CoTMoTECheckpoint(merged_copy(model), tokenizer)
 
     def model_names(self) -> str:
         """Return the name of the method and the encoder."""

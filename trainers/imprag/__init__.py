@@ -37,4 +37,8 @@ IMPRAG = Method(
     encoder="revela_hub.trainers.imprag.inference.encoder.load_imprag_encoder",
     states="revela_hub.trainers.imprag.inference.stored_states",
     answerer="revela_hub.trainers.imprag.inference.answering.open_answerer",
+    models=("backbone",),
+    data=("data", "plain_text"),
+    files=("corpus", "pseudo_labels"),
+    neutral_settings=frozenset({"likelihood_batch_size", "encode_batch_size"}),
 )

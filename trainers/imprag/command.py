@@ -24,6 +24,7 @@ from typing import Any, Literal
 from revela_hub.data.own_folder import check_apart
 from revela_hub.output import command_line
 from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
 from revela_hub.trainers.imprag.checkpoint import load_imprag
 from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
@@ -74,7 +75,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
     The options are those of `ImpRAGTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
     """
-    with open_run(arguments) as run:
+    with open_run(IMPRAG, arguments) as run:
         if run.nothing_to_do:
             return run.output
         check_apart(arguments.sources(), run.output)
@@ -104,5 +105,5 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             arguments.say(trainer.tokens.what_is_cut)
         run.train(trainer)
         sources = [*arguments.data, *arguments.corpus]
-        run.export(trainer, models=("backbone",), summary=report, sources=sources)
+        run.export(trainer, summary=report, sources=sources)
         return run.report(trainer)

@@ -33,7 +33,7 @@ from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.milvus import MilvusIndex
 from revela_hub.retrieval.vectors import VectorsInMemory
-from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, tokenizer_of
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.common.prompts import tokenize_prompts
@@ -43,7 +43,7 @@ from revela_hub.trainers.common.settings import rows_digest
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
-from revela_hub.trainers.imprag.checkpoint import load_imprag
+from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint, load_imprag
 from revela_hub.trainers.imprag.collator import ImpRAGCollator
 
 CANDIDATES = "candidates.safetensors"
@@ -138,6 +138,11 @@ class ImpRAGTrainer(MethodTrainer):
         )
         self.loss_is_scaled_for_ga = True
         self.add_callback(_Schedule(self))
+
+    def exportable(self) -> ImpRAGCheckpoint:
+        """Return the model with adapters merged, as `load_imprag_checkpoint` does."""
+        tokenizer: Any = self.processing_class
+        return ImpRAGCheckpoint(merged_copy(self.imprag, self.accelerator.unwrap_model(self.model)), tokenizer)
 
     @property
     def warming_up(self) -> bool:

@@ -33,6 +33,7 @@ from revela_hub.ranges import Latents, Negatives, TextLength
 from revela_hub.trainers.common.arguments import HeldOutArguments, check_positions
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_rows
+from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, NVEmbedStart, load_nvembed
 from revela_hub.trainers.nvembed.export import nvembed_encoder
@@ -126,7 +127,7 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
     The options are those of `NVEmbedTrainer`, such as `callbacks`; a task is measured instead of `arguments.eval_corpus`. Data,
     models or options that do not work raise a `UserError`.
     """
-    with open_run(arguments) as run:
+    with open_run(NVEMBED, arguments) as run:
         if run.nothing_to_do:
             return run.output
         mixture, report = run.read("reading the mixture", lambda: _read(arguments))
@@ -142,7 +143,7 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
         )
         run.train(trainer)
         sources = [task.source.path for task in mixture.tasks]
-        run.export(trainer, models=("backbone", "mixture"), summary=report, sources=sources)
+        run.export(trainer, summary=report, sources=sources)
         return run.report(trainer)
 
 

@@ -151,6 +151,8 @@ def export_nvembed(
     config = json.loads(file.read_text(encoding="utf-8"))
     config |= {"max_seq_length": length, "official_instruction_mask": False}
     config["text_config"].pop("_name_or_path", None)  # the tokenizer is in the folder itself
+    if "use_cache" in config["text_config"]:
+        config["text_config"]["use_cache"] = False  # an embedder generates nothing
     file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_settings(settings, tokenizer, model.config, folder)
     return folder

@@ -30,19 +30,19 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import Assembled, Assembly
+from revela_hub.hub_cards.assemble import export_parts
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.retrieval.encoder import Encoder
-from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, wrong_columns
 from revela_hub.trainers.common.trainer import MethodTrainer
-from revela_hub.trainers.common.weights import load_in_place
+from revela_hub.trainers.common.weights import is_sharded, load_in_place
 from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, PROMPTS, TRAINED_WEIGHTS, NVEmbedStart, load_nvembed
 from revela_hub.trainers.nvembed.collator import ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK, NVEmbedCollator, text_columns
-from revela_hub.trainers.nvembed.export import assemble_nvembed, nvembed_encoder
+from revela_hub.trainers.nvembed.export import nvembed_encoder
 from revela_hub.trainers.nvembed.loss import NVEmbedLoss
 
 
@@ -142,26 +142,21 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         """Return the name of the method and the decoder."""
         return f"NV-Embed on {self.nvembed.config.text_config._name_or_path or 'a decoder'}"
 
-    def merge_adapters(self) -> NVEmbedModel:
-        """Merge the adapters into the decoder in place and return the model; training cannot continue afterwards."""
-        if self._adapters is not None:
-            self._adapters.merge_and_unload()
-            self._adapters = None
-        return self.nvembed
-
-    def export(self, dtype: torch.dtype | None = None) -> Path:
-        """Write `embedder/`, which loads without this package, into the output folder; training cannot continue afterwards.
-
-        Args:
-            dtype: dtype of the weights; by default the decoder's.
-        """
-        folder = Path(self.args.output_dir or ".") / EMBEDDER
-        shutil.rmtree(folder, ignore_errors=True)  # from an earlier run
-        return self.assemble(folder.parent, folder, Assembly(dtype=dtype)).folder
+    def exportable(self) -> NVEmbedStart:
+        """Return the model with adapters merged, in the decoder's type, as `load_nvembed` does."""
+        model = merged_copy(self.nvembed, self._adapters)
+        nn.Module.to(model, model.dtype)  # next to a bf16 decoder, the pooling is trained in float32
+        return NVEmbedStart(
+            model, self.model.tokenizer, {name: prompt or "" for name, prompt in self.model.prompts.items()}
+        )
 
     def write_models(self, output: Path) -> list[Path]:
-        """Write `embedder/` from the model in memory."""
-        return [self.export()] if self.args.should_save else []
+        """Write `embedder/`; other files are only written if the weights are sharded and have to be gathered."""
+        if self.args.should_save:
+            shutil.rmtree(output / EMBEDDER, ignore_errors=True)  # of an earlier run
+        if is_sharded(self.model):
+            return super().write_models(output)
+        return export_parts(self.method, output, output, loaded=self.exportable()) if self.args.should_save else []
 
     def get_batch_sampler(self, dataset: Dataset, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """Return the sampler of the base class; `--batch_sampler no_duplicates` compares texts without task and instruction."""
@@ -170,13 +165,6 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Do nothing: `hub_cards` writes the card after the run."""
-
-    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-        """Write the model that `push_to_hub` publishes, with adapters merged; training cannot continue afterwards."""
-        prompts = {name: prompt or "" for name, prompt in self.model.prompts.items()}
-        model = self.merge_adapters()
-        nn.Module.to(model, assembly.dtype or model.dtype)  # the pooling is float32 even with a bf16 decoder
-        return assemble_nvembed(NVEmbedStart(model, self.model.tokenizer, prompts), checkpoint, folder, assembly)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save a checkpoint: trained weights (adapters and pooling, or all), the configuration and the tokenizer."""

@@ -21,4 +21,7 @@ PAIR_TUNING = Method(
             "fine-tune a retriever on labelled or natural query-passage pairs",
         )
     },
+    models=("retriever",),
+    data=("data", "pairs"),
+    neutral_settings=frozenset({"mini_batch_size"}),
 )

@@ -30,6 +30,7 @@ from revela_hub.ranges import NonNegativeInt, TextLength
 from revela_hub.trainers.common.arguments import HeldOutArguments, TextArguments
 from revela_hub.trainers.common.run import Run, open_run
 from revela_hub.trainers.common.run_probe import hold_out_rows, hold_out_text
+from revela_hub.trainers.pair_tuning import PAIR_TUNING
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
@@ -82,7 +83,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """
     if bool(arguments.pairs) == bool(arguments.data):
         raise UserError("give either --pairs FILE (labelled pairs) or --data PATH (raw text with natural pairs)")
-    with open_run(arguments) as run:
+    with open_run(PAIR_TUNING, arguments) as run:
         if run.nothing_to_do:
             return run.output
         rows, task, report = _read(arguments, run)
@@ -96,7 +97,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         )
         run.train(trainer)
         sources = [arguments.pairs] if arguments.pairs else arguments.data
-        run.export(trainer, models=("retriever",), summary=report, sources=sources)
+        run.export(trainer, summary=report, sources=sources)
         return run.report(trainer)
 
 

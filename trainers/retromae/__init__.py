@@ -26,4 +26,5 @@ RETROMAE = Method(
     folders={"encoder": "retriever"},
     loader="revela_hub.trainers.retromae.checkpoint.load_retromae_checkpoint",
     assembler="revela_hub.trainers.retromae.export.assemble_retromae",
+    models=("encoder",),
 )

@@ -23,6 +23,7 @@ from revela_hub.ranges import Layers, NonNegativeFloat
 from revela_hub.trainers.common.arguments import ProbeArguments, check_positions
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_text
+from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.arguments import RetroMAEDataArguments, RetroMAETrainingArguments, load_spans
 from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
 from revela_hub.trainers.retromae.trainer import RetroMAETrainer
@@ -68,7 +69,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
     The options are those of `RetroMAETrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
     """
-    with open_run(arguments) as run:
+    with open_run(RETROMAE, arguments) as run:
         if run.nothing_to_do:
             return run.output
         loaded = load_retromae_encoder(
@@ -96,5 +97,5 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             **trainer_options,
         )
         run.train(trainer)
-        run.export(trainer, models=("encoder",), summary=report, sources=arguments.data)
+        run.export(trainer, summary=report, sources=arguments.data)
         return run.report(trainer)

@@ -9,13 +9,14 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from revela_hub.data.sources.source import Source
 from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
+from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
 from revela_hub.trainers.common.masked import MaskedTrainer
 from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
-from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
+from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint, load_retromae_encoder
 from revela_hub.trainers.retromae.collator import RetroMAECollator
 
 SPAN = ("span", "input_ids", "word_starts")
@@ -103,6 +104,12 @@ class RetroMAETrainer(MaskedTrainer):
         tokenizer: Any = self.processing_class
         longest = model.config.max_seq_length or model.max_length
         return EncoderInTraining(model, embed, tokenizer, {}, longest)
+
+    def exportable(self) -> RetroMAECheckpoint:
+        """Return the encoder with its decoder, as `load_retromae_checkpoint` does."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        tokenizer: Any = self.processing_class
+        return RetroMAECheckpoint(merged_copy(model), tokenizer)
 
     def model_names(self) -> str:
         """Return the encoder's name."""

@@ -30,4 +30,5 @@ REVELA = Method(
     loader="revela_hub.trainers.revela.checkpoint.load_checkpoint",
     assembler="revela_hub.trainers.revela.export.assemble_revela",
     adapter_only=True,
+    models=("retriever", "lm"),
 )

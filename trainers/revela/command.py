@@ -26,6 +26,7 @@ from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTraini
 from revela_hub.trainers.common.arguments import ProbeArguments
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_text
+from revela_hub.trainers.revela import REVELA
 
 if TYPE_CHECKING:
     from revela_hub.data.sources.beir import RetrievalTask
@@ -86,7 +87,7 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
     The options are those of `RevelaTrainer`, such as `callbacks`; a task is measured instead of `arguments.eval_corpus`. Data,
     models or options that do not work raise a `UserError`.
     """
-    with open_run(arguments) as run:
+    with open_run(REVELA, arguments) as run:
         if run.nothing_to_do:
             return run.output
         task = task or hold_out_text(arguments, resumed=run.resumed)
@@ -108,7 +109,7 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
             **trainer_options,
         )
         run.train(trainer)
-        run.export(trainer, models=("retriever", "lm"), summary=report, sources=arguments.data)
+        run.export(trainer, summary=report, sources=arguments.data)
         return run.report(trainer)
 
 

@@ -22,14 +22,14 @@ from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
-from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.revela import REVELA
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
-from revela_hub.trainers.revela.checkpoint import load_backbones, with_padding
+from revela_hub.trainers.revela.checkpoint import RevelaBackbones, load_backbones, with_padding
 from revela_hub.trainers.revela.collator import RevelaCollator, tokenize_groups
 
 RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
@@ -175,6 +175,11 @@ class RevelaTrainer(MethodTrainer):
         model, tokenizer = self.revela, self.retriever_tokenizer
         longest = text_length(model.retriever.config, tokenizer, model.config.max_seq_length)
         return EncoderInTraining(model, model.embed, tokenizer, model.config.prompts, longest)
+
+    def exportable(self) -> RevelaBackbones:
+        """Return both models with adapters merged, as `load_checkpoint` does."""
+        model = merged_copy(self.revela, self.accelerator.unwrap_model(self.model))
+        return RevelaBackbones(model, self.retriever_tokenizer, self.lm_tokenizer)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the Trainer's optimizer, with separate parameter groups for the retriever."""

@@ -15,7 +15,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run
 from revela_hub.trainers.common.adapters import add_adapters
-from revela_hub.trainers.common.measuring import Measured
+from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.outcome import CURVE
 
 WORDS = [f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(80)]
@@ -51,12 +51,12 @@ class Model(nn.Module):
     encode_query = encode_document = _encode
 
 
-def measuring(model: Model, task: RetrievalTask, folder: Path, **options: Any) -> Measured:
+def measuring(model: Model, task: RetrievalTask, folder: Path, **options: Any) -> BestWeights:
     def latest() -> tuple[RetrievalScores, Rankings]:
         run = retrieval_run(model, task)
         return score_run(run, task), run
 
-    return Measured(model, model, task, latest, folder, **options)
+    return BestWeights(model, model, task, latest, folder, **options)
 
 
 def test_the_hits_of_what_is_kept_are_not_searched_again(task: RetrievalTask, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_hits_of_what_is_kept_are_not_searched_again(task: RetrievalTask, tm
     for step, skill in ((0, 10), (5, 70), (10, 40)):
         model.skill.data.fill_(skill)
         evaluate(measured, step)
-    assert sorted(measured.runs) == [0, 5]
+    assert sorted(measured.rankings) == [0, 5]
     model._encode = lambda texts, **_: calls.append(texts) or Model._encode(model, texts)  # type: ignore[assignment,method-assign,func-returns-value]
     model.encode_query = model.encode_document = model._encode  # type: ignore[method-assign]
     kept = measured.finish(10)
@@ -75,7 +75,7 @@ def test_the_hits_of_what_is_kept_are_not_searched_again(task: RetrievalTask, tm
     assert again == kept and calls
 
 
-def evaluate(measured: Measured, step: int) -> bool:
+def evaluate(measured: BestWeights, step: int) -> bool:
     """As the Trainer does; whether the run is to end."""
     control = SimpleNamespace(should_training_stop=False)
     measured.on_evaluate(None, SimpleNamespace(global_step=step), control)  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_the_mean_with_the_start_is_handed_out_unless_the_best_is_better(task: R
 def test_the_mean_of_adapters_is_that_of_the_whole_weights(task: RetrievalTask, tmp_path: Path) -> None:
     layer: Any = nn.Sequential(nn.Linear(5, 4))
     adapted = add_adapters(layer, LoraConfig(r=2, target_modules=["0"]))
-    measured = Measured(adapted, Model(1), task, lambda: None, tmp_path, averages=True)  # type: ignore[arg-type, return-value]
+    measured = BestWeights(adapted, Model(1), task, lambda: None, tmp_path, averages=True)  # type: ignore[arg-type, return-value]
     measured._save("start")
     start = layer[0].weight.detach().clone()
     assert not layer[0].get_delta_weight("default").any()
@@ -187,7 +187,7 @@ def test_one_standard_error_of_the_half_that_chooses(task: RetrievalTask, tmp_pa
     measured = measuring(model, task, tmp_path, averages=True)
     evaluate(measured, 0)
     own = measured._scores(0)
-    chosen = sorted(measured.choosing)
+    chosen = sorted(measured.dev)
 
     def better(by: list[float]) -> RetrievalScores:
         values = dict(own.per_query["ndcg_at_10"])
@@ -206,8 +206,8 @@ def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: Retr
     model = Model(40)
     measured = measuring(model, task, tmp_path)
     evaluate(measured, 0)
-    own = measured.memory.scores[0]
-    chosen, told = sorted(measured.choosing)[0], sorted(measured.telling)[:2]
+    own = measured.history.scores[0]
+    chosen, told = sorted(measured.dev)[0], sorted(measured.test)[:2]
     assert own["ndcg_at_10"][chosen] == own["ndcg_at_10"][told[0]] == own["ndcg_at_10"][told[1]] == 1
     for update, lost in (
         (10, told),
@@ -215,7 +215,7 @@ def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: Retr
     ):  # a little more on the half that chooses, and less, or no less, on the other
         scores = {metric: dict(by_query) for metric, by_query in own.items()}
         scores["ndcg_at_10"] |= {query: 0.5 for query in lost} | {chosen: 1.1}
-        measured.memory.scores[update], measured.memory.best = scores, update
+        measured.history.scores[update], measured.history.best = scores, update
         measured._save("best")
         outcome = measured.finish(update)
         assert outcome.difference.verdict == "no difference" and outcome.step == (0 if lost else update)
@@ -240,7 +240,7 @@ def test_a_resumed_run_knows_its_start_and_its_best(task: RetrievalTask, tmp_pat
     outcome = resumed.finish(20)
     assert outcome.step == 10 and float(model.skill) == 50
     assert list(outcome.curve) == [0, 10, 20]
-    assert outcome.start.per_query == whole.memory.scores[0]
+    assert outcome.start.per_query == whole.history.scores[0]
 
 
 def test_the_weight_of_a_hybrid_is_chosen_without_the_query(task: RetrievalTask) -> None:

@@ -95,7 +95,7 @@ def test_a_model_that_is_not_finite_is_not_trained(
     save_file(tensors, bert / "model.safetensors", {"format": "pt"})
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert "1 of 42 weights are not finite, lm.bert.encoder.layer.0.output.dense.bias the first" in error
+    assert "1 of 42 weights are not finite (first: lm.bert.encoder.layer.0.output.dense.bias)" in error
     assert not (tmp_path / "out" / "encoder").exists()
 
 
@@ -110,7 +110,7 @@ def test_a_run_that_becomes_nan_is_not_exported_and_names_the_last_good_checkpoi
 
     from revela_hub.errors import UserError
 
-    with pytest.raises(UserError, match=r"update 4: nothing is saved or exported.*last good.*checkpoint-2;") as caught:
+    with pytest.raises(UserError, match=r"step 4: nothing is saved or exported.*last good.*checkpoint-2\.") as caught:
         run([*words, "--logging_steps", logging], Spoil())
     assert ("the loss became nan" in str(caught.value)) == (logging == "1")
     out = tmp_path / "out"
@@ -118,11 +118,11 @@ def test_a_run_that_becomes_nan_is_not_exported_and_names_the_last_good_checkpoi
     assert all(value.isfinite().all() for value in weights(out).values())
 
 
-# --- checkpoints that are complete, or passed over
+# --- checkpoints that are complete, or skipped
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "state"])
-def test_a_damaged_checkpoint_is_passed_over_with_the_reason(
+def test_a_damaged_checkpoint_is_skipped_with_the_reason(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     out = tmp_path / "out"
@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_reason(
         "missing": "model.safetensors is missing",
         "state": "cannot be read",
     }
-    assert "passed over checkpoint-6: " in printed and reason[damage] in printed
+    assert "skipping checkpoint-6: " in printed and reason[damage] in printed
     assert f"resuming from {out / 'checkpoint-4'}" in printed
     assert weights(out / "encoder").keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in weights(out / "encoder").items())
@@ -160,7 +160,7 @@ def test_resuming_without_a_checkpoint_starts_from_the_beginning(
     half.mkdir(parents=True)
     (tmp_path / "out" / ".lock").touch()  # a run has had the folder
     assert main([*words, *LAST]) == 0
-    assert "the run starts from the beginning" in capsys.readouterr().out
+    assert "has no complete checkpoint: training from scratch" in capsys.readouterr().out
     assert not half.exists() and (tmp_path / "out" / "encoder" / "model.safetensors").is_file()
 
 
@@ -197,7 +197,7 @@ def test_a_finished_run_stays_as_it_is(words: list[str], tmp_path: Path, capsys:
     out = tmp_path / "out"
     assert main(words) == 0
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != LOCK}
-    for more, said in (([], "has ended, at update 6"), (["--max_steps", "4"], "checkpoint-6 is beyond --max_steps 4")):
+    for more, said in (([], "finished at step 6"), (["--max_steps", "4"], "checkpoint-6 is beyond --max_steps 4")):
         capsys.readouterr()
         assert main([*words, *LAST, *more]) == 0
         assert said in capsys.readouterr().out
@@ -231,7 +231,7 @@ def test_other_settings_are_refused_with_their_list_unless_allowed(
     assert main([*words, *LAST, *more, "--allow_changes", "true", "--logging_steps", "2"]) == 0
     config = yaml.safe_load((out / "card.yaml").read_text())["config"]
     assert yaml.safe_load(config)["learning_rate"] == 0.002
-    assert "# from update 6 on: learning_rate 0.002 (before: 0.001)" in config
+    assert "# from step 6 on: learning_rate 0.002 (before: 0.001)" in config
     assert "logging_steps" not in config and str(tmp_path) not in config
     record = Record.read(out / "checkpoint-8")
     assert record is not None and record.changes[0]["seed"] == [42, 7]
@@ -251,7 +251,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_it_goes_on_from_there(
 
     handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     out, whole = tmp_path / "out", tmp_path / "whole"
-    with pytest.raises(Interrupted, match=r"checkpoint-3: --resume_from_checkpoint last") as caught:
+    with pytest.raises(Interrupted, match=r"checkpoint-3: resume with --resume_from_checkpoint last") as caught:
         run([*words, "--dataloader_num_workers", "0"], Signal(number, 2))
     assert caught.value.status == status
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
@@ -275,7 +275,7 @@ def test_a_signal_to_one_process_ends_all_after_the_same_update(words: list[str]
     script.write_text(_ONE_OF_TWO.format(tests=str(Path(__file__).parent), words=words))
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run([sys.executable, *launch, str(script)], capture_output=True, text=True, check=False)
-    assert done.stderr.count("SIGTERM: ending after this update") >= 1
+    assert done.stderr.count("SIGTERM: stopping after this step") >= 1
     checkpoint, passed = last_complete(tmp_path / "out")
     assert (checkpoint, passed) == (tmp_path / "out" / "checkpoint-3", []), done.stderr[-3000:]
     record = Record.read(checkpoint)
@@ -294,7 +294,7 @@ def test_a_used_output_folder_is_refused_unless_it_may_be_overwritten(
     assert main(words) == 0
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert "holds a run already (checkpoint-6)" in error and "--resume_from_checkpoint last" in error
+    assert "already contains a run (checkpoint-6)" in error and "--resume_from_checkpoint last" in error
     assert main([*words, "--overwrite", "true", "--max_steps", "2"]) == 0
     assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-2"]
     assert (out / "notes.txt").is_file()
@@ -306,7 +306,7 @@ def test_two_processes_do_not_train_into_one_folder(
     (tmp_path / "out").mkdir()
     with FileLock(tmp_path / "out" / LOCK):
         assert main(words) == 2
-    assert "another process is training into" in capsys.readouterr().err
+    assert "is in use by another training process" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert main([*words, "--output_dir", str(tmp_path / "file" / "out")]) == 2
     assert "cannot write to --output_dir" in capsys.readouterr().err
@@ -324,14 +324,14 @@ def test_a_run_says_what_it_is_and_leaves_its_curve(
     captured = capsys.readouterr()
     printed = captured.out
     assert "it/s]" not in captured.err  # no bar of any library in what is no terminal
-    assert "parameters, on cpu in float32; 6 updates of 4 rows, about " in printed and " tokens" in printed
-    assert ("--warmup_steps 100, to 6% of the rate" in printed) is (warm_up == "100")
-    assert "s per update: about " in printed
-    assert "update 3/6  loss " in printed and "tokens_per_second" in printed
+    assert "parameters, on cpu in float32; 6 steps of 4 rows, about " in printed and " tokens" in printed
+    assert ("--warmup_steps 100 exceeds them, so the learning rate only reaches 6%" in printed) is (warm_up == "100")
+    assert "s per step: about " in printed
+    assert "step 3/6  loss " in printed and "tokens_per_second" in printed
     assert (tmp_path / "out" / TRAINING_CURVE).read_bytes().startswith(b"\x89PNG")
     assert main([*words, "--overwrite", "true", "--quiet", "true"]) == 0
     quiet = capsys.readouterr()
-    assert quiet.out.strip().splitlines()[0].startswith("encoder: ") and "update" not in quiet.out
+    assert quiet.out.strip().splitlines()[0].startswith("encoder: ") and "step " not in quiet.out
 
 
 @pytest.mark.parametrize("option", [("--max_steps", "0"), ("--num_train_epochs", "0", "--max_steps", "-1")])
@@ -339,7 +339,7 @@ def test_no_updates_train_nothing_and_say_so(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, ...]
 ) -> None:
     assert main([*words, *option]) == 0
-    assert "there is nothing to train" in capsys.readouterr().out
+    assert "nothing to train: --max_steps" in capsys.readouterr().out
     assert not (tmp_path / "out" / "encoder").exists()
 
 

@@ -10,6 +10,7 @@ from fork_server import launch
 from revela_hub.cli.parser import parse_arguments
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.errors import UserError
+from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines import contriever_command as train_contriever
 from revela_hub.trainers.common.checkpoints import Record
 from revela_hub.trainers.common.measuring import claim_kept
@@ -91,17 +92,17 @@ def test_files_that_no_run_wrote_are_not_overwritten(text: Path, tmp_path: Path,
     (output / name).parent.mkdir(parents=True)
     (output / name).write_text("mine")
     (output / "notes.txt").write_text("in nobody's way")
-    with pytest.raises(UserError, match="which no training run wrote"), open_run(arguments(text, output)):
+    with pytest.raises(UserError, match="not written by a training run"), open_run(CONTRIEVER, arguments(text, output)):
         pass
     with (
-        pytest.raises(UserError, match="which no training run wrote"),
-        open_run(arguments(text, output, "--overwrite", "true")),
+        pytest.raises(UserError, match="not written by a training run"),
+        open_run(CONTRIEVER, arguments(text, output, "--overwrite", "true")),
     ):
         pass
     assert (output / name).read_text() == "mine"
     assert {path.name for path in output.iterdir()} == {"notes.txt", Path(name).parts[0]}
     Record({}).write(output)  # of a run of an earlier version
-    with pytest.raises(UserError, match="holds a run already"), open_run(arguments(text, output)):
+    with pytest.raises(UserError, match="already contains a run"), open_run(CONTRIEVER, arguments(text, output)):
         pass
 
 
@@ -133,7 +134,7 @@ model, words = test_measuring.Model(10), test_measuring.words_task()
 measured = test_measuring.measuring(model, words, own, averages=True, main=rank == 0)
 for step, skill in ((0, 10), (5, 60), (10, 50)):
     model.skill.data.fill_(skill - 3 * rank)  # the main process's counts
-    measured.note(step, *from_main(measured.latest))
+    measured.record(step, *from_main(measured.latest))
 outcome = measured.finish(10)
 found = dict(queries=task.queries, held_out=(own / "probe" / "held_out.jsonl").read_text(), step=outcome.step,
              skill=model.skill.item(), ndcg=outcome.chosen.ndcg_at_10, kept=(own / "measured").exists())

@@ -13,7 +13,17 @@ from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever_command import Arguments
 from revela_hub.trainers.common.checkpoints import Record
 from revela_hub.trainers.common.facts import facts_of_run
-from revela_hub.trainers.common.settings import NO_EFFECT, changes, run_settings
+from revela_hub.trainers.common.settings import NO_EFFECT
+from revela_hub.trainers.common.settings import changes as changes_of
+from revela_hub.trainers.common.settings import run_settings as settings_of
+
+
+def run_settings(given: Arguments) -> dict[str, Any]:
+    return settings_of(given, CONTRIEVER)
+
+
+def changes(before: dict[str, Any], now: dict[str, Any], **options: Any) -> dict[str, tuple[Any, Any]]:
+    return changes_of(before, now, CONTRIEVER, **options)
 
 
 def arguments(folder: Path, **options: Any) -> Arguments:
@@ -49,6 +59,16 @@ def test_what_does_not_is_not_compared_nor_kept(tmp_path: Path, name: str, value
     assert name not in settings and "secret" not in json.dumps(settings)
 
 
+def test_a_method_names_its_own_neutral_and_path_settings(tmp_path: Path) -> None:
+    """What only one method knows is in its record: an argument of that name is compared for every other method."""
+    given = arguments(tmp_path, temperature=0.1, views="inverse_cloze")
+    method = replace(CONTRIEVER, neutral_settings=frozenset({"temperature"}), files=("views",))
+    before, now = settings_of(arguments(tmp_path), method), settings_of(given, method)
+    assert "temperature" not in now and set(changes_of(before, now, method)) == {"views"}
+    assert set(changes_of(before | {"temperature": 1}, now | {"temperature": 2}, method)) == {"views"}
+    assert set(changes(run_settings(arguments(tmp_path)), run_settings(given))) == {"temperature", "views"}
+
+
 def test_no_name_stands_for_those_that_begin_with_it() -> None:
     names = {entry.name for entry in fields(Arguments)}
     assert {"eval_delay", "dataloader_in_order", "label_names"} <= names - NO_EFFECT
@@ -75,7 +95,7 @@ def test_a_card_names_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     Path("a/beir").mkdir(parents=True)
     given = arguments(tmp_path, eval_corpus=str(tmp_path / "a" / "beir"), deepspeed=None, language="de")
-    config = facts_of_run(given, method=CONTRIEVER, models=("retriever",), summary="", sources=()).config
+    config = facts_of_run(given, method=CONTRIEVER, summary="", sources=()).config
     assert str(tmp_path) not in config
     assert yaml.safe_load(config) | {"eval_corpus": "beir", "language": "de"} == yaml.safe_load(config)
     assert "accelerator_config" not in config and "output_dir" not in config

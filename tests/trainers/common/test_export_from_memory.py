@@ -1,0 +1,149 @@
+"""The model exported at the end of training is the one in memory, and the same file by file as an export of its checkpoint."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TEXTS
+from datasets import Dataset
+from peft import LoraConfig
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, BertForMaskedLM, BertModel
+
+from revela_hub.checkpoints import export_checkpoint
+from revela_hub.trainers import (
+    CoTMoTEFinetuner,
+    CoTMoTETrainer,
+    CoTMoTETrainingArguments,
+    ImpRAGTrainer,
+    ImpRAGTrainingArguments,
+    NVEmbedTrainer,
+    NVEmbedTrainingArguments,
+    RetroMAETrainer,
+    RetroMAETrainingArguments,
+    RevelaTrainer,
+    RevelaTrainingArguments,
+)
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy
+from revela_hub.trainers.common.trainer import MethodTrainer
+
+RAW = Dataset.from_dict({"text": [f"{text} {other}" for text in TEXTS for other in TEXTS if other != text]})
+PAIRS = Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4})
+QUESTIONS = Dataset.from_dict(
+    {"question": ["Where is Paris?", "Where is Tokyo?"] * 4, "answer": ["France", "Japan"] * 4}
+)
+
+
+def masked(folder: Path, bert: BertModel, tokenizer_of: Path) -> str:
+    BertForMaskedLM(bert.config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer_of).save_pretrained(folder)
+    return str(folder)
+
+
+def trainer_of(name: str, folders: dict[str, str], settings: dict[str, Any]) -> MethodTrainer:
+    method, _, adapted = name.partition("-")
+    rank = {"lora_rank": 4 if adapted else 0, "lora_dropout": 0.0}
+    if method == "revela":
+        args = RevelaTrainingArguments(**settings, **rank)
+        init = {"group_size": 4}
+        given: dict[str, Any] = {
+            "lm": folders["llama"],
+            "train_dataset": RAW,
+            "model_init_kwargs": init,
+            "max_length": 64,
+        }
+        return RevelaTrainer(folders["retriever"], args, **given)
+    if method == "nvembed":
+        args = NVEmbedTrainingArguments(**settings, **rank)
+        init = {"num_latents": 4, "num_heads": 2}
+        return NVEmbedTrainer(folders["llama"], args, train_dataset=PAIRS, model_init_kwargs=init)
+    if method == "imprag":
+        args = ImpRAGTrainingArguments(**settings, retrieval_warmup_epochs=1, num_candidates=2, **rank)
+        given = {"model_init_kwargs": {"b": 0, "t": 1, "k": 2, "l_max": 32}, "max_length": 64}
+        return ImpRAGTrainer(folders["llama"], args, train_dataset=QUESTIONS, passages=list(TEXTS), **given)
+    if method == "retromae":
+        return RetroMAETrainer(folders["bert"], RetroMAETrainingArguments(**settings), train_dataset=RAW)
+    if method == "cot_mote":
+        return CoTMoTETrainer(folders["bert"], CoTMoTETrainingArguments(**settings), train_dataset=RAW)
+    args = CoTMoTETrainingArguments(**settings, stage="finetune")
+    return CoTMoTEFinetuner(folders["bert"], args, train_dataset=PAIRS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("revela-adapters", "revela", "nvembed-adapters", "nvembed", "imprag-adapters", "imprag"),
+        *("retromae", "cot_mote", "finetuned_cot_mote"),
+    ],
+)
+def test_the_export_from_memory_is_that_of_the_checkpoint(
+    tmp_path: Path,
+    name: str,
+    retriever_folder: Path,
+    llama_folder: Path,
+    bert_folder: Path,
+    tiny_bert: BertModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folders = {"retriever": str(retriever_folder), "llama": str(llama_folder)}
+    folders["bert"] = masked(tmp_path / "masked-bert", tiny_bert, bert_folder)
+    settings = {"max_steps": 1, "gradient_accumulation_steps": 1, "learning_rate": 1e-2, "warmup_steps": 0}
+    settings |= {"save_strategy": "steps", "save_steps": 1, "report_to": "none", "bf16": False, "disable_tqdm": True}
+    trainer = trainer_of(name, folders, settings | {"output_dir": str(tmp_path / "out")})
+    trainer.train()
+    model: Any = trainer.model
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+
+    def loaded(*args: object) -> None:
+        pytest.fail("the export loads the checkpoint")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("revela_hub.hub_cards.assemble.resolve_name", _without(trainer.method.loader, loaded))
+        trainer.write_models(tmp_path / "live")
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()) and model.training
+
+    with_lm = "lm" in trainer.method.parts
+    export_checkpoint(tmp_path / "out" / "checkpoint-1", tmp_path / "exported", lm=with_lm)
+    parts = [*trainer.method.folders, *(["lm"] if with_lm else [])]
+    for part in parts:
+        one, other = tmp_path / "live" / part, tmp_path / "exported" / part
+        files = sorted(file.relative_to(one) for file in one.rglob("*") if file.is_file())
+        assert files == sorted(file.relative_to(other) for file in other.rglob("*") if file.is_file())
+        assert any(file.suffix == ".safetensors" for file in files)
+        for file in files:
+            if (
+                file.name == "reference.safetensors"
+            ):  # vectors for the check, which depend on how the weights lie in memory
+                vectors, others = (load_file(folder / file) for folder in (one, other))
+                assert all(torch.allclose(value, others[key], atol=1e-6) for key, value in vectors.items())
+                continue
+            assert (one / file).read_bytes() == (other / file).read_bytes(), (part, file, _difference(one, other, file))
+
+
+def _without(name: str, replaced: object) -> Any:
+    from pkgutil import resolve_name
+
+    return lambda wanted: replaced if wanted == name else resolve_name(wanted)
+
+
+def _difference(one: Path, other: Path, file: Path) -> object:
+    if file.suffix != ".json":
+        return None
+    a, b = (json.loads((folder / file).read_text()) for folder in (one, other))
+    return (
+        {key: (a.get(key), b.get(key)) for key in {*a, *b} if a.get(key) != b.get(key)} if isinstance(a, dict) else None
+    )
+
+
+def test_a_merged_copy_leaves_the_model_as_it_is() -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    adapted = add_adapters(layer, LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
+    inputs = torch.randn(4, 3)
+    expected, weight = adapted(inputs), layer[1].weight
+    copied = merged_copy(layer, adapted)
+    assert torch.allclose(copied(inputs), expected, atol=1e-6) and not copied.training
+    assert copied[1].weight.data_ptr() == weight.data_ptr()  # what no adapter changes is not in memory twice
+    assert torch.equal(adapted(inputs), expected) and layer.training
+    assert not any("lora" in name for name, _ in copied.named_parameters())
