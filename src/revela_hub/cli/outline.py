@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Read as source: the dataclasses of our arguments and what they derive from.
+# Read as source, besides the package of the module itself: argument dataclasses and their base classes.
 READ = {"revela_hub", "transformers", "sentence_transformers", "trl"}
 # Imported: cheap.
 IMPORTED = {*sys.stdlib_module_names, "annotated_types", "packaging"}
@@ -90,7 +90,7 @@ class Outline:
                 if module != original
                 else importlib.import_module(top)
             )
-        if top not in READ or module == original:
+        if top not in {*READ, self.name.partition(".")[0]} or module == original:
             return type(name, (), {})
         return outline(module)[original] if original in outline(module).bindings else outline(f"{module}.{original}")
 
