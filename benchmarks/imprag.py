@@ -365,11 +365,11 @@ def train_pasted(experiment: Experiment, seed: int, k: int) -> PreTrainedModel:
         AutoModelForCausalLM.from_pretrained(LM, dtype=torch.float32),
         RAITTrainingArguments(**experiment.run_arguments(seed)),
         tokenizer=experiment.tokenizer,
-        prompts=train.prompts.select(chosen),
+        train_dataset=train.prompts.select(chosen),
         passages=train.passages,
-        ranking=train.bm25[chosen],
-        k=k,
-        l_max=L_MAX,
+        pseudo_labels=train.bm25[chosen],
+        num_passages=k,
+        max_passage_length=L_MAX,
         max_length=MAX_LENGTH,
     )
     trainer.train()
@@ -391,12 +391,12 @@ def train_retriever(
         RADITTrainingArguments(
             **experiment.run_arguments(seed, learning_rate=learning_rate, likelihood_temperature=LIKELIHOOD_TEMPERATURE)
         ),
-        prompts=prompts,
+        train_dataset=prompts,
         passages=train.passages,
-        candidates=candidates,
+        pseudo_labels=candidates,
         log_likelihoods=torch.from_numpy(np.load(file)),
         max_length=MAX_LENGTH,
-        passage_length=L_MAX,
+        max_passage_length=L_MAX,
     ).train()
 
 

@@ -120,7 +120,7 @@ def save_settings(
         "model_type": "SentenceTransformer",
         "__version__": {name: version(package) for name, package in versions.items()},
         "requirements": _REQUIREMENTS | (requirements or {}),
-        "prompts": settings.prompts,
+        "prompts": dict(sorted(settings.prompts.items())),
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
     }

@@ -116,6 +116,8 @@ def check_encoder(lm: PreTrainedModel, method: str) -> None:
         mask_3L = torch.ones_like(ids_3L)
         ids_3L[2, 4:], mask_3L[2, 4:] = lm.config.pad_token_id or 0, 0
         states_3LD = encoder(input_ids=ids_3L, attention_mask=mask_3L).last_hidden_state
+        if not torch.isfinite(states_3LD).all():
+            return  # the trainer names the weight that is not finite
         alone_1LD = encoder(input_ids=ids_3L[2:, :4], attention_mask=mask_3L[2:, :4]).last_hidden_state
         if not _close(states_3LD[2:, :4], alone_1LD):
             raise ValueError("the states of a text depend on the padding after it")

@@ -1,6 +1,6 @@
-"""One folder per training method (arguments, collator, loss, trainer, checkpoint), and `common/` for what two share.
+"""One folder per training method (arguments, collator, loss, trainer, checkpoint), and `common/` for shared code.
 
-The public names stand in `__init__.pyi` and are imported when they are first used.
+Public names are listed in `__init__.pyi` and imported on first use.
 """
 
 import lazy_loader

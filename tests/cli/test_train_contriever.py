@@ -38,8 +38,8 @@ def test_the_run_says_what_it_was_worth(
     options += ["--cache_dir", str(tmp_path / "cache"), "--learning_rate", "1e-3", "--quiet", "true"]
     assert main(["train", "contriever", *options]) == 0
     out = capsys.readouterr().out
-    assert "before " in out and "after (" in out and "BM25 " in out and "hybrid (" in out
-    assert "The training made " in out and "95% interval" in out
+    assert "base model " in out and "(" in out and "BM25 " in out and "hybrid (" in out
+    assert "Training " in out and "95% interval" in out
     task = read_beir(output / "probe")
     state = json.loads((output / "trainer_state.json").read_text())
     measured = [entry["step"] for entry in state["log_history"] if "eval_ndcg_at_10" in entry]
@@ -48,11 +48,11 @@ def test_the_run_says_what_it_was_worth(
     assert set(kept["scores"]) == {"0", "1", "2", "3", "4"}
     card = (output / "retriever" / "README.md").read_text()
     assert (
-        "The training made " in card
-        and "taken out of the training text" in card
+        "Training " in card
+        and "removed from the training text" in card
         and "@article{izacard2021unsupervised,\n" in card
     )
-    assert "before training" in card and "retrieval_curve.png" in card and str(tmp_path) not in card
+    assert "base model" in card and "retrieval_curve.png" in card and str(tmp_path) not in card
     assert (output / "retriever" / "figures" / "retrieval_curve.png").is_file()
     model = SentenceTransformer(str(output / "retriever"), device="cpu")
     assert model.encode_query(["a river"]).shape == (1, 32)
@@ -101,10 +101,10 @@ def test_text_without_queries_is_trained_on_unmeasured(
     ]
     assert main(["train", "contriever", *options, *SHORT, "--cache_dir", str(tmp_path / "cache")]) == 0
     out = capsys.readouterr().out
-    assert "nothing is measured: the text has 0 candidate queries" in out and (output / "retriever").is_dir()
+    assert "no evaluation: the text has 0 candidate queries" in out and (output / "retriever").is_dir()
     large = ["--dataloader_drop_last", "true", "--per_device_train_batch_size", "64"]
     assert main(["train", "contriever", *options, *SHORT, *large, "--overwrite", "true"]) == 2
-    assert "no training step was made" in capsys.readouterr().err
+    assert "no training steps: " in capsys.readouterr().err
     assert (
         main(["train", "contriever", *options, *SHORT, "--label_smoothing_factor", "0.1", "--overwrite", "true"]) == 2
     )

@@ -28,7 +28,7 @@ def test_natural_pairs_exclude_the_queries_that_measure(
     options = ["--data", str(tmp_path / "code"), "--retriever", str(retriever_folder), "--output_dir", str(output)]
     options += [*SHORT, "--cache_dir", str(tmp_path / "cache"), "--probe_queries", "20"]
     assert main(["train", "pairs", *options]) == 0
-    assert "The training made " in capsys.readouterr().out
+    assert "Training " in capsys.readouterr().out
     from datasets import Dataset
 
     [file] = (tmp_path / "cache" / "revela_hub").glob("text-pairs-*/rows.arrow")
@@ -55,7 +55,7 @@ def test_labelled_pairs_are_held_out_mined_for_and_exported(tmp_path: Path, caps
     options += ["--mined_negatives", "1", "--eval_steps", "2", "--learning_rate", "1e-3"]
     assert main(["train", "pairs", *options]) == 0
     out = capsys.readouterr().out
-    assert "220 pairs" in out and "held out: 22 questions" in out and "The training made " in out
+    assert "220 pairs" in out and "held out for evaluation: 22 questions" in out and "Training " in out
     task = read_beir(output / "probe")
     assert len(task.queries) == 22
     card = (output / "retriever" / "README.md").read_text()

@@ -35,9 +35,13 @@ from revela_hub.trainers import (
     RevelaTrainingArguments,
     load_backbones,
 )
+from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
+from revela_hub.trainers.baselines.pasted import RAITTrainer
+from revela_hub.trainers.baselines.ra_dit import RADITTrainer
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 from revela_hub.trainers.common.inputs import default_arguments, tokenizer_of
+from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_start
 from revela_hub.trainers.imprag.checkpoint import load_imprag
@@ -226,6 +230,37 @@ def test_the_baselines(raw: Dataset, retriever_folder: Path, llama_folder: Path,
     assert replug.retriever.encode("fox").shape == contriever.retriever.encode("fox").shape == (32,)
 
 
+def test_readers_and_their_retrievers(
+    tmp_path: Path, llama_folder: Path, retriever_folder: Path, texts: list[str], settings: dict[str, Any]
+) -> None:
+    """RA-IT and RA-DIT take models and a ranking retriever by name, and questions as they are."""
+    questions = Dataset.from_dict(
+        {"question": ["Where is Paris?", "Where is Tokyo?"] * 4, "answer": ["France", "Japan"] * 4}
+    )
+    both: dict[str, Any] = {"train_dataset": questions, "max_length": 64}
+    args = RAITTrainingArguments(**settings)
+    names = RAITTrainer(model=str(llama_folder), args=args, passages=texts, num_passages=2, **both)
+    by_names = run(names)
+    ranking = rank_passages("bm25", [f"Where is {place}?" for place in ("Paris", "Tokyo")] * 4, texts, 2)
+    model, data = AutoModelForCausalLM.from_pretrained(llama_folder), Dataset.from_dict({"text": texts})
+    given: dict[str, Any] = {"passages": data, "pseudo_labels": ranking, "num_passages": 2}
+    equal(by_names, run(RAITTrainer(model, args, **given, **both)))
+    reader = str(names.write_models(tmp_path / "reader")[0])
+
+    args = RADITTrainingArguments(**settings, num_candidates=3)
+    tuned = RADITTrainer(model=str(retriever_folder), reader=reader, args=args, passages=texts, **both)
+    by_names = run(tuned)
+    given = {"log_likelihoods": tuned.log_likelihoods, "pseudo_labels": tuned.candidates, "passages": data}
+    loaded = SentenceTransformer(str(retriever_folder), device="cpu")
+    equal(by_names, run(RADITTrainer(loaded, args, **given, **both)))
+    assert tuned.retriever.encode("fox").shape == (32,)
+    run(RADITTrainer(str(llama_folder), args, retrieval_layer=0, **given, **both))
+    with pytest.raises(UserError, match="pass it as reader"):
+        RADITTrainer(str(retriever_folder), args, passages=texts, **both)
+    with pytest.raises(UserError, match="--num_candidates 10 is more than the 6 passages"):
+        RADITTrainer(str(retriever_folder), RADITTrainingArguments(**settings), reader=reader, passages=texts, **both)
+
+
 def test_without_arguments_the_folder_is_named_after_model_and_method(llama_folder: Path) -> None:
     args = default_arguments(RevelaTrainingArguments, "owner/tiny", RevelaTrainer.method)
     assert args.output_dir == "tiny-Revela"
@@ -237,7 +272,7 @@ def test_without_arguments_the_folder_is_named_after_model_and_method(llama_fold
 def test_a_model_that_comes_from_nowhere_needs_its_tokenizer(
     tiny_llama: Any, bpe_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    with pytest.raises(UserError, match="does not say which folder or id it was loaded from: give its tokenizer"):
+    with pytest.raises(UserError, match="which was not loaded from a folder or id: pass it as well"):
         tokenizer_of(tiny_llama, None)
     assert tokenizer_of(tiny_llama, bpe_tokenizer) is bpe_tokenizer
 
@@ -250,7 +285,7 @@ def test_what_is_in_a_data_set_and_what_is_needed(
     masked = {"model": str(masked_folder), "args": RetroMAETrainingArguments(**settings)}
     with pytest.raises(UserError, match=found + r"text .* or span, input_ids, word_starts"):
         RetroMAETrainer(**masked, train_dataset=bodies)
-    with pytest.raises(UserError, match="has the splits train, test: give one of them"):
+    with pytest.raises(UserError, match="has the splits train, test: pass one of them"):
         RetroMAETrainer(**masked, train_dataset=DatasetDict(train=raw, test=raw))
     with pytest.raises(UserError, match=found + "anchor, positive"):
         NVEmbedTrainer(str(llama_folder), NVEmbedTrainingArguments(**settings), train_dataset=bodies)

@@ -1,4 +1,4 @@
-"""Arguments of the baselines that read or retrieve for ImpRAG's tasks: RA-IT's reader, and RA-DIT's retriever."""
+"""Training arguments of RA-IT and RA-DIT, the baselines of ImpRAG."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -8,7 +8,7 @@ from trl import SFTConfig
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
 
-OF_PREPARED_ROWS = {
+UNUSED_SFT_OPTIONS = {
     *("chat_template_path", "dataset_text_field", "dataset_num_proc", "eos_token", "pad_token", "truncation_mode"),
     *("shuffle_dataset", "packing", "packing_strategy", "eval_packing", "completion_only_loss", "assistant_only_loss"),
     "model_init_kwargs",
@@ -17,7 +17,7 @@ OF_PREPARED_ROWS = {
 
 @dataclass
 class RAITTrainingArguments(AdapterArguments, RunArguments, SFTConfig):
-    """`SFTConfig` of RA-IT (arXiv 2310.01352, section 2.2); defaults as ImpRAG's where both have the setting."""
+    """`SFTConfig` of RA-IT (arXiv 2310.01352, section 2.2), with ImpRAG's defaults for settings that both have."""
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
     warmup_steps: float = field(
@@ -28,20 +28,22 @@ class RAITTrainingArguments(AdapterArguments, RunArguments, SFTConfig):
         default=8, metadata={"help": "Number of prompts per device and forward pass."}
     )
     lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the LoRA adapters; 0 trains all weights."})
-    # The rows are tokenised as ImpRAG's are, and none is cut: trl would cut off what is learnt, the answers.
+    # Rows are tokenised as ImpRAG's are and never truncated: TRL would cut off the answers.
     dataset_kwargs: dict[str, Any] | None = field(
         default_factory=lambda: {"skip_prepare_dataset": True}, init=False, repr=False
     )
 
     def __post_init__(self) -> None:
-        """Refuses what would have no effect.
+        """Reject options that would have no effect.
 
         Raises:
-            ValueError: for such an option, or a value out of range.
+            ValueError: such an option is set, or a value is out of range.
         """
         for entry in fields(SFTConfig):
-            if entry.name in OF_PREPARED_ROWS and getattr(self, entry.name) != entry.default:
-                raise ValueError(f"{entry.name} is for rows that trl prepares; these are tokenised as ImpRAG's are")
+            if entry.name in UNUSED_SFT_OPTIONS and getattr(self, entry.name) != entry.default:
+                raise ValueError(
+                    f"{entry.name} is for rows that TRL prepares, but these are tokenised as ImpRAG's are: remove it"
+                )
         super().__post_init__()
 
 
@@ -82,10 +84,10 @@ class RADITTrainingArguments(RunArguments):
     )
 
     def __post_init__(self) -> None:
-        """Checks that the warm-up has negatives.
+        """Check that the warm-up has negatives.
 
         Raises:
-            ValueError: for a value out of range.
+            ValueError: a value is out of range.
         """
         super().__post_init__()
         if self.retrieval_warmup_epochs and self.num_positives >= self.num_candidates:

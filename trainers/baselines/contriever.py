@@ -2,14 +2,13 @@ r"""Contriever: contrastive learning of two views of the same text (Izacard et a
 
     L = - mean_i log( exp(q_i . k_i / t) / sum_{k in C_i} exp(q_i . k / t) )
 
-q_i and k_i are two views of passage i. Without a queue C_i are the keys of the batch, of all processes. With one (MoCo) C_i
-is k_i and the last `queue_size` keys of earlier batches, made by an encoder whose weights follow,
-`w_k <- m w_k + (1 - m) w_q`, and without a gradient.
+q_i and k_i are two views of passage i. Without a queue, C_i are the keys of the batch on all processes. With a queue (MoCo), C_i
+is k_i and the last `queue_size` keys of earlier batches, computed without gradient by a momentum encoder,
+`w_k <- m w_k + (1 - m) w_q`.
 
-Views. Independent cropping: two runs of words, each of a random length and place; inverse cloze: a run of words, and the
-text without it. Of both, words are left out at random. Unlike the official code, which crops token ids, runs are of words,
-so that texts are tokenised as they will be; q . k is the similarity that the model is published with, so of unit vectors
-where that is the cosine.
+Views. Independent cropping: two spans of words with random length and position; inverse cloze: a span of words, and the rest of
+the text. Words of both are deleted at random. Unlike the official code, which crops token ids, spans consist of words, so that
+texts are tokenised as at inference time; q . k is the similarity of the published model, cosine or dot product.
 """
 
 import copy
@@ -44,7 +43,7 @@ _WORD = re.compile(rf"{UNSPACED_CHARACTER.pattern}|\S+")
 
 @dataclass
 class ContrieverTrainingArguments(RunArguments):
-    """`TrainingArguments` of a run that starts from an existing retriever; the paper's start is BERT, its rate 5e-5."""
+    """`TrainingArguments` for an existing retriever; the paper starts from BERT, with learning rate 5e-5."""
 
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate (paper: 5e-5)."})
     per_device_train_batch_size: int = field(default=64, metadata={"help": "Number of passages per device and batch."})
@@ -76,10 +75,10 @@ class ContrieverTrainingArguments(RunArguments):
     )
 
     def __post_init__(self) -> None:
-        """Checks what goes together.
+        """Check the combination of values.
 
         Raises:
-            ValueError: for a value out of range.
+            ValueError: a value is out of range.
         """
         super().__post_init__()
         if not 0 < self.min_ratio <= self.max_ratio <= 1:
@@ -88,27 +87,27 @@ class ContrieverTrainingArguments(RunArguments):
             )
         if not self.queue_size and self.per_device_train_batch_size * self.world_size < 2:
             raise ValueError(
-                "a batch of one passage has nothing to be told from: raise per_device_train_batch_size, or give a queue_size"
+                "a batch of one passage has no negatives: raise per_device_train_batch_size, or set queue_size"
             )
 
 
 class ViewCollator:
-    """Rows of `build_passages` to two views of each, as the model's own preprocessing gives them.
+    """Turns rows of `build_passages` into two views each, with the model's own preprocessing.
 
-    What is drawn depends on `(seed, epoch, row)` alone. `epoch` is set by the trainer.
+    Random draws depend on `(seed, epoch, row)` only. The trainer sets `epoch`.
 
     Args:
-        model: whose tokenizer and prompts are used: the first view is a query, the second a document.
-        args: the run's, for the views and the seed.
+        model: model with the tokenizer and prompts: the first view is a query, the second a document.
+        args: training arguments with the kind of views and the seed.
     """
 
     def __init__(self, model: SentenceTransformer, args: ContrieverTrainingArguments) -> None:
         self.model, self.args = model, args
-        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # seen by workers that live on, too
+        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # shared with persistent workers
 
     @property
     def epoch(self) -> int:
-        """The epoch that views are drawn for."""
+        """Epoch of the random draws."""
         return int(self._epoch)
 
     @epoch.setter
@@ -116,7 +115,7 @@ class ViewCollator:
         self._epoch.fill_(value)
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """`query_input_ids`, `query_attention_mask`, ..., `key_input_ids`, ...: (B, L) each."""
+        """Return `query_input_ids`, `query_attention_mask`, ..., `key_input_ids`, ...: (B, L) each."""
         views = [self.views(row["text"], row["row"]) for row in rows]
         batch: dict[str, Any] = {}
         for name, prompt, texts in (
@@ -129,34 +128,34 @@ class ViewCollator:
         return batch
 
     def views(self, text: str, row: int) -> tuple[str, str]:
-        """Two views of a text."""
+        """Draw two views of a text."""
         draw = random.Random(f"{self.args.seed}/{self.epoch}/{row}")
         words = [match.span() for match in _WORD.finditer(text)]
-        first = self._run(len(words), draw)
+        first = self._span(len(words), draw)
         if self.args.views == "inverse_cloze":
             rest = [place for place in range(len(words)) if place not in first] or list(first)
             return self._text(text, words, list(first), draw), self._text(text, words, rest, draw)
-        second = self._run(len(words), draw)
+        second = self._span(len(words), draw)
         return self._text(text, words, list(first), draw), self._text(text, words, list(second), draw)
 
-    def _run(self, words: int, draw: random.Random) -> range:
+    def _span(self, words: int, draw: random.Random) -> range:
         length = max(1, round(words * draw.uniform(self.args.min_ratio, self.args.max_ratio)))
         start = draw.randrange(max(1, words - length + 1))
         return range(start, min(words, start + length))
 
     def _text(self, text: str, words: list[tuple[int, int]], places: list[int], draw: random.Random) -> str:
-        """The words at these places with the white space that goes before each."""
+        """Return the words at these positions with the white space in front of each."""
         kept = [place for place in places if draw.random() >= self.args.deletion] or places[:1]
         return "".join(text[words[place - 1][1] if place else 0 : words[place][1]] for place in kept).strip()
 
 
 class Contriever(nn.Module):
-    """The loss of a batch, with the retriever, and with a queue the keys' encoder.
+    """Computes the contrastive loss of a batch, with the retriever and, if there is a queue, its momentum encoder.
 
     Args:
-        retriever: what is trained.
-        temperature: of the softmax.
-        queue_size: keys of earlier batches; 0: those of the batch are the negatives.
+        retriever: model to train.
+        temperature: temperature of the softmax.
+        queue_size: keys of earlier batches; 0 for in-batch negatives.
         momentum: of the keys' encoder.
     """
 
@@ -172,7 +171,7 @@ class Contriever(nn.Module):
         self.temperature, self.momentum, self.queue_size = temperature, momentum, queue_size
         self.cosine = similarity_of(retriever, "the retriever") == "cosine"
         self.key_encoder: Any = None
-        self.due: bool | None = None  # whether the keys' encoder is to move; None: at every forward pass
+        self.due: bool | None = None  # whether to update the momentum encoder; None: at every forward pass
         if queue_size:
             self.key_encoder = copy.deepcopy(retriever).requires_grad_(False)
             size = retriever.get_embedding_dimension() or 0
@@ -180,14 +179,14 @@ class Contriever(nn.Module):
             self.register_buffer("filled", torch.zeros((), dtype=torch.long))
             self.register_buffer("place", torch.zeros((), dtype=torch.long))
 
-    def beside(self) -> dict[str, Tensor]:
-        """What a run goes on with beside the retriever."""
+    def extra_weights(self) -> dict[str, Tensor]:
+        """Return the queue and the momentum encoder, which checkpoints need in addition to the retriever."""
         if not self.queue_size:
             return {}
         return {name: value for name, value in self.state_dict().items() if not name.startswith("retriever.")}
 
     def forward(self, **batch: Tensor) -> dict[str, Tensor]:
-        """The `loss` of the batch of `ViewCollator`, a scalar, and `accuracy`: how often the other view is the best key."""
+        """Return the scalar `loss` of a batch of `ViewCollator`, and `accuracy`: how often the other view is the best key."""
         query_BD = self._embed(self.retriever, batch, "query_")
         with torch.no_grad() if self.queue_size else torch.enable_grad():
             if self.queue_size and self.training and self.due is not False:
@@ -223,11 +222,11 @@ class Contriever(nn.Module):
 
     @torch.no_grad()
     def _enqueue(self, key_BD: Tensor) -> None:
-        """The newest keys of all processes take the place of the oldest."""
+        """Replace the oldest keys in the queue with the newest of all processes."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             key_BD = all_gather(key_BD.contiguous())
         key_BD = key_BD[-self.queue_size :]
-        # A tensor of its own: what autograd has kept for the backward pass must not change.
+        # A new tensor, because autograd keeps the old one for the backward pass.
         self.queue_KD = self.queue_KD.index_copy(
             0, (self.place + torch.arange(len(key_BD), device=key_BD.device)) % self.queue_size, key_BD
         )
@@ -247,8 +246,8 @@ def _first_row_of_process(rows: int) -> int:
     return 0
 
 
-class _MovesOncePerStep(TrainerCallback):
-    """Has the keys' encoder move once for each step of the optimizer, however many batches are added up for it."""
+class _UpdateOncePerStep(TrainerCallback):
+    """Callback that updates the momentum encoder once per optimizer step, not once per accumulated batch."""
 
     def __init__(self, model: Contriever) -> None:
         self.model = model
@@ -268,13 +267,13 @@ class ContrieverTrainer(RetrieverTrainer):
         trainer.write_models(Path("outputs"))  # for SentenceTransformer(...) of the folder that it returns
 
     Args:
-        model: the retriever: its Hub id or folder, or a loaded `SentenceTransformer`, which is trained in place.
-        args: the run; by default into a folder named after the retriever.
-        model_init_kwargs: of `load_retriever`: `max_length`, `trust_remote_code`.
-        **kwargs: of `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_passages`), `callbacks`, ...
+        model: Hub id or folder of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
+        args: training arguments; by default, the output folder is named after the retriever.
+        model_init_kwargs: passed to `load_retriever`: `max_length`, `trust_remote_code`.
+        **kwargs: passed to `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_passages`), `callbacks`, ...
 
     Raises:
-        UserError: the retriever cannot be loaded, or the data set has other columns.
+        UserError: the retriever cannot be loaded, or the data set has the wrong columns.
     """
 
     method = CONTRIEVER
@@ -296,7 +295,7 @@ class ContrieverTrainer(RetrieverTrainer):
         if args.world_size > 1 and args.queue_size and args.queue_size < args.world_size:
             raise UserError("--queue_size must not be smaller than the number of processes")
         for name, parameter in retriever.named_parameters():
-            # A pooler of BERT's kind gets no gradient from the token states; left in, it breaks DDP.
+            # BERT's pooler gets no gradient from the token states, which would break DDP.
             if "pooler" in name.split("."):
                 parameter.requires_grad_(False)
         contrastive = Contriever(
@@ -305,7 +304,7 @@ class ContrieverTrainer(RetrieverTrainer):
         collator = ViewCollator(retriever, args)
         super().__init__(model=contrastive, args=args, data_collator=collator, **kwargs)
         self.add_callback(NewEpoch(collator))
-        self.add_callback(_MovesOncePerStep(contrastive))
+        self.add_callback(_UpdateOncePerStep(contrastive))
 
     def compute_loss(
         self,
@@ -314,7 +313,7 @@ class ContrieverTrainer(RetrieverTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
-        """The loss; keeps the accuracy for the next log."""
+        """Return the loss and log the accuracy."""
         outputs = model(**inputs)
         if model.training:
             self.keep("accuracy", outputs["accuracy"])

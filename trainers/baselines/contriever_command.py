@@ -1,10 +1,9 @@
-r"""Trains a retriever on raw text by contrast, without labels: Contriever (arXiv 2112.09118), a baseline.
+r"""Train a retriever on raw text with a contrastive loss, without labels: Contriever (arXiv 2112.09118), a baseline.
 
-Two random parts of a passage are to be alike, and unlike the parts of the batch's other passages (or, with --queue_size, of
-earlier batches). It starts from any sentence-transformers model, or from an encoder, whose tokens' mean is then the vector.
+Two random parts of a passage are positives; the parts of other passages in the batch (or, with --queue_size, of earlier batches)
+are negatives. The base model is any sentence-transformers model, or an encoder, which gets mean pooling.
 
-What comes out, in --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/, from which
---resume_from_checkpoint last goes on with the same result as if nothing had happened.
+Output in --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with --resume_from_checkpoint last; bit-identical).
 
 Examples:
   revela-hub train contriever --data path/to/texts --retriever sentence-transformers/all-MiniLM-L6-v2 --max_steps 200
@@ -47,7 +46,7 @@ class Arguments(ProbeArguments, TextArguments, ContrieverTrainingArguments):  # 
 
 
 def run(arguments: Arguments) -> None:
-    """Trains, exports and says where everything is."""
+    """Train, export and print the next command."""
     folder = train(arguments)
     if arguments.should_save:
         print(f"\nretriever: {folder / 'retriever'}")
@@ -56,9 +55,14 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Trains and exports; returns the output folder, which holds `retriever/` and the last checkpoint.
+    """Train and export; return the output folder, with `retriever/` and the last checkpoint.
 
-    The options are those of `ContrieverTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
+    Args:
+        arguments: arguments of the command.
+        **trainer_options: passed to `ContrieverTrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: invalid data, models or options.
     """
     with open_run(CONTRIEVER, arguments) as run:
         if run.nothing_to_do:

@@ -1,4 +1,4 @@
-"""Language models that the baselines read with: REPLUG's teacher, the reader of RA-IT and RA-DIT."""
+"""Load the language models of the baselines: REPLUG's teacher, and the reader of RA-IT and RA-DIT."""
 
 from dataclasses import dataclass
 
@@ -25,10 +25,10 @@ class LanguageModel:
 def load_lm(
     lm: ModelLike, *, tokenizer: PreTrainedTokenizerBase | None = None, trust_remote_code: bool = False
 ) -> LanguageModel:
-    """A decoder to read with: loaded in float32, or one that is loaded already, as it is.
+    """Load a decoder in float32; a loaded model is returned unchanged.
 
     Raises:
-        UserError: it cannot be loaded, or is an encoder.
+        UserError: the model cannot be loaded, or is an encoder.
     """
     given, name = unwrapped(lm), name_of(lm)
     refuse_missing_folder(name, "the language model")
@@ -48,13 +48,16 @@ def load_lm(
     return LanguageModel(model, tokenizer)
 
 
-def load_reader(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
-    """A decoder to train or to read with, whose tokenizer can end answers; in float32.
+def load_reader(
+    model: ModelLike, *, tokenizer: PreTrainedTokenizerBase | None = None, trust_remote_code: bool = False
+) -> LanguageModel:
+    """Load a decoder that answers prompts, in float32; a loaded model is returned unchanged.
 
     Raises:
-        UserError: it cannot be loaded, is no decoder, or has no EOS token.
+        UserError: the model cannot be loaded, is not a decoder, or its tokenizer has no EOS token.
     """
-    loaded = load_lm(name, trust_remote_code=trust_remote_code)
+    name = name_of(model) or "the reader"
+    loaded = load_lm(model, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
     try:
         check_backbone(loaded.model)
         with checking(loaded.model, "reading"):
@@ -62,22 +65,20 @@ def load_reader(name: str, *, trust_remote_code: bool = False) -> LanguageModel:
     except ValueError as error:
         raise UserError(f"{name}: {error}") from error
     if loaded.tokenizer.eos_token_id is None:
-        raise UserError(f"the tokenizer of {name} has no EOS token, which ends answers: set one")
+        raise UserError(f"the tokenizer of {name} has no EOS token, which answers end with: set one")
     return loaded
 
 
 def _refuse_encoder(model: str | PreTrainedModel, name: str, trust_remote_code: bool) -> None:
     if is_encoder(model, trust_remote_code=trust_remote_code):
-        raise UserError(
-            f"the language model {name!r} is an encoder: it has to be a decoder, which predicts the next token"
-        )
+        raise UserError(f"the language model {name!r} is an encoder: use a decoder, which predicts the next token")
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a decoder, without its weights.
+    """Load the tokenizer of a decoder.
 
     Raises:
-        UserError: it cannot be loaded, or has no EOS token.
+        UserError: it cannot be loaded or has no EOS token, or the model is an encoder.
     """
     refuse_missing_folder(name, "the language model")
     try:
@@ -86,5 +87,5 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise UserError(f"cannot load the tokenizer of {name!r}: {first_line(error)}") from error
     if tokenizer.eos_token_id is None:
-        raise UserError(f"the tokenizer of {name} has no EOS token, which ends answers: set one")
+        raise UserError(f"the tokenizer of {name} has no EOS token, which answers end with: set one")
     return tokenizer

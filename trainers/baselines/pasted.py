@@ -1,4 +1,4 @@
-"""RA-IT: a decoder tuned on prompts into which the retrieved passages are pasted, by trl's `SFTTrainer`."""
+"""RA-IT: fine-tunes a decoder on prompts that start with the retrieved passages, with TRL's `SFTTrainer`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,16 +18,19 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
+from revela_hub.trainers.baselines.language_models import load_reader
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
-from revela_hub.trainers.common.prompts import tokenize_prompts
+from revela_hub.trainers.common.prompts import as_prompts, as_texts, tokenize_prompts
+from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.trainer import MethodTrainer
 
 MODEL = "model"  # folder of the reader
 
 
 def paste(prompt: str, passages: Sequence[str]) -> str:
-    r"""The prompt after its passages.
+    r"""Return the prompt with its passages in front.
 
     >>> paste("Question: Who?\nAnswer:", ["Jane did.", "Ann did not."])
     'Passage: Jane did.\nPassage: Ann did not.\nQuestion: Who?\nAnswer:'
@@ -41,7 +44,7 @@ def shortened(
     max_length: int,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
-    """The texts of passages, cut after `max_length` tokens, so that they say what ImpRAG with that `l_max` reads."""
+    """Return the passages truncated to `max_length` tokens, the text that ImpRAG with that `l_max` reads."""
     tokens: PassageTokens = tokenize_passages(tokenizer, passages, max_length, end=False)
     if tokens.cut:
         say(tokens.what_is_cut)
@@ -50,19 +53,19 @@ def shortened(
 
 
 def pasted_prompts(prompts: Dataset, passages: Sequence[str], ranking: NDArray[np.int32], k: int) -> Dataset:
-    """Columns `prompt` and `completion`, as `SFTTrainer` reads them: the k best passages of the ranking, then the prompt.
+    """Return the columns `prompt` (the k best passages, then the prompt) and `completion`, as `SFTTrainer` reads them.
 
     Args:
-        prompts: as `revela_hub.data.prompts.rows.read_prompts` gives them.
+        prompts: rows of `revela_hub.data.prompts.rows.read_prompts`.
         passages: the collection.
-        ranking: (rows, at least k) numbers of passages, best first, -1 for none.
-        k: passages for a prompt that retrieves.
+        ranking: (rows, at least k) indices of passages, best first, -1 for none.
+        k: passages per prompt.
 
     Raises:
-        UserError: k is more than there are passages.
+        UserError: there are fewer than k passages.
     """
     if k > len(passages):
-        raise UserError(f"k={k} passages are to be read, but the collection has {len(passages)}: lower --num_passages")
+        raise UserError(f"--num_passages {k} is more than the {len(passages)} passages of the collection: lower it")
 
     def pasted(row: dict[str, Any], number: int) -> dict[str, str]:
         read = [passages[at] for at in ranking[number, :k].tolist() if at >= 0] if row["retrieve"] else []
@@ -72,23 +75,31 @@ def pasted_prompts(prompts: Dataset, passages: Sequence[str], ranking: NDArray[n
 
 
 class RAITTrainer(MethodTrainer, SFTTrainer):
-    """trl's `SFTTrainer` on prompts into which their passages are pasted; the loss is on the answers alone.
+    """TRL's `SFTTrainer` on prompts that start with their passages; the loss is on the answers.
+
+        questions = Dataset.from_dict({"question": ["Who wrote Emma?", ...], "answer": ["Jane Austen", ...]})
+        trainer = RAITTrainer("Qwen/Qwen3-0.6B-Base", train_dataset=questions, passages=passages)
+        trainer.train()
+        trainer.write_models(Path("outputs"))  # for AutoModelForCausalLM.from_pretrained("outputs/model")
 
     Args:
-        model: a decoder; it gets adapters in place, unless all weights are trained.
-        args: the run.
-        tokenizer: of the decoder, with an EOS token.
-        prompts: as `revela_hub.data.prompts.rows.read_prompts` gives them.
-        passages: the collection.
-        ranking: (rows, at least k) numbers of passages, best first, -1 for none.
-        k: passages for a prompt that retrieves.
-        l_max: tokens of a passage, at most.
-        max_length: tokens of prompt and answer without passages; longer rows are left out, with a line that says so.
-        **kwargs: of `SFTTrainer`: `callbacks`, ...
+        model: Hub id or folder of a decoder, or a loaded one, which gets adapters in place if `args` asks for them.
+        args: training arguments; by default, the output folder is named after the model.
+        tokenizer: tokenizer with an EOS token, by default the decoder's own.
+        train_dataset: questions with answers, in the columns that `revela_hub.data.prompts.rows` describes, or prompts as
+            `read_prompts` returns them.
+        passages: the collection: texts, or a data set with a column text.
+        pseudo_labels: retriever that finds the passages (bm25, Hub id or folder), or its rankings: (rows, at least
+            `num_passages`) indices of passages, best first, -1 for none.
+        num_passages: passages per prompt.
+        max_passage_length: tokens of a passage.
+        max_length: tokens of prompt and answer without passages; longer rows are dropped, with a log message.
+        trust_remote_code: run code from the model's repository.
+        **kwargs: passed to `SFTTrainer`: `callbacks`, ...
 
     Raises:
-        UserError: k is more than there are passages, an answer has no token, no row is short enough, or one is too long
-            for the decoder with its passages.
+        UserError: the model cannot be loaded, there are too few passages, an answer has no tokens, all rows are too long, or
+            a row with its passages does not fit into the decoder.
     """
 
     method = RA_IT
@@ -99,28 +110,38 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
 
     def __init__(
         self,
-        model: PreTrainedModel,
-        args: RAITTrainingArguments,
+        model: ModelLike,
+        args: RAITTrainingArguments | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase,
-        prompts: Dataset,
-        passages: Sequence[str],
-        ranking: NDArray[np.int32],
-        k: int,
-        l_max: int = 160,
+        train_dataset: Dataset,
+        passages: Sequence[str] | Dataset,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        pseudo_labels: NDArray[np.int32] | str = "bm25",
+        num_passages: int = 10,
+        max_passage_length: int = 160,
         max_length: int = 256,
+        trust_remote_code: bool = False,
         **kwargs: Any,
     ) -> None:
+        args = args or default_arguments(RAITTrainingArguments, model, self.method)
+        tokenizer = kwargs.pop("processing_class", tokenizer)
+        loaded = load_reader(model, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+        decoder, tokenizer = loaded.model, loaded.tokenizer
+        prompts, texts = as_prompts(train_dataset), as_texts(passages)
         kept = tokenize_prompts(prompts, tokenizer, max_length, args.say)["source_row"]
-        short = shortened(passages, tokenizer, l_max, args.say)
-        data = tokenized_pairs(pasted_prompts(prompts.select(kept), short, ranking[np.array(kept)], k), tokenizer)
-        _check_room(model, max(map(len, data["input_ids"])))
+        if isinstance(pseudo_labels, str):
+            depth, bar = min(num_passages, len(texts)), not args.disable_tqdm
+            pseudo_labels = rank_passages(pseudo_labels, prompts["input"], texts, depth, show_progress_bar=bar)
+        short = shortened(texts, tokenizer, max_passage_length, args.say)
+        pasted = pasted_prompts(prompts.select(kept), short, pseudo_labels[np.array(kept)], num_passages)
+        data = tokenized_pairs(pasted, tokenizer)
+        _check_room(decoder, max(map(len, data["input_ids"])))
         if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token  # masked wherever it pads
-        set_seed(args.seed)  # as trl does, but before the adapters are drawn
-        adapters = args.lora_config(model)
+            tokenizer.pad_token = tokenizer.eos_token  # padding is masked
+        set_seed(args.seed)  # as in trl, but before the adapters are initialised
+        adapters = args.lora_config(decoder)
         super().__init__(
-            model=model if adapters is None else add_adapters(model, adapters),
+            model=decoder if adapters is None else add_adapters(decoder, adapters),
             args=args,
             train_dataset=data,
             processing_class=tokenizer,
@@ -128,18 +149,18 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         )
 
     def model_names(self) -> str:
-        """The decoder's."""
+        """Return the decoder's name."""
         return f"RA-IT on {self.trained_config()._name_or_path or 'a decoder'}"
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """None beside the checkpoints: trl's would name folders of this machine."""
+        """Write no card to checkpoints: TRL's would contain local paths."""
 
     def write_models(self, output: Path) -> list[Path]:
-        """Writes `model/`, the reader."""
+        """Write `model/`, the reader."""
         return [self.export(output / MODEL)] if self.args.should_save else []
 
     def export(self, folder: Path) -> Path:
-        """Writes the reader, adapters merged: a plain decoder with its tokenizer."""
+        """Write the reader as a plain decoder, adapters merged, with its tokenizer."""
         model: Any = self.accelerator.unwrap_model(self.model)
         tokenizer: Any = self.processing_class
         save_backbone(merged_copy(model.get_base_model(), model) if isinstance(model, PeftModel) else model, folder)
@@ -151,15 +172,15 @@ def _check_room(model: PreTrainedModel, longest: int) -> None:
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and longest > positions:
         raise UserError(
-            f"with its passages a prompt has up to {longest} tokens, answer included, and the decoder has {positions}"
-            " positions: lower --max_passage_length or --max_length, or read fewer passages"
+            f"a prompt with its passages and answer has up to {longest} tokens, but the decoder has {positions} positions:"
+            " lower --max_passage_length or --max_length, or read fewer passages"
         )
 
 
 def tokenized_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """Columns `input_ids` and `labels` of prompts and completions, which EOS ends; labels are -100 on the prompts.
+    """Return the columns `input_ids` and `labels` of prompts and completions with EOS; labels of prompts are -100.
 
-    An empty prompt (plain text) is the tokenizer's own beginning, or EOS: something has to be read first.
+    An empty prompt (plain text) becomes the tokenizer's BOS token or EOS, because the model needs at least one token.
     """
 
     def tokenized(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
@@ -182,7 +203,7 @@ def pasted_log_likelihoods(
     *,
     show_progress_bar: bool = False,
 ) -> Tensor:
-    """Log p(answer, EOS | prompt) of each pair, summed over the answer's tokens, in nats: (N,) float32.
+    """Return log p(answer, EOS | prompt) of each pair, summed over the answer's tokens, in nats: (N,) float32.
 
     Raises:
         UserError: a pair is too long for the decoder.

@@ -1,13 +1,14 @@
-"""RA-DIT (arXiv 2310.01352): beside the reader of RA-IT, a retriever tuned by what helps that reader (equation 6).
+"""RA-DIT (arXiv 2310.01352): fine-tunes a retriever on the likelihoods of RA-IT's reader (equation 6).
 
-    loss = KL(P_R || P_LSR)      P_LSR(c) = softmax_c(p_LM(answer | c, prompt) / temperature), computed once, by the reader
+    loss = KL(P_R || P_LSR)      P_LSR(c) = softmax_c(p_LM(answer | c, prompt) / temperature), computed once by the reader
 
-The retriever is a sentence-transformers model (RA-DIT), or the first b + 1 layers of a decoder (RA-DIT-Llama, the
-baseline of the ImpRAG paper), whose vectors are those of ImpRAG but whose weights the reader does not share.
+The retriever is a sentence-transformers model (RA-DIT), or the first b + 1 layers of a decoder (RA-DIT-Llama, the baseline of
+the ImpRAG paper). The latter computes vectors as ImpRAG does, but does not share weights with the reader.
 """
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from pathlib import Path
@@ -31,9 +32,12 @@ from revela_hub.pickles import refuse_pickles
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
-from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods
+from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
+from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, shortened
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
-from revela_hub.trainers.common.pseudo_labels import top_rows
+from revela_hub.trainers.common.prompts import as_prompts, as_texts, tokenize_prompts
+from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -42,12 +46,14 @@ from revela_hub.trainers.common.weights import load_whole
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-NOWHERE = -1e30
-COSINE_TEMPERATURE = 0.05  # at 1 the softmax of cosines is nearly uniform, whatever they are
+MASKED = -1e30
+"""Score of a missing candidate; finite, so that its gradient is not NaN."""
+COSINE_TEMPERATURE = 0.05
+"""Default for cosine similarities; at 1, their softmax is nearly uniform."""
 
 
 class Retriever(nn.Module):
-    """Vectors of queries and passages, by whichever model makes them; `forward` gives the scores of candidates."""
+    """Computes vectors of queries and passages with either kind of model; `forward` returns the scores of candidates."""
 
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, decoder: bool) -> None:
         super().__init__()
@@ -56,7 +62,7 @@ class Retriever(nn.Module):
         self.config = getattr(model, "config", None)
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor, *, query: bool) -> Tensor:
-        """(N, E) vectors of (N, L) tokens."""
+        """Return (N, E) vectors of (N, L) tokens."""
         model: Any = self.model
         if self.decoder:
             made: Tensor = (model.embed_queries if query else model.embed_passages)(input_ids, attention_mask)
@@ -67,15 +73,15 @@ class Retriever(nn.Module):
     def forward(
         self, query_input_ids: Tensor, query_attention_mask: Tensor, input_ids: Tensor, attention_mask: Tensor
     ) -> Tensor:
-        """(B, C) scores of candidates (B, C, P)."""
+        """Return (B, C) scores of candidates (B, C, P)."""
         queries_BE = self.embed(query_input_ids, query_attention_mask, query=True)
         passages_NE = self.embed(input_ids.flatten(0, 1), attention_mask.flatten(0, 1), query=False)
         return torch.einsum("be,bce->bc", queries_BE, passages_NE.view(*input_ids.shape[:2], -1))
 
     def tokens(self, texts: Sequence[str], max_length: int, *, query: bool) -> PassageTokens:
-        """The texts as this model reads them: a sentence-transformers model's own prompt before each, and no more of it.
+        """Tokenise texts for this model. A sentence-transformers model adds its own prompt.
 
-        Cut at `max_length` tokens, or at the sentence-transformers model's own, if that is less.
+        Texts are truncated to `max_length` tokens, or to the limit of the sentence-transformers model if that is lower.
         """
         if self.decoder:
             return tokenize_passages(self.tokenizer, texts, max_length, end=not query)
@@ -86,7 +92,7 @@ class Retriever(nn.Module):
 
     @torch.no_grad()
     def encode(self, tokens: PassageTokens, *, query: bool, batch_size: int = 32) -> NDArray[np.float32]:
-        """(N, E) vectors."""
+        """Return (N, E) vectors."""
         training = self.training
         self.eval()
         device = next(self.parameters()).device
@@ -97,23 +103,23 @@ class Retriever(nn.Module):
     def rank(
         self, queries: Sequence[str], passages: Sequence[str], depth: int, *, query_length: int, passage_length: int
     ) -> NDArray[np.int32]:
-        """(Q, depth) numbers of the best passages of each query."""
+        """Return (Q, depth) indices of the best passages of each query."""
         queries_QE = self.encode(self.tokens(queries, query_length, query=True), query=True)
         passages_ME = self.encode(self.tokens(passages, passage_length, query=False), query=False)
         return top_rows(queries_QE, passages_ME, min(depth, len(passages)))
 
 
 def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase, l_max: int | None = None) -> Retriever:
-    """The first b + 1 layers of a decoder as a retriever (RA-DIT-Llama): an ImpRAG model that is used for its vectors alone.
+    """Load the first b + 1 layers of a decoder as a retriever (RA-DIT-Llama): an ImpRAG model of which only the vectors are used.
 
     Args:
-        backbone: folder or Hub id of the decoder.
-        b: the last of its layers, whose queries and keys are the vectors.
-        tokenizer: of the decoder.
-        l_max: tokens of a passage, at most, for those who use it later; by default ImpRAG's.
+        backbone: Hub id or folder of the decoder.
+        b: index of the last layer, whose queries and keys are the vectors.
+        tokenizer: tokenizer of the decoder.
+        l_max: tokens of a passage, stored in the configuration; by default ImpRAG's.
 
     Raises:
-        UserError: the decoder has no layer b, or is none that ImpRAG can be made of.
+        UserError: the decoder has no layer b, or ImpRAG does not support it.
     """
     try:
         whole = AutoConfig.from_pretrained(backbone)
@@ -126,10 +132,10 @@ def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase,
                 f"passages of l_max={l_max} tokens do not fit into {backbone}'s {positions} positions: lower it"
             )
         whole.num_hidden_layers = b + 1
-        if getattr(whole, "layer_types", None):  # of families whose layers differ; has to be as long
+        if getattr(whole, "layer_types", None):  # one entry per layer
             whole.layer_types = whole.layer_types[: b + 1]
         verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # or it would list the layers above b as not expected
+        logging.set_verbosity_error()  # suppress the warning about unused layers above b
         try:
             refuse_pickles(backbone)
             cut = load_backbone(AutoModelForCausalLM, backbone, config=whole, dtype=torch.float32)
@@ -138,7 +144,7 @@ def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase,
         config: dict[str, Any] = {} if l_max is None else {"l_max": l_max}
         model = ImpRAGForCausalLM.from_backbone(cut, b=b, t=b, k=1, **config)
     except (OSError, ValueError, RuntimeError, AttributeError) as error:
-        raise UserError(f"cannot make a retriever of {backbone!r}: {reason(error, backbone)}") from error
+        raise UserError(f"cannot build a retriever from {backbone!r}: {reason(error, backbone)}") from error
     return Retriever(model, tokenizer, decoder=True)
 
 
@@ -152,9 +158,9 @@ def reader_likelihoods(
     *,
     show_progress_bar: bool = False,
 ) -> Tensor:
-    """(N, C) log p(answer | candidate, prompt) by the reader, each candidate pasted before the prompt.
+    """Return (N, C) log p(answer | candidate, prompt) of the reader, with each candidate in front of the prompt.
 
-    Minus infinity for a candidate that is not there (-1), and everywhere for a prompt that does not retrieve.
+    Missing candidates (-1) and prompts that do not retrieve get minus infinity.
     """
     pairs, places = [], []
     for place, (row, numbers) in enumerate(zip(prompts, candidates_NC.tolist(), strict=True)):
@@ -176,23 +182,66 @@ def reader_likelihoods(
     return likelihoods_NC
 
 
-class RADITTrainer(MethodTrainer):
-    """Trainer of a `Retriever` by equation 6, after a warm-up by another retriever's rankings if there is one.
-
-    Args:
-        retriever: what is trained.
-        args: the run.
-        prompts: as `revela_hub.data.prompts.rows.read_prompts` gives them; those that do not retrieve are left out, and, with
-            a line that says so, those with fewer than two candidates, which teach nothing.
-        passages: the collection.
-        candidates: (rows, C) numbers of passages, the best by another retriever first, -1 for none.
-        log_likelihoods: (rows, C) of `reader_likelihoods`.
-        max_length: tokens of a prompt.
-        passage_length: tokens of a passage.
-        **kwargs: of `Trainer`.
+def open_retriever(
+    model: ModelLike,
+    retrieval_layer: int | None = None,
+    max_passage_length: int | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> Retriever:
+    """Load the retriever to train: a sentence-transformers model, or the layers of a decoder up to `retrieval_layer`.
 
     Raises:
-        UserError: no prompt retrieves, or none has two candidates.
+        UserError: the model cannot be loaded.
+    """
+    if retrieval_layer is None:
+        loaded = load_retriever(model, trust_remote_code=trust_remote_code)
+        return Retriever(loaded, loaded.tokenizer, decoder=False)
+    if not isinstance(model, str | Path):
+        raise UserError(f"a decoder is cut when it is loaded: pass the Hub id or folder, not a {type(model).__name__}")
+    tokenizer = load_tokenizer(str(model), trust_remote_code=trust_remote_code)
+    return decoder_retriever(str(model), retrieval_layer, tokenizer, max_passage_length)
+
+
+@dataclass
+class _Candidates:
+    """Prompts with the passages to compare, and the reader's log-likelihoods of the answers under them."""
+
+    prompts: Dataset
+    passages_NC: NDArray[np.int32]
+    log_likelihoods_NC: Tensor
+
+
+class RADITTrainer(MethodTrainer):
+    """Trainer of a retriever by equation 6, optionally after a warm-up with another retriever's rankings.
+
+        questions = Dataset.from_dict({"question": ["Who wrote Emma?", ...], "answer": ["Jane Austen", ...]})
+        trainer = RADITTrainer("sentence-transformers/all-MiniLM-L6-v2", reader="outputs/ra-it/model",
+                               train_dataset=questions, passages=passages)
+        trainer.train()
+        trainer.write_models(Path("outputs"))  # for SentenceTransformer("outputs/retriever")
+
+    Args:
+        model: Hub id or folder of a retriever, or a loaded `SentenceTransformer`; or, with `retrieval_layer`, the Hub id or
+            folder of a decoder. Also a `Retriever`.
+        args: training arguments; by default, the output folder is named after the model.
+        train_dataset: questions with answers, in the columns that `revela_hub.data.prompts.rows` describes, or prompts as
+            `read_prompts` returns them. Prompts that do not retrieve are dropped; so are, with a log message, those with
+            fewer than two candidates.
+        passages: the collection: texts, or a data set with a column text.
+        reader: decoder that `revela-hub train ra-it` trained: Hub id, folder or loaded model. It is not trained.
+        reader_tokenizer: tokenizer of the reader, by default its own.
+        pseudo_labels: retriever that finds the candidates (bm25, Hub id or folder), or its rankings: (rows, C) indices of
+            passages, best first, -1 for none.
+        log_likelihoods: (rows, C) return value of `reader_likelihoods`, instead of a reader.
+        retrieval_layer: last layer of a decoder to use as a retriever (RA-DIT-Llama), counted from 0.
+        max_length: tokens of a prompt; with a reader, of prompt and answer.
+        max_passage_length: tokens of a passage.
+        trust_remote_code: run code from the models' repositories.
+        **kwargs: passed to `Trainer`.
+
+    Raises:
+        UserError: a model cannot be loaded, no prompt retrieves, or none has two candidates.
     """
 
     method = RA_DIT
@@ -201,40 +250,46 @@ class RADITTrainer(MethodTrainer):
 
     def __init__(
         self,
-        retriever: Retriever,
-        args: RADITTrainingArguments,
+        model: Retriever | ModelLike,
+        args: RADITTrainingArguments | None = None,
         *,
-        prompts: Dataset,
-        passages: Sequence[str],
-        candidates: NDArray[np.int32],
-        log_likelihoods: Tensor,
+        train_dataset: Dataset,
+        passages: Sequence[str] | Dataset,
+        reader: ModelLike | None = None,
+        reader_tokenizer: PreTrainedTokenizerBase | None = None,
+        pseudo_labels: NDArray[np.int32] | str = "bm25",
+        log_likelihoods: Tensor | None = None,
+        retrieval_layer: int | None = None,
         max_length: int = 128,
-        passage_length: int = 160,
+        max_passage_length: int = 160,
+        trust_remote_code: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.candidates, self.log_likelihoods = candidates, log_likelihoods
-        self.queries = retriever.tokens(prompts["prompt"], max_length, query=True)
-        self.passages = retriever.tokens(passages, passage_length, query=False)
-        args.ddp_find_unused_parameters = True  # beyond what makes the vectors, a model may have more
-        retrieve = [number for number, retrieve in enumerate(prompts["retrieve"]) if retrieve]
-        if not retrieve:
-            raise UserError("none of the prompts retrieves: there is nothing for a retriever to learn")
-        rows = [number for number in retrieve if (candidates[number] >= 0).sum() > 1]
-        if len(rows) < len(retrieve):
-            what = f"{len(retrieve) - len(rows)} of {len(retrieve)} prompts have fewer than two candidates to compare"
-            if not rows:
-                raise UserError(f"{what}: give more passages, or another retriever's --pseudo_labels")
-            args.say(f"{what}: left out")
+        inner: Any = model.model if isinstance(model, Retriever) else model
+        args = args or default_arguments(RADITTrainingArguments, inner, self.method)
+        if not isinstance(model, Retriever):
+            model = open_retriever(model, retrieval_layer, max_passage_length, trust_remote_code=trust_remote_code)
+        prompts, texts = as_prompts(train_dataset), as_texts(passages)
+        if log_likelihoods is None:
+            if reader is None:
+                raise UserError("RA-DIT needs a language model that answers the prompts: pass it as reader")
+            loaded = load_reader(reader, tokenizer=reader_tokenizer, trust_remote_code=trust_remote_code)
+            found = _read_candidates(loaded, args, prompts, texts, pseudo_labels, max_length, max_passage_length)
+        else:
+            found = _Candidates(prompts, _ranked(pseudo_labels, args, prompts, texts), log_likelihoods)
+        self.candidates, self.log_likelihoods = found.passages_NC, found.log_likelihoods_NC
+        self.queries = model.tokens(found.prompts["prompt"], max_length, query=True)
+        self.passages = model.tokens(texts, max_passage_length, query=False)
+        args.ddp_find_unused_parameters = True  # a model may have parameters that its vectors do not use
+        rows = _usable_rows(found, args)
         for name, tokens in (("prompts", self.queries), ("passages", self.passages)):
             if tokens.cut:
-                args.say(
-                    f"{tokens.cut:,} of {len(tokens):,} {name} are cut for the retriever, at {tokens.max_length} tokens"
-                )
-        data = Dataset.from_dict({"row": rows, "prompt": [prompts["prompt"][row] for row in rows]})
-        super().__init__(model=retriever, args=args, train_dataset=data, data_collator=self._collate, **kwargs)
+                args.say(f"{tokens.cut:,} of {len(tokens):,} {name} are truncated to {tokens.max_length} tokens")
+        data = Dataset.from_dict({"row": rows, "prompt": [found.prompts["prompt"][row] for row in rows]})
+        super().__init__(model=model, args=args, train_dataset=data, data_collator=self._collate, **kwargs)
 
     def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """`row` (B,), `query_*` (B, L), `input_ids` and `attention_mask` (B, C, P)."""
+        """Return `row` (B,), `query_*` (B, L), `input_ids` and `attention_mask` (B, C, P)."""
         numbers = np.array([row["row"] for row in rows])
         query_ids, query_mask = self.queries.batch(numbers)
         ids, mask = self.passages.batch(self.candidates[numbers])
@@ -253,20 +308,19 @@ class RADITTrainer(MethodTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Equation 6, or the warm-up's multi-label NCE over the candidates of each prompt."""
+        """Compute equation 6 or, during warm-up, multi-label NCE over the candidates of each prompt."""
         rows = inputs.pop("row").cpu().numpy()
         scores_BC = model(**inputs)
-        there_BC = torch.from_numpy(self.candidates[rows] >= 0).to(scores_BC.device)
+        present_BC = torch.from_numpy(self.candidates[rows] >= 0).to(scores_BC.device)
         scores_BC = scores_BC.float() / (self.args.temperature or self._temperature(model))
         if (self.state.epoch or 0.0) < self.args.retrieval_warmup_epochs:
             positive_BC = torch.zeros_like(scores_BC, dtype=torch.bool)
             positive_BC[:, : self.args.num_positives] = True
-            loss = multi_label_nce(scores_BC, positive_BC & there_BC, ~positive_BC & there_BC).mean()
+            loss = multi_label_nce(scores_BC, positive_BC & present_BC, ~positive_BC & present_BC).mean()
         else:
             likelihood_BC = self.log_likelihoods[rows].to(scores_BC.device).exp()
-            # What is not there has no share in either distribution; finite, or the gradient would be none.
-            scores_BC = scores_BC.masked_fill(~there_BC, NOWHERE)
-            likelihood_BC = likelihood_BC.masked_fill(~there_BC, NOWHERE * self.args.likelihood_temperature)
+            scores_BC = scores_BC.masked_fill(~present_BC, MASKED)
+            likelihood_BC = likelihood_BC.masked_fill(~present_BC, MASKED * self.args.likelihood_temperature)
             loss = kl_from_retrieval(likelihood_BC, scores_BC, self.args.likelihood_temperature).mean()
         return (loss, {"scores": scores_BC}) if return_outputs else loss
 
@@ -280,30 +334,30 @@ class RADITTrainer(MethodTrainer):
 
     @property
     def retriever(self) -> Any:
-        """What is trained: a sentence-transformers model, or an ImpRAG model of the first layers."""
+        """The model in training: a sentence-transformers model, or an ImpRAG model of the first layers."""
         return self.accelerator.unwrap_model(self.model).model
 
     def trained_config(self) -> PreTrainedConfig:
-        """That of the model inside."""
+        """Return the configuration of the transformers model."""
         inner = self.retriever
         config: PreTrainedConfig = inner.config if isinstance(inner, PreTrainedModel) else inner[0].auto_model.config
         return config
 
     def model_names(self) -> str:
-        """The retriever's."""
+        """Return the retriever's model type."""
         return f"RA-DIT's retriever, of type {self.trained_config().model_type}"
 
     def settings(self) -> dict[str, Any]:
-        """What the run learns from, the reader's likelihoods among it."""
-        learnt = hashlib.sha256(self.log_likelihoods.numpy().tobytes() + self.candidates.tobytes()).hexdigest()[:12]
-        return super().settings() | {"likelihoods": learnt}
+        """Add a digest of the reader's likelihoods to the settings."""
+        digest = hashlib.sha256(self.log_likelihoods.numpy().tobytes() + self.candidates.tobytes()).hexdigest()[:12]
+        return super().settings() | {"likelihoods": digest}
 
     def write_models(self, output: Path) -> list[Path]:
-        """Writes `retriever/`."""
+        """Write `retriever/`."""
         return [self.export(output / RETRIEVER)] if self.args.should_save else []
 
     def export(self, folder: Path) -> Path:
-        """Writes the retriever: a sentence-transformers folder, or an ImpRAG model that is there for its vectors."""
+        """Write the retriever: a sentence-transformers folder, or an ImpRAG model to use for its vectors."""
         wrapped: Any = self.accelerator.unwrap_model(self.model)
         if wrapped.decoder:
             save_backbone(wrapped.model, folder)
@@ -332,3 +386,59 @@ class RADITTrainer(MethodTrainer):
             raise UserError(
                 f"{resume_from_checkpoint} is not a checkpoint of this run ({first_line(error)})"
             ) from error
+
+
+def _read_candidates(
+    reader: LanguageModel,
+    args: RADITTrainingArguments,
+    prompts: Dataset,
+    passages: Sequence[str],
+    pseudo_labels: NDArray[np.int32] | str,
+    max_length: int,
+    max_passage_length: int,
+) -> _Candidates:
+    """Rank the candidates of each prompt, and score them with the reader, which is moved to the device and back."""
+    kept = tokenize_prompts(prompts, reader.tokenizer, max_length, args.say)["source_row"]
+    given = pseudo_labels if isinstance(pseudo_labels, str) else pseudo_labels[np.array(kept)]
+    prompts = prompts.select(kept)
+    candidates_NC = _ranked(given, args, prompts, passages)
+    reader.model.to(args.device)  # type: ignore[arg-type]  # its decorator hides the signature
+    log_likelihoods_NC = reader_likelihoods(
+        reader.model,
+        reader.tokenizer,
+        prompts,
+        shortened(passages, reader.tokenizer, max_passage_length, args.say),
+        candidates_NC,
+        args.likelihood_batch_size,
+        show_progress_bar=not args.disable_tqdm,
+    )
+    reader.model.to("cpu")  # type: ignore[arg-type]
+    return _Candidates(prompts, candidates_NC, log_likelihoods_NC)
+
+
+def _ranked(
+    pseudo_labels: NDArray[np.int32] | str, args: RADITTrainingArguments, prompts: Dataset, passages: Sequence[str]
+) -> NDArray[np.int32]:
+    """Return the given rankings, or those of the given retriever."""
+    if not isinstance(pseudo_labels, str):
+        return pseudo_labels
+    depth, bar = args.num_candidates, not args.disable_tqdm
+    if depth > len(passages):
+        raise UserError(
+            f"--num_candidates {depth} is more than the {len(passages)} passages of the collection: lower it"
+        )
+    return rank_passages(pseudo_labels, prompts["input"], passages, depth, show_progress_bar=bar)
+
+
+def _usable_rows(found: _Candidates, args: RADITTrainingArguments) -> list[int]:
+    """Return the indices of the prompts that retrieve and have at least two candidates."""
+    retrieve = [row for row, retrieve in enumerate(found.prompts["retrieve"]) if retrieve]
+    if not retrieve:
+        raise UserError("none of the prompts retrieves: there is nothing to train a retriever on")
+    rows = [row for row in retrieve if (found.passages_NC[row] >= 0).sum() > 1]
+    if len(rows) < len(retrieve):
+        dropped = f"{len(retrieve) - len(rows)} of {len(retrieve)} prompts have fewer than two candidates to compare"
+        if not rows:
+            raise UserError(f"{dropped}: add passages, or use another retriever for --pseudo_labels")
+        args.say(f"{dropped}: dropped")
+    return rows

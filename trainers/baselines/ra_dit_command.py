@@ -1,12 +1,12 @@
-r"""Tunes a retriever by what helps a reader answer: RA-DIT (arXiv 2310.01352, equation 6), a baseline.
+r"""Train a retriever to find the passages that help a reader answer: RA-DIT (arXiv 2310.01352, equation 6), a baseline.
 
-The reader is what `revela-hub train ra-it` made, and stays as it is: for each prompt it says how likely the answer is after
-each of the best passages of --pseudo_labels, and the retriever's scores learn that. --retriever is any sentence-transformers
-model (RA-DIT). With --backbone in its place, the retriever is that decoder's first layers, up to --retrieval_layer (RA-DIT-Llama, the
-baseline of the ImpRAG paper), which knows nothing of retrieval and needs --retrieval_warmup_epochs.
+The frozen reader, trained by `revela-hub train ra-it`, scores the answer of each prompt after each of the best passages of
+--pseudo_labels, and the retriever is trained to match these scores. --retriever is any sentence-transformers model (RA-DIT). With
+--backbone instead, the retriever consists of the decoder's layers up to --retrieval_layer (RA-DIT-Llama, the baseline of the
+ImpRAG paper). It has not been trained for retrieval and needs --retrieval_warmup_epochs.
 
-What comes out, in --output_dir: retriever/, for SentenceTransformer(...), or of a decoder an ImpRAG model, which `revela-hub
-index` takes; checkpoint-*/, from which --resume_from_checkpoint last goes on with the same result as if nothing had happened.
+Output in --output_dir: retriever/ for SentenceTransformer(...) or, from a decoder, an ImpRAG model for `revela-hub index`;
+checkpoint-*/ (resume with --resume_from_checkpoint last; bit-identical).
 
 Examples:
   revela-hub train ra-dit --data train.jsonl --corpus docs --reader outputs/ra-it/model \
@@ -17,7 +17,7 @@ Examples:
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
@@ -25,19 +25,10 @@ from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
-from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
-from revela_hub.trainers.baselines.pasted import shortened
-from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
-from revela_hub.trainers.common.prompts import tokenize_prompts
-from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
+from revela_hub.trainers.baselines.ra_dit import RADITTrainer
+from revela_hub.trainers.common.retriever import RETRIEVER
 from revela_hub.trainers.common.run import open_run
-from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from revela_hub.trainers.imprag.data_arguments import ImpRAGData
+from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data
 
 
 @dataclass(kw_only=True)
@@ -65,7 +56,7 @@ class Arguments(ImpRAGDataArguments, RADITTrainingArguments):
 
 
 def run(arguments: Arguments) -> None:
-    """Trains, exports and says where everything is."""
+    """Train, export and print the next command."""
     folder = train(arguments)
     if arguments.should_save:
         retriever = folder / RETRIEVER
@@ -75,69 +66,44 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Trains and exports; returns the output folder, which holds `retriever/` and the checkpoints.
+    """Train and export; return the output folder, with `retriever/` and the checkpoints.
 
-    The options are those of `RADITTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
+    Args:
+        arguments: arguments of the command.
+        **trainer_options: passed to `RADITTrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: invalid data, models or options.
     """
     if arguments.push_to_hub:
-        raise UserError("a baseline is not published by its run: revela-hub publish takes its retriever folder")
+        raise UserError(
+            "--push_to_hub is not supported for this baseline: publish its retriever folder with revela-hub publish"
+        )
     if (arguments.retriever is None) == (arguments.backbone is None):
-        raise UserError("name what is to be trained: either --retriever, or --backbone and --retrieval_layer")
+        raise UserError("give the model to train: either --retriever, or --backbone and --retrieval_layer")
     if (arguments.backbone is None) != (arguments.retrieval_layer is None):
-        raise UserError("--backbone and --retrieval_layer go together: the retriever is the decoder's layers 0 to b")
+        raise UserError(
+            "--backbone and --retrieval_layer go together: the retriever consists of the decoder's layers up to that one"
+        )
     with open_run(RA_DIT, arguments) as run:
         if run.nothing_to_do:
             return run.output
         check_apart(arguments.sources(), run.output)
-        retriever = _retriever(arguments)
-        reader = load_reader(arguments.reader, trust_remote_code=arguments.trust_remote_code)
         data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
-        if arguments.num_candidates > len(data.passages):
-            raise UserError(
-                f"--num_candidates {arguments.num_candidates} is more than the collection's {len(data.passages)} passages:"
-                " lower it"
-            )
-        kept = tokenize_prompts(data.prompts, reader.tokenizer, arguments.max_length, arguments.say)["source_row"]
-        data = data._replace(prompts=data.prompts.select(kept))
-        candidates = warm_up_labels(arguments, data, arguments.num_candidates)
         trainer = RADITTrainer(
-            retriever,
+            arguments.retriever or arguments.backbone or "",
             arguments,
-            prompts=data.prompts,
+            train_dataset=data.prompts,
             passages=data.passages,
-            candidates=candidates,
-            log_likelihoods=_likelihoods(arguments, reader, data, candidates),
+            reader=arguments.reader,
+            pseudo_labels=arguments.pseudo_labels,
+            retrieval_layer=arguments.retrieval_layer,
             max_length=arguments.max_length,
-            passage_length=arguments.max_passage_length,
+            max_passage_length=arguments.max_passage_length,
+            trust_remote_code=arguments.trust_remote_code,
             **trainer_options,
         )
         run.train(trainer)
         sources = [*arguments.data, *arguments.corpus]
         run.export(trainer, summary=report, sources=sources)
         return run.report(trainer)
-
-
-def _retriever(arguments: Arguments) -> Retriever:
-    if arguments.backbone is not None and arguments.retrieval_layer is not None:
-        tokenizer = load_tokenizer(arguments.backbone, trust_remote_code=arguments.trust_remote_code)
-        return decoder_retriever(arguments.backbone, arguments.retrieval_layer, tokenizer, arguments.max_passage_length)
-    model = load_retriever(str(arguments.retriever), trust_remote_code=arguments.trust_remote_code)
-    return Retriever(model, model.tokenizer, decoder=False)
-
-
-def _likelihoods(
-    arguments: Arguments, reader: LanguageModel, data: "ImpRAGData", candidates: "NDArray[np.int32]"
-) -> Any:
-    """Of the answers under the candidates, by the reader, which the accelerator has no more room for afterwards."""
-    reader.model.to(arguments.device)  # type: ignore[arg-type]  # its decorator hides what it takes
-    likelihoods = reader_likelihoods(
-        reader.model,
-        reader.tokenizer,
-        data.prompts,
-        shortened(data.passages, reader.tokenizer, arguments.max_passage_length, arguments.say),
-        candidates,
-        arguments.likelihood_batch_size,
-        show_progress_bar=not arguments.disable_tqdm,
-    )
-    reader.model.to("cpu")  # type: ignore[arg-type]
-    return likelihoods

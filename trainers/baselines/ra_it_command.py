@@ -1,12 +1,11 @@
-r"""Tunes a decoder to answer from passages that are pasted into its prompts: RA-IT (arXiv 2310.01352), a baseline.
+r"""Fine-tune a decoder to answer from passages in its prompt: RA-IT (arXiv 2310.01352), a baseline.
 
-The same data as `revela-hub train imprag`; --pseudo_labels is the retriever whose best passages are read: BM25, or a
-sentence-transformers model. Each of the k passages comes as a line "Passage: ..." before the prompt, and the loss is on the
-answers. By trl's SFTTrainer.
+The data is that of `revela-hub train imprag`. --pseudo_labels is the retriever that finds the passages: BM25, or a
+sentence-transformers model. Each passage is a line "Passage: ..." in front of the prompt, and the loss is on the answers. Uses
+TRL's SFTTrainer.
 
-What comes out, in --output_dir: model/ for AutoModelForCausalLM, a plain decoder with its model card; checkpoint-*/, from
-which --resume_from_checkpoint last goes on with the same result as if nothing had happened. `revela-hub train ra-dit` then
-tunes a retriever for that reader.
+Output in --output_dir: model/ for AutoModelForCausalLM, with its model card; checkpoint-*/ (resume with --resume_from_checkpoint
+last; bit-identical). `revela-hub train ra-dit` then trains a retriever for this reader.
 
 Examples:
   revela-hub train ra-it --data train.jsonl --corpus docs --backbone Qwen/Qwen3-0.6B-Base --output_dir outputs/ra-it
@@ -23,10 +22,9 @@ from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
-from revela_hub.trainers.baselines.language_models import load_reader
 from revela_hub.trainers.baselines.pasted import MODEL, RAITTrainer
 from revela_hub.trainers.common.run import open_run
-from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
+from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data
 
 
 @dataclass(kw_only=True)
@@ -41,7 +39,7 @@ class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[mis
 
 
 def run(arguments: Arguments) -> None:
-    """Trains, exports and says where everything is."""
+    """Train, export and print the next command."""
     folder = train(arguments)
     if arguments.should_save:
         print(f"\nmodel: {folder / MODEL}")
@@ -50,28 +48,34 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Trains and exports; returns the output folder, which holds `model/` and the checkpoints.
+    """Train and export; return the output folder, with `model/` and the checkpoints.
 
-    The options are those of `RAITTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
+    Args:
+        arguments: arguments of the command.
+        **trainer_options: passed to `RAITTrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: invalid data, models or options.
     """
     if arguments.push_to_hub:
-        raise UserError("a baseline is not published by its run: upload its model folder (hf upload OWNER/NAME FOLDER)")
+        raise UserError(
+            "--push_to_hub is not supported for this baseline: upload its model folder with hf upload OWNER/NAME FOLDER"
+        )
     with open_run(RA_IT, arguments) as run:
         if run.nothing_to_do:
             return run.output
         check_apart(arguments.sources(), run.output)
-        loaded = load_reader(arguments.backbone, trust_remote_code=arguments.trust_remote_code)
         data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
         trainer = RAITTrainer(
-            loaded.model,
+            arguments.backbone,
             arguments,
-            tokenizer=loaded.tokenizer,
-            prompts=data.prompts,
+            train_dataset=data.prompts,
             passages=data.passages,
-            ranking=warm_up_labels(arguments, data, min(arguments.num_passages, len(data.passages))),
-            k=arguments.num_passages,
-            l_max=arguments.max_passage_length,
+            pseudo_labels=arguments.pseudo_labels,
+            num_passages=arguments.num_passages,
+            max_passage_length=arguments.max_passage_length,
             max_length=arguments.max_length,
+            trust_remote_code=arguments.trust_remote_code,
             **trainer_options,
         )
         run.train(trainer)

@@ -1,14 +1,13 @@
-r"""REPLUG LSR: a frozen language model says which texts help (Shi et al. 2023, arXiv 2301.12652, section 4), on groups of chunks.
+r"""REPLUG LSR: distils a frozen language model into a retriever (Shi et al. 2023, arXiv 2301.12652, section 4), on groups of chunks.
 
 For chunk i of a group and every other chunk j, with L_ij the mean log-likelihood of the tokens of D_i after D_j:
 
     Q_i = softmax_{j != i}( L_ij / t_lm )        P_i = softmax_{j != i}( sim(e_i, e_j) / t_retriever )
     loss = mean_i KL(Q_i || P_i)
 
-sim is the retriever's own: the cosine, or the dot product of a model that was made for it.
-As the baseline of Revela's paper, both temperatures 0.001, on its groups: candidates are the group's other chunks, and no
-index is searched. KL as there (Q's mass has to be covered); the mean over tokens, not their sum, so that long chunks are not
-sharper than short ones.
+sim is the retriever's similarity, cosine or dot product. As in the baseline of Revela's paper, both temperatures are 0.001 and
+the candidates are the other chunks of a group, so no index is needed. The KL divergence has the same direction as there.
+Likelihoods are means over tokens, not sums, so that long chunks do not get sharper distributions than short ones.
 
 Letters: G groups, B chunks of a group, N = G B, P pairs, L tokens.
 """
@@ -36,7 +35,7 @@ from revela_hub.trainers.common.retriever import RetrieverTrainer, load_retrieve
 
 @dataclass
 class ReplugTrainingArguments(RunArguments):
-    """`TrainingArguments` of a run; a row of the data set is a group of chunks."""
+    """`TrainingArguments` of REPLUG; each row of the data set is a group of chunks."""
 
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate (as in the paper)."})
     per_device_train_batch_size: int = field(
@@ -56,12 +55,12 @@ class ReplugTrainingArguments(RunArguments):
 
 
 class GroupCollator:
-    """Rows of `build_groups` to both models' tokens; absent chunks (`""`) are left to the mask.
+    """Tokenises rows of `build_groups` for both models; missing chunks (`""`) are masked.
 
     Args:
-        retriever: whose tokenizer and prompt for documents are used.
-        lm_tokenizer: of the language model; adds nothing here but what it puts before a text.
-        max_length: tokens of a chunk at most, of either tokenizer.
+        retriever: model with the tokenizer and the document prompt.
+        lm_tokenizer: tokenizer of the language model; of its special tokens, only BOS is added.
+        max_length: maximum number of tokens of a chunk, for both tokenizers.
     """
 
     def __init__(self, retriever: SentenceTransformer, lm_tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
@@ -69,7 +68,7 @@ class GroupCollator:
         self.begin = [] if lm_tokenizer.bos_token_id is None else [lm_tokenizer.bos_token_id]
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """`retriever_*` (N, L), `lm_input_ids` and `lm_attention_mask` (N, L), `present` (G, B)."""
+        """Return `retriever_*` (N, L), `lm_input_ids` and `lm_attention_mask` (N, L), `present` (G, B)."""
         texts = [text for row in rows for text in row["text"]]
         prompt = self.retriever.prompts.get("document") or ""
         features = self.retriever.preprocess([prompt + text for text in texts])
@@ -90,15 +89,15 @@ class GroupCollator:
 
 
 class Replug(nn.Module):
-    """The loss of groups, with the retriever that learns and the language model that does not.
+    """Computes the loss of groups, with the retriever in training and the frozen language model.
 
     Args:
-        retriever: what is trained.
-        lm: a decoder; frozen here.
-        temperature: of the retriever's distribution.
-        lm_temperature: of the language model's.
-        lm_batch_size: pairs that it reads at a time.
-        begin: token ids before every text that it reads.
+        retriever: model to train.
+        lm: decoder, which gets frozen.
+        temperature: temperature of the retriever's distribution.
+        lm_temperature: temperature of the language model's distribution.
+        lm_batch_size: pairs per forward pass of the language model.
+        begin: token ids in front of every text that the language model reads.
     """
 
     def __init__(
@@ -119,19 +118,19 @@ class Replug(nn.Module):
         self.cosine = similarity_of(retriever, "the retriever") == "cosine"
 
     def train(self, mode: bool = True) -> "Replug":
-        """Of the retriever alone: the language model's dropout stays off."""
+        """Set the retriever's mode; the language model's dropout stays off."""
         super().train(mode)
         self.lm.eval()
         return self
 
-    def beside(self) -> dict[str, Tensor]:
-        """Nothing: the language model stays what it was."""
+    def extra_weights(self) -> dict[str, Tensor]:
+        """Return no extra weights: the language model is frozen."""
         return {}
 
     def forward(
         self, lm_input_ids: Tensor, lm_attention_mask: Tensor, present: Tensor, **retriever: Tensor
     ) -> dict[str, Tensor]:
-        """The `loss` of the batch of `GroupCollator`, a scalar, and `agreement`: how often both like the same chunk best."""
+        """Return the scalar `loss` of a batch of `GroupCollator`, and `agreement`: how often both models rank the same chunk first."""
         features = {name.removeprefix("retriever_"): value for name, value in retriever.items()}
         vector_ND = self.retriever(features)["sentence_embedding"]
         groups, size = present.shape
@@ -154,7 +153,7 @@ class Replug(nn.Module):
 
     @torch.no_grad()
     def likelihoods(self, tokens_NL: Tensor, mask_NL: Tensor, present_GB: Tensor) -> Tensor:
-        """Mean log-likelihood of a token of chunk i after chunk j (G, B, B), 0 where one is absent or both are the same."""
+        """Return the mean token log-likelihood of chunk i after chunk j (G, B, B), 0 if i = j or a chunk is missing."""
         groups, size = present_GB.shape
         likelihood = torch.zeros(groups, size, size, device=tokens_NL.device)
         pairs = [
@@ -165,7 +164,7 @@ class Replug(nn.Module):
             if i != j and row[i] and row[j]
         ]
         lengths = mask_NL.sum(1).tolist()
-        # Of about one length together: less padding.
+        # Sort by length to reduce padding.
         pairs.sort(key=lambda pair: lengths[pair[0] * size + pair[1]] + lengths[pair[0] * size + pair[2]])
         for start in range(0, len(pairs), self.lm_batch_size):
             block = pairs[start : start + self.lm_batch_size]
@@ -175,7 +174,7 @@ class Replug(nn.Module):
         return likelihood
 
     def _read(self, pairs: list[tuple[int, int]], tokens_NL: Tensor, lengths: list[int]) -> Tensor:
-        """The mean log-likelihood (P,) of the second text of each pair after the first."""
+        """Return the mean token log-likelihood (P,) of the second text of each pair after the first."""
         begin = torch.tensor(self.begin, dtype=torch.long, device=tokens_NL.device)
         rows = [torch.cat([begin, tokens_NL[a, : lengths[a]], tokens_NL[b, : lengths[b]]]) for a, b in pairs]
         ids_PL = nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -198,17 +197,17 @@ class ReplugTrainer(RetrieverTrainer):
         trainer.write_models(Path("outputs"))  # for SentenceTransformer(...) of the folder that it returns
 
     Args:
-        model: the retriever: its Hub id or folder, or a loaded `SentenceTransformer`, which is trained in place.
-        lm: the language model, which is frozen: Hub id, folder or loaded.
-        args: the run; by default into a folder named after the retriever.
-        lm_tokenizer: of the language model, by default its own.
-        max_length: tokens of a chunk at most.
-        group_size: chunks of a group that is made of raw text.
-        trust_remote_code: for models whose code lies in their repository.
-        **kwargs: of `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_groups`), `callbacks`, ...
+        model: Hub id or folder of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
+        lm: language model, which is frozen: Hub id, folder or loaded model.
+        args: training arguments; by default, the output folder is named after the retriever.
+        lm_tokenizer: tokenizer of the language model, by default its own.
+        max_length: maximum number of tokens of a chunk.
+        group_size: chunks per group, for raw text.
+        trust_remote_code: run code from the models' repositories.
+        **kwargs: passed to `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_groups`), `callbacks`, ...
 
     Raises:
-        UserError: a model cannot be loaded, the data set has other columns, or the language model has fewer positions than two chunks.
+        UserError: a model cannot be loaded, the data set has the wrong columns, or two chunks do not fit into the language model.
     """
 
     method = REPLUG
@@ -261,7 +260,7 @@ class ReplugTrainer(RetrieverTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
-        """The loss; keeps how often both models like the same chunk best for the next log."""
+        """Return the loss and log how often both models rank the same chunk first."""
         outputs = model(**inputs)
         if model.training:
             self.keep("agreement", outputs["agreement"])

@@ -1,11 +1,10 @@
-r"""Trains a retriever on raw text by a frozen language model, without labels: REPLUG LSR (arXiv 2301.12652), a baseline.
+r"""Train a retriever on raw text with a frozen language model as the teacher: REPLUG LSR (arXiv 2301.12652), a baseline.
 
-Of each pair of chunks of a group, the language model says how likely one is after the other; the retriever's similarities
-learn that distribution. It starts from any sentence-transformers model, or from an encoder, whose tokens' mean is then the
-vector. A group of n chunks costs n (n - 1) passes of the language model.
+The language model scores each chunk of a group after each other chunk, and the retriever's similarities are trained to match that
+distribution. The base model is any sentence-transformers model, or an encoder, which gets mean pooling. A group of n chunks costs
+n (n - 1) forward passes of the language model.
 
-What comes out, in --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/, from which
---resume_from_checkpoint last goes on with the same result as if nothing had happened.
+Output in --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with --resume_from_checkpoint last; bit-identical).
 
 Examples:
   revela-hub train replug --data path/to/texts --retriever sentence-transformers/all-MiniLM-L6-v2 \
@@ -51,7 +50,7 @@ class Arguments(ProbeArguments, TextArguments, ReplugTrainingArguments):  # type
 
 
 def run(arguments: Arguments) -> None:
-    """Trains, exports and says where everything is."""
+    """Train, export and print the next command."""
     folder = train(arguments)
     if arguments.should_save:
         print(f"\nretriever: {folder / 'retriever'}")
@@ -60,9 +59,14 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Trains and exports; returns the output folder, which holds `retriever/` and the last checkpoint.
+    """Train and export; return the output folder, with `retriever/` and the last checkpoint.
 
-    The options are those of `ReplugTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
+    Args:
+        arguments: arguments of the command.
+        **trainer_options: passed to `ReplugTrainer`, such as `callbacks`.
+
+    Raises:
+        UserError: invalid data, models or options.
     """
     with open_run(REPLUG, arguments) as run:
         if run.nothing_to_do:

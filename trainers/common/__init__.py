@@ -1,1 +1,1 @@
-"""What two trainers share, once."""
+"""Code shared by the methods."""

@@ -1,4 +1,4 @@
-"""Arguments that every training run has, whatever it trains: those of transformers, and what they do not say."""
+"""Training arguments shared by the methods: those of transformers, and options for adapters, text and evaluation."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ from revela_hub.trainers.common.precision import settle_precision
 
 @dataclass
 class RunArguments(TrainingArguments):
-    """`TrainingArguments` of our trainers; a method's own arguments are a subclass."""
+    """`TrainingArguments` of all trainers; each method has a subclass."""
 
     _argument_group_name = "run"
 
@@ -46,20 +46,20 @@ class RunArguments(TrainingArguments):
     quiet: bool = field(default=False, metadata={"help": "Print only the final result."})
 
     def __post_init__(self) -> None:
-        """Resolves what depends on the hardware and on the terminal, and checks the numbers.
+        """Set defaults that depend on the hardware and the terminal, and check the values.
 
         Raises:
-            ValueError: for a value out of range.
+            ValueError: a value is out of range.
         """
         check_ranges(self)
         settle_precision(self)
         if self.disable_tqdm is None:
-            self.disable_tqdm = self.quiet or not sys.stderr.isatty()  # a bar fills a log
+            self.disable_tqdm = self.quiet or not sys.stderr.isatty()  # progress bars would fill log files
         super().__post_init__()
         check_early(self)
 
     def say(self, text: object) -> None:
-        """Prints a line on the way, once on all processes, unless the run is to be quiet."""
+        """Log a line to standard output, on the main process only and not with `quiet`."""
         if self.should_log and not self.quiet:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
@@ -67,7 +67,7 @@ class RunArguments(TrainingArguments):
 
 @dataclass
 class AdapterArguments:
-    """What of a model is trained: all its weights, or LoRA adapters. A method says its own rank as the default."""
+    """Whether to train all weights or LoRA adapters. Methods have different default ranks."""
 
     _argument_group_name = "LoRA"
 
@@ -76,7 +76,7 @@ class AdapterArguments:
     lora_dropout: Probability = field(default=0.0, metadata={"help": "Dropout of the LoRA adapters."})
 
     def lora_config(self, model: nn.Module) -> LoraConfig | None:
-        """Adapters on every linear layer but output projections and BERT's unused pooler; None for rank 0."""
+        """Return the configuration of adapters on all linear layers except output projections and BERT's pooler; None for rank 0."""
         if not self.lora_rank:
             return None
         linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -84,8 +84,8 @@ class AdapterArguments:
         size = self.lora_rank * sum(module.in_features + module.out_features for module in linear.values())
         if 4 * size > (memory := _memory()):
             raise UserError(
-                f"adapters of --lora_rank {self.lora_rank} have {size:,} weights, {4 * size / 2**30:,.0f} GiB, and the machine has"
-                f" {memory / 2**30:,.0f}: lower it, or train all weights with --lora_rank 0"
+                f"adapters of --lora_rank {self.lora_rank} need {4 * size / 2**30:,.0f} GiB for {size:,} weights, but the machine has"
+                f" {memory / 2**30:,.0f} GiB: lower the rank, or train all weights with --lora_rank 0"
             )
         return LoraConfig(
             r=self.lora_rank,
@@ -97,7 +97,7 @@ class AdapterArguments:
 
 
 def _memory() -> float:
-    """Bytes of the machine's memory; no limit where the system does not say."""
+    """Return the machine's memory in bytes; infinity if it is unknown."""
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):
@@ -105,18 +105,14 @@ def _memory() -> float:
 
 
 def check_positions(name: str, positions: int, max_length: int) -> None:
-    """Refuses texts that are longer than a model can read.
-
-    Raises:
-        UserError: they may be.
-    """
+    """Raise a `UserError` if a model has fewer positions than `max_length`."""
     if max_length > positions:
         raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
 
 
 @dataclass
 class TextArguments:
-    """Raw text to train on, and where what is made of it is kept."""
+    """Raw text to train on, and the cache for data prepared from it."""
 
     _argument_group_name = "data"
 
@@ -140,19 +136,21 @@ class TextArguments:
     cache_dir: str | None = field(
         default=None, metadata={"help": "Cache folder for prepared data (default: the cache of datasets)."}
     )
-    held_out: str | None = field(default=None, init=False)  # a probe's folder: its queries are no text to train on
+    held_out: str | None = field(
+        default=None, init=False
+    )  # the probe's folder, whose queries are excluded from the text
 
     def sources(self) -> list[Source]:
-        """What `data` names.
+        """Return the sources that `data` names.
 
         Raises:
-            UserError: nothing is named, or something that cannot be read; a number is out of its range.
+            UserError: no source is named, one cannot be read, or a value is out of range.
         """
         try:
             check_ranges(self)
         except ValueError as error:
             raise UserError(str(error)) from error
-        kind = getattr(self, "kind", "auto")  # of a command that reads text and code differently
+        kind = getattr(self, "kind", "auto")  # an option of commands that read text and code differently
         sources = parse_sources(
             self.data,
             kind=None if kind == "auto" else kind,
@@ -161,16 +159,16 @@ class TextArguments:
             max_documents=self.max_documents,
             held_out=self.held_out,
         )
-        if output := getattr(self, "output_dir", None):  # of a command, which has a run's arguments besides
+        if output := getattr(self, "output_dir", None):  # an option of the training arguments
             check_apart(sources, Path(output))
         return sources
 
 
 @dataclass
 class ProbeArguments:
-    """What a run on raw text is measured on: a BEIR folder, or a probe made of the text itself (`run_probe.hold_out_text`).
+    """Evaluation of a run on raw text: a BEIR folder, or a probe generated from the text (`run_probe.hold_out_text`).
 
-    To be listed before `TextArguments` and the training arguments among a command's bases.
+    Must come before `TextArguments` and the training arguments in a command's list of base classes.
     """
 
     _argument_group_name = "evaluation"
@@ -204,7 +202,7 @@ class ProbeArguments:
     )
 
     def __post_init__(self) -> None:
-        """Measures during the run where there is something to measure."""
+        """Evaluate during training if there is a task."""
         if self.eval_strategy is None:
             self.eval_strategy = "steps" if self.eval_corpus or self.probe != "none" else "no"
         if self.eval_strategy == "steps" and self.eval_steps is None:
@@ -212,31 +210,31 @@ class ProbeArguments:
         if self.eval_strategy != "no":
             require(*MEASURING)
             self._settle_best()
-        super().__post_init__()  # type: ignore[misc] # of the training arguments beside it
+        super().__post_init__()  # type: ignore[misc] # of the training arguments
 
     def _settle_best(self) -> None:
-        """Has the best checkpoint chosen by what is measured: of the loss, transformers' default, nothing is.
+        """Select the best checkpoint by a retrieval metric instead of the loss, transformers' default.
 
         Raises:
-            ValueError: by something else.
+            ValueError: another metric is requested.
         """
         of: Any = self
         if not of.load_best_model_at_end and of.save_strategy != "best" and of.lr_scheduler_type not in BY_METRIC:
             return
         name = METRIC if of.metric_for_best_model is None else of.metric_for_best_model.removeprefix("eval_")
         if name not in METRICS:
-            raise ValueError(f"metric_for_best_model {name} is not measured: choose one of {', '.join(METRICS)}")
+            raise ValueError(f"metric_for_best_model {name} is not a metric: choose one of {', '.join(METRICS)}")
         of.metric_for_best_model, of.greater_is_better = name, True
 
-    def measure_nothing(self) -> None:
-        """Has the Trainer not evaluate: there is nothing to measure on."""
+    def disable_evaluation(self) -> None:
+        """Do not evaluate during training, because there is no task."""
         of: Any = self
         of.eval_strategy, of.load_best_model_at_end = IntervalStrategy.NO, False
 
 
 @dataclass
 class HeldOutArguments(ProbeArguments):
-    """What a run on labelled rows is measured on: a BEIR folder, or questions held out of them (`run_probe.hold_out_rows`)."""
+    """Evaluation of a run on labelled rows: a BEIR folder, or questions held out of them (`run_probe.hold_out_rows`)."""
 
     _argument_group_name = "evaluation"
 

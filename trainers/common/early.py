@@ -1,4 +1,7 @@
-"""Options of transformers that it looks at only when the models are loaded: tried on one weight, before anything is loaded."""
+"""Check options before any model is loaded, by trying optimizers and schedules on a single weight.
+
+transformers itself reports mistakes in them only after loading.
+"""
 
 import re
 from copy import copy
@@ -15,19 +18,19 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from revela_hub.errors import UserError, first_line, require
 
 MEASURING = ("bm25s", "Stemmer", "pytrec_eval", "matplotlib")
-"""Modules without which no run can be measured."""
+"""Modules required for evaluation."""
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")
-"""Schedules that follow what is measured."""
+"""Schedules that depend on the evaluation metric."""
 METRIC = "ndcg_at_10"
-"""What decides between two moments of a run."""
+"""Metric that selects the best checkpoint."""
 
 
 def check_early(arguments: TrainingArguments) -> None:
-    """Tries the options.
+    """Check the options.
 
     Raises:
-        UserError: A package is not installed.
-        ValueError: An option has a value that does not work, with the option's name.
+        UserError: a package is not installed.
+        ValueError: the value of an option is invalid; the message names the option.
     """
     _check_reports(arguments)
     if arguments.use_liger_kernel:
@@ -35,11 +38,13 @@ def check_early(arguments: TrainingArguments) -> None:
     if arguments.torch_compile:
         _try("torch_compile", lambda: torch.compile(nn.Identity(), **_compiling(arguments)))
     if DebugOption.UNDERFLOW_OVERFLOW in arguments.debug:
-        raise ValueError("--debug underflow_overflow is not supported: its hooks cannot read masks; leave it out")
+        raise ValueError(
+            "--debug underflow_overflow is not supported, because its hooks cannot read masks: remove the option"
+        )
     for pattern in getattr(arguments, "learning_rate_mapping", None) or ():
         _try("learning_rate_mapping", partial(re.compile, pattern))
     if arguments.load_best_model_at_end and arguments.eval_strategy == "no":
-        raise ValueError("load_best_model_at_end needs something to measure during training: give eval_corpus")
+        raise ValueError("load_best_model_at_end needs an evaluation during training: set eval_corpus")
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     if arguments.optim != "adamw_torch_fused" or arguments.optim_args:
         _check_optimizer(arguments)
@@ -51,12 +56,12 @@ def _try(option: str, work: object) -> None:
         work()  # type: ignore[operator]
     except ImportError as error:
         raise UserError(f"--{option}: {first_line(error)}") from error
-    except Exception as error:  # whatever the library raises, it is about this option
+    except Exception as error:  # any exception of the library is about this option
         raise ValueError(f"--{option}: {first_line(error)}") from error
 
 
 def _schedule(arguments: TrainingArguments, optimizer: torch.optim.Optimizer, steps: int = 10) -> None:
-    """Goes through the schedule, after one step of warm-up: it looks at some of its settings only then."""
+    """Run the schedule past one step of warm-up, after which it reads some of its settings."""
     given = cast("dict[str, Any]", arguments.lr_scheduler_kwargs or {})
     schedule = get_scheduler(arguments.lr_scheduler_type, optimizer, 1, steps, dict(given))
     for _ in range(0 if arguments.lr_scheduler_type in BY_METRIC else steps):
@@ -74,7 +79,7 @@ def _check_reports(arguments: TrainingArguments) -> None:
     for name in arguments.report_to or ():
         if name not in INTEGRATION_TO_CALLBACK:
             raise ValueError(f"--report_to {name} is unknown: choose none, {', '.join(INTEGRATION_TO_CALLBACK)}")
-        if name not in available and name not in ("flyte", "kubeflow"):  # which are no packages to install
+        if name not in available and name not in ("flyte", "kubeflow"):  # not packages to install
             package = name.replace("_", "-")
             raise UserError(
                 f"--report_to {name} needs the package {package}, which is not installed: pip install {package}"
@@ -93,12 +98,12 @@ def _check_optimizer(arguments: TrainingArguments) -> None:
         if arguments.optim_args:
             if options == Trainer.get_optimizer_cls_and_kwargs(_without_args(arguments))[1]:
                 name = getattr(arguments.optim, "value", arguments.optim)
-                raise UserError(f"--optim_args has no effect on --optim {name}: leave it out")
+                raise UserError(f"--optim_args has no effect on --optim {name}: remove the option")
             kind([nn.Parameter(torch.zeros(1))], **options)
     except UserError:
         raise
     except Exception as error:
-        if not re.search("model", str(error), re.IGNORECASE):  # some look at the model's layers, which is not there yet
+        if not re.search("model", str(error), re.IGNORECASE):  # some optimizers need the model's layers
             option = (
                 "--optim_args"
                 if arguments.optim_args

@@ -1,4 +1,4 @@
-"""The retriever in the middle of its training, for measuring it."""
+"""Encoder for evaluating a retriever during its training."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,17 +13,17 @@ from revela_hub.retrieval.encoding import batches, token_budget
 
 
 class EncoderInTraining:
-    """A retriever in the middle of its training, as an `Encoder`, whose vectors are trained to be compared by cosine.
+    """Wraps a retriever in training as an `Encoder` with cosine similarity.
 
     Args:
-        model: its mode (training or not) is put back after encoding.
+        model: model in training; its mode is restored after encoding.
         embed: `(input_ids, attention_mask) -> (N, d)`.
-        tokenizer: of the retriever.
-        prompts: what goes before a `query` and a `document`.
-        max_length: tokens of a text at most, as it is published.
+        tokenizer: tokenizer of the retriever.
+        prompts: prompts for `query` and `document`.
+        max_length: maximum number of tokens, as in the exported model.
     """
 
-    similarity_fn_name = "cosine"  # of what in-batch attention and RetroMAE's export compare
+    similarity_fn_name = "cosine"
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class EncoderInTraining:
         self.prompts, self.max_length = prompts, max_length
 
     def encode_query(self, texts: list[str], **kwargs: Any) -> NDArray[np.float32]:
-        """Vectors (N, d) of queries."""
+        """Return (N, d) vectors of queries."""
         return self._encode(texts, self.prompts.get("query", ""), **kwargs)
 
     def encode_document(self, texts: list[str], **kwargs: Any) -> NDArray[np.float32]:
-        """Vectors (N, d) of documents."""
+        """Return (N, d) vectors of documents."""
         return self._encode(texts, self.prompts.get("document", ""), **kwargs)
 
     @torch.no_grad()

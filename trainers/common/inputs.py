@@ -1,4 +1,4 @@
-"""The inputs of a trainer's constructor, in trl's form: models by name or loaded, rows that are raw or prepared."""
+"""Inputs of the trainers' constructors, as in TRL: models by name or loaded, and raw or prepared data sets."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -21,7 +21,7 @@ _Arguments = TypeVar("_Arguments", bound=RunArguments)
 
 
 def unwrapped(model: ModelLike) -> str | PreTrainedModel:
-    """The id or folder, or the transformers model inside of a loaded one."""
+    """Return the id or folder, or the transformers model inside a loaded one."""
     if isinstance(model, SentenceTransformer):
         transformer: Any = model[0]
         inner: PreTrainedModel = transformer.auto_model
@@ -30,7 +30,7 @@ def unwrapped(model: ModelLike) -> str | PreTrainedModel:
 
 
 def name_of(model: ModelLike) -> str:
-    """The id or folder of a model, or of the one that a loaded model was made of; "" where that is not known."""
+    """Return the id or folder that a model was or will be loaded from; "" if unknown."""
     given = unwrapped(model)
     if isinstance(given, str):
         return given
@@ -41,17 +41,17 @@ def name_of(model: ModelLike) -> str:
 
 
 def default_arguments(kind: type[_Arguments], model: ModelLike, method: Method, **settings: Any) -> _Arguments:
-    """Arguments for a run without any: its output folder is named after the model and the method."""
+    """Return default training arguments, with an output folder named after the model and the method."""
     return kind(output_dir=f"{Path(name_of(model)).name or 'model'}-{method.title}", **settings)
 
 
 def tokenizer_of(
     model: ModelLike, given: PreTrainedTokenizerBase | None, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer that is given, or that of a model.
+    """Return the given tokenizer, or load that of a model.
 
     Raises:
-        UserError: it cannot be loaded, or a loaded model does not say where it came from.
+        UserError: it cannot be loaded, or it is unknown where a loaded model came from.
     """
     if given is not None:
         return given
@@ -60,26 +60,26 @@ def tokenizer_of(
         return tokenizer
     if not (name := name_of(model)):
         raise UserError(
-            f"this {type(model).__name__} does not say which folder or id it was loaded from: give its tokenizer, too"
+            f"cannot find the tokenizer of this {type(model).__name__}, which was not loaded from a folder or id: pass it as well"
         )
-    # By its name the model itself is being loaded, and the caller says so.
-    of_a_name = isinstance(model, str | Path)
-    with nullcontext() if of_a_name else loading(f"cannot load the tokenizer of {name!r}", name):
+    # If the model is given by name, the caller is loading it too and reports errors.
+    by_name = isinstance(model, str | Path)
+    with nullcontext() if by_name else loading(f"cannot load the tokenizer of {name!r}", name):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     return tokenizer
 
 
 def prepared_rows(rows: Any, columns: Sequence[str], args: RunArguments, build: Callable[[Source], Dataset]) -> Any:  # noqa: ANN401 (any data set, or None)
-    """Rows as a collator reads them.
+    """Return rows for the collator.
 
     Args:
-        rows: of a `Dataset`: prepared rows, which stay as they are, or raw ones, each a text; of anything else they stay.
-        columns: those by which prepared rows are known.
-        args: of the run.
-        build: makes prepared rows of raw ones.
+        rows: a `Dataset` of prepared rows or of raw text; anything else is returned unchanged.
+        columns: columns of prepared rows.
+        args: training arguments.
+        build: prepares raw text.
 
     Raises:
-        UserError: the rows are neither, or what `build` raises.
+        UserError: the rows have other columns, or `build` fails.
     """
     check_split(rows)
     if not isinstance(rows, Dataset) or set(columns) <= set(rows.column_names):
@@ -91,15 +91,11 @@ def prepared_rows(rows: Any, columns: Sequence[str], args: RunArguments, build: 
 
 
 def check_split(rows: Any) -> None:
-    """Refuses a data set of several splits.
-
-    Raises:
-        UserError: it is one.
-    """
+    """Raise a `UserError` for a data set with several splits."""
     if isinstance(rows, DatasetDict):
-        raise UserError(f"train_dataset has the splits {', '.join(rows)}: give one of them, such as dataset['train']")
+        raise UserError(f"train_dataset has the splits {', '.join(rows)}: pass one of them, such as dataset['train']")
 
 
 def wrong_columns(rows: Dataset, wanted: str) -> UserError:
-    """An error that says which columns there are, and which are needed."""
+    """Return an error that lists the columns of a data set and those needed."""
     return UserError(f"train_dataset has the columns {', '.join(rows.column_names)}; it needs {wanted}")

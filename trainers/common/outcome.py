@@ -1,4 +1,4 @@
-"""What a run was worth: its scores beside those of its start and of BM25, for people, the model card and the disk."""
+"""Results of a run: its scores compared with the base model and BM25, for the terminal, the model card and the disk."""
 
 import json
 from collections.abc import Mapping
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 CURVE = "retrieval_curve.png"
 OUTCOME = "outcome.json"
 PROBE = "probe"
-"""The name of a task that was made of the text."""
+"""Name of tasks generated from the training text."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run was worth.
+    """Results of a run.
 
     Attributes:
-        task: name of what was measured on.
-        queries: how many tell, and of how many.
-        start: scores before the run.
-        chosen: scores of the weights that are handed out.
-        step: the update they are of; 0 is the start.
-        averaged: whether they are the mean of that update's and the start's.
-        last_step: the last update that was measured.
-        difference: of what was chosen among the trained ones, beside the start, in nDCG@10 on the telling half.
-        bm25: its scores.
-        hybrid: what was chosen, together with BM25.
-        curve: update to the mean nDCG@10 over all queries.
+        task: name of the evaluation task.
+        queries: number of queries in the test half, and of all queries.
+        start: scores of the base model.
+        chosen: scores of the exported weights.
+        step: step of the exported weights; 0 is the base model.
+        averaged: whether they are averaged with the base model's weights.
+        last_step: last evaluated step.
+        difference: nDCG@10 of the best trained weights minus the base model's, on the test half.
+        bm25: scores of BM25.
+        hybrid: scores of the exported weights combined with BM25.
+        curve: step -> mean nDCG@10 over all queries.
     """
 
     task: str
@@ -51,53 +51,49 @@ class Outcome:
     curve: Mapping[int, float]
 
     def sentence(self) -> str:
-        """What is to be said of the run, with its interval."""
-        d, on = self.difference, f"on {self.queries[0]} queries of {self.task}"
-        size = f"nDCG@10 (95% interval {d.low:+.3f} to {d.high:+.3f}, {on})"
+        """Summarise the run in one sentence, with its 95% confidence interval."""
+        d = self.difference
+        interval = f"(95% interval {d.low:+.3f} to {d.high:+.3f}, on {self.queries[0]} queries of {self.task})"
+        exported = f"Exported: {self._weights()}."
         if d.verdict == "better":
-            kept = f"; {self._weights()} is kept" if self.averaged else ""
-            return f"The training made the retriever better by {d.difference:.3f} {size}{kept}."
+            return f"Training improved nDCG@10 by {d.difference:.3f} {interval}. {exported}"
         if d.verdict == "no difference":
-            kept = f"The training made no difference that can be told from chance: {d.difference:+.3f} {size}"
-            return f"{kept}; {self._weights()} is kept."
-        trained = self._weights() if self.averaged else "it"
-        what = (
-            "the start is what is exported" if self.step == 0 else f"{trained} is exported all the same, as asked for"
-        )
-        return f"The training made the retriever worse by {-d.difference:.3f} {size}: {what}."
+            return f"Training made no significant difference in nDCG@10: {d.difference:+.3f} {interval}. {exported}"
+        requested = " (--keep_worse)" if self.step else ""
+        return f"Training lowered nDCG@10 by {-d.difference:.3f} {interval}. {exported[:-1]}{requested}."
 
     def _weights(self) -> str:
-        """What is handed out."""
-        update = f"update {self.step} of {self.last_step}"
+        """Return the name of the exported weights."""
         if not self.step:
-            return "the start"
-        return f"the mean of the start and {update}" if self.averaged else update
+            return "the base model"
+        step = f"step {self.step} of {self.last_step}"
+        return f"the average of the base model and {step}" if self.averaged else step
 
     def advice(self) -> str:
-        """What BM25 beside it is worth, where that is more than chance; each query is ranked by a weight chosen without it."""
+        """Recommend a hybrid with BM25 if it is significantly better; each query is scored with a weight tuned on other queries."""
         weight = self.hybrid.weight
         d = compare_queries(self.chosen.per_query[METRIC], self.hybrid.scores.per_query[METRIC])
         if not weight or d.verdict != "better":
             return ""
         return (
-            f"Together with BM25 (search --mode hybrid --weights {1 - weight:.1f} {weight:.1f}) it is better by {d.difference:.3f} "
-            f"nDCG@10 (95% interval {d.low:+.3f} to {d.high:+.3f}, on all {d.queries} queries)."
+            f"A hybrid with BM25 (search --mode hybrid --weights {1 - weight:.1f} {weight:.1f}) improves nDCG@10 by another"
+            f" {d.difference:.3f} (95% interval {d.low:+.3f} to {d.high:+.3f}, on all {d.queries} queries)."
         )
 
     def explained(self) -> str:
-        """The sentence for those who did not see the run: with what a probe is."""
+        """Return the summary for the model card, with an explanation of probes."""
         if self.task != PROBE:
             return self.sentence()
-        return f"{self.sentence()} The queries of a probe are titles, docstrings and sentences, taken out of the training text."
+        return f"{self.sentence()} The probe's queries are titles, docstrings and sentences removed from the training text."
 
     def table(self) -> str:
-        """The rows before, after, BM25 and hybrid, over all queries."""
+        """Format the scores of the base model, the exported weights, BM25 and the hybrid, over all queries."""
         weight = self.hybrid.weight
         rows = {
-            "before": self.start,
-            f"after ({self._weights()})": self.chosen,
+            "base model": self.start,
+            f"trained ({self._weights()})" if self.step else "exported (base model)": self.chosen,
             "BM25": self.bm25,
-            f"hybrid ({1 - weight:.1f} of it, {weight:.1f} of BM25)": self.hybrid.scores,
+            f"hybrid (weights {1 - weight:.1f} dense, {weight:.1f} BM25)": self.hybrid.scores,
         }
         width = max(map(len, rows))
         lines = [f"{self.task}: {self.queries[1]} queries, {self.start.documents:,} passages"]
@@ -107,15 +103,15 @@ class Outcome:
         return "\n".join(lines)
 
     def results(self) -> "list[Result]":
-        """The rows of the model card."""
+        """Return the rows of the model card's results table."""
         from revela_hub.hub_cards.metadata import Result
 
         weight = self.hybrid.weight
         rows = {
             None: self.chosen,
-            "before training": self.start,
+            "base model": self.start,
             "BM25": self.bm25,
-            f"hybrid ({1 - weight:.1f} of the model, {weight:.1f} of BM25)": self.hybrid.scores,
+            f"hybrid (weights {1 - weight:.1f} dense, {weight:.1f} BM25)": self.hybrid.scores,
         }
         return [
             Result(self.task, {m: getattr(s, m) for m in (METRIC, "mrr_at_10", "recall_at_100")}, model=name)
@@ -123,7 +119,7 @@ class Outcome:
         ]
 
     def write(self, file: Path) -> None:
-        """Writes all of it as JSON: the rows, the difference with its interval, the hybrid's weight, the curve."""
+        """Write everything as JSON: scores, difference with interval, hybrid weight and curve."""
         rows = {"start": self.start, "chosen": self.chosen, "bm25": self.bm25, "hybrid": self.hybrid.scores}
         content = {
             "sentence": self.sentence(),
@@ -140,18 +136,18 @@ class Outcome:
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def figure(self, folder: Path) -> "Figure":
-        """Draws the curve over the run."""
+        """Plot nDCG@10 over the steps of the run."""
         from matplotlib.figure import Figure as Canvas
 
         from revela_hub.hub_cards.metadata import Figure
 
         canvas = Canvas(figsize=(6, 3.2), layout="constrained")
         axes = canvas.subplots()
-        axes.plot(list(self.curve), list(self.curve.values()), marker="o", color="#2a6f97", label="the retriever")
+        axes.plot(list(self.curve), list(self.curve.values()), marker="o", color="#2a6f97", label="retriever")
         axes.axhline(self.bm25.ndcg_at_10, color="#999999", linestyle="--", label="BM25")
-        axes.axvline(self.step, color="#c0392b", linestyle=":", label="what is exported")
-        axes.set(xlabel="update", ylabel="nDCG@10")
+        axes.axvline(self.step, color="#c0392b", linestyle=":", label="exported")
+        axes.set(xlabel="step", ylabel="nDCG@10")
         axes.grid(alpha=0.3)
         axes.legend()
         canvas.savefig(folder / CURVE, dpi=150)
-        return Figure(str(folder / CURVE), f"nDCG@10 on {self.task} over the run")
+        return Figure(str(folder / CURVE), f"nDCG@10 on {self.task} during training")

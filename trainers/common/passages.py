@@ -1,4 +1,4 @@
-"""Passages as tokens: a collection that a trainer draws from by number, and how texts become tokens for reading."""
+"""Tokenised passages, which a trainer reads by index."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class PassageTokens:
-    """The tokens of M passages, one after the other.
+    """Concatenated tokens of M passages.
 
     Attributes:
-        tokens: all of them.
-        starts: (M + 1,) where each passage begins; the last is the end.
-        max_length: tokens of a passage, at most; None where none was cut.
-        cut: how many passages were longer.
+        tokens: all tokens.
+        starts: (M + 1,) start of each passage; the last entry is the end.
+        max_length: maximum number of tokens of a passage; None if none was truncated.
+        cut: number of truncated passages.
     """
 
     tokens: NDArray[np.int32]
@@ -36,14 +36,14 @@ class PassageTokens:
 
     @property
     def what_is_cut(self) -> str:
-        """A line for the user."""
+        """Message about truncated passages."""
         return (
-            f"{self.cut:,} of {len(self):,} passages are longer than {self.max_length} tokens and are cut: lower"
+            f"{self.cut:,} of {len(self):,} passages are longer than {self.max_length} tokens and are truncated: lower"
             " --max_words or raise --max_passage_length"
         )
 
     def batch(self, rows: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
-        """Tokens and mask (..., P) of passages by number, padded on the right; -1 is no passage.
+        """Return tokens and mask (..., P) of the passages with these indices, padded on the right; -1 gives an empty row.
 
         >>> passages = PassageTokens(np.array([7, 8, 9], np.int32), np.array([0, 2, 3]))
         >>> passages.batch(np.array([[1, 0], [-1, 1]]))[0]
@@ -106,20 +106,20 @@ def tokenize_passages(
     end: bool = True,
     show_progress_bar: bool = False,
 ) -> PassageTokens:
-    """Tokens of passages, each ended by EOS, where its vector is taken.
+    """Tokenise passages and end each with EOS, the position of its vector.
 
     Args:
-        tokenizer: of the model that reads them.
+        tokenizer: tokenizer of the model.
         texts: the passages.
-        max_length: tokens kept of each, EOS included.
-        end: whether to end each by EOS; without, texts are as the tokenizer makes and cuts them.
-        show_progress_bar: whether to show one on standard error.
+        max_length: maximum number of tokens, EOS included.
+        end: whether to add EOS; if not, texts are tokenised and truncated by the tokenizer alone.
+        show_progress_bar: whether to show a progress bar on standard error.
 
     Raises:
-        UserError: The tokenizer has no EOS token, or there are no passages.
+        UserError: the tokenizer has no EOS token, or the collection is empty.
     """
     if end and tokenizer.eos_token_id is None:
-        raise UserError("the tokenizer has no EOS token, which ends a passage: set one")
+        raise UserError("the tokenizer has no EOS token, which passages end with: set one")
     if not texts:
         raise UserError("there are no passages")
     parts: list[NDArray[np.int32]] = []

@@ -1,4 +1,4 @@
-"""What one process of a run knows and the others need: nodes may have no disk in common."""
+"""Share results of the main process with the others, which may run on nodes without a shared disk."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 
 def several() -> bool:
-    """Whether the run has several processes."""
+    """Whether the run has more than one process."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def from_main(work: Callable[[], T]) -> T:
-    """Return on every process what the work gives on the main one, which alone does it.
+    """Call `work` on the main process and return its result on every process.
 
     Raises:
-        UserError: It failed; on the main process its own error, and none waits for it.
+        UserError: the call failed. The main process raises the original error.
     """
     if not several():
         return work()
@@ -43,7 +43,7 @@ def from_main(work: Callable[[], T]) -> T:
 
 @torch.no_grad()
 def copy_from_main(tensor: Tensor) -> None:
-    """Give every process the main one's values, in place."""
+    """Copy the main process's values to every process, in place."""
     if several():
         values = tensor.detach().contiguous()
         dist.broadcast(values, src=0)

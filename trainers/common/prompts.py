@@ -1,33 +1,56 @@
-"""Prompts and answers as tokens, for all that is trained to answer."""
+"""Tokenise prompts and answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from revela_hub.data.prompts.rows import COLUMNS, prompt_row
+from revela_hub.data.sources.rows import Row
 from revela_hub.errors import UserError
+from revela_hub.trainers.common.inputs import check_split
+
+
+def as_prompts(rows: Dataset) -> Dataset:
+    """Return questions with answers as prompts; prompts as `read_prompts` returns them are not changed."""
+    check_split(rows)
+    if set(COLUMNS) <= set(rows.column_names):
+        return rows
+    made = (prompt_row(Row(f"train_dataset:{number}", row), "question_answering") for number, row in enumerate(rows))
+    return Dataset.from_list(list(made))
+
+
+def as_texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
+    """Return the texts of a collection: a sequence of texts, or a data set with a column `text`."""
+    if not isinstance(passages, Dataset):
+        return passages
+    if "text" not in passages.column_names:
+        raise UserError(
+            f"the passages have the columns {', '.join(passages.column_names)}, but no column text: rename one"
+        )
+    return list(passages["text"])
 
 
 def tokenize_prompts(
     prompts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, say: Callable[[str], None]
 ) -> Dataset:
-    """Adds `prompt_ids`, `answer_ids` (the first accepted answer and EOS), `source_row` and `row`, its number before and now.
+    """Add the columns `prompt_ids`, `answer_ids` (first accepted answer and EOS), `source_row` and `row` (old and new index).
 
-    Rows longer than `max_length` are left out, and the run is to `say` how many and where the first stands.
+    Rows longer than `max_length` are dropped; their number and the location of the first are passed to `say`.
 
     Raises:
-        UserError: an answer has no token, or no row is short enough.
+        UserError: an answer has no tokens, or all rows are too long.
     """
 
     def tokenized(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        # An empty prompt (plain text) is the tokenizer's own beginning, or EOS: something has to be read first.
+        # An empty prompt (plain text) becomes the tokenizer's BOS token or EOS, because the model needs at least one token.
         prompt_ids = [ids or [tokenizer.eos_token_id] for ids in tokenizer(rows["prompt"])["input_ids"]]
         answers = [f" {answers[0]}" for answers in rows["answers"]]
         answer_ids = tokenizer(answers, add_special_tokens=False)["input_ids"]
         for ids, where in zip(answer_ids, rows["where"], strict=True):
             if not ids:
-                raise UserError(f"{where}: the answer has no token: give another, or leave the line out")
+                raise UserError(f"{where}: the answer has no tokens: change it or remove the line")
         return {"prompt_ids": prompt_ids, "answer_ids": [[*ids, tokenizer.eos_token_id] for ids in answer_ids]}
 
     data = prompts.map(tokenized, batched=True, desc="Tokenizing prompts")
@@ -41,6 +64,6 @@ def tokenize_prompts(
         )
         if not kept:
             raise UserError(f"{what}: raise --max_length")
-        say(f"{what}: left out; raise --max_length to keep them")
+        say(f"{what}: dropped; raise --max_length to keep them")
         data = data.select(kept)
     return data.add_column("source_row", kept).add_column("row", list(range(len(data))))

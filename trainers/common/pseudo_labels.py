@@ -1,4 +1,4 @@
-"""Rankings of passages by a retriever that is there already: the labels from which another one starts."""
+"""Rank passages with an existing retriever, as labels for training another one."""
 
 from collections.abc import Sequence
 
@@ -19,21 +19,21 @@ def rank_passages(
     batch_size: int = 32,
     show_progress_bar: bool = False,
 ) -> NDArray[np.int32]:
-    """The best passages of each query by a trained retriever.
+    """Return the best passages of each query according to an existing retriever.
 
     Args:
-        retriever: a sentence-transformers folder, a Hub id, or the word bm25.
+        retriever: sentence-transformers folder, Hub id, or "bm25".
         queries: Q texts.
         passages: M texts.
-        depth: how many passages for a query.
+        depth: number of passages per query.
         batch_size: texts per forward pass.
         show_progress_bar: whether to show progress bars on standard error.
 
     Returns:
-        (Q, depth) numbers of passages, best first; -1 where BM25 finds no more, or there are no more.
+        (Q, depth) indices of passages, best first; -1 if there are fewer results.
 
     Raises:
-        UserError: there are no passages, or the retriever cannot be loaded.
+        UserError: the collection is empty, or the retriever cannot be loaded.
     """
     if not len(passages):
         raise UserError("there are no passages to rank")
@@ -58,7 +58,7 @@ def rank_passages(
 
 
 def top_rows(queries_Qd: NDArray[np.float32], passages_Md: NDArray[np.float32], k: int) -> NDArray[np.int32]:
-    """(Q, k) numbers of the passages with the largest dot products, best first, the lower number among equals."""
+    """Return (Q, k) indices of the passages with the largest dot products, best first; ties by lower index."""
     import torch
 
     from revela_hub.retrieval.top_k import stable_top_k

@@ -1,4 +1,4 @@
-"""Losses of a retriever over scores, and batches that reach over all processes."""
+"""Losses over retrieval scores, and gathering of batches across processes."""
 
 import torch
 from torch import Tensor
@@ -6,14 +6,14 @@ from torch.nn import functional as F
 
 
 def multi_label_nce(scores_QN: Tensor, positive_QN: Tensor, negative_QN: Tensor) -> Tensor:
-    """Noise-contrastive estimation with several positives, none of which competes with another.
+    """Noise-contrastive estimation with several positives, which do not compete with each other.
 
         loss_q = mean over positives p of  -log( exp(s_qp) / (exp(s_qp) + sum over negatives n of exp(s_qn)) )
 
     Args:
         scores_QN: (Q, N), divided by the temperature, at least float32.
         positive_QN: (Q, N), True for the positives.
-        negative_QN: (Q, N), True for the negatives; what is neither is left out.
+        negative_QN: (Q, N), True for the negatives; other passages are ignored.
 
     Returns:
         (Q,) losses in nats, zero for a query without positives.
@@ -38,14 +38,14 @@ def kl_from_retrieval(likelihood_QC: Tensor, scores_QC: Tensor, temperature: flo
 
         P_LSR(c) = softmax_c(p(answer | prompt, c) / temperature), without gradient     P_R(c) = softmax_c(score)
 
-    The likelihood itself stands in the exponent (equation 4), not its logarithm.
+    The exponent is the likelihood itself (equation 4), not its logarithm.
     """
     target = (likelihood_QC.detach() / temperature).log_softmax(-1)
     return F.kl_div(target, scores_QC.log_softmax(-1), reduction="none", log_target=True).sum(-1)
 
 
 def gather_rows(rows: Tensor) -> Tensor:
-    """The rows of all processes, in order of the processes, with gradient to each; all must have as many."""
+    """Concatenate the rows of all processes, with gradients; every process must have the same number of rows."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return rows
     from torch.distributed.nn.functional import all_gather

@@ -1,4 +1,4 @@
-"""Loads and trains a retriever alone: any sentence-transformers model, saved as what it is."""
+"""Load and train a retriever without a second model: any sentence-transformers model, saved in its own format."""
 
 from pathlib import Path
 from typing import Any
@@ -22,29 +22,30 @@ from revela_hub.trainers.common.inputs import ModelLike, name_of
 from revela_hub.trainers.common.roles import refuse_fused
 from revela_hub.trainers.common.trainer import MethodTrainer
 
-BESIDE = "beside_the_model.safetensors"
+EXTRA_WEIGHTS = "beside_the_model.safetensors"
+"""File in a checkpoint with the weights of a run that are not part of the retriever."""
 RETRIEVER = "retriever"
 
 
 def load_retriever(
     retriever: ModelLike, *, max_length: int | None = None, trust_remote_code: bool = False
 ) -> SentenceTransformer:
-    """Load a sentence-transformers model to train, or any other model with mean pooling; in float32.
+    """Load a sentence-transformers model, or any other model with mean pooling, in float32.
 
     If the tokenizer of a model that is not a sentence-transformers folder adds no token to a text, it is made to append EOS,
-    so that an empty text has a vector. The tokenizer of a sentence-transformers model is kept, and so are its vectors.
+    so that an empty text has a vector. The tokenizer of a sentence-transformers model is not changed.
 
     Args:
         retriever: Hub id or folder, or a loaded sentence-transformers model.
-        max_length: tokens of a text at most; by default the model's own.
-        trust_remote_code: for models whose code lies in their repository.
+        max_length: maximum number of tokens of a text; by default the model's own.
+        trust_remote_code: run code from the model's repository.
 
     Raises:
-        UserError: it cannot be loaded, compares by a distance, or has fewer positions than `max_length`.
+        UserError: the model cannot be loaded, uses a distance instead of a similarity, or has fewer than `max_length` positions.
     """
     name = name_of(retriever)
     model = retriever if isinstance(retriever, SentenceTransformer) else _open(retriever, name, trust_remote_code)
-    similarity_of(model, f"the retriever {name}")  # what is trained and measured is a cosine or a dot product
+    similarity_of(model, f"the retriever {name}")  # must be cosine or dot product
     if max_length is not None:
         if max_length > (positions := learnt_positions(model) or max_length):
             raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
@@ -55,7 +56,9 @@ def load_retriever(
 def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code: bool) -> SentenceTransformer:
     if isinstance(retriever, PreTrainedModel):
         kind = type(retriever).__name__
-        raise UserError(f"a loaded retriever has to be a SentenceTransformer, this is a {kind}: give its folder or id")
+        raise UserError(
+            f"a loaded retriever must be a SentenceTransformer, not a {kind}: pass its folder or id instead"
+        )
     refuse_missing_folder(name, "the retriever")
     refuse_fused(name)
     code = {"trust_remote_code": trust_remote_code}
@@ -80,83 +83,86 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
 def loading_reason(error: Exception, name: str, trusted: bool) -> str:
     """Return why a model could not be loaded."""
     if not trusted and "trust_remote_code" in str(error):
-        return "it comes with code of its own: read it, then pass --trust_remote_code true if you trust it"
+        return "it requires remote code: review the code, then pass --trust_remote_code true"
     return reason(error, name)
 
 
 class RetrieverTrainer(MethodTrainer):
-    """Trainer of a module that has a `retriever` and returns a dict with its `loss`.
+    """Trainer of a module with an attribute `retriever`, whose `forward` returns a dict with the `loss`.
 
-    A checkpoint is a sentence-transformers folder, with the module's other buffers (a queue, a momentum encoder) beside it.
+    A checkpoint is a sentence-transformers folder and a file with the module's other buffers (a queue, a momentum encoder).
     """
 
     model: nn.Module
     adapts_retriever = True
 
     def trained_config(self) -> PreTrainedConfig:
-        """That of the model inside of the sentence-transformers one."""
+        """Return the configuration of the transformers model inside the sentence-transformers one."""
         config: PreTrainedConfig = self.retriever[0].auto_model.config
         return config
 
     @property
     def retriever(self) -> Any:
-        """The sentence-transformers model that is trained."""
+        """The sentence-transformers model in training."""
         return self.accelerator.unwrap_model(self.model).retriever
 
     def retrieval_encoder(self) -> SentenceTransformer:
-        """The retriever as it stands."""
+        """Return the retriever."""
         return self.retriever  # type: ignore[no-any-return]
 
     def model_names(self) -> str:
-        """The retriever's."""
+        """Return the retriever's name."""
         return str(self.trained_config()._name_or_path or "a retriever")
 
     def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-        """What `push_to_hub` publishes: the folder as it is."""
+        """Copy the exported folder, for `push_to_hub`."""
+        if not (checkpoint / RETRIEVER).is_dir():
+            self.export(checkpoint)
         return copy_finished(checkpoint / RETRIEVER, folder, assembly)
 
-    def export(self) -> Path:
-        """Writes `retriever/` into the output folder."""
-        folder = Path(self.args.output_dir or ".") / RETRIEVER
+    def export(self, output: Path) -> Path:
+        """Write `retriever/` to the output folder."""
+        folder = output / RETRIEVER
         self.merged().save_pretrained(str(folder), create_model_card=False)
         make_readable(folder)
         return folder
 
     def write_models(self, output: Path) -> list[Path]:
-        """Writes `retriever/`, and nothing else: the checkpoints are for resuming."""
-        return [self.export()] if self.args.should_save else []
+        """Write `retriever/` only; checkpoints are for resuming."""
+        return [self.export(output)] if self.args.should_save else []
 
     def merged(self) -> SentenceTransformer:
-        """Return the retriever as it is saved: without adapters, if it has any."""
+        """Return the retriever with adapters merged, if it has any."""
         return self.retriever  # type: ignore[no-any-return]
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir or ".")
         folder.mkdir(parents=True, exist_ok=True)
         self.merged().save_pretrained(str(folder), create_model_card=False)
-        if beside := self._beside():
+        if extra := self._extra_weights():
             save_file(
-                {name: value.detach().cpu().contiguous().clone() for name, value in beside.items()}, folder / BESIDE
+                {name: value.detach().cpu().contiguous().clone() for name, value in extra.items()},
+                folder / EXTRA_WEIGHTS,
             )
         torch.save(self.args, folder / TRAINING_ARGS_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder = Path(resume_from_checkpoint)
         try:
-            if self.merged() is self.retriever:  # otherwise the base model is loaded and only its adapters are read
+            if self.merged() is self.retriever:  # otherwise only adapters are read
                 saved = encoder(SentenceTransformer, str(folder), device="cpu")
                 self.retriever.load_state_dict(saved.state_dict())
-                # The tokenizer of a run that an older version started may not append EOS.
+                # Runs of older versions may have started with a tokenizer that does not append EOS.
                 self.retriever[0].processor = saved[0].processor
-            if beside := self._beside():
-                weights = load_file(folder / BESIDE)
-                for name, value in beside.items():
+            if extra := self._extra_weights():
+                weights = load_file(folder / EXTRA_WEIGHTS)
+                for name, value in extra.items():
                     value.data.copy_(weights[name])
         except (KeyError, OSError, RuntimeError) as error:
             raise UserError(f"{folder} is not a checkpoint of this run ({first_line(error)})") from error
 
-    def _beside(self) -> dict[str, Tensor]:
-        """What a run goes on with beside the retriever."""
+    def _extra_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the run that are not part of the retriever."""
         module = self.accelerator.unwrap_model(self.model)
-        kept: dict[str, Tensor] = module.beside()
+        kept: dict[str, Tensor] = module.extra_weights()
         return kept

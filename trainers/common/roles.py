@@ -1,4 +1,4 @@
-"""Whether a model can play its part in a run."""
+"""Check that a model has the right architecture for its role in a run."""
 
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
@@ -6,24 +6,20 @@ from revela_hub.errors import UserError
 
 
 def refuse_fused(name: str) -> None:
-    """Refuses what a pre-training leaves, encoder and decoder in one, where an encoder is wanted.
-
-    Raises:
-        UserError: it is such a checkpoint.
-    """
+    """Raise a `UserError` for a pre-training checkpoint with encoder and decoder, where an encoder is needed."""
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
     except (OSError, ValueError):
-        return  # what is wrong with it is said where it is loaded
+        return  # loading it reports the error
     kind = ", ".join(fields.get("architectures") or [])
     if "auto_map" in fields and "ForPreTraining" in kind:
         raise UserError(
-            f"{name} is a {kind} checkpoint, encoder and decoder in one: give the encoder that was exported from it"
+            f"{name} is a {kind} checkpoint with encoder and decoder: use the encoder exported from it instead"
         )
 
 
 def is_encoder(model: str | PreTrainedModel, *, trust_remote_code: bool = False) -> bool:
-    """Whether a model reads both ways, as BERT does: transformers would load it as a causal model all the same."""
+    """Whether a model is bidirectional, as BERT is; transformers would load it as a causal model without an error."""
     config = (
         AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
         if isinstance(model, str)

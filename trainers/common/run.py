@@ -19,6 +19,7 @@ from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.hub_cards.method import Method
 from revela_hub.trainers.common.arguments import RunArguments
+from revela_hub.trainers.common.card import card_metadata
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
     RECORD,
@@ -28,7 +29,6 @@ from revela_hub.trainers.common.checkpoints import (
     remove_checkpoint,
     step_of,
 )
-from revela_hub.trainers.common.facts import facts_of_run
 from revela_hub.trainers.common.measuring import KEPT, MIN_QUERIES, BestWeights
 from revela_hub.trainers.common.outcome import CURVE, OUTCOME, Outcome
 from revela_hub.trainers.common.processes import from_main
@@ -132,7 +132,7 @@ class Run:
 
         folders = trainer.write_models(self.output)
         if self.arguments.should_save:
-            metadata = facts_of_run(
+            metadata = card_metadata(
                 self.arguments, method=self.method, summary=summary, sources=map(str, sources), record=trainer.record
             )
             if self.outcome is not None:

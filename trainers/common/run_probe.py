@@ -1,8 +1,8 @@
-"""What a run is measured on: a BEIR folder, or a probe that is held out of what it is trained on.
+"""Find or build a run's evaluation task: a BEIR folder, or a probe held out of the training data.
 
-The run's own probe lies in a folder that the run marked as its own, and is the same on every node. The main process makes it, or
-finds that of the run that is resumed. Nodes may have no disk in common, so it goes through memory, and each node's first process
-writes it where it is not.
+A run stores its own probe in a folder that it marks, with the same content on every node. The main process builds the probe, or
+reads that of the resumed run, and sends it to the other processes: nodes may not share a disk. Each node's main process then
+writes it if it is missing.
 """
 
 import os
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from revela_hub.evaluation.probe import Probe
 
 OF_A_RUN = ".of-a-run"
-"""Marks the probe of a run, which the next run into the same folder replaces; one of `revela-hub probe` has it not."""
+"""Marks the probe of a run, which the next run may replace; probes of `revela-hub probe` do not have this file."""
 NAMES = ("probe", "run_probe")
 SETTINGS = "probe.json"
 FILES = ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", HELD_OUT, SETTINGS)
 
 
 def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False) -> RetrievalTask | None:
-    """What to measure a run on raw text on: `--eval_corpus`, the probe of a folder or of an earlier run, or one made now.
+    """Return the evaluation task of a run on raw text: `--eval_corpus`, an existing probe, or a new one.
 
-    To be called before the text is read: `arguments.held_out` is set to the probe's folder, and its queries are left out.
+    Call it before reading the text: it sets `arguments.held_out` to the probe's folder, whose queries readers then exclude.
 
     Args:
-        arguments: of the run, its data among them.
-        resumed: whether the run goes on, and so does its probe.
+        arguments: arguments of the run, including its data.
+        resumed: whether the run resumes, and reuses its probe.
 
     Returns:
-        The task; None if nothing is to be measured, or the text offers too little.
+        The task; None if evaluation is disabled or the text is too short for a probe.
 
     Raises:
-        UserError: the folder is none of those, or does not say what it holds out, or the data cannot be read.
+        UserError: the folder is not a probe, does not list the text it holds out, or the data cannot be read.
     """
     from revela_hub.evaluation.probe import read_probe_task
 
@@ -50,13 +50,13 @@ def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False) -> Retrie
         return _given_task(arguments)
     folder = _run_probe(arguments, resumed=resumed) if arguments.probe == "auto" else Path(arguments.probe)
     if folder is None:
-        arguments.measure_nothing()
+        arguments.disable_evaluation()
         return None
     task = read_probe_task(folder)
     if not (folder / HELD_OUT).is_file():
         raise UserError(
-            f"--probe {folder} has no {HELD_OUT}, so its queries would be trained on: give a folder of revela-hub probe, or"
-            f" measure on it as it is with --eval_corpus {folder}"
+            f"--probe {folder} has no {HELD_OUT}, so the run would train on its queries: use a folder written by revela-hub probe,"
+            f" or evaluate on it with --eval_corpus {folder}"
         )
     of: Any = arguments
     of.held_out = str(folder)
@@ -64,10 +64,10 @@ def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False) -> Retrie
 
 
 def hold_out_rows(arguments: HeldOutArguments, rows: "Dataset") -> "HeldOut":
-    """The rows of a mixture to train on, and what to measure on.
+    """Split labelled rows into training rows and an evaluation task.
 
     Raises:
-        UserError: the folder that is named is no probe.
+        UserError: the given folder is not a probe.
     """
     from revela_hub.data.mixture.held_out import HeldOut, hold_out, without_queries
     from revela_hub.data.sources.beir import write_beir
@@ -80,42 +80,42 @@ def hold_out_rows(arguments: HeldOutArguments, rows: "Dataset") -> "HeldOut":
     run: Any = arguments
     found = hold_out(rows, arguments.probe_queries, arguments.probe_passages)
     if (task := found.task) is None:
-        arguments.measure_nothing()
-        run.say("nothing is measured: the mixture has fewer than 200 questions (give --eval_corpus or --probe)")
+        arguments.disable_evaluation()
+        run.say("no evaluation: the data has fewer than 200 questions (set --eval_corpus or --probe)")
         return found
     folder = from_main(lambda: write_beir(task, free_folder(Path(run.output_dir or "."))))
     run.say(
-        f"held out: {len(task.queries)} questions of the mixture with {len(task.corpus)} passages, in {folder.name}/"
+        f"held out for evaluation: {len(task.queries)} questions with {len(task.corpus)} passages, in {folder.name}/"
     )
     return found
 
 
 def _given_task(arguments: ProbeArguments) -> RetrievalTask | None:
-    """The task of `--eval_corpus`, if it is given."""
+    """Return the task of `--eval_corpus`, if given."""
     if arguments.eval_corpus:
         return read_beir(arguments.eval_corpus, arguments.eval_split)
     if arguments.eval_strategy != "no":
-        raise UserError("--eval_strategy needs something to measure: give --eval_corpus BEIR_FOLDER")
+        raise UserError("--eval_strategy needs a task to evaluate: set --eval_corpus BEIR_FOLDER")
     return None
 
 
 def _run_probe(arguments: Any, *, resumed: bool) -> Path | None:
-    """The folder of the run's probe, which holds the same on every node; None where the text offers too little for one."""
+    """Return the folder of the run's probe, identical on every node; None if the text is too short for a probe."""
     from revela_hub.evaluation.probe import write_probe
 
     output = Path(arguments.output_dir or ".")
 
-    def made() -> dict[str, bytes] | None:
+    def build() -> dict[str, bytes] | None:
         if resumed and (found := _found(output)) is not None and (files := _read(found)) is not None:
             return files
         probe = _make_probe(arguments)
         if probe is not None:
             return _read(write_probe(probe, free_folder(output), "--output_dir"))
         if any((output / name / OF_A_RUN).is_file() for name in NAMES):
-            free_folder(output)  # what an earlier run measured on is not this one's
+            free_folder(output)  # remove an earlier run's probe
         return None
 
-    files = from_main(made)
+    files = from_main(build)
     if files is None:
         return None
     with arguments.main_process_first(desc="writing the probe"):
@@ -133,17 +133,17 @@ def _make_probe(arguments: Any) -> "Probe | None":
     try:
         probe = build_probe(arguments.sources(), settings)
     except NoProbe as error:
-        arguments.say(f"nothing is measured: {error}")
+        arguments.say(f"no evaluation: {error}")
         return None
     arguments.say(probe)
     return probe
 
 
 def free_folder(output: Path) -> Path:
-    """Return the folder for a run's probe, marked and empty: never one that a run did not mark.
+    """Return an empty, marked folder for a run's probe, never one with the user's files.
 
     Raises:
-        UserError: There is none.
+        UserError: all folder names are taken.
     """
     for name in NAMES:
         folder = output / name
@@ -154,19 +154,19 @@ def free_folder(output: Path) -> Path:
                 (folder / file).unlink(missing_ok=True)
             return folder
     raise UserError(
-        f"--output_dir {output} holds {' and '.join(NAMES)}, which no run wrote: there is no place for the run's own probe;"
-        " give another folder"
+        f"--output_dir {output} contains {' and '.join(NAMES)}, which were not written by a training run, and there is no other"
+        " place for the run's probe: choose another folder"
     )
 
 
 def _found(output: Path) -> Path | None:
-    """The probe that a run wrote; runs of earlier versions did not mark theirs."""
+    """Return the probe that a run wrote, if any; earlier versions did not mark theirs."""
     marked = [output / name for name in NAMES if (output / name / OF_A_RUN).is_file()]
     return next(iter([*marked, *(output / name for name in NAMES[:1] if (output / name / SETTINGS).is_file())]), None)
 
 
 def _read(folder: Path) -> dict[str, bytes] | None:
-    """The files by name; None where it is not whole."""
+    """Return the files by name; None if the probe is incomplete."""
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     return files if set(FILES[:3]) <= set(files) else None
 
@@ -174,6 +174,6 @@ def _read(folder: Path) -> dict[str, bytes] | None:
 def _write(folder: Path, files: dict[str, bytes]) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        beside = folder / f"{name}.part"
-        beside.write_bytes(content)
-        os.replace(beside, folder / name)
+        part = folder / f"{name}.part"
+        part.write_bytes(content)
+        os.replace(part, folder / name)

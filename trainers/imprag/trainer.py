@@ -25,8 +25,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
 from transformers import TrainingArguments as HFTrainingArguments
 
-from revela_hub.data.prompts.rows import COLUMNS, prompt_row
-from revela_hub.data.sources.rows import Row
 from revela_hub.errors import UserError
 from revela_hub.evaluation.question_answering import holds_answer
 from revela_hub.modeling import ImpRAGForCausalLM
@@ -34,9 +32,9 @@ from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.milvus import MilvusIndex
 from revela_hub.retrieval.vectors import VectorsInMemory
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
-from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, tokenizer_of
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
-from revela_hub.trainers.common.prompts import tokenize_prompts
+from revela_hub.trainers.common.prompts import as_prompts, as_texts, tokenize_prompts
 from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
 from revela_hub.trainers.common.settings import rows_digest
@@ -106,7 +104,7 @@ class ImpRAGTrainer(MethodTrainer):
     ) -> None:
         args = args or default_arguments(ImpRAGTrainingArguments, model, self.method)
         tokenizer = kwargs.pop("processing_class", tokenizer)
-        train_dataset, passages = _prompts(train_dataset), _texts(passages)
+        train_dataset, passages = as_prompts(train_dataset), as_texts(passages)
         if not isinstance(model, ImpRAGForCausalLM):
             loaded = load_imprag(model, tokenizer=tokenizer, **(model_init_kwargs or {}))
             model, tokenizer = loaded.model, loaded.tokenizer
@@ -351,26 +349,6 @@ class _Schedule(TrainerCallback):
         every = trainer.args.index_steps or max(1, round(state.max_steps / max(1, state.num_train_epochs)))
         if trainer.ranking is None or state.global_step - trainer.built_at >= every:
             trainer.rebuild_index()
-
-
-def _prompts(rows: Dataset) -> Dataset:
-    """Return questions with answers as prompts; prompts are returned unchanged."""
-    check_split(rows)
-    if set(COLUMNS) <= set(rows.column_names):
-        return rows
-    made = (prompt_row(Row(f"train_dataset:{number}", row), "question_answering") for number, row in enumerate(rows))
-    return Dataset.from_list(list(made))
-
-
-def _texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
-    """Return the texts of a collection."""
-    if not isinstance(passages, Dataset):
-        return passages
-    if "text" not in passages.column_names:
-        raise UserError(
-            f"the passages have the columns {', '.join(passages.column_names)}, but no column text: rename one"
-        )
-    return list(passages["text"])
 
 
 def _check(

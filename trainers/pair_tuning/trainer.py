@@ -144,5 +144,5 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):
                     setattr(module, name, child.get_base_layer())
         return retriever
 
-    def _beside(self) -> dict[str, Tensor]:
+    def _extra_weights(self) -> dict[str, Tensor]:
         return {n: p for n, p in self.retriever.named_parameters() if p.requires_grad} if self._adapted else {}

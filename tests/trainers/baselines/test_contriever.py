@@ -164,7 +164,7 @@ def test_it_learns_and_what_it_exports_is_what_was_trained(retriever_folder: Pat
     losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
     assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
     assert all("accuracy" in entry for entry in run.state.log_history if "loss" in entry)
-    loaded = SentenceTransformer(str(run.export()), device="cpu")
+    loaded = SentenceTransformer(str(run.export(Path(run.args.output_dir))), device="cpu")
     assert loaded.prompts["query"] == "Query: "
     run.retriever.eval()
     expected = run.retriever.encode_query(["a river"], convert_to_tensor=True)
@@ -225,7 +225,7 @@ def test_options_that_do_not_work(tmp_path: Path, retriever_folder: Path) -> Non
         arguments(tmp_path, min_ratio=0.6)
     with pytest.raises(ValueError, match="deletion must be at least 0 and below 1"):
         arguments(tmp_path, deletion=1.0)
-    with pytest.raises(ValueError, match="a batch of one passage has nothing to be told from"):
+    with pytest.raises(ValueError, match="a batch of one passage has no negatives"):
         arguments(tmp_path, per_device_train_batch_size=1)
     arguments(tmp_path, per_device_train_batch_size=1, queue_size=4)
     with pytest.raises(UserError, match="cannot load the retriever"):

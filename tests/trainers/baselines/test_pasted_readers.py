@@ -34,7 +34,7 @@ def test_passages_are_pasted_before_prompts_that_retrieve() -> None:
     assert rows[0] == {"prompt": paste("Where is the Dart?", PASSAGES[:2]), "completion": " here"}
     assert rows[1]["prompt"] == "Passage: The river Esk is long.\nWhere is the Esk?"
     assert rows[2] == {"prompt": "Say no.", "completion": " no"}
-    with pytest.raises(UserError, match="k=5 passages are to be read, but the collection has 4"):
+    with pytest.raises(UserError, match="--num_passages 5 is more than the 4 passages"):
         pasted_prompts(prompts(), PASSAGES, RANKING, 5)
 
 
@@ -54,7 +54,13 @@ def test_ra_it_learns_the_answers_alone(
         assert float(before[number]) == pytest.approx(total, rel=1e-4)
     args = RAITTrainingArguments(output_dir=str(tmp_path), max_steps=12, learning_rate=3e-3, warmup_steps=0, **COMMON)
     trainer = RAITTrainer(
-        model, args, tokenizer=bpe_tokenizer, prompts=prompts(), passages=PASSAGES, ranking=RANKING, k=2
+        model,
+        args,
+        tokenizer=bpe_tokenizer,
+        train_dataset=prompts(),
+        passages=PASSAGES,
+        pseudo_labels=RANKING,
+        num_passages=2,
     )
     rows = [dict(row) for row in trainer.train_dataset]
     assert [len(row["input_ids"]) for row in rows] == [len(row["labels"]) for row in rows]
@@ -93,7 +99,7 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
         **COMMON,
     )
     trainer = RADITTrainer(
-        retriever, args, prompts=prompts(), passages=PASSAGES, candidates=candidates, log_likelihoods=wanted
+        retriever, args, train_dataset=prompts(), passages=PASSAGES, pseudo_labels=candidates, log_likelihoods=wanted
     )
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -125,7 +131,12 @@ def test_a_stopped_run_of_ra_dit_goes_on_bit_for_bit_and_is_exported(
         given = COMMON | {"logging_steps": 1, "learning_rate": 1e-3, "max_steps": 6, "retrieval_warmup_epochs": 2}
         args = RADITTrainingArguments(output_dir=str(tmp_path / folder), **(given | {"num_positives": 1} | settings))
         return RADITTrainer(
-            retriever, args, prompts=prompts(), passages=PASSAGES, candidates=candidates, log_likelihoods=likelihoods
+            retriever,
+            args,
+            train_dataset=prompts(),
+            passages=PASSAGES,
+            pseudo_labels=candidates,
+            log_likelihoods=likelihoods,
         )
 
     whole = build("whole")
@@ -161,28 +172,28 @@ def test_what_cannot_be_trained_is_said_in_one_line(
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
     args = RAITTrainingArguments(output_dir=str(tmp_path), **COMMON)
-    given = {"tokenizer": bpe_tokenizer, "prompts": prompts(), "ranking": RANKING}
+    given = {"tokenizer": bpe_tokenizer, "train_dataset": prompts(), "pseudo_labels": RANKING}
     model.config.max_position_embeddings = 10
     with pytest.raises(UserError, match="the decoder has 10 positions: lower"):
-        RAITTrainer(model, args, passages=PASSAGES, k=2, **given)
+        RAITTrainer(model, args, passages=PASSAGES, num_passages=2, **given)
     with pytest.raises(UserError, match="3 of 3 prompts have more than 2 tokens"):
-        RAITTrainer(model, args, passages=PASSAGES, k=2, max_length=2, **given)
+        RAITTrainer(model, args, passages=PASSAGES, num_passages=2, max_length=2, **given)
     with pytest.raises(UserError, match="the decoder has 10 positions: lower"):
         pasted_log_likelihoods(model, bpe_tokenizer, ["word " * 20], ["yes"])
     retriever = decoder_retriever(str(llama_folder), 1, bpe_tokenizer)
     dit = RADITTrainingArguments(output_dir=str(tmp_path), **COMMON)
     given = {"passages": PASSAGES, "log_likelihoods": torch.zeros(3, 2)}
     with pytest.raises(UserError, match="none of the prompts retrieves"):
-        RADITTrainer(retriever, dit, prompts=prompts().select([2]), candidates=RANKING[:1], **given)
-    with pytest.raises(UserError, match="2 of 2 prompts have fewer than two candidates to compare: give more passages"):
-        RADITTrainer(retriever, dit, prompts=prompts(), candidates=RANKING[[1, 1, 2]], **given)
+        RADITTrainer(retriever, dit, train_dataset=prompts().select([2]), pseudo_labels=RANKING[:1], **given)
+    with pytest.raises(UserError, match="2 of 2 prompts have fewer than two candidates to compare: add passages"):
+        RADITTrainer(retriever, dit, train_dataset=prompts(), pseudo_labels=RANKING[[1, 1, 2]], **given)
     capsys.readouterr()
-    kept = RADITTrainer(retriever, dit, prompts=prompts(), candidates=RANKING, **given).train_dataset
+    kept = RADITTrainer(retriever, dit, train_dataset=prompts(), pseudo_labels=RANKING, **given).train_dataset
     assert kept["row"] == [0]
-    assert "1 of 2 prompts have fewer than two candidates to compare: left out" in capsys.readouterr().out
+    assert "1 of 2 prompts have fewer than two candidates to compare: dropped" in capsys.readouterr().out
     with pytest.raises(ValueError, match="num_candidates must be at least 2, not 1"):
         RADITTrainingArguments(output_dir=str(tmp_path), num_candidates=1)
-    with pytest.raises(ValueError, match="packing is for rows that trl prepares"):
+    with pytest.raises(ValueError, match="packing is for rows that TRL prepares"):
         RAITTrainingArguments(output_dir=str(tmp_path), packing=True)
     with pytest.raises(ValueError, match="num_positives 5 leaves no negatives among num_candidates 4"):
         RADITTrainingArguments(output_dir=str(tmp_path), num_candidates=4, retrieval_warmup_epochs=1)

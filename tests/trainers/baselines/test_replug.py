@@ -94,7 +94,7 @@ def test_it_learns_what_the_frozen_model_likes(retriever_folder: Path, llama_fol
     assert sum(losses[-8:]) < 0.8 * sum(losses[:8])
     assert all(torch.equal(value, lm[name]) for name, value in run.model.lm.state_dict().items())
     assert not run.model.lm.training
-    assert not any(file.stat().st_size > 2_000_000 for file in run.export().rglob("*"))
+    assert not any(file.stat().st_size > 2_000_000 for file in run.export(Path(run.args.output_dir)).rglob("*"))
 
 
 def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(

@@ -108,18 +108,18 @@ def test_the_best_moment_is_handed_out_and_said(task: RetrievalTask, tmp_path: P
     model, outcome, _ = run({0: 20, 10: 50, 20: 45, 30: 40}, task, tmp_path)
     assert float(model.skill) == 50 and outcome.step == 10 and outcome.last_step == 30
     assert outcome.difference.verdict == "better"
-    assert outcome.sentence().startswith("The training made the retriever better by 0.")
+    assert outcome.sentence().startswith("Training improved nDCG@10 by 0.")
     assert "30 queries of probe" in outcome.sentence()
     assert list(outcome.curve) == [0, 10, 20, 30] and outcome.curve[10] == max(outcome.curve.values())
     assert outcome.start.ndcg_at_10 == outcome.curve[0] and outcome.chosen.ndcg_at_10 == outcome.curve[10]
     table = outcome.table()
-    assert "after (update 10 of 30)" in table and "BM25" in table and "hybrid (" in table
+    assert "trained (step 10 of 30)" in table and "BM25" in table and "hybrid (" in table
     weight = outcome.hybrid.weight
-    assert f"--weights {1 - weight:.1f} {weight:.1f}) it is better by 0." in outcome.advice()
+    assert f"--weights {1 - weight:.1f} {weight:.1f}) improves nDCG@10 by another 0." in outcome.advice()
     alone = replace(outcome, hybrid=replace(outcome.hybrid, weight=0.0, scores=outcome.chosen))
     assert alone.advice() == ""
     results = outcome.results()
-    assert [result.model for result in results][:3] == [None, "before training", "BM25"]
+    assert [result.model for result in results][:3] == [None, "base model", "BM25"]
     assert outcome.figure(tmp_path).path == str(tmp_path / CURVE) and (tmp_path / CURVE).stat().st_size > 5000
 
 
@@ -127,19 +127,19 @@ def test_what_is_worse_than_the_start_is_not_handed_out(task: RetrievalTask, tmp
     skills = {0: 50, 30: 10}
     model, outcome, _ = run(skills, task, tmp_path / "a", every=1000)
     assert float(model.skill) == 50 and outcome.step == 0
-    assert "worse by 0." in outcome.sentence() and "the start is what is exported" in outcome.sentence()
+    assert "lowered nDCG@10 by 0." in outcome.sentence() and "Exported: the base model." in outcome.sentence()
     assert outcome.chosen.ndcg_at_10 == outcome.start.ndcg_at_10
     model, outcome, _ = run(skills, task, tmp_path / "b", every=1000, keep_worse=True)
     assert float(model.skill) == 10 and outcome.step == 30
-    assert "it is exported all the same" in outcome.sentence()
+    assert outcome.sentence().endswith("Exported: step 30 of 30 (--keep_worse).")
 
 
 def test_chance_is_called_chance(task: RetrievalTask, tmp_path: Path) -> None:
     model, outcome, _ = run({0: 40, 10: 41}, task, tmp_path / "a")
-    assert "no difference that can be told from chance" in outcome.sentence()
+    assert "no significant difference" in outcome.sentence()
     assert float(model.skill) in (40, 41)
     model, outcome, _ = run({0: 40, 10: 40}, task, tmp_path / "b")
-    assert "the start is kept" in outcome.sentence() and outcome.difference.difference == 0
+    assert "Exported: the base model." in outcome.sentence() and outcome.difference.difference == 0
 
 
 def test_the_mean_with_the_start_is_handed_out_unless_the_best_is_better(task: RetrievalTask, tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_the_mean_with_the_start_is_handed_out_unless_the_best_is_better(task: R
     model, outcome, _ = run({0: 40, 10: 41}, task, tmp_path / "a", averages=True)
     assert (float(model.skill), outcome.step, outcome.averaged) == (40.5, 10, True)
     assert outcome.chosen == score_run(retrieval_run(model, task), task)
-    assert outcome.sentence().endswith("the mean of the start and update 10 of 10 is kept.")
-    assert "after (the mean of the start and update 10 of 10)" in outcome.table()
+    assert outcome.sentence().endswith("Exported: the average of the base model and step 10 of 10.")
+    assert "trained (the average of the base model and step 10 of 10)" in outcome.table()
     model, outcome, _ = run({0: 20, 10: 50}, task, tmp_path / "b", averages=True)
     assert (float(model.skill), outcome.step, outcome.averaged) == (50, 10, False)
     assert outcome.chosen == score_run(retrieval_run(model, task), task)
@@ -157,12 +157,10 @@ def test_the_mean_with_the_start_is_handed_out_unless_the_best_is_better(task: R
     assert outcome.chosen == score_run(retrieval_run(model, task), task)
     model, outcome, _ = run({0: 50, 10: 10}, task, tmp_path / "d", averages=True, keep_worse=True)
     assert (float(model.skill), outcome.step, outcome.averaged) == (30, 10, True)
-    assert outcome.sentence().endswith(
-        "the mean of the start and update 10 of 10 is exported all the same, as asked for."
-    )
+    assert outcome.sentence().endswith("Exported: the average of the base model and step 10 of 10 (--keep_worse).")
     model, outcome, _ = run({0: 20, 10: 50}, task, tmp_path / "e")
     outcome = replace(outcome, averaged=True)
-    assert "better by 0." in outcome.sentence() and outcome.sentence().endswith("update 10 of 10 is kept.")
+    assert "improved nDCG@10 by 0." in outcome.sentence() and outcome.sentence().endswith("step 10 of 10.")
 
 
 def test_the_mean_of_adapters_is_that_of_the_whole_weights(task: RetrievalTask, tmp_path: Path) -> None:

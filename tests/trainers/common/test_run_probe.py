@@ -52,7 +52,7 @@ def test_a_probe_that_no_run_wrote_stays(text: Path, tmp_path: Path) -> None:
     assert hold_out_text(arguments(text, output), resumed=True) == task
     assert (output / "run_probe" / "note.txt").is_file()
     (output / "run_probe" / ".of-a-run").unlink()
-    with pytest.raises(UserError, match="probe and run_probe, which no run wrote"):
+    with pytest.raises(UserError, match="probe and run_probe, which were not written by a training run"):
         hold_out_text(arguments(text, output))
 
 

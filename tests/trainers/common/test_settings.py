@@ -11,8 +11,8 @@ import yaml
 
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever_command import Arguments
+from revela_hub.trainers.common.card import card_metadata
 from revela_hub.trainers.common.checkpoints import Record
-from revela_hub.trainers.common.facts import facts_of_run
 from revela_hub.trainers.common.settings import NO_EFFECT
 from revela_hub.trainers.common.settings import changes as changes_of
 from revela_hub.trainers.common.settings import run_settings as settings_of
@@ -95,7 +95,7 @@ def test_a_card_names_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     Path("a/beir").mkdir(parents=True)
     given = arguments(tmp_path, eval_corpus=str(tmp_path / "a" / "beir"), deepspeed=None, language="de")
-    config = facts_of_run(given, method=CONTRIEVER, summary="", sources=()).config
+    config = card_metadata(given, method=CONTRIEVER, summary="", sources=()).config
     assert str(tmp_path) not in config
     assert yaml.safe_load(config) | {"eval_corpus": "beir", "language": "de"} == yaml.safe_load(config)
     assert "accelerator_config" not in config and "output_dir" not in config

@@ -54,7 +54,7 @@ def test_a_resumed_run_ends_with_the_same_weights(rank: int, retriever_folder: P
     for name in ("whole", "resumed"):
         run = trainer(tmp_path / name, retriever_folder, pairs(), **options)
         run.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2") if name == "resumed" else None)
-        run.export()
+        run.export(Path(run.args.output_dir))
     whole, resumed = (load_file(tmp_path / name / "retriever" / "model.safetensors") for name in ("whole", "resumed"))
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert not any("lora" in name for name in whole)

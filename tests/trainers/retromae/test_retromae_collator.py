@@ -230,7 +230,9 @@ def test_lengths(wordpiece_tokenizer: Any) -> None:
     collator = RetroMAECollator(wordpiece_tokenizer, pad_to_multiple_of=64, max_length=32)
     batch = collator(rows)  # no wider than there are positions
     assert batch["decoder_attention_mask"].shape == (2, 32, 32)
-    with pytest.raises(UserError, match="span 0 has 33 tokens with the special ones, but .* positions for 32: make"):
+    with pytest.raises(
+        UserError, match="span 0 has 33 tokens including special tokens, but .* only 32 positions: prepare"
+    ):
         collator(make_rows([31]))
 
 

@@ -262,7 +262,7 @@ def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, mlm_folder: Pat
 
     tensors = {name: value for name, value in load_tensors(whole).items() if not name.startswith("decoder")}
     save_file(tensors, weights_file, {"format": "pt"})
-    with pytest.raises(UserError, match=r"its weights lack decoder\.layers\.0\.attention.* and \d+ more"):
+    with pytest.raises(UserError, match=r"missing weight decoder\.layers\.0\.attention.* and \d+ more"):
         load_retromae_checkpoint(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot load"):

@@ -13,7 +13,7 @@ from revela_hub.trainers.common.checkpoints import Record
 from revela_hub.trainers.common.settings import LENGTH, NO_EFFECT, plain, shown
 
 
-def facts_of_run(
+def card_metadata(
     arguments: Any, *, method: Method, summary: str, sources: Iterable[str], record: Record | None = None
 ) -> ModelCardMetadata:
     """Return the card's metadata for a run of `revela-hub train METHOD`, without any path of this machine.
