@@ -87,8 +87,8 @@ class MaskedCollator(SharedEpoch):
         length = len(longest[ids]) + SPECIAL
         if self.max_length is not None and length > self.max_length:
             raise UserError(
-                f"{number} {longest[number]} has {length} tokens with the special ones, but the encoder has positions for"
-                f" {self.max_length}: make the {number}s with a smaller max_length"
+                f"{number} {longest[number]} has {length} tokens including special tokens, but the encoder has only"
+                f" {self.max_length} positions: prepare the {number}s with a smaller max_length"
             )
         width = -(-length // self.pad_to_multiple_of) * self.pad_to_multiple_of
         return width if self.max_length is None else min(width, self.max_length)
