@@ -125,7 +125,7 @@ def public_data(folder: Path, data: Path, page: str) -> None:
             shutil.copy(file, code / package)
     medical = [row for row in _rows(data / "medquad/passages.jsonl.gz") if len(row["text"]) < 800]
     gout = [row for row in medical if "gout" in row["text"].lower()]
-    sample = [*gout, *medical[:: len(medical) // 150]]
+    sample = [*gout, *medical[:: len(medical) // 60]]
     for row in sample:
         (text / f"{row['_id']}.txt").write_text(f"{row['title']}\n\n{row['text']}\n", encoding="utf-8")
     beir = folder / "path/to/beir/folder"

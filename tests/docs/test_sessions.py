@@ -1,0 +1,129 @@
+"""The blocks of the documentation run on tiny models, and print lines of the form that the pages show."""
+
+import contextlib
+import io
+import re
+import runpy
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from revela_hub.cli import main as cli
+
+ROOT = Path(__file__).resolve().parents[2]
+SESSIONS = runpy.run_path(str(ROOT / "docs" / "sessions.py"))
+PAGES = [
+    str(file.relative_to(ROOT))
+    for folder in (".", "guides", "methods")
+    for file in sorted((ROOT / "docs" / folder).glob("*.md"))
+    if file.name != "api.md" and any(True for _ in SESSIONS["steps"](file.read_text(encoding="utf-8")))
+]
+# Random models find every passage alike: without limits, there are negatives.
+EXTRA = {"mine": ["--positive_aware", "false"]}
+# Verifies in another process; tests/hub_cards/test_publish.py runs it.
+NOT_RUN = ("publish",)
+WORDS = "fox dog river sea mountain lazy quick brown sediment layer".split()
+
+
+@pytest.fixture
+def names(tmp_path: Path, llama_folder: Path, bert_folder: Path) -> dict[str, str]:
+    """The models that the pages name, and the tiny ones that stand in for them."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from transformers import BertConfig, BertForMaskedLM
+
+    # Chunks have up to 160 tokens, more than the tiny model takes.
+    BertForMaskedLM(BertConfig.from_pretrained(bert_folder, max_position_embeddings=512)).save_pretrained(bert_folder)
+    pooling = Pooling(32, pooling_mode="mean")
+    SentenceTransformer(modules=[Transformer(str(bert_folder)), pooling]).save(str(tmp_path / "tiny-retriever"))
+    return {
+        "sentence-transformers/all-MiniLM-L6-v2": str(tmp_path / "tiny-retriever"),
+        "google-bert/bert-base-uncased": str(bert_folder),
+        "HuggingFaceTB/SmolLM2-135M": str(llama_folder),
+        "examples/quickstart/retriever": str(tmp_path / "tiny-retriever"),
+        "examples/quickstart/lm": str(llama_folder),
+    }
+
+
+@pytest.fixture
+def files(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files that the pages name, in a folder of their own, which becomes the current one."""
+    folder = tmp_path / "work"
+    (folder / "path/to/code").mkdir(parents=True)
+    (folder / "path/to/text").mkdir()
+    monkeypatch.chdir(folder)
+    Path("examples").symlink_to(ROOT / "examples")
+    for n in range(30):
+        functions = (
+            f'def area_{n}_{part}(width, height):\n    """Return the area number {n} of part {part} of a field."""\n'
+            f"    factor = {n} * {part} + 1\n    width = abs(width)\n    return width * height * factor\n"
+            for part in range(2)
+        )
+        Path(f"path/to/code/m{n}.py").write_text("\n\n".join(functions))
+        sentences = [f"The {word} number {n} is {other} to the sea." for word in WORDS[:4] for other in WORDS[4:7]]
+        Path(f"path/to/text/t{n}.txt").write_text(f"Title {n} {WORDS[n % 10]}\n\n{' '.join(sentences)}\n")
+    rows = [f"{WORDS[n % 10]} {n} is {WORDS[n // 10 % 10]} to the sea" for n in range(220)]
+    write = SESSIONS["write_rows"]
+    write(Path("pairs.jsonl"), ({"anchor": f"where is {row.split(' is')[0]}", "positive": row} for row in rows))
+    write(Path("corpus.jsonl"), ({"text": row, "title": row.split()[0]} for row in rows[:60]))
+    write(Path("topics.jsonl"), ({"text": f"message {n} {texts[n % 4]}", "label": f"topic {n % 4}"} for n in range(40)))
+    write(
+        Path("questions.jsonl"),
+        ({"question": f"where is {row.split(' is')[0]}?", "answers": [row]} for row in rows[:20]),
+    )
+    beir = Path("path/to/beir/folder")
+    (beir / "qrels").mkdir(parents=True)
+    write(beir / "corpus.jsonl", ({"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)))
+    write(beir / "queries.jsonl", ({"_id": f"q{n}", "text": text.split()[-1]} for n, text in enumerate(texts)))
+    judged = "".join(f"q{n}\td{n}\t1\n" for n in range(len(texts)))
+    (beir / "qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run(
+    page: str, files: Path, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = (ROOT / page).read_text(encoding="utf-8")
+    SESSIONS["shown_files"](files, text)
+    for step in SESSIONS["steps"](text):
+        if step.kind == "command" and step.text.split()[1] in NOT_RUN:
+            continue
+        printed = run(step, names)
+        missing = [line for line in forms(step.shown or "") if line not in forms(printed)]
+        assert not missing, f"{step.text}\nprinted:\n{printed}"
+
+
+def run(step: Any, names: dict[str, str]) -> str:
+    """Run a step in this process; return what it prints."""
+    text = step.text
+    for name, stand_in in names.items():
+        text = text.replace(name, stand_in)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        if step.kind == "python":
+            exec(compile(text, "a page", "exec"), {"__name__": "a_page"})
+        else:
+            words = shlex.split(text)[1:]
+            assert cli.main([*words, *EXTRA.get(words[0], [])]) == 0, printed.getvalue()
+    output = printed.getvalue()
+    for name, stand_in in names.items():
+        output = output.replace(stand_in, name)
+    return output
+
+
+def forms(output: str) -> list[str]:
+    """Return the form of each line that does not depend on the data: without numbers, times, and the width of columns."""
+    lines = []
+    for line in output.splitlines():
+        if re.match(r" {4}|\.\.\.|$", line):  # text of a passage
+            continue
+        line = re.sub(r"\S*/\S*", "PATH", line)
+        line = re.sub(r"[+-]?\d[\d,.e+-]*", "0", line)
+        line = re.sub(r"\b0 (s|min|h|ms|K|M|B|KB|MB|GB|kB)\b", "0", re.sub(r"  +", "  ", line))
+        lines.append(line.strip())
+    return lines
