@@ -44,7 +44,7 @@ def steps(page: str) -> Iterator[Step]:
             yield Step("python", block[2], block[3])
         else:
             for command in re.findall(r"^\$ (?:.*\\\n)*.*\n(?:(?!\$ ).*\n)*", block[2], re.MULTILINE):
-                text, output = re.fullmatch(r"\$ ((?:.*\\\n)*.*\n)(.*)", command, re.DOTALL).groups()
+                text, output = re.fullmatch(r"\$ ((?:.*\\\n)*.*\n)([\s\S]*)", command).groups()
                 yield Step("command", text.replace("\\\n", " "), output or None)
 
 
