@@ -184,7 +184,7 @@ def test_the_code_in_each_card_runs(
         card = write_card(tmp_path / "out" / name, ModelCardMetadata(method=COT_MOTE)).read_text()
         assert f"{loader}" in card and ("sparse-encoder" in card) == (name == "sparse")
         if name != "model":
-            assert "| Maximum length | 32 tokens |" in card and "routes of their own (query, document)" in card
+            assert "| Maximum length | 32 tokens |" in card and "separate routes (query, document)" in card
         (block,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
         exec(compile(block, name, "exec"), {})
 
