@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 PACKAGE_FILES := find src modeling data retrieval trainers evaluation hub_cards -type f -not -name '*.pyc' -not -name '.*'
 
-.PHONY: quickstart test lint docs clean FORCE
+.PHONY: quickstart test test-adversarial lint docs clean FORCE
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed-eval
@@ -25,6 +25,13 @@ quickstart: $(VENV)/.installed-eval
 
 test: lint
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+# All adversarial cases; each command prints its counts. CI runs a sample of them.
+test-adversarial: $(VENV)/.installed-dev
+	$(BIN)/python tests/adversarial/hostile_publish.py
+	$(BIN)/python tests/adversarial/good_folders.py
+	$(BIN)/python tests/adversarial/fuzz_cli.py
+	$(BIN)/python tests/adversarial/kill_and_resume.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -120,7 +120,7 @@ def test_the_commands_that_are_shown_are_read(page: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_scripts_that_are_shown_have_these_options(page: str) -> None:
-    for line in lines(PAGES[page], r"python (?:benchmarks|examples)/"):
+    for line in lines(PAGES[page], r"python (?:benchmarks|examples|tests/adversarial)/"):
         script, *words = shlex.split(line.removeprefix("python "), comments=True)
         calls = [node for node in ast.walk(ast.parse((ROOT / script).read_bytes())) if isinstance(node, ast.Call)]
         known = {value.value for call in calls for value in call.args if isinstance(value, ast.Constant)}

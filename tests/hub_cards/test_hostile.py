@@ -1,4 +1,4 @@
-"""One fault of each kind from benchmarks/hostile_publish.py, and some folders without faults."""
+"""One fault of each kind from tests/adversarial/hostile_publish.py, and some folders without faults."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+sys.path.insert(0, str(REPOSITORY / "tests" / "adversarial"))
 
 import good_folders
 import hostile_publish

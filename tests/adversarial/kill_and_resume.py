@@ -1,7 +1,7 @@
 """Kills training runs, at any time and while they write a checkpoint, resumes them, and compares the end bit for bit.
 
-    python benchmarks/kill_and_resume.py
-    python benchmarks/kill_and_resume.py --kills 5 --methods revela "cot-mote, finetune"
+    python tests/adversarial/kill_and_resume.py
+    python tests/adversarial/kill_and_resume.py --kills 5 --methods revela "cot-mote, finetune"
 
 Of each method: one run that is left alone, then `--kills` runs that are killed (kill -9) at a random time, and as many that
 are killed at a random time from the beginning of a checkpoint's writing on. Each is started again with

@@ -1,7 +1,7 @@
 """Faults of all kinds, planted one by one into good folders: which of them `revela-hub publish` lets through.
 
-    python benchmarks/hostile_publish.py                  # all, one table of kinds
-    python benchmarks/hostile_publish.py --list           # every case with what is said about it
+    python tests/adversarial/hostile_publish.py                  # all, one table of kinds
+    python tests/adversarial/hostile_publish.py --list           # every case with what is said about it
 
 A case is caught if publishing is refused, or if what was planted stays on the machine. Each is decided by a dry run whose
 verification is made for all folders together, in one clean process, with a minute for each.

@@ -1,6 +1,6 @@
 """Folders in which `revela-hub check` has nothing to find: tiny random models of all families, as their libraries save them.
 
-    python benchmarks/good_folders.py            # builds them in a temporary folder, checks all in one process, prints a table
+    python tests/adversarial/good_folders.py            # builds them in a temporary folder, checks all in one process, prints a table
 
 A row with a failed check is a false alarm: there is none in the 51 folders. The folders are also what
 `hostile_publish.py` plants its faults in.

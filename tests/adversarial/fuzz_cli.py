@@ -1,6 +1,6 @@
 """Several hundred commands with bad, borderline and good input, and what the command line makes of each.
 
-`python benchmarks/fuzz_cli.py` builds a folder of tiny random models, small data and damaged copies of both, imports
+`python tests/adversarial/fuzz_cli.py` builds a folder of tiny random models, small data and damaged copies of both, imports
 everything once, and runs each command in a fork of that process, in a copy of the folder. What comes out is one of
 
 - clear: refused with one line, or done and the oddity reported;
