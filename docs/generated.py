@@ -14,7 +14,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 
 from revela_hub.cli import main as cli
-from revela_hub.cli.parser import CommandParser
+from revela_hub.cli.parser import OTHER_OPTIONS, value_of
 
 # Folder of copied pages -> the pages that are copied into it.
 COPIES = {"benchmarks": "benchmarks/**/*.md", "examples": "examples/quickstart/README.md"}
@@ -27,36 +27,31 @@ GROUPS = {
 }
 
 
-def parser_of(name: str) -> CommandParser:
-    """Return the parser of the command `revela-hub NAME`."""
-    told = cli._told(cli.COMMANDS[name].module)
-    return CommandParser(told.Arguments, f"revela-hub {name}", told.__doc__ or "", getattr(told, "POSITIONALS", ()))
-
-
 def command_page(name: str) -> str:
     """Return the page of a command: its usage, its description, and a table for each group of options."""
-    parser = parser_of(name)
-    hidden = {action.dest for action in parser.hidden}
+    parser = cli.parser_of(name)
+    others = 0
     parts = [f"# {name}", _sentence(cli.COMMANDS[name].summary), f"```text\n{parser.usage}\n```"]
     parts.append(_description(parser.description or ""))
     for group in parser._action_groups:
         shown = [action for action in group._group_actions if action.help != argparse.SUPPRESS]
-        rows = [_row(action) for action in shown if action.dest not in hidden]
-        if rows:
+        rows = [_row(action) for action in shown]
+        if group.title == OTHER_OPTIONS:
+            others = len(rows)
+        elif rows:
             heading = f"{str(group.title)[0].upper()}{str(group.title)[1:]}"
             parts.append("\n".join([f"## {heading}\n", "| option | description |", "|---|---|", *rows]))
-    if hidden:
+    if others:
         parts.append(
-            f"The other {len(hidden)} options of `transformers.TrainingArguments` are accepted, too;"
+            f"The other {others} options of `transformers.TrainingArguments` are accepted, too;"
             f" `revela-hub {name} --help-all` lists them."
         )
     return "\n\n".join(parts) + "\n"
 
 
 def _row(action: argparse.Action) -> str:
-    option = max(action.option_strings, key=len)
-    metavar = f" {action.metavar}" if isinstance(action.metavar, str) and action.nargs != 0 else ""
-    shown = f"{option}{metavar}{' ...' if action.nargs == '+' else ''}".replace("|", r"\|")
+    option = action.option_strings[-1 if action.dest == "help" else 0]
+    shown = f"{option} {value_of(action)}".strip().replace("|", r"\|")
     return f"| `{shown}` | {_cell((action.help or '').replace('%%', '%'))} |"
 
 

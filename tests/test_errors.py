@@ -33,7 +33,7 @@ def save_tokenizer(path: Path) -> None:
     [
         (lambda path: save_file({"a": torch.ones(5000)}, path), "the file is larger than the system allows"),
         (save_tokenizer, "the file is larger than the system allows"),
-        (lambda path: torch.save({"a": torch.ones(5000)}, path), "torch could not write the whole file"),
+        (lambda path: torch.save({"a": torch.ones(5000)}, path), "torch cannot write the whole file"),
         (lambda path: path.write_text("a" * 5000), "the file is larger than the system allows"),
     ],
     ids=["safetensors", "tokenizers", "torch", "Python"],
@@ -73,7 +73,7 @@ def test_the_damaged_file_is_named(name: str, tmp_path: Path) -> None:
     DAMAGE[name](tmp_path / name)
     with pytest.raises(UserError) as caught, loading("cannot load the encoder", tmp_path):
         raise ValueError("a library's words")
-    assert str(caught.value).startswith(f"cannot load the encoder: {tmp_path / name} is damaged or not complete: ")
+    assert str(caught.value).startswith(f"cannot load the encoder: {tmp_path / name} is damaged or incomplete: ")
 
 
 def test_what_is_no_file_is_as_it_was() -> None:

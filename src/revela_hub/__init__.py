@@ -1,7 +1,6 @@
 """Train, publish and use retrievers that learn from raw text, inside the Hugging Face ecosystem.
 
-The public names stand in `__init__.pyi` and are imported when they are first used, so that `import revela_hub` costs next
-to nothing.
+The public names are listed in `__init__.pyi` and imported on first use, so that `import revela_hub` is fast.
 """
 
 import lazy_loader

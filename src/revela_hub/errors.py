@@ -1,4 +1,4 @@
-"""The one exception that means: the user can put this right; and what an error of a library says in one line."""
+"""The exception for errors that users can fix, and one-line messages for the errors of libraries."""
 
 import contextlib
 import difflib
@@ -9,7 +9,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
-# What an error number of the operating system means to a user.
+# Messages for error numbers of the operating system.
 OS_ERRORS = {
     errno.ENOSPC: "the disk is full: free some space, or write to another disk",
     errno.EDQUOT: "the disk quota is used up",
@@ -18,19 +18,18 @@ OS_ERRORS = {
     errno.EIO: "the disk cannot be read or written",
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
-    errno.ENOENT: "there is no such file or folder",
-    errno.EISDIR: "is a folder, a file was expected",
-    errno.ENOTDIR: "is a file, a folder was expected",
-    errno.EEXIST: "is there already",
+    errno.ENOENT: "no such file or folder",
+    errno.EISDIR: "is a folder, not a file",
+    errno.ENOTDIR: "is a file, not a folder",
+    errno.EEXIST: "already exists",
     errno.ENAMETOOLONG: "the name is too long",
     errno.EMFILE: "too many open files (ulimit -n)",
 }
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# safetensors, tokenizers and shutil report the system's errors in words, in exceptions that are no OSError with a number.
+# The form in which safetensors, tokenizers and shutil report errors of the operating system, without an OSError.
 _OS_ERROR = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")
 
-
-# How libraries say that memory could not be had: too little of it, or sizes beyond all memory.
+# The forms in which libraries report that memory cannot be allocated.
 _MEMORY = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|unable to allocate|bad_alloc"
     r"|malloc of size|size calculation overflowed|array is too big|maximum allowed dimension exceeded|capacity overflow"
@@ -41,14 +40,13 @@ _AMOUNT = re.compile(r"(?:allocate|malloc of size):? ([\d.]+) ?(bytes|[KMGTPE]?i
 
 
 class UserError(Exception):
-    """A mistake in what the user gave: a path, an option, a file's content, a model that does not fit.
+    """An error that the user can fix: a wrong path, option, file content or model.
 
-    The message is one line for the person who typed the command. It names the file, the line number where there is
-    one, and the remedy. The command line prints it without a traceback and exits with status 2; code that calls the
-    package catches it like any exception.
+    The message is one line with the file, the line number if there is one, and the fix. The command line prints it without a
+    traceback and exits with status 2.
 
-    What an option can do about it is given by the option's name, since the same code runs in several commands: only the
-    remedies whose options the command has are printed.
+    Fixes that need an option are given by the option's name, because the same code runs in several commands. The command line
+    prints only those whose options the command has.
 
     >>> error = UserError("no split 'x' in qrels; there is: test", split="choose with --split")
     >>> str(error)
@@ -63,7 +61,7 @@ class UserError(Exception):
         self.remedies = remedies
 
     def line(self, options: Container[str]) -> str:
-        """Return the message for a command with these options (names of fields, as `batch_size`), in one line."""
+        """Return the message for a command with these options (field names such as `batch_size`) as one line."""
         shown = [self.message, *(words for name, words in self.remedies.items() if name in options)]
         return " ".join("; ".join(shown).split())
 
@@ -72,9 +70,9 @@ def did_you_mean(word: str, known: Iterable[str], shown: str = "{}") -> str:
     """Return a suggestion for an unknown word, or an empty string if no known word is similar.
 
     Args:
-        word: the unknown word.
-        known: the known words, or a mapping from them to the words to suggest.
-        shown: how a suggestion is formatted.
+        word: The unknown word.
+        known: The known words, or a mapping from them to the words to suggest.
+        shown: Format of the suggestion.
 
     >>> did_you_mean("--recal", ["recall", "rank"], "--{}")
     'did you mean --recall?'
@@ -88,12 +86,12 @@ def did_you_mean(word: str, known: Iterable[str], shown: str = "{}") -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says something; the error's type where it has no message."""
+    """Return the first non-empty line of an error's message, or the error's type if it has none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def os_error(error: BaseException) -> int | None:
-    """Return the operating system's error number behind an error, also where a library reports it in words."""
+    """Return the operating system's error number behind an error; some libraries only mention it in the message."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     if found := _OS_ERROR.search(str(error)):
@@ -102,7 +100,7 @@ def os_error(error: BaseException) -> int | None:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Return in one line that memory could not be had, and how much; None where an error means something else.
+    """Return a one-line message if an error means that memory cannot be allocated, otherwise None.
 
     >>> out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 400000000000 bytes."))
     'out of memory: 372.5 GiB could not be allocated'
@@ -120,31 +118,31 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error, and each one that it was raised from."""
+    """Yield the error and the chain of its causes."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def is_file_error(error: BaseException) -> bool:
-    """Whether a file could not be read or written, whatever class a library raises then."""
+    """Return whether an error means that a file cannot be read or written; libraries raise several classes for this."""
     return (
         isinstance(error, OSError)
         or os_error(error) in OS_ERRORS
         or type(error).__name__ == "SafetensorError"
-        or "inline_container" in str(error)  # torch's writer of files
+        or "inline_container" in str(error)  # torch's file writer
     )
 
 
 def reason(error: BaseException, model: str | Path | None = None) -> str:
-    """Return in one line why a file could not be read or written.
+    """Return one line that explains why a file cannot be read or written.
 
-    The system's reason comes first (a full disk, a missing permission), then a damaged file of `model`, then what the
-    library says.
+    Reasons of the operating system (a full disk, missing permissions) take precedence over damaged files of `model`, which take
+    precedence over the library's message.
 
     Args:
-        error: what was raised.
-        model: the folder or Hub id that was being loaded.
+        error: The error.
+        model: The folder or Hub id that was being loaded.
     """
     for cause in causes(error):
         if shortage := out_of_memory(cause):
@@ -157,17 +155,17 @@ def reason(error: BaseException, model: str | Path | None = None) -> str:
     if model is not None and (fault := damaged_file(model)):
         return fault
     if type(error).__name__ == "SafetensorError":
-        return f"a .safetensors file is damaged or not complete: {first_line(error)}"
-    if "inline_container" in str(error):  # which does not say why a file came out too short
-        return "torch could not write the whole file: the disk may be full"
+        return f"a .safetensors file is damaged or incomplete: {first_line(error)}"
+    if "inline_container" in str(error):  # torch gives no reason
+        return "torch cannot write the whole file: the disk may be full"
     return first_line(error)
 
 
 def damaged_file(model: str | Path) -> str | None:
-    """Return which file of a model is damaged, and how; None if every JSON and safetensors file can be opened.
+    """Return the first damaged file of a model with the reason; None if all JSON and safetensors files can be opened.
 
     Args:
-        model: a folder, or the id of a model in the Hub's cache.
+        model: A folder, or the id of a model in the Hub's cache.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -177,7 +175,7 @@ def damaged_file(model: str | Path) -> str | None:
 
         try:
             folder = Path(snapshot_download(str(model), local_files_only=True))
-        except Exception:  # no id, or not in the cache: then no file of it can be damaged
+        except Exception:  # not in the cache: no file can be damaged
             return None
     for file in sorted([*folder.rglob("*.safetensors"), *folder.rglob("*.json")]):
         if any(part.startswith((".", "checkpoint-")) for part in file.relative_to(folder).parts) or not file.is_file():
@@ -190,41 +188,41 @@ def damaged_file(model: str | Path) -> str | None:
         except OSError as error:
             return f"{file}: {OS_ERRORS.get(error.errno or 0) or first_line(error)}"
         except (ValueError, RecursionError, SafetensorError) as error:
-            return f"{file} is damaged or not complete: {first_line(error)}"
+            return f"{file} is damaged or incomplete: {first_line(error)}"
     return None
 
 
 @contextlib.contextmanager
 def loading(failure: str, model: str | Path) -> Iterator[None]:
-    """Say which model cannot be loaded, and which of its files is damaged.
+    """Turn errors of loading a model into a `UserError` that names the model and a damaged file.
 
     Args:
-        failure: how the message begins, such as "cannot load the encoder 'x'".
-        model: its folder or Hub id.
+        failure: The beginning of the message, e.g. "cannot load the encoder 'x'".
+        model: The folder or Hub id.
 
     Raises:
-        UserError: in place of what the loading raises.
+        UserError: For any error in the block.
     """
     try:
         yield
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # tokenizers raises plain Exceptions, remote code anything
+    except Exception as error:  # tokenizers raises Exception, remote code any class
         raise UserError(f"{failure}: {reason(error, model)}") from error
 
 
 def refuse_missing_folder(name: str, what: str) -> None:
-    """Refuses a path at which nothing is, before a library takes it for an id of the Hub.
+    """Reject a path that does not exist, before a library takes it for a Hub id.
 
     Raises:
-        UserError: it looks like a path (`./x`, `/x`, `~/x`, `a/b/c`), and there is no folder.
+        UserError: The name looks like a path (`./x`, `/x`, `~/x`, `a/b/c`), and the folder does not exist.
     """
     is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
     if is_path and not Path(name).is_dir():
-        raise UserError(f"cannot load {what} {name!r}: there is no such folder")
+        raise UserError(f"cannot load {what} {name!r}: no such folder")
 
 
-# What to install for a module that only some commands need.
+# The packages to install for modules that only some commands need.
 PACKAGES = {
     "bm25s": "bm25s PyStemmer",
     "Stemmer": "bm25s PyStemmer",
@@ -235,10 +233,10 @@ PACKAGES = {
 
 
 def require(*modules: str) -> None:
-    """Refuses to begin what needs modules that are not installed.
+    """Check that optional modules are installed.
 
     Raises:
-        UserError: one is not; the message names the package.
+        UserError: A module is missing; the message names the package to install.
     """
     for module in modules:
         if importlib.util.find_spec(module) is None:
@@ -246,6 +244,6 @@ def require(*modules: str) -> None:
 
 
 def install_hint(module: str) -> str:
-    """What to say when a module is missing; it names the packages, which works however this one was installed."""
+    """Return the message for a missing module, with the packages to install."""
     top = module.partition(".")[0]
-    return f"this needs the package {top}, which is not installed: pip install {PACKAGES.get(top, top)}"
+    return f"the package {top} is not installed: pip install {PACKAGES.get(top, top)}"

@@ -1,4 +1,4 @@
-"""What a command says on the way, beside its results: on standard error, and not at all with `--quiet`."""
+"""Notes and progress bars of commands, on standard error and switched off by `--quiet`."""
 
 import io
 import os
@@ -7,15 +7,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-QUIET = "TQDM_DISABLE"  # the variable that turns off the bars of the libraries, too
+QUIET = "TQDM_DISABLE"  # this variable also turns off the progress bars of libraries
 
 
 @contextmanager
 def quiet(wanted: bool) -> Iterator[None]:
-    """Turns off notes, progress bars and the libraries' warnings; to be entered before the libraries are imported.
+    """Turn off notes, progress bars and the libraries' warnings if wanted; enter this before the libraries are imported.
 
-    The libraries' bars are off also where nobody watches: they fill a log. Whoever calls `main` from Python finds the
-    environment as it was.
+    Without a terminal, the libraries' progress bars are always off, because they would fill a log. The environment variables
+    are restored at the end.
     """
     bars = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     settings = bars | {QUIET: "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -35,7 +35,7 @@ def quiet(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def any_text() -> Iterator[None]:
-    r"""Lets the output take what its encoding has not, as `\udcff`: the name of a file, a text on a terminal in ASCII."""
+    r"""Escape characters that the encoding of the output does not support, e.g. `\udcff` in a file name."""
     streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
     before = [stream.errors for stream in streams]
     for stream in streams:
@@ -48,24 +48,24 @@ def any_text() -> Iterator[None]:
 
 
 def is_quiet() -> bool:
-    """Whether `quiet` is entered, here or by whoever started this process."""
+    """Return whether `quiet` is active in this process or was when this process was started."""
     return os.environ.get(QUIET) == "1"
 
 
 def shows_progress() -> bool:
-    """Whether progress bars are wanted: a person watches; a bar fills a log."""
+    """Return whether to show progress bars: on a terminal, and not with `--quiet`."""
     return sys.stderr.isatty() and not is_quiet()
 
 
 def note(text: object) -> None:
-    """Prints a line on standard error."""
+    """Print a line on standard error, unless the command is quiet."""
     if not is_quiet():
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
 
 def command_line(*words: object) -> str:
-    """A command of this program, quoted so that a shell reads these words.
+    """Return a command of this program, quoted for a shell.
 
     >>> command_line("search", "my models/retriever", "a query", "--corpus", "src")
     "revela-hub search 'my models/retriever' 'a query' --corpus src"

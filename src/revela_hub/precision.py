@@ -1,7 +1,7 @@
-"""Where half precision is fast, decided in one place for training, encoding and generating.
+"""Where half precision is fast: one decision for training, encoding and generation.
 
-A CPU without bf16 instructions, as most are, takes some 57 times as long for a bf16 product as for a float32 one, and
-transformers and sentence-transformers load a folder in the type that its config.json names.
+On CPUs without bf16 instructions (most of them), a bf16 matrix product takes about 57 times as long as in float32, and
+transformers and sentence-transformers load a model in the type that its config.json names.
 """
 
 from typing import TYPE_CHECKING, TypeVar
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def bf16_is_fast(device: str | None = None) -> bool:
-    """Whether bf16 gains anything there: on a GPU with bf16, or on a CPU with bf16 instructions.
+    """Return whether bf16 is fast: on a GPU with bf16, or on a CPU with bf16 instructions.
 
     Args:
-        device: "cpu", "cuda", "cuda:1", "mps"; by default the fastest there is.
+        device: "cpu", "cuda", "cuda:1", "mps", ... (default: the fastest one).
     """
     import torch
 
@@ -29,7 +29,7 @@ def bf16_is_fast(device: str | None = None) -> bool:
 
 
 def loading_dtype(device: str | None = None) -> str:
-    """What to hand to `from_pretrained` as `dtype`: "auto", as the folder says, but "float32" where half would be slow."""
+    """Return the `dtype` for `from_pretrained`: "auto" (as in config.json), or "float32" if half precision is slow."""
     import torch
 
     on_cpu = device == "cpu" or (device is None and not torch.accelerator.is_available())
@@ -37,7 +37,7 @@ def loading_dtype(device: str | None = None) -> str:
 
 
 def in_fast_precision(model: "Model") -> "Model":
-    """The model itself, in float32 if it is in half precision on a CPU where that is slow."""
+    """Return the model, converted to float32 if it is in half precision on a CPU where that is slow."""
     parameter = next(model.parameters(), None)
     if parameter is not None and parameter.device.type == "cpu" and loading_dtype("cpu") == "float32":
         model.float()

@@ -104,7 +104,7 @@ def test_from_questions_to_answers(
         )
         == 2
     )
-    assert "--states is for ImpRAG models" in capsys.readouterr().err
+    assert "--states requires a model of ImpRAG" in capsys.readouterr().err
 
     assert train(work, "other") == 0
     other = str(work / "other" / "model")
@@ -128,7 +128,7 @@ def test_from_questions_to_answers(
         (["--retrieval_layer", "1", "--last_reading_layer", "0"], "b=1 is above t=0"),
         (["--last_reading_layer", "2"], "t=2 is beyond the last layer: the backbone has layers 0 to 1"),
         (["--max_passage_length", "1500"], "do not fit into the backbone's 2048"),
-        (["--backbone", "./nowhere"], "cannot load the backbone './nowhere': there is no such folder"),
+        (["--backbone", "./nowhere"], "cannot load the backbone './nowhere': no such folder"),
         (["--corpus", "nowhere"], "no such file or folder: nowhere"),
     ],
 )
@@ -153,13 +153,13 @@ def test_an_answer_without_tokens_and_an_encoder_are_refused(
     assert main(["answer", str(work / "tiny-llama"), "--index", "x", "Where?"]) == 2
     assert "is not an ImpRAG model" in capsys.readouterr().err
     assert main(["answer", "./nowhere", "--index", "x", "Where?"]) == 2
-    assert "'./nowhere': there is no such folder" in capsys.readouterr().err
+    assert "'./nowhere': no such folder" in capsys.readouterr().err
     assert main(["evaluate", "x", "--task", "qa"]) == 2
     assert "--task qa needs --data" in capsys.readouterr().err
     assert main(["evaluate", "x", "--task", "qa", "--data", "d", "--index", "i", "--corpus", "c"]) == 2
-    assert "--corpus is of --task retrieval" in capsys.readouterr().err
+    assert "--corpus requires --task retrieval" in capsys.readouterr().err
     assert main(["evaluate", "x", "--corpus", "c", "--num_passages", "3"]) == 2
-    assert "--num_passages is of --task qa" in capsys.readouterr().err
+    assert "--num_passages requires --task qa" in capsys.readouterr().err
 
 
 def test_the_baselines_are_trained_on_the_same_data_and_load(
@@ -219,7 +219,7 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
         (["--backbone", lm, "--retrieval_layer", "9"], "b=9 is beyond the last layer"),
         (["--backbone", str(bert_folder), "--retrieval_layer", "1"], "is an encoder"),
         (["--reader", str(bert_folder), "--retriever", str(retriever_folder)], "is an encoder"),
-        (["--reader", "./nowhere", "--retriever", str(retriever_folder)], "'./nowhere': there is no such folder"),
+        (["--reader", "./nowhere", "--retriever", str(retriever_folder)], "'./nowhere': no such folder"),
         (["--retriever", str(retriever_folder), "--push_to_hub", "true", "--hub_model_id", "a/b"], "not published"),
     ):
         assert main([*dit, *wrong, "--output_dir", str(work / "wrong")]) == 2

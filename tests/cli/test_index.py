@@ -30,7 +30,7 @@ def test_shards_become_an_index_that_is_searched(
     common = [model, "--corpus", "notes.jsonl", "--output_dir", "index", "--device", "cpu"]
     for shard, number in ((1, 10), (0, 10), (2, 10)):
         assert main(["encode", *common, "--num-shards", "3", "--shard", str(shard)]) == 0
-        assert f"{number} passages of 30 have their vectors" in capsys.readouterr().out
+        assert f"encoded {number} of 30 passages in" in capsys.readouterr().out
     assert sum(len(np.load(path)) for path in Path("index").glob("vectors-*/*.npy")) == 30
     with monkeypatch.context() as patched:
         patched.setattr(SentenceTransformer, "encode", None)  # all shards are there
@@ -60,7 +60,7 @@ def test_mistakes_are_one_line(
     assert main(["index", str(retriever_folder), *common]) == 0
     assert "is a different model or version" in message("search", str(minimal_change), "x", "--index", "index")
     assert "holds the index of" in message("index", str(minimal_change), *common)
-    assert "the shards are 0 to 2" in message(
+    assert "--shard 3 must be between 0 and 2" in message(
         "encode", str(retriever_folder), *common, "--num_shards", "3", "--shard", "3"
     )
     assert "bm25 has no vectors" in message("index", "bm25", *common)

@@ -117,7 +117,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert mistake(capsys, "serach").startswith("unknown command 'serach': did you mean search?")
-    assert "there are quickstart, train, mine, synthesize, " in mistake(capsys, "xyzzy")
+    assert "choose one of quickstart, train, mine, synthesize, " in mistake(capsys, "xyzzy")
     assert mistake(capsys, "train", "revella").startswith("unknown train command 'revella': did you mean revela?")
     assert "unknown command '--verbose'" in mistake(capsys, "--verbose")
 
@@ -308,7 +308,7 @@ def test_user_error_is_one_line_and_status_2(probe: Probe, capsys: pytest.Captur
 
 def test_a_missing_package_is_named_as_pip_knows_it(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
     line = mistake(capsys, "probe", "minilm", "why?", "--fail", "faiss.swigfaiss")
-    assert line == "this needs the package faiss, which is not installed: pip install faiss-cpu"
+    assert line == "the package faiss is not installed: pip install faiss-cpu"
     assert "pip install colour" in mistake(capsys, "probe", "minilm", "why?", "--fail", "colour")
 
 
@@ -324,7 +324,7 @@ def test_a_bug_shows_its_traceback_and_asks_for_a_report(
     assert cli.main(["probe", "minilm", "why?", "--fail", fail]) == 1
     *lines, last = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback")
-    assert last.startswith("revela-hub: this is a bug")
+    assert last.startswith("revela-hub: unexpected error. This is a bug")
 
 
 def test_traceback_shows_where_a_mistake_comes_from(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,17 +352,17 @@ def caused(error: Exception, cause: Exception) -> Exception:
     [
         (OSError(28, "No space left on device", "out/model.safetensors"), "out/model.safetensors: the disk is full"),
         (PermissionError(13, "Permission denied", "/out"), "/out: permission denied"),
-        (FileNotFoundError(2, "No such file or directory", "x"), "x: there is no such file or folder"),
+        (FileNotFoundError(2, "No such file or directory", "x"), "x: no such file or folder"),
         (OSError("several\nlines of an explanation"), "several lines of an explanation"),
         (OSError(), "OSError"),
         (SafetensorError("Error while serializing: I/O error: x (os error 28)"), "the disk is full: free some space"),
         (Exception("No space left on device (os error 28)"), "the disk is full: free some space"),  # of tokenizers
         (
             RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
-            "torch could not write the whole file: the disk may be full",
+            "torch cannot write the whole file: the disk may be full",
         ),
         (SafetensorError("I/O error: denied (os error 13)"), "permission denied (I/O error: denied (os error 13))"),
-        (SafetensorError("header too small"), "a .safetensors file is damaged or not complete: header too small"),
+        (SafetensorError("header too small"), "a .safetensors file is damaged or incomplete: header too small"),
         (HfHubHTTPError("500 Server Error"), "the Hub: 500 Server Error"),
         (
             RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of"),
@@ -374,9 +374,9 @@ def caused(error: Exception, cause: Exception) -> Exception:
         ),
         (
             AssertionError("Torch not compiled with CUDA enabled"),
-            "Torch not compiled with CUDA enabled; this torch runs",
+            "Torch not compiled with CUDA enabled; this torch build",
         ),
-        (RuntimeError("Invalid device string: 'gpu'"), "Invalid device string: 'gpu'; --device takes cpu"),
+        (RuntimeError("Invalid device string: 'gpu'"), "Invalid device string: 'gpu'; use cpu, cuda"),
         (MemoryError(), "out of memory; lower --batch_size"),
         (
             RuntimeError(

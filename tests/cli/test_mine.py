@@ -141,7 +141,7 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
     assert loaded.column_names == ["anchor", "positive", "negative_1"]
     before = Path("mined.jsonl").read_bytes()
     assert main(words) == 2
-    assert "mined.jsonl is there already; choose another --output, or replace it with --overwrite" in (
+    assert "mined.jsonl already exists; choose another --output, or replace it with --overwrite" in (
         capsys.readouterr().err
     )
     assert main([*words, "--overwrite", "--max-score", "0.0001"]) == 2  # which leaves nothing
@@ -179,7 +179,7 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
         (["--beir", "beir", "--batch_size", "0"], "--batch_size: must be at least 1"),
         (["--beir", "beir", "--sampling", "best"], "--sampling: expected one of top, random, not 'best'"),
         (["--beir", "beir", "--model", "./nowhere"], "./nowhere is not a folder"),
-        (["--beir", "beir", "--output", "beir"], "beir is there already"),
+        (["--beir", "beir", "--output", "beir"], "beir already exists"),
         (["--beir", "beir", "--output", "pairs.jsonl/mined.jsonl"], "choose another folder with --output"),
         (["--beir", "beir", "--cache_dir", "pairs.jsonl"], "choose another folder with --cache_dir"),
     ],

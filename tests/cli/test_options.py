@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from revela_hub.cli import main as cli
 from revela_hub.cli.main import COMMANDS
 from revela_hub.cli.outline import outline
-from revela_hub.cli.parser import LIBRARIES, CommandParser
+from revela_hub.cli.parser import LIBRARIES
 from revela_hub.errors import UserError
 from revela_hub.renamed import RENAMED
 from revela_hub.trainers.common.settings import changes
@@ -34,10 +35,7 @@ SYNONYMS = {
 OTHER_MEANINGS = {"probe": {"passages"}, "mine": {"output"}, "evaluate": {"models"}}
 
 
-@cache
-def parser_of(command: str) -> CommandParser:
-    told = outline(COMMANDS[command].module)
-    return CommandParser(told.Arguments, f"revela-hub {command}", told.__doc__ or "", getattr(told, "POSITIONALS", ()))
+parser_of = cache(cli.parser_of)
 
 
 def options_of(command: str) -> Iterator[argparse.Action]:

@@ -153,4 +153,4 @@ def test_encode_in_processes_of_a_file_of_options(
     vectors = [np.load(path)["vector"] for path in Path("index").glob("vectors-*/*.npy")]
     assert [len(part) for part in vectors] in ([4, 5], [5, 4])
     assert vectors[0].dtype == np.float16
-    assert capfd.readouterr().out.count("passages of 9 have their vectors in") == 2
+    assert capfd.readouterr().out.count("of 9 passages in") == 2

@@ -79,15 +79,15 @@ def test_a_model_is_searched_with_through_its_cache(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["bm25", "query", "--corpus", "nowhere"], "--corpus: there is no 'nowhere'"),
-        (["bm25", "--corpus", "docs", "dcos"], "--corpus: there is no 'dcos'"),  # not a query: those come from stdin
+        (["bm25", "query", "--corpus", "nowhere"], "--corpus: 'nowhere' does not exist"),
+        (["bm25", "--corpus", "docs", "dcos"], "--corpus: 'dcos' does not exist"),  # not a query: those come from stdin
         (["bm25", "--corpus", "docs", "width?"], "a query goes before --corpus, or is named: --query TEXT"),
         (["bm25", "query"], "corpus"),
         (["bm25", " ", "--corpus", "docs"], "the query is empty"),
         (["bm25", "query", "--corpus", "docs", "--top_k", "0"], "--top_k: must be at least 1, not 0"),
         (["./nowhere", "query", "--corpus", "docs"], "./nowhere is not a folder"),
-        (["bm25", "river", "--corpus", "docs", "--weights", "1", "2"], "--weights is of --mode hybrid"),
-        (["bm25", "river", "--corpus", "docs", "--sparse_model", "x"], "--sparse_model is of --mode sparse"),
+        (["bm25", "river", "--corpus", "docs", "--weights", "1", "2"], "--weights requires --mode hybrid"),
+        (["bm25", "river", "--corpus", "docs", "--sparse_model", "x"], "--sparse_model requires --mode sparse"),
         (
             ["bm25", "river", "--corpus", "docs", "--milvus_uri", "http://a:1"],
             "a Milvus server needs the index type milvus",

@@ -271,7 +271,7 @@ def test_options_that_do_not_work(
 
 def test_options_of_a_server_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["synthesize", "--model", "m", "--api-key-env", "K", "--output_dir", str(tmp_path)]) == 2
-    assert "--api_key_env is for a server: give its URL with --endpoint" in capsys.readouterr().err
+    assert "--api_key_env requires --endpoint" in capsys.readouterr().err
 
 
 def test_secrets_are_in_no_file_and_no_message(
@@ -299,7 +299,7 @@ def test_without_the_package_a_hint(
     monkeypatch.setitem(sys.modules, "openai", None)
     assert main(command(server, tmp_path / "out", "--exclude", "nowhere/eval")) == 2
     err = capsys.readouterr().err
-    assert "needs the package openai, which is not installed: pip install" in err and err.count("\n") == 1
+    assert "the package openai is not installed: pip install" in err and err.count("\n") == 1
 
 
 # --- the endpoint

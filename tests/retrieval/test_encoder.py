@@ -116,5 +116,5 @@ def test_vectors_are_normalised_and_zero_stays_zero() -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_the_damaged_file_of_a_model_is_named(retriever_folder: Path, name: str) -> None:
     (retriever_folder / name).write_bytes((retriever_folder / name).read_bytes()[:-40])
-    with pytest.raises(UserError, match=f"cannot load the model .*retriever/{name} is damaged or not complete: "):
+    with pytest.raises(UserError, match=f"cannot load the model .*retriever/{name} is damaged or incomplete: "):
         load_encoder(str(retriever_folder))

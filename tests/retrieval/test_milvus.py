@@ -17,7 +17,7 @@ def test_without_pymilvus_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     for name in [name for name in sys.modules if name.partition(".")[0] == "pymilvus"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pymilvus", None)
-    with pytest.raises(UserError, match="needs the package pymilvus, which is not installed: pip install"):
+    with pytest.raises(UserError, match="the package pymilvus is not installed: pip install"):
         milvus.MilvusIndex(VECTORS, "http://localhost:1")
 
 

@@ -1,9 +1,10 @@
-r"""Train a retriever on raw text with a contrastive loss, without labels: Contriever (arXiv 2112.09118), a baseline.
+"""Train a retriever on raw text with a contrastive loss: Contriever (arXiv 2112.09118), a baseline.
 
-Two random parts of a passage are positives; the parts of other passages in the batch (or, with --queue_size, of earlier batches)
-are negatives. The base model is any sentence-transformers model, or an encoder, which gets mean pooling.
+Two random crops of a passage are a positive pair; the crops of other passages in the batch (or, with --queue_size, of
+earlier batches) are negatives. It starts from a sentence-transformers model, or from an encoder with mean pooling.
 
-Output in --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with --resume_from_checkpoint last; bit-identical).
+Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with
+--resume_from_checkpoint last).
 
 Examples:
   revela-hub train contriever --data path/to/texts --retriever sentence-transformers/all-MiniLM-L6-v2 --max_steps 200

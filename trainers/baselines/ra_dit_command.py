@@ -1,12 +1,12 @@
-r"""Train a retriever to find the passages that help a reader answer: RA-DIT (arXiv 2310.01352, equation 6), a baseline.
+r"""Tune a retriever with the likelihoods of a reader: RA-DIT (arXiv 2310.01352, equation 6), a baseline.
 
-The frozen reader, trained by `revela-hub train ra-it`, scores the answer of each prompt after each of the best passages of
---pseudo_labels, and the retriever is trained to match these scores. --retriever is any sentence-transformers model (RA-DIT). With
---backbone instead, the retriever consists of the decoder's layers up to --retrieval_layer (RA-DIT-Llama, the baseline of the
-ImpRAG paper). It has not been trained for retrieval and needs --retrieval_warmup_epochs.
+The frozen reader of `revela-hub train ra-it` computes how likely the answer is after each of the best passages of
+--pseudo_labels, and the retriever's scores are trained to match. --retriever is a sentence-transformers model. With
+--backbone instead, the retriever is the first layers of a decoder, up to --retrieval_layer (RA-DIT-Llama in the
+ImpRAG paper); it needs --retrieval_warmup_epochs.
 
-Output in --output_dir: retriever/ for SentenceTransformer(...) or, from a decoder, an ImpRAG model for `revela-hub index`;
-checkpoint-*/ (resume with --resume_from_checkpoint last; bit-identical).
+Writes to --output_dir: retriever/ for SentenceTransformer(...), or with --backbone an ImpRAG model for `revela-hub
+index`; checkpoint-*/ (resume with --resume_from_checkpoint last).
 
 Examples:
   revela-hub train ra-dit --data train.jsonl --corpus docs --reader outputs/ra-it/model \

@@ -1,11 +1,10 @@
-r"""Fine-tune a decoder to answer from passages in its prompt: RA-IT (arXiv 2310.01352), a baseline.
+"""Tune a decoder to answer from passages in its prompt: RA-IT (arXiv 2310.01352), a baseline.
 
-The data is that of `revela-hub train imprag`. --pseudo_labels is the retriever that finds the passages: BM25, or a
-sentence-transformers model. Each passage is a line "Passage: ..." in front of the prompt, and the loss is on the answers. Uses
-TRL's SFTTrainer.
+It uses the data of `revela-hub train imprag`. The best passages of the retriever --pseudo_labels are put before each
+prompt, one "Passage: ..." line each, and the loss is computed on the answers only. Training uses TRL's SFTTrainer.
 
-Output in --output_dir: model/ for AutoModelForCausalLM, with its model card; checkpoint-*/ (resume with --resume_from_checkpoint
-last; bit-identical). `revela-hub train ra-dit` then trains a retriever for this reader.
+Writes to --output_dir: model/ for AutoModelForCausalLM, with its model card; checkpoint-*/ (resume with
+--resume_from_checkpoint last).
 
 Examples:
   revela-hub train ra-it --data train.jsonl --corpus docs --backbone Qwen/Qwen3-0.6B-Base --output_dir outputs/ra-it

@@ -1,10 +1,11 @@
-r"""Train a retriever on raw text with a frozen language model as the teacher: REPLUG LSR (arXiv 2301.12652), a baseline.
+r"""Train a retriever on raw text with a frozen language model as teacher: REPLUG LSR (arXiv 2301.12652), a baseline.
 
-The language model scores each chunk of a group after each other chunk, and the retriever's similarities are trained to match that
-distribution. The base model is any sentence-transformers model, or an encoder, which gets mean pooling. A group of n chunks costs
-n (n - 1) forward passes of the language model.
+The language model computes the likelihood of each chunk given each other chunk of its group, and the retriever's
+similarities are trained to match that distribution. It starts from a sentence-transformers model, or from an encoder
+with mean pooling. A group of n chunks costs n (n - 1) forward passes of the language model.
 
-Output in --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with --resume_from_checkpoint last; bit-identical).
+Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with
+--resume_from_checkpoint last).
 
 Examples:
   revela-hub train replug --data path/to/texts --retriever sentence-transformers/all-MiniLM-L6-v2 \

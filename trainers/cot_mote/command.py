@@ -1,17 +1,15 @@
-r"""Pre-trains and fine-tunes a hybrid retriever with a query and a passage expert, CoT-MoTE (arXiv 2304.10195).
+r"""Train a hybrid retriever with query and passage experts, CoT-MoTE (arXiv 2304.10195).
 
---stage pretrain, without labels: each layer's feed-forward becomes two, one for queries and one for passages, around the
-self-attention that they share; a text's dense and sparse vector have to hold enough of it for a one-layer decoder to write
-a text beside it: a neighbouring or overlapping span, or a pseudo-query. It takes any BERT-like encoder with a masked-LM
-head, or what an earlier run left in its --output_dir.
+--stage pretrain needs raw text only. Queries and passages share self-attention but have separate feed-forward
+experts. The dense and the sparse vector of a span are trained so that a one-layer decoder can generate a related
+span: a neighbouring one, an overlapping one or a pseudo-query.
 
---stage finetune, on queries with passages and hard negatives: what is trained is the sum of the dense and the sparse score.
-As in the paper, first with BM25's negatives; then again from the pre-trained weights with negatives that the first model
-finds.
+--stage finetune needs queries with passages and hard negatives, and trains the sum of the dense and the sparse score.
+As in the paper, fine-tune with BM25 negatives first, then again from the pre-trained weights with negatives mined by
+that model.
 
-What comes out, in --output_dir: the model, to go on with; dense/ for SentenceTransformer(...), sparse/ for
-SparseEncoder(...) and model/ for AutoModel with its own code, with their cards; checkpoint-*/, from which
---resume_from_checkpoint last goes on with the same result as if nothing had happened.
+Writes to --output_dir: the model; dense/ for SentenceTransformer(...), sparse/ for SparseEncoder(...) and model/ for
+AutoModel, with their model cards; checkpoint-*/ (resume with --resume_from_checkpoint last).
 
 Examples:
   revela-hub train cot-mote --data path/to/texts --encoder google-bert/bert-base-uncased --output_dir outputs/pretrained

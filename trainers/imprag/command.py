@@ -1,20 +1,18 @@
-r"""Trains a decoder to retrieve, read and answer at once, without a written query, with ImpRAG (arXiv 2506.02279).
+"""Train a decoder to retrieve, read and answer, without an explicit query, with ImpRAG (arXiv 2506.02279).
 
-Layers 0 to b make the vectors that passages are found by, layers b to t read the passages that were found, and the answer
-comes out of generate(). First the rankings of a retriever that is there already (--pseudo_labels: bm25, or a
-sentence-transformers model) are labels; from --retrieval_warmup_epochs on, what helps the model to answer is.
+The layers up to --retrieval_layer encode prompts and passages for retrieval; the layers from there to
+--last_reading_layer attend to the retrieved passages. During warm-up, an existing retriever (--pseudo_labels)
+provides the labels; afterwards passages are scored by how much they help the model answer.
 
-What comes out, in --output_dir: model/, for AutoModelForCausalLM (trust_remote_code=True), `revela-hub index` and
-`revela-hub answer`, and its card; checkpoint-*/, from which --resume_from_checkpoint last goes on with the same result as
-if nothing had happened.
+Writes to --output_dir: model/ for AutoModelForCausalLM (trust_remote_code=True), `revela-hub index` and `revela-hub
+answer`, with its model card; checkpoint-*/ (resume with --resume_from_checkpoint last).
 
 Examples:
   revela-hub train imprag --data train.jsonl --corpus docs --backbone Qwen/Qwen3-0.6B-Base --output_dir outputs/imprag
   revela-hub train imprag --config examples/imprag/squad.yaml
   accelerate launch -m revela_hub train imprag --config examples/imprag/squad.yaml
   revela-hub index outputs/imprag/model --corpus docs --output_dir my-index
-  revela-hub answer outputs/imprag/model --index my-index "Question: Who wrote Emma?
-Answer:"
+  revela-hub answer outputs/imprag/model --index my-index --task question_answering "Who wrote Emma?"
 """
 
 from dataclasses import dataclass, field

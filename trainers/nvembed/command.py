@@ -1,15 +1,14 @@
-r"""Trains a generalist embedder from a decoder with NV-Embed (arXiv 2405.17428).
+r"""Train a generalist embedder from a decoder with NV-Embed (arXiv 2405.17428).
 
-Two stages, each a run: the first on retrieval data, with the other rows' passages as negatives; the second, which starts
-from the first one's output folder, on retrieval and everything else, with each row's own negatives only. Both read the
-same mixture, a YAML file that names the tasks with their data and instructions; without --stage it is trained on at once.
+Training has two stages. Stage 1 uses retrieval tasks, with in-batch negatives. Stage 2 starts from the output of
+stage 1 and uses all tasks, with each row's own negatives only. Both read the same mixture, a YAML file that lists the
+tasks with their data and instructions; without --stage, all tasks are trained at once.
 
-The run says whether it helped: some of the mixture's questions are not trained on, and measured before, during and after
-(--probe, --eval_corpus); the best weights are what is exported, and never something worse than the start.
+Some questions of the mixture are held out and evaluated before, during and after training. If training did not help,
+the base model is exported unchanged.
 
-What comes out, in --output_dir: embedder/ for SentenceTransformer(..., trust_remote_code=True), adapters merged, with its
-model card and a prompt for each task; checkpoint-*/, from which --resume_from_checkpoint last goes on with the same result
-as if nothing had happened.
+Writes to --output_dir: embedder/ for SentenceTransformer(..., trust_remote_code=True), with a prompt for each task
+and its model card; checkpoint-*/ (resume with --resume_from_checkpoint last).
 
 Examples:
   revela-hub train nvembed --backbone mistralai/Mistral-7B-v0.1 --mixture examples/nvembed/local.yaml --stage 1 \

@@ -1,13 +1,11 @@
-r"""Pre-trains an encoder for retrieval on raw text, without labels, with RetroMAE (arXiv 2205.12035).
+"""Pre-train an encoder for retrieval on raw text, without labels, with RetroMAE (arXiv 2205.12035).
 
-A weak decoder has to write each span of text out again from the encoder's one vector and the little else that it sees,
-so the vector learns to hold the span. It takes any BERT-like encoder with a masked-LM head, or one whose head is gone,
-such as a sentence-transformers model, which then gets a fresh one; or what an earlier run left in its --output_dir, which
-keeps its decoder. The result is a start for fine-tuning: without it, it retrieves little.
+The encoder is trained so that a one-layer decoder can reconstruct a passage from its embedding. It starts from a
+BERT-like encoder (a missing masked-LM head is initialised randomly) or from the output of an earlier run. Fine-tune
+the result on pairs: on its own it is a weak retriever.
 
-What comes out, in --output_dir: the model with its decoder; encoder/ for SentenceTransformer(...), the plain encoder
-with the first token's state as the vector, and its model card; checkpoint-*/, from which --resume_from_checkpoint last
-goes on with the same result as if nothing had happened.
+Writes to --output_dir: the model with its decoder; encoder/ for SentenceTransformer(...), with [CLS] pooling and its
+model card; checkpoint-*/ (resume with --resume_from_checkpoint last).
 
 Examples:
   revela-hub train retromae --data path/to/texts --encoder google-bert/bert-base-uncased --output_dir outputs/my-texts

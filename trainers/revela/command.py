@@ -1,12 +1,15 @@
-r"""Learns a retriever from raw text or code, without labels, with Revela (arXiv 2506.16552).
+r"""Train a retriever on raw text or code, without labels, with Revela (arXiv 2506.16552).
 
-A language model predicts each chunk of text while it reads the other chunks of its group, each weighted by the
-retriever's similarity; what helps to predict becomes similar. The retriever may be a decoder (its EOS token is the
-embedding) or an existing sentence-transformers encoder, which is then adapted to your text. Both models are trained,
-by default with LoRA.
+A language model predicts each chunk of text while it attends to the other chunks of its group, weighted by the
+retriever's similarities; lowering the LM loss trains the retriever. The retriever can be a decoder, whose EOS state
+is the embedding, or an existing sentence-transformers model, which is adapted to your text. Both models are trained,
+with LoRA by default.
 
-What comes out, in --output_dir: retriever/ for SentenceTransformer(...), with its model card; lm/, an ordinary causal LM;
-checkpoint-*/, from which --resume_from_checkpoint last goes on with the same result as if nothing had happened.
+Queries made from the text are held out and evaluated before, during and after training. If training did not help, the
+base model is exported unchanged.
+
+Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; lm/, the language model;
+checkpoint-*/ (resume with --resume_from_checkpoint last).
 
 Examples:
   revela-hub train revela --data path/to/code --retriever sentence-transformers/all-MiniLM-L6-v2 \

@@ -1,4 +1,4 @@
-"""A YAML file of options, read with the line of each."""
+"""Reads a YAML file of options, with the line number of each."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from revela_hub.errors import UserError
 
 
 class Item(NamedTuple):
-    """A key of a YAML mapping, its value, and its place, `file:line`."""
+    """A key of a YAML mapping, its value, and its place (`file:line`)."""
 
     key: Any
     value: Any
@@ -18,17 +18,17 @@ class Item(NamedTuple):
 
 
 def read_items(path: Path) -> list[Item]:
-    """The keys and values of the YAML mapping that a file holds.
+    """Return the items of the YAML mapping in a file.
 
     Raises:
-        UserError: with file and line, the file cannot be read, or is not such a mapping.
+        UserError: With file and line: the file cannot be read or is not a mapping.
     """
     with open_yaml(path, "configuration file") as (loader, root):
         if root is None:
             return []
         if not isinstance(root, yaml.MappingNode):
             raise UserError(f"{path}:{line_of(root)}: expected a mapping from options to values (`key: value`)")
-        # Not loader.get_data(): it forgets the lines, and lets the last of two equal keys win.
+        # loader.get_data() would lose the line numbers and accept repeated keys.
         return [
             Item(
                 loader.construct_object(key, deep=True),

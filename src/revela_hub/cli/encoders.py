@@ -1,4 +1,4 @@
-"""Opens the encoder that makes a model's vectors: sentence-transformers', or that of the model's method."""
+"""Loads the encoder of a model: a sentence-transformers model, or the encoder of the model's method."""
 
 from pkgutil import resolve_name
 from typing import Any
@@ -9,17 +9,17 @@ from revela_hub.errors import UserError
 def load_dense(
     model: str, *, device: str | None, trust_remote_code: bool, max_seq_length: int | None, prompt: str | None = None
 ) -> Any:  # noqa: ANN401 (an `Encoder` with its device)
-    """Loads it; its `similarity_fn_name` says how its vectors are compared.
+    """Return the encoder of a model; its `similarity_fn_name` names the similarity of its vectors.
 
     Args:
-        model: a sentence-transformers model, or one of a method with an encoder of its own: folder or Hub id.
-        device: by default the fastest there is.
-        trust_remote_code: run code that comes with a sentence-transformers model; a method's is in this package.
-        max_seq_length: cut texts at this many tokens.
-        prompt: replaces the model's own.
+        model: Folder or Hub id of a sentence-transformers model, or of a model whose method has a separate encoder.
+        device: Device to load it on (default: the fastest one).
+        trust_remote_code: Allow a sentence-transformers model to run its own code.
+        max_seq_length: Maximum number of tokens per text.
+        prompt: Prompt that replaces the model's own.
 
     Raises:
-        UserError: it cannot be loaded, compares by a distance, or does not support an option.
+        UserError: The model cannot be loaded, uses a distance as its similarity, or does not support an option.
     """
     from revela_hub.checkpoints import method_of_model
     from revela_hub.retrieval.encoder import load_encoder, similarity_of
@@ -28,9 +28,10 @@ def load_dense(
     if method is not None and method.encoder:
         if prompt or max_seq_length:
             raise UserError(
-                f"{model} was trained with {method.title}, which reads texts as they are: leave this option out"
+                f"{model} was trained with {method.title}, which has no prompts and a fixed length: leave out --query_prompt,"
+                " --document_prompt and --max_length"
             )
         return resolve_name(method.encoder)(model, device)
     encoder = load_encoder(model, device=device, trust_remote_code=trust_remote_code, max_seq_length=max_seq_length)
-    similarity_of(encoder, model)  # here, where the message can name the model
+    similarity_of(encoder, model)  # raises an error that names the model
     return encoder

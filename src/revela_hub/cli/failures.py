@@ -1,7 +1,6 @@
-"""What went wrong, in one line, where a user, a disk, a network or a missing package is the cause; the rest are bugs.
+"""One-line messages for errors caused by input, disks, networks, devices or missing packages; all others are bugs.
 
-Errors of torch, safetensors and the Hub are known by their class's name: importing their packages to ask would cost seconds
-to say that a file is missing.
+Errors of torch, safetensors and the Hub are recognised by class name, because importing these packages takes seconds.
 """
 
 import sys
@@ -25,27 +24,26 @@ LESS_MEMORY = {
     "queue_size": "lower --queue_size",
     "max_length": "shorten texts with --max_length",
 }
-ON_THE_CPU = {"device": "leave --device out, or give --device cpu", "use_cpu": "give --use_cpu true"}
-DEVICES = {"device": "--device takes cpu, cuda, cuda:1, mps"}
-# Words in the messages of torch's RuntimeError, AssertionError and ValueError that a user can put right: what to do, in
-# words or by the option that helps.
+USE_THE_CPU = {"device": "leave out --device, or use --device cpu", "use_cpu": "use --use_cpu true"}
+DEVICES = {"device": "use cpu, cuda, cuda:1 or mps as --device"}
+# Parts of the messages of torch's RuntimeError, AssertionError and ValueError, with the fix: a text, or one per option.
 REMEDIES: dict[str, str | dict[str, str]] = {
     "not compiled with CUDA": {
-        "device": "this torch runs on the CPU only: leave --device out, or install torch for CUDA"
+        "device": "this torch build supports the CPU only: leave out --device, or install torch with CUDA"
     },
-    "no NVIDIA driver": ON_THE_CPU,
-    "No CUDA GPUs are available": ON_THE_CPU,
-    "invalid device ordinal": "there are fewer GPUs than the device's number says",
+    "no NVIDIA driver": USE_THE_CPU,
+    "No CUDA GPUs are available": USE_THE_CPU,
+    "invalid device ordinal": "this machine has fewer GPUs",
     "Invalid device string": DEVICES,
     "Expected one of cpu, cuda": DEVICES,
-    "PYTORCH_ENABLE_MPS_FALLBACK": ON_THE_CPU,
-    "CUDA error": "the GPU failed or is in use; CUDA_LAUNCH_BLOCKING=1 shows where",
-    "NCCL": "the processes cannot reach each other",
-    "gloo/transport": "another process of the run has ended, or cannot be reached: its own message says why",
+    "PYTORCH_ENABLE_MPS_FALLBACK": USE_THE_CPU,
+    "CUDA error": "the GPU failed or is in use; set CUDA_LAUNCH_BLOCKING=1 to see where",
+    "NCCL": "the processes cannot connect to each other",
+    "gloo/transport": "another process of the run has ended or cannot be reached; see its message",
 }
-# Errors of packages that are not imported here, by their class or one that it derives from, and what to say before them.
+# Errors of packages that are not imported here, by the name of their class or a base class, with a prefix for the message.
 NAMED = {
-    "OfflineModeIsEnabled": "not on this machine, and the Hub is switched off",
+    "OfflineModeIsEnabled": "not on this machine, and offline mode is on",
     "LocalEntryNotFoundError": "not on this machine, and the Hub cannot be reached",
     "HfHubHTTPError": "the Hub",
     "HTTPError": "the network",
@@ -57,7 +55,7 @@ NAMED = {
 
 
 def explain(error: BaseException) -> UserError | None:
-    """Return what to tell the user, or None where the error is a bug of ours."""
+    """Return the error to print, or None if it is a bug."""
     for cause in causes(error):
         if isinstance(cause, UserError):
             return cause
@@ -82,13 +80,13 @@ def _known(error: BaseException) -> UserError | str | None:
         if words.lower() in str(error).lower():
             remedies = {} if isinstance(remedy, str) else remedy
             return UserError(f"{first_line(error)}{'' if remedies else f': {remedy}'}", **remedies)
-    # A library that refuses what it was given: a value of an option that was handed on to it.
+    # A library rejects the value of an option.
     library = _raised_in(error) if isinstance(error, ValueError) else None
     return f"{library}: {_joined(error)}" if library else None
 
 
 def _raised_in(error: BaseException) -> str | None:
-    """The library whose code it comes from; None for our own, also where Python itself noticed it there."""
+    """Return the library that raised the error; None if it was this package, directly or through the standard library."""
     tops = [
         frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
@@ -99,7 +97,7 @@ def _raised_in(error: BaseException) -> str | None:
 def _missing_package(error: ImportError) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return install_hint(error.name)
-    return _joined(error)  # transformers' own text says what to install
+    return _joined(error)  # transformers' message names the package
 
 
 def _joined(error: BaseException, limit: int = 300) -> str:

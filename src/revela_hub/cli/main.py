@@ -1,10 +1,10 @@
-"""The command line `revela-hub COMMAND ...`: finds the command's module, parses its arguments, reports mistakes.
+"""The command line `revela-hub COMMAND ...`: finds the command's module, reads its arguments and reports errors.
 
-The commands of a method are in its record, the others are modules of `revela_hub.cli.commands`: each has a docstring (its help text), a dataclass `Arguments`, a function
-`run(arguments)` and, where it takes arguments without a name, a tuple `POSITIONALS` of fields of that dataclass. Only
-the module that is asked for is imported, so that help and mistakes answer at once.
+The commands of a method are listed in its record; the others are modules of `revela_hub.cli.commands`. Each module has a
+docstring (its help text), a dataclass `Arguments`, a function `run(arguments)` and, for arguments without a name, a tuple
+`POSITIONALS` of fields of that dataclass. Help texts and errors in arguments import no command and no heavy library.
 
-Exit status: 0, 2 for a mistake of the user (one line on stderr, no traceback), 130 after Ctrl-C, 1 for anything else.
+Exit status: 0 for success, 2 for an error of the user (one line on stderr), 130 after Ctrl-C, 1 for anything else.
 """
 
 import importlib
@@ -12,68 +12,69 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Container
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from revela_hub import __version__
 from revela_hub.errors import UserError, did_you_mean
 from revela_hub.hub_cards.method import Command
 from revela_hub.trainers.methods import METHODS
 
+if TYPE_CHECKING:
+    from revela_hub.cli.parser import CommandParser
+
 PROGRAM = "revela-hub"
 OWN = "revela_hub.cli.commands"
 
 
-OF_METHODS = {name: command for method in METHODS.values() for name, command in method.commands.items()}
+METHOD_COMMANDS = {name: command for method in METHODS.values() for name, command in method.commands.items()}
 COMMANDS = {
-    "quickstart": Command(
-        f"{OWN}.quickstart", "raw text on this machine to a trained, measured retriever, in minutes on a CPU"
-    ),
-    **{name: command for name, command in OF_METHODS.items() if name.startswith("train ")},
-    "mine": Command(f"{OWN}.mine", "find hard negatives for pairs with a retriever or BM25"),
-    "synthesize": Command(f"{OWN}.synthesize", "have a language model write training pairs for tasks"),
-    "probe": Command(f"{OWN}.probe", "make a retrieval task out of raw text, to measure retrievers without labels"),
-    "export": Command(f"{OWN}.export", "turn a training checkpoint into a sentence-transformers folder"),
-    "evaluate": Command(f"{OWN}.evaluate", "measure a retriever, or BM25, on a retrieval task"),
-    "encode": Command(f"{OWN}.encode", "encode a corpus, whole or a shard of it, and go on where it stopped"),
-    "index": Command(f"{OWN}.index", "make a passage index on disk for search, answer and ImpRAG"),
-    "search": Command(f"{OWN}.search", "find passages in your files with a retriever"),
-    "check": Command(f"{OWN}.check", "verify that a model loads and embeds as its readers will expect"),
-    "publish": Command(f"{OWN}.publish", "assemble, verify and upload a model to the Hugging Face Hub"),
-    **{name: command for name, command in OF_METHODS.items() if not name.startswith("train ")},
+    "quickstart": Command(f"{OWN}.quickstart", "train and evaluate a retriever on raw text in minutes, on a CPU"),
+    **{name: command for name, command in METHOD_COMMANDS.items() if name.startswith("train ")},
+    "mine": Command(f"{OWN}.mine", "mine hard negatives with a retriever or BM25"),
+    "synthesize": Command(f"{OWN}.synthesize", "generate training pairs with a language model"),
+    "probe": Command(f"{OWN}.probe", "make an evaluation set from raw text, without labels"),
+    "export": Command(f"{OWN}.export", "convert a checkpoint to a sentence-transformers folder"),
+    "evaluate": Command(f"{OWN}.evaluate", "evaluate retrievers or BM25 on a retrieval task"),
+    "encode": Command(f"{OWN}.encode", "encode a corpus, or a shard of it; resumable"),
+    "index": Command(f"{OWN}.index", "build a passage index for search and answer"),
+    "search": Command(f"{OWN}.search", "search your files with a retriever or BM25"),
+    "check": Command(f"{OWN}.check", "verify that a model loads and embeds correctly"),
+    "publish": Command(f"{OWN}.publish", "verify a model and upload it to the Hugging Face Hub"),
+    **{name: command for name, command in METHOD_COMMANDS.items() if not name.startswith("train ")},
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit status.
+    """Run the command line and return its exit status.
 
     Args:
-        argv: the arguments after the program's name; those of the process when None.
+        argv: The arguments after the program's name (default: those of the process).
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    # A stream that is closed (`<&-`), which Python has as None, reads and takes nothing.
+    # Python represents a closed stream (`<&-`) by None.
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
-    options: set[str] = set()  # of the command, as soon as it is known
+    options: set[str] = set()  # filled when the command is known
     return exit_status(lambda: _dispatch(words, options), options, trace="--traceback" in words)
 
 
 def exit_status(action: Callable[[], None], options: Container[str], *, trace: bool) -> int:
-    """Runs a command, reports on standard error how it failed, and returns the exit status.
+    """Run a command, report errors on standard error, and return the exit status.
 
     Args:
-        action: the command.
-        options: the names of its options: no other is recommended.
-        trace: also print where in the program the error comes from.
+        action: The command.
+        options: The names of its options; error messages recommend no others.
+        trace: Also print the traceback of an error.
     """
     try:
         action()
         sys.stdout.flush()
     except KeyboardInterrupt as error:
         sys.stderr.write(f"{PROGRAM}: {str(error) or 'interrupted'}\n")
-        return getattr(error, "status", 130)  # of a training run that was ended by another signal, with a checkpoint
+        return getattr(error, "status", 130)  # a training run that another signal stopped
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`). Python would complain again when it flushes stdout at exit.
+        # The reader of the output has exited (`| head`). Python would raise again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -82,7 +83,7 @@ def exit_status(action: Callable[[], None], options: Container[str], *, trace: b
 
 
 def _fail(error: Exception, options: Container[str], *, trace: bool) -> int:
-    """Says what went wrong, in one line where it is no bug, and returns the exit status."""
+    """Print an error, in one line unless it is a bug, and return the exit status."""
     from revela_hub.cli.failures import explain
 
     mistake = explain(error)
@@ -90,8 +91,8 @@ def _fail(error: Exception, options: Container[str], *, trace: bool) -> int:
         sys.stderr.write("".join(traceback.format_exception(error)))
     if mistake is None:
         sys.stderr.write(
-            f"{PROGRAM}: this is a bug of {PROGRAM} {__version__}, not of yours; please report it with the lines above"
-            " and the command, where you got the program from\n"
+            f"{PROGRAM}: unexpected error. This is a bug in {PROGRAM} {__version__}; please report it with the lines above"
+            " and the command\n"
         )
         return 1
     sys.stderr.write(f"{PROGRAM}: error: {mistake.line(options)}\n")
@@ -108,35 +109,38 @@ def _dispatch(argv: list[str], options: set[str]) -> None:
     name, rest = _command_name(argv)
     if not name:
         return
-    # Here and not above: the parser imports what the list of commands can do without.
-    from revela_hub.cli.parser import CommandParser, build_arguments
+    # Imported here because the list of commands does not need them.
+    from revela_hub.cli.parser import build_arguments
     from revela_hub.output import any_text, quiet
 
-    program, module = f"{PROGRAM} {name}", COMMANDS[name].module
-    told = _told(module)
-    parser = CommandParser(told.Arguments, program, told.__doc__ or "", getattr(told, "POSITIONALS", ()))
+    parser = parser_of(name)
     options.update(parser.hints)
     values = parser.read(rest)
     if values is None:
         return
     with quiet(parser.quiet), any_text():
-        command = importlib.import_module(module)
-        command.run(build_arguments(command.Arguments, values, program))
+        command = importlib.import_module(COMMANDS[name].module)
+        command.run(build_arguments(command.Arguments, values, parser.prog))
 
 
-def _told(module: str) -> Any:
-    """The command's module, or what its source says without being run: importing it may take seconds."""
+def parser_of(name: str) -> "CommandParser":
+    """Return the parser of a command, such as "train revela", without importing the command's module."""
     from revela_hub.cli.outline import outline
+    from revela_hub.cli.parser import CommandParser
 
+    module = COMMANDS[name].module
+    command: Any = sys.modules.get(module)
     try:
-        told = outline(module)
-        return sys.modules.get(module) or (told if told.Arguments else None)
-    except Exception:  # a version of transformers whose source is written in some way that was not foreseen
-        return importlib.import_module(module)
+        command = command or (outlined if (outlined := outline(module)).Arguments else None)
+    except Exception:  # a version of transformers whose source the outline cannot read
+        command = importlib.import_module(module)
+    return CommandParser(
+        command.Arguments, f"{PROGRAM} {name}", command.__doc__ or "", getattr(command, "POSITIONALS", ())
+    )
 
 
 def _command_name(argv: list[str]) -> tuple[str, list[str]]:
-    """The command that `argv` names, of one word or two, and its arguments; an empty name if only help was asked for."""
+    """Return the command that `argv` names, of one or two words, and its arguments; an empty name after printing help."""
     first = argv[0]
     if first in COMMANDS:
         return first, argv[1:]
@@ -152,19 +156,19 @@ def _command_name(argv: list[str]) -> tuple[str, list[str]]:
 
 
 def _unknown(kind: str, word: str, known: list[str], program: str) -> str:
-    remedy = did_you_mean(word, known) or f"there are {', '.join(dict.fromkeys(known))}"
+    remedy = did_you_mean(word, known) or f"choose one of {', '.join(dict.fromkeys(known))}"
     return f"unknown {kind} {word!r}: {remedy} (see {program} --help)"
 
 
 def _overview(prefix: str = "") -> str:
-    """The list of the commands whose name starts with `prefix`."""
+    """Return the list of commands whose names start with `prefix`."""
     names = [name for name in COMMANDS if name.startswith(prefix)]
     width = max(map(len, names))
     lines = "".join(f"  {name:<{width}}  {COMMANDS[name].summary}\n" for name in names)
     return (
         f"usage: {PROGRAM} [--help] [--version] {prefix}COMMAND ...\n\n"
-        "Train, publish and use retrievers that learn from raw text.\n\n"
+        "Train, publish and use text retrievers.\n\n"
         f"commands:\n{lines}\n"
-        f"{PROGRAM} COMMAND --help explains a command. Every command takes its options from a YAML file too\n"
-        "(--config FILE); options on the command line go before those of the file.\n"
+        f"Run {PROGRAM} COMMAND --help for the options of a command. Options can also be given in a YAML file\n"
+        "(--config FILE); command-line options override the file.\n"
     )

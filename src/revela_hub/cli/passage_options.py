@@ -1,4 +1,4 @@
-"""The options of `encode` and `index`: which passages, by which model, to where."""
+"""The options that `encode` and `index` share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class PassageOptions:
-    """Which passages, and how they are encoded."""
+    """The passages, the model and the output folder."""
 
     _argument_group_name = "passages"
 
@@ -42,7 +42,7 @@ class PassageOptions:
 
 
 class Loaded(NamedTuple):
-    """The encoder, how it is used, and what writes the passages to a folder."""
+    """The encoder, its settings, and a function that writes the passages to a folder."""
 
     encoder: Any
     settings: "RankerSettings"
@@ -50,10 +50,10 @@ class Loaded(NamedTuple):
 
 
 def check_output(options: PassageOptions) -> None:
-    """Looks, before the work, whether the output stays apart from the user's files.
+    """Check that the output folder is separate from the user's files.
 
     Raises:
-        UserError: It is one of the passages' folders, lies in one, or holds files that this program did not write.
+        UserError: It is or lies in a folder of the corpus, or contains files that this program did not write.
     """
     from revela_hub.data.own_folder import check_apart
     from revela_hub.data.sources.source import parse_sources
@@ -65,19 +65,19 @@ def check_output(options: PassageOptions) -> None:
 
 
 def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded:
-    """Loads the model.
+    """Load the model.
 
     Raises:
-        UserError: It cannot be loaded, or a path of the passages is not there.
+        UserError: It cannot be loaded, or a path of the corpus does not exist.
     """
     from revela_hub.data.sources.documents import read_documents
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.retrieval import RankerSettings, model_identity, read_passages
 
     if options.model == "bm25":
-        raise UserError("bm25 has no vectors: it needs no index of them (revela-hub search bm25 --corpus ...)")
+        raise UserError("bm25 has no vectors and needs no index: use revela-hub search bm25 --corpus PATH")
     report = ReadReport()
-    documents = read_documents(options.corpus, report=report)  # a wrong path should not cost the loading of a model
+    documents = read_documents(options.corpus, report=report)  # raises errors before the model is loaded
     encoder = load_dense(
         options.model,
         device=options.device,

@@ -1,8 +1,8 @@
-"""Runs a command in several processes of this machine, each with complete arguments of its own.
+"""Runs a command in several processes on this machine, each with its own complete arguments.
 
-The arguments go through the child's standard input, so that no child reads a command line or a configuration file again,
-and none of them starts children by itself. The input stays open while the parent lives: when the parent ends, however it
-is ended, the children end too.
+The arguments are sent through the child's standard input, so that no child reads a command line or a configuration file, and
+none starts further processes. The input stays open as long as the parent runs; when the parent exits for any reason, the
+children exit too.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from typing import Any
 
 from revela_hub.errors import UserError
 
-# Ctrl-C reaches all processes of a terminal: the parent stops the children, they need not report it as well.
+# Ctrl-C is sent to all processes of a terminal; the parent stops the children, so they ignore it.
 CHILD = """
 import sys
 sys.path[:] = sys.argv[1:]
@@ -30,14 +30,14 @@ sys.exit(child())
 
 
 def run_in_processes(module: str, parts: Sequence[Any]) -> None:
-    """Runs a command once for each of `parts`, all at the same time, and waits for them.
+    """Run a command once for each of `parts`, concurrently, and wait for all of them.
 
     Args:
-        module: the full name of the command's module, with `Arguments` and `run`.
-        parts: the arguments of each process; their fields are plain values or paths.
+        module: The full name of the command's module, with `Arguments` and `run`.
+        parts: The arguments of each process; their fields are plain values or paths.
 
     Raises:
-        UserError: a process failed; its own message is on standard error. The others were left to finish.
+        UserError: A process failed and printed its message on standard error; the others were left to finish.
     """
     command = [sys.executable, "-c", CHILD, *(path or os.getcwd() for path in sys.path)]
     started: list[subprocess.Popen[str]] = []
@@ -49,28 +49,28 @@ def run_in_processes(module: str, parts: Sequence[Any]) -> None:
             try:
                 process.stdin.write(json.dumps([module, dataclasses.asdict(part)], default=str) + "\n")
                 process.stdin.flush()
-            except BrokenPipeError:  # it has ended already, which its exit status says
+            except BrokenPipeError:  # the process has already exited; its status is checked below
                 pass
         ended = [process.wait() for process in started]
     finally:
         for process in started:
-            process.terminate()  # does nothing to one that has ended
+            process.terminate()  # no effect if it has exited
         for process in started:
             process.communicate()
     if failed := [(number, status) for number, status in enumerate(ended) if status]:
-        numbers = ", ".join(f"number {number} with {_in_words(status)}" for number, status in failed)
+        numbers = ", ".join(f"number {number} with {_described(status)}" for number, status in failed)
         raise UserError(
             f"{len(failed)} of {len(parts)} processes failed ({numbers}), their messages are above; "
             "run the command again to continue"
         )
 
 
-def _in_words(status: int) -> str:
+def _described(status: int) -> str:
     return f"exit status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
 
 
 def child() -> int:
-    """The process that `run_in_processes` starts: runs the command and returns the exit status."""
+    """Run the command in a process that `run_in_processes` started, and return the exit status."""
     from revela_hub.cli.main import exit_status
 
     name, values = json.loads(sys.stdin.readline())
@@ -80,6 +80,6 @@ def child() -> int:
 
 
 def _end_with_parent(pipe: int) -> None:
-    """Waits for the parent's end of the pipe to close, and ends this process alone: the group is that of a terminal."""
+    """Exit this process when the parent's end of the pipe closes."""
     os.read(pipe, 1)
     os._exit(1)

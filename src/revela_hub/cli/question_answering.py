@@ -1,4 +1,4 @@
-"""`revela-hub evaluate MODEL --task qa`: a model's answers to questions, scored as SQuAD does."""
+"""`revela-hub evaluate MODEL --task qa`: the answers of a model to questions, scored as in SQuAD."""
 
 import json
 import sys
@@ -21,20 +21,20 @@ def evaluate_answers(
     device: str | None = None,
     as_json: bool = False,
 ) -> None:
-    """Prints exact match, F1 and answer recall of each model, as a table or as one JSON list.
+    """Print exact match, F1 and answer recall of a model, as a table or as a JSON list.
 
     Args:
-        models: models that answer questions.
+        models: The model, in a list; there can be only one because the index belongs to a model.
         data: JSON lines of questions and answers.
-        index: made by the model, so there can be one model only.
-        k: passages for a question.
-        max_new_tokens: of an answer, at most.
-        batch_size: questions at a time.
-        device: by default the fastest there is.
-        as_json: print JSON.
+        index: The index that `revela-hub index` made with the model.
+        k: Number of passages per question.
+        max_new_tokens: Maximum number of tokens per answer.
+        batch_size: Number of questions per forward pass.
+        device: Device to run on (default: the fastest one).
+        as_json: Print JSON.
 
     Raises:
-        UserError: an option is missing, or something cannot be read.
+        UserError: An option is missing, or a file cannot be read.
     """
     from revela_hub.checkpoints import method_of_model
     from revela_hub.data.prompts.rows import read_prompts
@@ -45,7 +45,7 @@ def evaluate_answers(
             "--task qa needs --data FILE.jsonl (questions and answers) and --index FOLDER (revela-hub index)"
         )
     if len(models) > 1:
-        raise UserError("--task qa measures one model: an index belongs to the model that made it")
+        raise UserError("--task qa evaluates one model at a time, because an index belongs to the model that made it")
     questions = read_prompts([data])
     method = method_of_model(models[0])
     if method is None or not method.answerer:

@@ -1,4 +1,4 @@
-"""The options of what ranks, which `search`, `mine` and `evaluate` share, and the models that they name."""
+"""The ranking options that `search`, `mine` and `evaluate` share, and the models that they name."""
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class RankerOptions(IndexArguments):
-    """Options of what ranks."""
+    """Ranking options."""
 
     _argument_group_name = "ranking"
 
@@ -83,27 +83,27 @@ class RankerOptions(IndexArguments):
 
 
 def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
-    """Options that none of the modes reads are refused: passed over in silence they would seem to hold.
+    """Check that all given options have an effect in one of the modes.
 
     Raises:
-        UserError: There is one.
+        UserError: An option has no effect.
     """
     of_mode: dict[str, tuple[str, ...]] = {"hybrid": ("parts", "fusion", "weights", "depth")}
     if "hybrid" not in modes and "sparse" not in modes:
         of_mode |= {"sparse": ("sparse_model",)}
     for mode, names in of_mode.items():
         for name in sorted(given(options) & {*names}) if mode not in modes else ():
-            raise UserError(f"--{name} is of --mode {mode}: give that, or leave it out")
+            raise UserError(f"--{name} requires --mode {mode}")
 
 
 def given(options: Any) -> set[str]:
-    """The names of those fields of a dataclass that are not as they are by default, or have none."""
+    """Return the names of the fields that differ from their defaults or have none."""
     defaults = ((e.name, e.default if e.default_factory is MISSING else e.default_factory()) for e in fields(options))
     return {name for name, default in defaults if getattr(options, name) != default}
 
 
 class Models(NamedTuple):
-    """What `build_ranker` wants."""
+    """The arguments of `build_ranker`."""
 
     settings: "RankerSettings"
     dense: Any
@@ -111,22 +111,22 @@ class Models(NamedTuple):
 
 
 def load_models(options: RankerOptions, model: str, mode: str | None) -> Models:
-    """Loads the models that a mode needs.
+    """Load the models that a mode needs.
 
     Args:
         options: The options.
         model: A folder, a Hub id, or "bm25".
-        mode: "dense", "sparse", "bm25", "hybrid"; None: dense, or bm25 if that is the model's name.
+        mode: "dense", "sparse", "bm25" or "hybrid" (default: dense, or bm25 if that is the model).
 
     Raises:
-        UserError: A model cannot be loaded, or does not fit its mode.
+        UserError: A model cannot be loaded or does not support its mode.
     """
     from revela_hub.retrieval import RankerSettings
     from revela_hub.retrieval.bm25 import bm25_settings
     from revela_hub.retrieval.encoder import load_sparse_encoder, model_identity
 
     if model == "bm25" and mode not in (None, "bm25"):
-        raise UserError(f"--mode {mode} needs a model besides bm25: give its folder or Hub id")
+        raise UserError(f"--mode {mode} requires a model, not bm25: give its folder or Hub id")
     values: dict[str, Any] = {
         name: getattr(options, name)
         for name in RankerSettings.__dataclass_fields__

@@ -1,8 +1,8 @@
-r"""Answers prompts with an ImpRAG model, which finds passages in an index and reads them; prints both.
+"""Answer prompts with an ImpRAG model from the passages of an index.
 
-The index is one that `revela-hub index` made with the same model. Without a prompt, prompts are read from standard input,
-one per line. --task puts a prompt into the template of a task (question_answering: "Question: ...", "Answer:"); without it
-the prompt is taken as it is, and has to end where the answer begins. With --json one object per prompt on a line of its own.
+The index has to be made by `revela-hub index` with the same model. Prompts are read from standard input, one per
+line, if none is given. --task puts them into the template of a task; without it, a prompt is used as it is and has to
+end where the answer begins. Prints each answer with its passages, or one JSON object per prompt with --json.
 
 Examples:
   revela-hub answer outputs/imprag/model --index my-index --task question_answering "Who wrote Emma?"

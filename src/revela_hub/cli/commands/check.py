@@ -1,10 +1,8 @@
-"""Verifies that a model loads and embeds as its readers will expect, and prints a table.
+"""Verify that a model loads and embeds correctly where only transformers and sentence-transformers are installed.
 
-The model is loaded in a process that has transformers and sentence-transformers only, whatever else is installed here.
-Checked are: no path, secret or pickle of the machine it was made on, adapters merged, remote code that imports nothing its
-readers lack, no weight missing, left over, initialised again or not a number, also in half precision, a tokenizer and a
-length that fit the model, EOS at the end of every text, other vectors for other texts, the same for the same, alone and in
-a batch and with padding on either side, and those of the checkpoint that it was made of. Exit status 1 if a check fails.
+The model is loaded in a clean process, and the results are printed as a table. The checks cover private data (paths,
+secrets), pickles, missing or unused weights, NaNs, remote code, tokenizer and length settings, and whether vectors
+depend on batching or padding. The exit status is 1 if a check fails.
 
 Examples:
   revela-hub check my-retriever
@@ -36,7 +34,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Prints the table."""
+    """Print the table."""
     from pathlib import Path
 
     from revela_hub.checkpoints import METHODS, is_checkpoint
@@ -47,9 +45,9 @@ def run(arguments: Arguments) -> None:
     model = arguments.model
     if Path(model).is_dir() and is_checkpoint(model):
         publish = command_line("publish", model, "NAME/MODEL", "--dry_run")
-        raise UserError(f"{model} is a training checkpoint: `{publish}` makes a model of it and checks that")
+        raise UserError(f"{model} is a training checkpoint: `{publish}` exports it and checks the result")
     if arguments.revision and Path(arguments.model).expanduser().exists():
-        raise UserError(f"--revision is for a model on the Hub; {arguments.model} is a folder here")
+        raise UserError(f"--revision is for a model on the Hub, but {arguments.model} is a folder")
     checks = check(
         model,
         revision=arguments.revision,

@@ -1,8 +1,8 @@
-"""Encodes a corpus into the folder of an index: whole, or one shard of it for each job of a cluster.
+"""Encode a corpus into an index folder, as a whole or one shard per job.
 
-Texts are cut into passages, sorted by length and encoded in batches of about equally many tokens. The first file of vectors is
-written within seconds; run an interrupted command again and it goes on, a passage that has a vector is not encoded again. When
-all shards are there, `revela-hub index` with the same model, passages and output reads them and makes the index.
+Texts are split into passages and encoded in batches of similar length. An interrupted command resumes when it is run
+again: existing vectors are reused. When all shards are done, run `revela-hub index` with the same model, corpus and
+output folder.
 
 Examples:
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --num_processes 4
@@ -39,22 +39,22 @@ class Arguments(PassageOptions):
     )
 
     def __post_init__(self) -> None:
-        """Checks the numbers.
+        """Check the numbers.
 
         Raises:
-            ValueError: for a value out of range.
+            ValueError: A value is out of range.
         """
         check_ranges(self)
 
 
 def run(arguments: Arguments) -> None:
-    """Encodes the shard's passages that have no vector yet."""
+    """Encode the passages of the shard that have no vector yet."""
     from revela_hub.retrieval.disk import claim_folder
     from revela_hub.retrieval.ranking import document_vectors
     from revela_hub.retrieval.texts import Rows
 
     if arguments.shard >= arguments.num_shards:
-        raise UserError(f"--shard {arguments.shard}: the shards are 0 to {arguments.num_shards - 1}")
+        raise UserError(f"--shard {arguments.shard} must be between 0 and {arguments.num_shards - 1}")
     check_output(arguments)
     if arguments.num_processes > 1:
         run_in_processes(__name__, parts_of(arguments))
@@ -62,14 +62,14 @@ def run(arguments: Arguments) -> None:
     loaded = load_passage_encoder(arguments, IndexOptions(dtype=arguments.dtype))
     folder = claim_folder(Path(arguments.output_dir).expanduser(), "--output_dir")
     texts = loaded.write(folder).texts
-    # Whole blocks, not every n-th: what stands together in the corpus is read together later.
+    # Consecutive passages, not every n-th one, because they are read in order later.
     start, stop = (len(texts) * (arguments.shard + end) // arguments.num_shards for end in (0, 1))
     vectors = document_vectors(Rows(texts, start, stop), loaded.encoder, loaded.settings, folder, option="--output_dir")
-    print(f"{len(vectors):,} passages of {len(texts):,} have their vectors in {folder}")
+    print(f"encoded {len(vectors):,} of {len(texts):,} passages in {folder}")
 
 
 def parts_of(arguments: Arguments) -> list[Arguments]:
-    """What each of the processes is to do: a part of the shard, on a GPU of its own where there are several."""
+    """Return the arguments of each process: a part of the shard, on the next GPU if there are several."""
     processes, shards = arguments.num_processes, arguments.num_shards * arguments.num_processes
     first = arguments.shard * processes
     devices = [arguments.device] if arguments.device else _devices()
@@ -80,7 +80,7 @@ def parts_of(arguments: Arguments) -> list[Arguments]:
 
 
 def _devices() -> list[str | None]:
-    """One for each GPU; the model's own choice where there are not several."""
+    """Return one device per GPU, or None if there is at most one."""
     import torch
 
     count = torch.cuda.device_count()

@@ -1,18 +1,14 @@
-"""Measures retrievers, and BM25, on a retrieval task: nDCG@10, MRR@10 and Recall@100, by trec_eval.
+"""Evaluate retrievers, or BM25, on a retrieval task: nDCG@10, MRR@10 and Recall@100.
 
-A model is a sentence-transformers folder, a Hub id, or the word bm25. The task is a BEIR folder (corpus.jsonl,
-queries.jsonl, qrels/<split>.tsv, each plain or .gz), or with --tasks the name of an mteb task or benchmark, whose data
-is downloaded from the Hub. With several --mode each model is measured in each of them.
+The task is a BEIR folder (--corpus: corpus.jsonl, queries.jsonl, qrels/<split>.tsv, optionally .gz), or mteb tasks or
+benchmarks (--tasks), which are downloaded. With several values of --mode, each model is evaluated in each mode. As in
+BEIR, a document with the id of the query is ignored unless it is judged relevant.
 
-Where there are several rows, each but the first is compared with the first, query by query: the difference, the interval
-that holds it with 95% confidence, and the probability of a difference as large by chance alone (paired bootstrap over the
-queries). These are p-values of one comparison: with ten rows divide 0.05 by nine.
+Each row after the first is compared with the first, query by query: difference, 95% confidence interval and p-value
+(paired bootstrap). Each p-value is for one comparison; with ten rows, divide the significance level by nine.
 
-With --task qa an ImpRAG model answers questions: exact match and F1 in SQuAD's normalisation, and the share of questions one
-of whose passages holds an answer. --data is JSON lines as SQuAD, NQ and KILT have them, --index what `revela-hub index` made
-with the model.
-
-A document with the id of the query is left out, as BEIR does it, unless it is judged to be an answer.
+With --task qa, an ImpRAG model answers questions: exact match and F1 (normalised as in SQuAD), and the fraction of
+questions for which a retrieved passage contains an answer.
 
 Examples:
   revela-hub evaluate my-retriever --corpus data/beir/scifact
@@ -39,8 +35,8 @@ if TYPE_CHECKING:
 
 POSITIONALS = ("models",)
 
-OF_QA = ("data", "index", "num_passages", "max_new_tokens")
-OF_BOTH = ("models", "task", "batch_size", "device", "json")
+QA_OPTIONS = ("data", "index", "num_passages", "max_new_tokens")
+COMMON_OPTIONS = ("models", "task", "batch_size", "device", "json")
 METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
 
 
@@ -76,7 +72,7 @@ class Arguments(RankerOptions):
 
 
 def run(arguments: Arguments) -> None:
-    """Prints a table per task, or one JSON list; what was measured before a model failed is printed all the same."""
+    """Print a table per task, or one JSON list; results are also printed if a later model fails."""
     _check_used(arguments)
     if arguments.task == "qa":
         from revela_hub.cli.question_answering import evaluate_answers
@@ -95,13 +91,13 @@ def run(arguments: Arguments) -> None:
     if bool(arguments.corpus) == bool(arguments.tasks):
         raise UserError("give either --corpus BEIR_FOLDER or --tasks NAME ... (see revela-hub evaluate --help)")
     if arguments.tasks and arguments.mode:
-        raise UserError("--mode is for --corpus: mteb's tasks are measured by mteb, dense or with its own BM25")
+        raise UserError("--mode requires --corpus: mteb evaluates its tasks with dense retrieval or with its own BM25")
     failure: Exception | None = None
     results: list[tuple[str, RetrievalScores]] = []
     try:
         for row in _on_mteb(arguments) if arguments.tasks else _on_folder(arguments):
             results.append(row)
-    except Exception as error:  # one of several models: hours of the others must not be lost
+    except Exception as error:  # one of several models: print the results of the others first
         if not results:
             raise
         failure = error
@@ -124,12 +120,12 @@ def run(arguments: Arguments) -> None:
 
 
 def _check_used(arguments: Arguments) -> None:
-    """Options of the other task are refused, where they are not as they are by default."""
+    """Reject options of the other task that differ from their defaults."""
     retrieval = arguments.task == "retrieval"
-    unused = given(arguments) & {*OF_QA} if retrieval else given(arguments) - {*OF_QA, *OF_BOTH}
+    unused = given(arguments) & {*QA_OPTIONS} if retrieval else given(arguments) - {*QA_OPTIONS, *COMMON_OPTIONS}
     for name in sorted(unused):
         other = "qa" if retrieval else "retrieval"
-        raise UserError(f"--{name} is of --task {other}: give that, or leave it out")
+        raise UserError(f"--{name} requires --task {other}")
 
 
 def _on_folder(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
@@ -155,7 +151,7 @@ def _on_folder(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
 def _on_mteb(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
     from revela_hub.evaluation.mteb_tasks import evaluate_mteb, resolve_tasks
 
-    tasks = resolve_tasks(arguments.tasks)  # a name that is wrong should not cost the loading of a model
+    tasks = resolve_tasks(arguments.tasks)  # before a model is loaded
     for name in arguments.models:
         model = name if name == "bm25" else load_models(arguments, name, "dense").dense
         for scores in evaluate_mteb(model, tasks, batch_size=arguments.batch_size):

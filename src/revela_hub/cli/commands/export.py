@@ -1,9 +1,8 @@
-"""Turns a training checkpoint into folders that need nothing of this package.
+"""Convert a training checkpoint to folders that load without this package.
 
-OUTPUT/retriever is a plain sentence-transformers model (adapters merged, prompts, EOS, length and padding side saved);
-OUTPUT/lm, with --lm, is the language model trained with Revela, an ordinary AutoModelForCausalLM. From a checkpoint of
-RetroMAE comes OUTPUT/encoder, a sentence-transformers model whose vector is the first token's state. From one of CoT-MoTE
-come OUTPUT/dense (SentenceTransformer), OUTPUT/sparse (SparseEncoder) and OUTPUT/model (AutoModel, with its code).
+LoRA adapters are merged. Training exports the final model itself; use this command for intermediate checkpoints, or
+for another --max_length or --dtype. The folders depend on the method: retriever/ (Revela), encoder/ (RetroMAE),
+embedder/ (NV-Embed), dense/, sparse/ and model/ (CoT-MoTE), model/ (ImpRAG).
 
 Examples:
   revela-hub export outputs/revela/checkpoint-1000 --output_dir my-retriever
@@ -35,7 +34,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Writes the folders and prints how to load them."""
+    """Write the folders and print how to load them."""
     import torch
 
     from revela_hub.checkpoints import export_checkpoint, method_of

@@ -1,12 +1,11 @@
-"""Makes a passage index on disk: texts, vectors, and what finds them, for `search --index`, `answer` and ImpRAG.
+"""Build a passage index on disk for `revela-hub search --index` and `revela-hub answer`.
 
-The index belongs to the model that made it: another one's vectors are refused. exact reads the vectors from disk block by
-block and needs next to no memory; hnsw and ivfpq (FAISS) answer in milliseconds from millions of vectors and miss a few;
-milvus keeps the vectors in a Milvus server (--milvus_uri http://host:19530), or in a file of the folder. An interrupted run
-goes on; shards that `revela-hub encode` has written are read.
+An index can only be used with the model that made it. exact reads the vectors from disk in blocks and needs little
+memory; hnsw and ivfpq (FAISS) are faster and approximate; milvus stores the vectors in a Milvus server or a local
+file. Interrupted runs resume, and shards from `revela-hub encode` are used.
 
-For an ImpRAG model whose passages are encoded independently, `--states float16` also stores the keys and values that the model
-reads of each passage, so that `revela-hub answer` does not have to compute them.
+For an ImpRAG model with independent passage encoding, --states float16 also stores the keys and values of the
+passages, so that `revela-hub answer` does not compute them again.
 
 Examples:
   revela-hub index my-retriever --corpus docs --output_dir my-index
@@ -38,14 +37,14 @@ class Arguments(PassageOptions, IndexArguments):
 
 
 def run(arguments: Arguments) -> None:
-    """Writes the index and prints what is in it."""
+    """Write the index and print its size."""
     from revela_hub.checkpoints import METHODS, method_of_model
     from revela_hub.retrieval import build_store
 
     method, stores_states = method_of_model(arguments.model), arguments.states != "none"
     if stores_states and not (method and method.states):
         titles = ", ".join(each.title for each in METHODS.values() if each.states)
-        raise UserError(f"--states is for {titles} models, and {arguments.model} is not one")
+        raise UserError(f"--states requires a model of {titles}, but {arguments.model} is not one")
     check_output(arguments)
     loaded = load_passage_encoder(arguments, arguments.index_options(arguments.dtype))
     states = import_module(method.states) if method and stores_states else None
@@ -60,7 +59,8 @@ def run(arguments: Arguments) -> None:
         max_length=arguments.max_length,
     )
     print(
-        f"{len(store):,} passages, vectors of {store.metadata.dimension} numbers ({store.metadata.options.type}), in {store.folder}"
+        f"{len(store):,} passages, {store.metadata.dimension}-dimensional vectors ({store.metadata.options.type}),"
+        f" in {store.folder}"
     )
     for line in loaded.encoder.warnings() if method and method.encoder else ():
         note(line)

@@ -1,22 +1,15 @@
-r"""Finds hard negatives: passages that a retriever takes for the answer, and that are none.
+r"""Mine hard negatives: passages a retriever ranks highly but that are not relevant.
 
-For every pair of an anchor (a query) and its positive, the model or BM25 searches the corpus; of the best passages those
-become negatives that score at most 95% of what the positive scores. Above that line too many are answers that nobody has
-marked. What each limit removed is reported. Known positives of an anchor, the anchor's own text, and copies of either under
-another id are never its negatives.
+For each pair of a query (anchor) and a positive passage, the model searches the corpus. Passages that score at most
+95% of the positive's score become negatives; those above are often unlabelled positives. The report lists how many
+passages each limit removed. Known positives of a query, the query itself and their duplicates are never negatives.
 
-The model is a sentence-transformers folder, a Hub id, or the word bm25; --mode sparse or hybrid mines with weighted terms, or
-with several rankers together, whose joint scores the limits below then compare. Pairs are JSON lines or a data set (hf:owner/name)
-with the columns anchor and positive (one text or a list), or a BEIR folder (--beir). The corpus is JSON lines or a data set
-with a column text and, if there is one, a column title, which goes before it. Without --corpus the positives of all pairs
-are searched; a positive that is not in the corpus is searched too, so that its score is that of the same index.
+Pairs are JSON lines, a data set (hf:owner/name) or a BEIR folder (--beir). Without --corpus, the positives of all
+pairs are searched. Vectors are cached on disk (dimension x 4 bytes per passage, or x 2 with --dtype float16), so a
+repeated or interrupted command reuses them, and the corpus can be larger than memory.
 
-The corpus may be larger than the memory: vectors are written to the cache folder in blocks and searched block by block.
-Run an interrupted command again and it goes on; run it with other limits and only those are applied anew. The cache takes
-the size of the corpus and 4 bytes x dimension per passage (--dtype float16: 2 bytes); delete its folder to empty it.
-
-The output is JSON lines: anchor, positive, negative_1, negative_2, ... and with --scores the scores of positive and
-negatives in that order. sentence-transformers' losses train on it as it is.
+Writes JSON lines with anchor, positive, negative_1, negative_2, ..., which sentence-transformers' losses read
+directly.
 
 Examples:
   revela-hub mine my-retriever --beir data/beir/scifact --split train --output mined.jsonl
@@ -25,7 +18,7 @@ Examples:
       --positive_column answer --range_min 10 --range_max 100 --sampling random --output mined.jsonl
   revela-hub mine org/embedder --trust_remote_code --pairs pairs.jsonl --output mined.jsonl \
       --query_prompt $'Instruct: Retrieve passages that answer the question\nQuery: '
-  revela-hub mine bm25 --pairs pairs.jsonl --positive_aware false --output mined.jsonl      # the best, whatever they score
+  revela-hub mine bm25 --pairs pairs.jsonl --positive_aware false --output mined.jsonl
 """
 
 import json
@@ -99,7 +92,7 @@ class Arguments(RankerOptions):
 
 
 def run(arguments: Arguments) -> None:
-    """Writes the output and prints what was mined."""
+    """Mine, write the output and print the report."""
     from revela_hub.retrieval.disk import check_folder, default_cache_folder, make_folder
     from revela_hub.retrieval.mining.mining import mine
 
@@ -122,12 +115,12 @@ def _check_output(arguments: Arguments, output: Path) -> None:
     from revela_hub.data.sources.beir import is_beir
 
     if output.is_dir() or (output.exists() and not arguments.overwrite):
-        raise UserError(f"{output} is there already; choose another --output, or replace it with --overwrite")
+        raise UserError(f"{output} already exists; choose another --output, or replace it with --overwrite")
     for option, source in (("--pairs", arguments.pairs), ("--corpus", arguments.corpus), ("--beir", arguments.beir)):
         path = Path(source or "").expanduser().resolve()
         if source and not source.startswith("hf:") and output.resolve().is_relative_to(path):
-            if output.exists() or not is_beir(path):  # of a BEIR folder nothing else is read than its own three files
-                raise UserError(f"--output {output} is among the files that {option} reads: choose another")
+            if output.exists() or not is_beir(path):  # of a BEIR folder, only its three files are read
+                raise UserError(f"--output {output} is one of the files that {option} reads: choose another")
 
 
 def _settings(arguments: Arguments) -> "MiningSettings":
@@ -139,14 +132,16 @@ def _settings(arguments: Arguments) -> "MiningSettings":
 
 
 def _input(arguments: Arguments) -> tuple[Iterator[tuple[str, str]], Iterator[str] | None]:
-    """The pairs and the corpus, to be read once; None for the positives."""
+    """Return the pairs and the corpus as iterators; None stands for the positives of all pairs."""
     from revela_hub.data.sources.beir import read_beir_pairs
     from revela_hub.retrieval.mining.sources import read_corpus, read_pairs
 
     if bool(arguments.pairs) == bool(arguments.beir):
         raise UserError("give either --pairs FILE or --beir FOLDER (see revela-hub mine --help)")
     if arguments.pairs and arguments.anchor_column == arguments.positive_column:
-        raise UserError(f"anchor and positive are both the column {arguments.anchor_column!r}: name two different ones")
+        raise UserError(
+            f"--anchor_column and --positive_column are both {arguments.anchor_column!r}: choose different columns"
+        )
     corpus = arguments.corpus or arguments.beir
     documents = read_corpus(corpus, arguments.text_column) if corpus else None
     if arguments.beir:
@@ -158,7 +153,7 @@ def _input(arguments: Arguments) -> tuple[Iterator[tuple[str, str]], Iterator[st
 
 
 def _begun(rows: Iterator[RowT]) -> Iterator[RowT]:
-    """The same rows, the first of them read: a wrong path or column should not cost the loading of a model."""
+    """Return the same rows with the first one read, so that errors in them are raised before a model is loaded."""
     return chain(list(islice(rows, 1)), rows)
 
 

@@ -1,11 +1,11 @@
-r"""Makes a retrieval task out of raw text, without labels, so that retrievers for it can be measured.
+"""Make an evaluation set from raw text, without labels.
 
-Queries for passages of the text itself, taken out of them: a function's docstring, a title or heading, a sentence of a
-passage; with --endpoint or --model also questions that a language model writes. Near-duplicates are left out, the same text and seed
-make the same task, and --queries and --passages bound what a measurement costs.
+Queries are taken from the text: docstrings, titles and headings, and sentences; with --endpoint or --model, a
+language model also writes questions. Near-duplicates are removed. The same text and seed give the same evaluation
+set.
 
-What is left in --output_dir is a BEIR folder for `revela-hub evaluate`, and held_out.jsonl: the queries' text, which
-`revela-hub train ... --probe DIR` takes out of what it trains on.
+Writes a BEIR folder for `revela-hub evaluate` to --output_dir, with held_out.jsonl, the text of the queries, which
+`revela-hub train ... --probe FOLDER` excludes from training.
 
 Examples:
   revela-hub probe docs/ --output_dir outputs/probe
@@ -74,7 +74,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Makes the probe, says what it is and shows five of its queries."""
+    """Make the evaluation set, and print its summary and some of its queries."""
     from revela_hub.data.own_folder import check_apart
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import parse_sources
@@ -86,7 +86,7 @@ def run(arguments: Arguments) -> None:
     check_probe_folder(output)
     try_folder(output, "--output_dir")
     if arguments.kind not in ("auto", "text", "code"):
-        raise UserError(f"--kind is {arguments.kind!r}; it must be auto, text or code")
+        raise UserError(f"--kind must be auto, text or code, not {arguments.kind!r}")
     settings = ProbeSettings(arguments.queries, arguments.passages, tuple(arguments.query_kinds), arguments.seed)  # type: ignore[arg-type]  # checked there
     defaults: dict[str, Any] = {
         "text_column": arguments.text_column,
@@ -101,7 +101,7 @@ def run(arguments: Arguments) -> None:
     print(probe)
     for query, passage in probe.examples():
         print(f"\n  query:   {_short(query)}\n  passage: {_short(passage)}")
-    print(f"\nmeasure with it:  {command_line('evaluate', 'bm25', 'MODEL', '--corpus', output)}")
+    print(f"\nevaluate with it:  {command_line('evaluate', 'bm25', 'MODEL', '--corpus', output)}")
 
 
 def _short(text: str, width: int = 108) -> str:
@@ -116,6 +116,6 @@ def _questions(arguments: Arguments) -> "Backend | None":
     if arguments.endpoint is None:
         return None if arguments.model is None else LocalModel(arguments.model, sampling)
     if arguments.model is None:
-        raise UserError("--endpoint needs --model, the model's name there")
+        raise UserError("--endpoint requires --model, the name of the model on the server")
     key = api_key(arguments.api_key_env)
     return Endpoint(url=arguments.endpoint, model=arguments.model, api_key=key, sampling=sampling)

@@ -1,13 +1,13 @@
-"""Assembles, verifies and uploads a model to the Hugging Face Hub, and verifies what arrived there.
+"""Verify a model and upload it to the Hugging Face Hub.
 
-From a checkpoint of `revela-hub train` (adapters are merged), or a finished sentence-transformers folder. Nothing is
-uploaded unless every check of `revela-hub check` holds and the folder gives the checkpoint's own vectors; and only what
-belongs to a model is: weights in safetensors form, configuration, tokenizer, code that the model needs, card, licence. All
-files become visible in one commit, which is downloaded again and verified. If the upload stops, at whatever step, the same
-command goes on with it. --update deletes what is left of the model that was there, and nothing else; with --delete_stale also its other formats.
+The model is a checkpoint of `revela-hub train` (LoRA adapters are merged) or a sentence-transformers folder. Before
+the upload, all checks of `revela-hub check` have to pass, and the exported model has to reproduce the checkpoint's
+vectors. Only files that belong to the model are uploaded, in one commit, which is then downloaded and verified again.
+An interrupted upload can be resumed by running the same command again.
 
-The card takes its metadata from the checkpoint, from card.yaml in it, or from --card FILE. The token is the one of
-`hf auth login`, or HF_TOKEN.
+With --update, remaining files of the previous model are deleted; --delete_stale also deletes its other formats. The
+model card uses the metadata of the checkpoint and of card.yaml or --card. Log in with `hf auth login` or set
+HF_TOKEN.
 
 Examples:
   revela-hub publish outputs/revela my-name/my-retriever --dry_run
@@ -71,7 +71,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Publishes, and prints the checks, the files and the address."""
+    """Publish, and print the checks, the files and the URL."""
     import torch
 
     from revela_hub.checkpoints import publish
@@ -82,7 +82,7 @@ def run(arguments: Arguments) -> None:
     if arguments.output_dir:
         try_folder(Path(arguments.output_dir), "--output_dir")
     if arguments.adapter_only and arguments.part != "retriever":
-        raise UserError("--adapter_only is about the retriever: leave --part out")
+        raise UserError("--adapter_only applies to the retriever: leave out --part")
     destination = Destination(
         arguments.repo_id,
         private=arguments.private,

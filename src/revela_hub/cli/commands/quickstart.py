@@ -1,15 +1,12 @@
-"""From raw code on this machine to a trained, measured retriever, in minutes on a CPU, without any download.
+"""Train and evaluate a retriever on raw code in minutes, on a CPU, without downloads.
 
-Takes the sources of Python's standard library (or --data FOLDER of yours), holds out docstrings as queries for the
-functions they describe, and removes those docstrings from the text. A small general retriever is adapted to that text with
-Revela, and then on the pairs that the text offers by itself: the docstrings that are left in it, and their functions. The
-result is loaded in another process with plain SentenceTransformer, and measured before, between and after, beside BM25 and
-together with it. How much of BM25 goes into a hybrid was chosen on a probe made of the training text, not on what is
-measured.
+It uses the sources of Python's standard library, or those in --data. Docstrings are held out as queries for the
+functions they describe and removed from the training text. A small retriever is adapted with Revela, then fine-tuned
+on the remaining pairs of docstrings and functions, and compared with BM25 and with hybrids of both. The BM25 weight
+is chosen on queries made from the training text, not on the test queries.
 
-Leaves in --output_dir: retriever/ (with its model card), revela/ (the run of Revela, with its retriever and language model),
-task/ (the retrieval task, in BEIR's form), text/ (what was trained on), report.json, training_curve.png and
-similarity_map.png.
+Writes to --output_dir: retriever/ (with its model card), revela/ (the Revela run), task/ (the BEIR folder), text/
+(the training text), report.json, training_curve.png and similarity_map.png.
 
 Examples:
   revela-hub quickstart

@@ -1,14 +1,11 @@
-"""Finds passages in your files with a retriever, and prints them with file and line, best first.
+"""Search your files with a retriever, and print the best passages with file and line.
 
-The files are cut into passages, and each passage is encoded once: its vector is kept in a cache, so that the next search
-starts at once, one that was interrupted goes on where it stopped, and after a change only what changed is encoded.
-With --index the passages and vectors are those that `revela-hub index` has made. Without a query, queries are read from
-standard input, one per line: the models stay loaded, so that each but the first is answered at once.
+The model is a sentence-transformers folder, a Hub id, or bm25. --mode hybrid combines it with BM25, which finds more
+than either on most texts; --mode sparse needs a SparseEncoder. Vectors are cached, so an interrupted search resumes,
+and later searches only encode what has changed. With --index, the index of `revela-hub index` is searched instead.
 
-The model is a sentence-transformers folder, a Hub id, or the word bm25 (which needs no cache). --mode hybrid joins its hits
-with those of BM25, which finds more than either on most texts; --mode sparse wants a SparseEncoder. A corpus is a folder, a
-file, a pattern, JSON lines, or a data set written hf:owner/name. Progress goes to standard error, results to standard
-output; with --json one object per query on a line of its own.
+Queries are read from standard input, one per line, if none is given. Progress is printed to standard error, results
+to standard output; --json prints one object per query.
 
 Examples:
   revela-hub search my-retriever "where is the timeout of a request set?" --corpus src docs
@@ -65,7 +62,7 @@ class Arguments(RankerOptions):
 
 
 def run(arguments: Arguments) -> None:
-    """Builds or reads the index, then answers the query, or those of standard input."""
+    """Build or open the index, then search for the query, or for those on standard input."""
     from revela_hub.data.sources.unicode import without_surrogates
 
     if bool(arguments.corpus) == bool(arguments.index):
@@ -92,10 +89,10 @@ def run(arguments: Arguments) -> None:
 
 
 def _check_corpus(arguments: Arguments) -> None:
-    """A query after `--corpus` is one more path to the parser, as a mistyped path is: neither is taken for the other."""
+    """Reject paths that do not exist; a query after `--corpus` would otherwise be read as one more path."""
     for path in arguments.corpus:
         if not (path.startswith("hf:") or Path(path).expanduser().exists() or glob.glob(path, recursive=True)):
-            raise UserError(f"--corpus: there is no {path!r} (a query goes before --corpus, or is named: --query TEXT)")
+            raise UserError(f"--corpus: {path!r} does not exist (put a query before --corpus, or use --query)")
 
 
 def _read(arguments: Arguments, folder: Path) -> "Passages":
@@ -125,7 +122,7 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
         store = PassageStore(arguments.index or "", settings.identity or None, arguments.model)
         passages, folder, settings = store.passages, store.folder, with_index_settings(settings, store.metadata)
     elif "dense" not in settings.used and "sparse" not in settings.used:
-        folder = temporary  # bm25 is counted anew from the files as they are
+        folder = temporary  # BM25 statistics are computed from the current files
     else:
         claim_folder(folder)
     ranker = build_ranker(passages.texts, settings, folder, dense=models.dense, sparse=models.sparse)
@@ -136,7 +133,7 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
 
 
 def _typed_queries() -> Iterator[str]:
-    """The lines of standard input that are not empty, with a prompt where a person types them."""
+    """Yield the non-empty lines of standard input, with a prompt on a terminal."""
     prompt = sys.stdin.isatty()
     while True:
         if prompt:

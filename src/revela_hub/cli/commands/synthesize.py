@@ -1,21 +1,17 @@
-r"""Has a language model write training pairs, in two steps: it lists tasks, then writes examples of each.
+"""Generate training pairs with a language model, in two steps: it lists tasks, then writes examples of each.
 
-The recipe is that of NV-Embed's synthetic data (arXiv 2405.17428, after arXiv 2401.00368). Examples have three forms:
-short-long (a query, a document that answers it, one that only seems to), long-short (a text, its label, a misleading
-label) and short-short (both a phrase or a sentence). Kind of query, lengths, clarity, difficulty and language are drawn at
-random for each.
+The recipe follows NV-Embed (arXiv 2405.17428), based on arXiv 2401.00368. Examples are short-long (a query, a
+relevant document and a hard negative), long-short (a text, its label and a misleading label) or short-short (two
+phrases or sentences). The model runs on an OpenAI-compatible server (--endpoint: vLLM, llama.cpp, Ollama, a provider)
+or, without --endpoint, on this machine. An API key is read from the environment variable --api_key_env and is not
+stored.
 
-The model is any server that speaks OpenAI's chat completions (--endpoint: vLLM, llama.cpp, Ollama, a provider), or without
---endpoint a text generation model on this machine. A key for the server comes from an environment variable whose name
---api_key_env says; it is not written anywhere.
+Writes to --output_dir: pairs.jsonl, tasks.jsonl and rejected.jsonl (unusable replies with reasons). Run the same
+command again to resume, or with a higher --count to add examples. Changed settings raise an error; start over with
+--overwrite. Examples that overlap with the evaluation sets in --exclude are rejected.
 
-In --output_dir: pairs.jsonl, one example a line, written as they come; tasks.jsonl; rejected.jsonl, with the reason for each
-reply that could not be used. After Ctrl-C or a failure the same command resumes where it stopped; with a higher --count it
-makes more. With another model or other settings it refuses to: choose another folder, or start over with --overwrite.
-Examples that share words with the evaluation sets of --exclude are rejected.
-
-Training takes pairs.jsonl as it is: in the data mixture of `revela-hub train nvembed`, as tasks of the type retrieval (the
-examples of kind "other" have labels for positives, which must not be in-batch negatives: they are for stage two):
+pairs.jsonl can be used in the mixture of `revela-hub train nvembed`. The positives of examples of kind "other" are
+labels, which are not suitable as in-batch negatives, so use them in stage 2 only:
 
   - {name: synthetic, type: retrieval, source: outputs/synthetic/pairs.jsonl, where: {kind: retrieval},
      instruction: "Given a query, retrieve the text that belongs to it"}
@@ -106,7 +102,7 @@ class Arguments(SynthesisSettings):
 
 
 def run(arguments: Arguments) -> None:
-    """Makes the examples, then says what was made and where it is."""
+    """Generate the examples and print the report."""
     from revela_hub.data.synthesis.backends import LocalModel, Sampling
     from revela_hub.data.synthesis.store import PAIRS
     from revela_hub.data.synthesis.synthesis import synthesize
@@ -137,7 +133,7 @@ def run(arguments: Arguments) -> None:
             show_progress_bar=shows_progress(),
         )
     except KeyboardInterrupt:
-        note(f"\nwhat was accepted is in {arguments.output_dir}; run the same command again to resume")
+        note(f"\nthe accepted examples are in {arguments.output_dir}; run the same command again to resume")
         raise
     print(report)
     print(os.path.join(arguments.output_dir, PAIRS))
@@ -149,7 +145,7 @@ def _endpoint(arguments: Arguments, sampling: "Sampling") -> "Endpoint | None":
     if arguments.endpoint is None:
         given = [name for name in ("api_key_env", "extra_body") if getattr(arguments, name) is not None]
         if given:
-            raise UserError(f"--{given[0]} is for a server: give its URL with --endpoint")
+            raise UserError(f"--{given[0]} requires --endpoint")
         return None
     same = {name: getattr(arguments, name) for name in ("model", "concurrency", "timeout", "retries")}
     body = _extra_body(arguments.extra_body)
