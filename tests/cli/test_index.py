@@ -35,7 +35,7 @@ def test_shards_become_an_index_that_is_searched(
     with monkeypatch.context() as patched:
         patched.setattr(SentenceTransformer, "encode", None)  # all shards are there
         assert main(["index", *common, "--index-type", "hnsw"]) == 0
-    assert "30 passages, vectors of 32 numbers (hnsw)" in capsys.readouterr().out
+    assert "30 passages, 32-dimensional vectors (hnsw)" in capsys.readouterr().out
     words = ["search", model, "--index", "index", "--device", "cpu", "--json", "--top_k", "3"]
     assert main([*words, "Note 7 rivers"]) == 0
     [hits] = [json.loads(line)["hits"] for line in capsys.readouterr().out.splitlines()]

@@ -209,7 +209,7 @@ def test_the_output_is_never_the_input(place: Path, capsys: pytest.CaptureFixtur
     before = Path("pairs.jsonl").read_text()
     words = ["mine", "bm25", "--pairs", "pairs.jsonl", "--output", "./pairs.jsonl", "--overwrite"]
     assert main(words) == 2
-    assert "among the files that --pairs reads" in capsys.readouterr().err
+    assert "one of the files that --pairs reads" in capsys.readouterr().err
     words = ["mine", "bm25", "--beir", "beir", "--output", "beir/corpus.jsonl", "--overwrite"]
     assert main(words) == 2
     assert Path("pairs.jsonl").read_text() == before
@@ -228,5 +228,5 @@ def test_the_output_is_not_written_where_the_next_run_reads_it(place: Path, caps
     (folder / "part-1.jsonl").write_text(json.dumps({"text": "rivers carry sediment"}) + "\n")
     words = ["mine", "bm25", "--pairs", "pairs.jsonl", "--corpus", "documents", "--output", "documents/mined.jsonl"]
     assert main(words) == 2
-    assert "among the files that --corpus reads" in capsys.readouterr().err
+    assert "one of the files that --corpus reads" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["part-1.jsonl"]

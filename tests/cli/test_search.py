@@ -81,7 +81,7 @@ def test_a_model_is_searched_with_through_its_cache(
     [
         (["bm25", "query", "--corpus", "nowhere"], "--corpus: 'nowhere' does not exist"),
         (["bm25", "--corpus", "docs", "dcos"], "--corpus: 'dcos' does not exist"),  # not a query: those come from stdin
-        (["bm25", "--corpus", "docs", "width?"], "a query goes before --corpus, or is named: --query TEXT"),
+        (["bm25", "--corpus", "docs", "width?"], "put a query before --corpus, or use --query"),
         (["bm25", "query"], "corpus"),
         (["bm25", " ", "--corpus", "docs"], "the query is empty"),
         (["bm25", "query", "--corpus", "docs", "--top_k", "0"], "--top_k: must be at least 1, not 0"),

@@ -234,7 +234,7 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("options", "message"),
     [
         (["--kind", "prose"], "--kind must be auto, text or code, not 'prose'"),
-        (["--endpoint", "http://localhost:1/v1"], "--endpoint needs --model"),
+        (["--endpoint", "http://localhost:1/v1"], "--endpoint requires --model"),
         (["--max_documents", "2"], "the text has .* candidate queries, but a probe needs at least 20"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the help texts show: the placeholder of each option's value, and which options the short help of a command lists."""
+"""Tables for help texts: placeholders of values, texts for options of transformers, and the options of the short help."""
 
 # The placeholder of a text option, by the option's name. `metadata={"metavar": ...}` of a field overrides it.
 METAVARS = {
@@ -61,7 +61,7 @@ TRAINER_OPTIONS = {
     "weight_decay": "Weight decay of AdamW.",
 }
 
-# What `--help` lists of a command with more than MANY options; required options are always listed.
+# `--help` of a command with more than MANY options lists these and the required ones.
 MANY = 20
 BASIC = frozenset(
     """data pairs corpus stage output_dir overwrite resume_from_checkpoint eval_corpus probe learning_rate num_train_epochs

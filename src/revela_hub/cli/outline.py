@@ -1,9 +1,8 @@
-"""The options of a command without importing it: torch and transformers take seconds, a help text should not.
+"""Reads the options of a command without importing its module, because importing torch and transformers takes seconds.
 
-A dataclass is made again from its source. Of a module only the statements run that its fields need: the class with its
-fields and without its methods, the classes it derives from, the constants and types that are named in them, each in the
-module where it stands. What is imported from elsewhere than the packages below is the real thing where it is cheap, and an
-empty class otherwise, which serves as a type that no option has.
+A dataclass is rebuilt from its source: only the statements that its fields need are executed, i.e. the class with its fields
+and without its methods, its base classes, and the constants and types they name, each in its own module. Imports from other
+packages than those in READ are executed if they are cheap, and replaced by empty classes otherwise.
 """
 
 import ast
@@ -20,28 +19,28 @@ from typing import Any
 
 # Read as source, besides the package of the module itself: argument dataclasses and their base classes.
 READ = {"revela_hub", "transformers", "sentence_transformers", "trl"}
-# Imported: cheap.
+# Packages that are imported because that is cheap.
 IMPORTED = {*sys.stdlib_module_names, "annotated_types", "packaging"}
 
 
 @cache
 def outline(name: str) -> "Outline":
-    """The outline of a module, by its full name.
+    """Return the outline of a module by its full name.
 
     Raises:
-        ModuleNotFoundError: there is no such module.
+        ModuleNotFoundError: The module does not exist.
     """
     return Outline(name)
 
 
 class Outline:
-    """The names of a module, each made when it is asked for, by `outline("package.module")["NAME"]`."""
+    """The names of a module, each created on first use: `outline("package.module")["NAME"]`."""
 
     def __init__(self, name: str) -> None:
-        """Reads the module's source.
+        """Read the module's source.
 
         Raises:
-            ModuleNotFoundError: there is no such module.
+            ModuleNotFoundError: The module does not exist.
         """
         file = _source_file(name)
         self.name = name
@@ -57,10 +56,10 @@ class Outline:
                     self.bindings.setdefault(bound, statement)
 
     def __getitem__(self, name: str) -> Any:
-        """The object of that name.
+        """Return the object of that name.
 
         Raises:
-            NameError: the module does not bind the name at its top level, nor inside an `if` or `try` there.
+            NameError: The module does not bind the name at its top level, or inside an `if` or `try` there.
         """
         if name not in self.names:
             statement = self.bindings.get(name)
@@ -74,7 +73,7 @@ class Outline:
         return self.names[name]
 
     def __getattr__(self, name: str) -> Any:
-        """For `module.NAME` in a statement."""
+        """Support `module.NAME` in a statement."""
         try:
             return self[name]
         except NameError as error:
@@ -100,7 +99,7 @@ class Outline:
 
 
 class _Builtins(dict[str, Any]):
-    """What Python asks for a name that is not made yet, wherever it is used: in a class, a default, a function."""
+    """The built-in names for executed statements; names of the module that do not exist yet are created here."""
 
     def __init__(self, outline: Outline) -> None:
         super().__init__(vars(builtins))
@@ -114,7 +113,7 @@ class _Builtins(dict[str, Any]):
 
 
 def _source_file(name: str) -> Path:
-    """Where a module's source is; unlike `importlib.util.find_spec`, no package above it is imported."""
+    """Return the path of a module's source without importing its parent packages, unlike `importlib.util.find_spec`."""
     path = None
     words = name.split(".")
     for end in range(1, len(words) + 1):
@@ -129,7 +128,7 @@ def _source_file(name: str) -> Path:
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module's top level, and those inside its `if`, `try` and `with`."""
+    """Yield the statements at a module's top level and inside its `if`, `try` and `with` blocks."""
     for statement in body:
         yield statement
         for part in ("body", "orelse", "finalbody") if isinstance(statement, (ast.If, ast.Try, ast.With)) else ():
@@ -137,7 +136,7 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _bound(statement: ast.stmt) -> list[str]:
-    """The names that a statement binds."""
+    """Return the names that a statement binds."""
     if isinstance(statement, (ast.ClassDef, ast.FunctionDef)):
         return [statement.name]
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -147,7 +146,7 @@ def _bound(statement: ast.stmt) -> list[str]:
 
 
 def _bare(statement: ast.stmt) -> ast.stmt:
-    """A class with its fields and constants alone, and decorated by nothing but `dataclass`."""
+    """Return a class with only its fields and constants, and with no decorator except `dataclass`."""
     if not isinstance(statement, ast.ClassDef):
         return statement
     bare = copy.copy(statement)
