@@ -17,6 +17,7 @@ from revela_hub.cli.parser import LIBRARIES
 from revela_hub.errors import UserError
 from revela_hub.renamed import RENAMED
 from revela_hub.trainers.common.settings import changes
+from revela_hub.trainers.imprag import IMPRAG
 
 # Names that must not be used, besides the old names of `RENAMED`: the option that has another name for the same thing.
 SYNONYMS = {
@@ -147,10 +148,10 @@ def test_settings_that_were_stored_under_old_names_are_equal() -> None:
         "plain_text_fraction": 0.1,
         "seed": 0,
     }
-    assert changes(before, now) == {}
-    assert changes(before, now | {"num_passages": 3}) == {"num_passages": (10, 3)}
+    assert changes(before, now, IMPRAG) == {}
+    assert changes(before, now | {"num_passages": 3}, IMPRAG) == {"num_passages": (10, 3)}
     # Of a run whose option has the old name, it is that option.
-    assert changes({"output": "a"}, {"output": "a"}) == {}
+    assert changes({"output": "a"}, {"output": "a"}, IMPRAG) == {}
 
 
 def test_no_old_name_leads_to_another_old_name() -> None:
