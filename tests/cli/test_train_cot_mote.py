@@ -77,7 +77,7 @@ def test_from_text_and_pairs_to_three_forms(
     for command, option in (("contriever", "--retriever"), ("retromae", "--encoder")):
         fused = ["train", command, "--data", str(documents), option, str(first), "--output_dir", str(tmp_path / "no")]
         assert main(fused) == 2
-        assert "is a CoTMoTEForPreTraining checkpoint, encoder and decoder in one" in capsys.readouterr().err
+        assert "is a CoTMoTEForPreTraining checkpoint with encoder and decoder" in capsys.readouterr().err
     search = ["search", str(second / "dense"), "fox", "--corpus", str(documents), "--mode", "sparse"]
     assert main([*search, "--cache-dir", str(tmp_path / "vectors")]) == 2
     assert "is not a sparse model" in capsys.readouterr().err
