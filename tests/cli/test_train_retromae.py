@@ -77,9 +77,10 @@ print(model.max_seq_length)
     assert not list((out / "encoder").rglob("*.py"))
     for file in (*(out / "encoder").rglob("*.json"), out / "encoder" / "README.md", out / "card.yaml"):
         assert str(tmp_path) not in file.read_text(), file
-    facts = yaml.safe_load((out / "card.yaml").read_text())
-    assert facts["method"] == "retromae"
-    assert yaml.safe_load(facts["config"])["bag_of_words"] is True
+    metadata = yaml.safe_load((out / "card.yaml").read_text())
+    assert metadata["method"] == "retromae"
+    assert yaml.safe_load(metadata["config"])["bag_of_words"] is True
+    assert metadata["training_run"].startswith("Trained for ")
     assert "2205.12035" in (out / "encoder" / "README.md").read_text()
 
 

@@ -135,6 +135,7 @@ class Run:
             metadata = card_metadata(
                 self.arguments, method=self.method, summary=summary, sources=map(str, sources), record=trainer.record
             )
+            metadata = replace(metadata, training_run=_steps_and_hardware(trainer))
             if self.outcome is not None:
                 figures = (self.outcome.figure(self.output),)
                 results, verdict = self.outcome.results(), self.outcome.explained()
@@ -257,3 +258,11 @@ def _has_finished(run: Run, checkpoint: Path) -> str | None:
     if same_length and not changes(record.settings, run.settings, run.method, by_name=record.places == "name"):
         return f"the run in {run.output} finished at step {step}"
     return None
+
+
+def _steps_and_hardware(trainer: MethodTrainer) -> str:
+    import torch
+
+    device, processes = trainer.args.device, trainer.args.world_size * max(trainer.args.n_gpu, 1)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
+    return f"Trained for {trainer.state.global_step:,} steps on {f'{processes} x ' if processes > 1 else ''}{name}."
