@@ -18,50 +18,18 @@ from revela_hub.cli.parser import CommandParser, build_arguments
 pytest.importorskip("pytrec_eval", reason="the README measures, which needs the extra eval")
 
 
-@pytest.fixture
-def stand_ins(tmp_path: Path, texts: list[str], llama_folder: Path, bert_folder: Path) -> dict[str, str]:
-    """What the README names, and what stands in for it here."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from transformers import BertConfig, BertModel
-
-    # Chunks have 160 tokens, more than the tiny model takes.
-    BertModel(BertConfig.from_pretrained(bert_folder, max_position_embeddings=256)).save_pretrained(bert_folder)
-    transformer = Transformer(str(bert_folder))
-    SentenceTransformer(modules=[transformer, Pooling(32, pooling_mode="mean")]).save(str(tmp_path / "encoder"))
-    code = tmp_path / "code"
-    code.mkdir()
-    for number in range(4):
-        (code / f"module_{number}.py").write_text("\n\n".join(texts[4:] * 20))
-    beir = tmp_path / "beir"
-    (beir / "qrels").mkdir(parents=True)
-    documents = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
-    queries = [{"_id": f"q{n}", "text": text.split()[-1]} for n, text in enumerate(texts)]
-    (beir / "corpus.jsonl").write_text("\n".join(map(json.dumps, documents)))
-    (beir / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
-    rows = [f"q{n}\td{n}\t1" for n in range(len(texts))]
-    (beir / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
-    return {
-        "sentence-transformers/all-MiniLM-L6-v2": str(tmp_path / "encoder"),
-        "HuggingFaceTB/SmolLM2-135M": str(llama_folder),
-        "path/to/code": str(code),
-        "path/to/beir/folder": str(beir),
-    }
-
-
 def test_python_of_the_readme(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_ins: dict[str, str]
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retriever_folder: Path
 ) -> None:
     text = (repository / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    blocks.sort(key=lambda block: "RevelaTrainer(" not in block)  # what is used has to be trained first
+    train, use = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
+    rows = [{"anchor": f"where is {n}", "positive": f"{n} is in the north"} for n in range(8)]
+    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    train = train.replace("sentence-transformers/all-MiniLM-L6-v2", str(retriever_folder))
+    exec(compile(train, "README.md", "exec"), {})
     names: dict[str, object] = {}
-    for block in blocks:
-        for name, stand_in in stand_ins.items():
-            block = block.replace(name, stand_in)
-        exec(compile(block, "README.md", "exec"), names)
-    assert (tmp_path / "outputs" / "mine" / "lm" / "config.json").exists()
+    exec(compile(use.replace("my-name/my-retriever", "outputs/tuned"), "README.md", "exec"), names)
     assert tuple(names["queries"].shape) == (1, 32)
     assert tuple(names["documents"].shape) == (2, 32)
 
@@ -125,45 +93,3 @@ def test_the_scripts_that_are_shown_have_these_options(page: str) -> None:
         calls = [node for node in ast.walk(ast.parse((ROOT / script).read_bytes())) if isinstance(node, ast.Call)]
         known = {value.value for call in calls for value in call.args if isinstance(value, ast.Constant)}
         assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line
-
-
-def test_pairs_corpus_and_mixture_of_the_readme(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retriever_folder: Path, llama_folder: Path
-) -> None:
-    """The files as they are shown, mined from and trained on."""
-    monkeypatch.chdir(tmp_path)
-    files = dict(
-        re.findall(r"^`(\w+\.\w+)`[^\n]*:\n\n```(?:json|yaml)\n(.*?)```", PAGES["README.md"], re.MULTILINE | re.DOTALL)
-    )
-    assert set(files) == {"pairs.jsonl", "corpus.jsonl", "mixture.yaml"}
-    for name, text in files.items():
-        Path(name).write_text(text, encoding="utf-8")
-    example = re.search(r"topics.jsonl +# ({.*})", files["mixture.yaml"])
-    assert example is not None
-    labels = ["traffic", "traffic", "weather", "weather"]
-    topics = [json.loads(example[1]) | {"text": f"message {n}", "label": label} for n, label in enumerate(labels)]
-    Path("topics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in topics))
-    words = next(words for words in commands(PAGES["README.md"]) if words[0] == "mine")
-    mine = [str(retriever_folder) if word.startswith("sentence-transformers/") else word for word in words]
-    assert cli.main([*mine, "--cache_dir", "cache", "--device", "cpu", "--positive_aware", "false"]) == 0
-    rows = [json.loads(line) for line in Path("mined.jsonl").read_text().splitlines()]
-    assert [set(row) for row in rows] == [{"anchor", "positive", "negative_1"}] * 2
-    small = [
-        "--num_negatives",
-        "1",
-        "--max_length",
-        "160",
-        "--max_steps",
-        "1",
-        "--num_latents",
-        "4",
-        "--use_cpu",
-        "true",
-    ]
-    small += ["--per_device_train_batch_size", "2", "--report_to", "none", "--cache_dir", "cache", "--bf16", "false"]
-    for words in [words for words in commands(PAGES["README.md"]) if words[:2] == ["train", "nvembed"]]:
-        stage = words[words.index("--stage") + 1]
-        train = [str(llama_folder) if word == "Qwen/Qwen3-0.6B" else word for word in words]
-        latents = ["--num_latents", "4"] if stage == "1" else []
-        assert cli.main([*train, *small, *latents]) == 0
-    assert (tmp_path / "outputs" / "stage-two" / "embedder" / "modules.json").exists()

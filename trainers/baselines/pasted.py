@@ -163,7 +163,9 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         """Write the reader as a plain decoder, adapters merged, with its tokenizer."""
         model: Any = self.accelerator.unwrap_model(self.model)
         tokenizer: Any = self.processing_class
-        save_backbone(merged_copy(model.get_base_model(), model) if isinstance(model, PeftModel) else model, folder)
+        if isinstance(model, PeftModel):
+            model = merged_copy(model.get_base_model(), model)
+        save_backbone(model, folder)
         save_tokenizer(tokenizer, folder)
         return folder
 

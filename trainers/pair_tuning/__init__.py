@@ -4,7 +4,7 @@ from revela_hub.hub_cards.method import Command, Method, Paper
 
 PAIR_TUNING = Method(
     name="pair_tuning",
-    title="Pair fine-tuning",
+    title="Pairs",
     paper=Paper(
         title="Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
         authors="Luyu Gao and Yunyi Zhang and Jiawei Han and Jamie Callan",

@@ -126,8 +126,9 @@ def _with_negatives(rows: Dataset, arguments: Arguments) -> Dataset:
     from revela_hub.retrieval.mining.mining import MiningSettings, mine_negatives
     from revela_hub.trainers.common.retriever import load_retriever
 
-    options = {"max_length": arguments.max_length, "trust_remote_code": arguments.trust_remote_code}
-    model = load_retriever(arguments.retriever, **options).to(arguments.device)
+    model = load_retriever(
+        arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
+    ).to(arguments.device)
     with arguments.main_process_first(desc="mining negatives"):
         settings = MiningSettings(arguments.mined_negatives, seed=arguments.seed)
         mined = mine_negatives(rows["anchor"], rows["positive"], None, model, settings)

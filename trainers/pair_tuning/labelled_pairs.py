@@ -63,7 +63,8 @@ def read_labelled_pairs(
         found: Iterator[tuple[str, ...]] = iter(read_beir_pairs(parsed.path, split))
     else:
         found = _row_pairs(read_rows(parsed), anchor_column, positive_column)
-    report, rows = PairReport(), dict.fromkeys(())
+    report = PairReport()
+    rows: dict[tuple[str, ...], None] = {}
     for texts in found:
         if not all(text.strip() for text in texts[:2]):
             report.empty += 1

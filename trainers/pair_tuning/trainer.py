@@ -59,7 +59,7 @@ class PairsTrainingArguments(AdapterArguments, RunArguments, SentenceTransformer
             raise ValueError("a batch of one pair has no negatives: raise per_device_train_batch_size")
 
 
-class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):
+class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignore[misc] # both declare their model
     """Trainer of a retriever on pairs.
 
         trainer = PairsTrainer("sentence-transformers/all-MiniLM-L6-v2", train_dataset=pairs)  # columns anchor, positive
@@ -137,6 +137,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):
         if not self._adapted:
             return retriever
         retriever = copy.deepcopy(retriever)
+        child: Any
         for module in list(retriever.modules()):
             for name, child in list(module.named_children()):
                 if hasattr(child, "get_base_layer"):
