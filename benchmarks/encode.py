@@ -1,4 +1,4 @@
-"""Encoding a corpus: ours against sentence-transformers' own `encode`, alternating in one process; and a million passages.
+"""Time encoding a corpus, against sentence-transformers' `encode`, and encoding a million passages.
 
 python benchmarks/encode.py                              # about three minutes on one CPU core
 python benchmarks/encode.py --model path/to/retriever
@@ -76,7 +76,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(heading())
     if args.scale:
-        print("\nwith a model of word vectors (64 numbers), texts of 12 words")
+        print("\nwith a model of word vectors (64 dimensions), texts of 12 words")
         print(
             f"{'passages':>10} {'seconds':>9} {'s per million':>14} {'first file s':>12} {'texts MB':>9} {'peak MB':>8}"
         )

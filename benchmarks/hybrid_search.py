@@ -1,7 +1,8 @@
 """CPU time and peak memory of dense, sparse, BM25 and hybrid search on 100,000 passages.
 
-Passages are 60 words drawn by Zipf's law; dense vectors have 384 numbers, sparse ones 128 terms of 30,000; neither comes from
-a trained model, on which neither time nor memory depends. Times are of the CPU, which other programs do not change. Encoding a query is not counted: it is the model's own time.
+Passages are 60 words drawn by Zipf's law. Dense vectors have 384 dimensions, sparse ones 128 terms of 30,000; both are
+random, since neither time nor memory depends on a trained model. Times are CPU seconds, which other programs hardly
+affect. Encoding the query is not counted.
 
     python benchmarks/hybrid_search.py                       # about two minutes on one CPU core
 """
@@ -32,17 +33,17 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class Random:
-    """Vectors, or weighted terms, that are random and the same for a text."""
+    """Encoder that returns random vectors or weighted terms, the same for the same text."""
 
     def __init__(self, *, sparse: bool) -> None:
         self.sparse = sparse
 
     def encode_document(self, inputs: list[str], /, **options: Any) -> Any:
-        """Vectors (N, D), or a sparse tensor (N, V)."""
+        """Return vectors (N, D) or a sparse tensor (N, V)."""
         random = np.random.default_rng(len(inputs[0]))
         if not self.sparse:
             return random.normal(size=(len(inputs), DIMENSION)).astype(np.float32)
-        # As the terms of texts do: some are in very many.
+        # As in real text, some terms occur in very many passages.
         terms = np.minimum(random.zipf(1.2, size=(len(inputs), TERMS)), VOCABULARY) - 1
         rows = np.repeat(np.arange(len(inputs)), TERMS)
         values = torch.from_numpy(random.random(rows.size).astype(np.float32))
@@ -52,7 +53,7 @@ class Random:
     encode_query = encode_document
 
     def get_embedding_dimension(self) -> int:
-        """The number of terms."""
+        """Return the number of terms."""
         return VOCABULARY
 
 
@@ -63,7 +64,7 @@ def measure(settings: RankerSettings, passages: int, queries: int) -> str:
         ranker = build_ranker(source, settings, Path(folder), dense=Random(sparse=False), sparse=Random(sparse=True))
         built = time.process_time() - began
         asked = list(texts(queries, 6, seed=1))
-        ranker.search(ranker.encode(asked[:1]), 100)  # what is read once
+        ranker.search(ranker.encode(asked[:1]), 100)  # warm-up: files that are read once
         times = []
         for query in asked:
             encoded = ranker.encode([query])

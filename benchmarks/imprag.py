@@ -1,11 +1,11 @@
-"""ImpRAG and what it is measured against, on SQuAD, with the quickstart's language model of 7 M parameters.
+"""Compare ImpRAG with RA-IT, RA-DIT and variants on SQuAD, with the quickstart's 7 M-parameter language model.
 
-Every row of the tables sees the same questions in the same batches with the same number of updates and the same k
-passages of at most l_max tokens. A model of this size has to be taught to retrieve before it is taught to read: rows with a
-warm-up start from a language model whose layers 0 to b saw the warm-up's loss alone (`--retrieval-rounds` times
-`--retrieval-steps` updates, made once for a seed and b); so does RA-DIT-Llama's retriever. Self-distillation alone starts from the language model as it is.
-Finished runs are kept in --output and not repeated, so the script may be stopped and started again; --report prints the
-tables of what is there.
+All rows of the tables see the same questions in the same batches, with the same number of steps and the same k passages
+of at most l_max tokens. A model of this size must learn to retrieve before it learns to read: rows with a warm-up, and
+the retriever of RA-DIT-Llama, start from a language model whose layers 0 to b were trained on the warm-up loss alone
+(`--retrieval-rounds` times `--retrieval-steps` steps, trained once per seed and b). Self-distillation alone starts from
+the language model unchanged. Finished runs are kept in --output, so an interrupted script continues when it is run
+again; --report only prints the tables of the finished runs.
 
     python benchmarks/imprag.py --data path/to/data --output outputs/imprag-benchmark
     python benchmarks/imprag.py --output outputs/imprag-benchmark --report
@@ -67,29 +67,29 @@ RETRIEVER = REPOSITORY / "examples" / "quickstart" / "retriever"
 K, L_MAX, MAX_WORDS, BATCH, MAX_LENGTH = 2, 48, 24, 16, 96
 DEV_QUESTIONS, DEV_PASSAGES = 160, 400
 LEARNING_RATE = 1e-3
-# Of RA-DIT's retrievers: at the readers' rate equation 6 undoes what they know (recall@2 fell from 21.9 to 3.1).
+# For RA-DIT's retrievers: at the readers' rate, equation 6 makes them collapse (recall@2 fell from 21.9 to 3.1).
 RETRIEVER_LEARNING_RATES = {"ra-dit-llama": 1e-4, "ra-dit": 2e-5}
-# A reader of this size gives answers a hundredth of the likelihood that a large one does: at RA-DIT's 0.01 the softmax of
-# equation 4 is nearly uniform (1.26 of 1.39 nats over four candidates), and with it all that the retriever could learn.
+# A reader of this size gives answers a hundredth of a large model's likelihood. At RA-DIT's 0.01 the softmax of
+# equation 4 is nearly uniform (1.26 of 1.39 nats over four candidates), so the retriever gets almost no signal.
 LIKELIHOOD_TEMPERATURE = 1e-4
 RETRIEVAL_WEIGHT = 1.0
-RETRIEVAL_BATCH = 64  # without the readers' part a batch is cheap, and its passages are each other's negatives
+RETRIEVAL_BATCH = 64  # batches without the reader are cheap, and larger ones have more in-batch negatives
 B, T = 2, 4
 SWEEP = ((1, 4), (3, 4), (2, 2), (2, 5))
 
 
 @dataclass
 class Data:
-    """Questions and passages of one side of the split."""
+    """Questions and passages of one split."""
 
     prompts: Dataset
     passages: list[str]
-    gold: list[int]  # the passage of each question's paragraph that holds its answer
+    gold: list[int]  # index of the passage with the answer, for each question
     bm25: NDArray[np.int32]  # (questions, 20)
 
 
 def read(folder: Path, split: str, questions: int | None, collection: int | None, seed: int = 0) -> Data:
-    """The questions of a split whose answer stands in one passage, that passage of each, and others up to `collection`."""
+    """Return questions whose answer lies within one passage, these passages, and others up to `collection`."""
 
     def lines(name: str) -> list[dict[str, Any]]:
         with gzip.open(folder / "squad" / name, "rt", encoding="utf-8") as stream:
@@ -128,7 +128,7 @@ def read(folder: Path, split: str, questions: int | None, collection: int | None
 
 @dataclass
 class Experiment:
-    """What all runs share."""
+    """Data and settings that all runs share."""
 
     train: Data
     dev: Data
@@ -139,7 +139,7 @@ class Experiment:
     retrieval_rounds: int
 
     def run_arguments(self, seed: int, **settings: Any) -> dict[str, Any]:
-        """What every trainer is told."""
+        """Return the training arguments that all trainers share."""
         return {
             "output_dir": str(self.output / "run"),
             "learning_rate": LEARNING_RATE,
@@ -158,12 +158,12 @@ class Experiment:
         }
 
     def questions(self, seed: int) -> NDArray[np.int64]:
-        """The training questions of a seed: as many as the updates see, each once."""
+        """Return the training questions of a seed: in random order, repeated only if there are too few."""
         order = np.random.default_rng(seed).permutation(len(self.train.prompts))
         return np.resize(order, self.steps * BATCH)
 
 
-# --- measuring
+# --- evaluation
 
 
 def measured(
@@ -173,7 +173,7 @@ def measured(
     likelihoods: dict[str, torch.Tensor],
     seconds: float,
 ) -> dict[str, Any]:
-    """One run's numbers, those of each question among them."""
+    """Results of one run, including each question's."""
     dev = experiment.dev
     accepted = [list(row) for row in dev.prompts["answers"]]
     scores = score_answers(answers, accepted)
@@ -200,7 +200,7 @@ def measured(
 
 
 def readings(dev: Data, ranking: NDArray[np.int32]) -> dict[str, NDArray[np.int32]]:
-    """The passages under which the gold answer's likelihood is measured."""
+    """Return the passage sets for which the gold answer's likelihood is measured."""
     rng = np.random.default_rng(0)
     random_rows = rng.integers(0, len(dev.passages), (len(dev.gold), K)).astype(np.int32)
     gold_rows = random_rows.copy()
@@ -210,7 +210,7 @@ def readings(dev: Data, ranking: NDArray[np.int32]) -> dict[str, NDArray[np.int3
 
 @torch.no_grad()
 def measure_pasted(experiment: Experiment, reader: PreTrainedModel, ranking: NDArray[np.int32] | None) -> Any:
-    """Greedy answers and likelihoods of a reader whose passages are pasted; without a ranking it reads none."""
+    """Return greedy answers and likelihoods of a reader with passages in its prompt (none without a ranking)."""
     dev, tokenizer = experiment.dev, experiment.tokenizer
     passages = shortened(dev.passages, tokenizer, L_MAX)
     prompts, gold = list(dev.prompts["prompt"]), [row[0] for row in dev.prompts["answers"]]
@@ -231,7 +231,7 @@ def measure_pasted(experiment: Experiment, reader: PreTrainedModel, ranking: NDA
 
 @torch.no_grad()
 def measure_imprag(experiment: Experiment, model: ImpRAGForCausalLM, states: StoredStates | None = None) -> Any:
-    """Answers, rankings and likelihoods of an ImpRAG model, which computes what it reads, or finds it in `states`."""
+    """Return answers, rankings and likelihoods of an ImpRAG model. Passage states are read from `states`, if given."""
     dev, tokenizer = experiment.dev, experiment.tokenizer
     model.eval()
     encoder = ImpRAGEncoder(model, tokenizer)
@@ -240,7 +240,7 @@ def measure_imprag(experiment: Experiment, model: ImpRAGForCausalLM, states: Sto
     ranking = top_rows(queries, vectors, len(dev.passages))
 
     class Ranked:
-        """The index: exact."""
+        """Exact index over the precomputed ranking."""
 
         def search(self, query_vectors: NDArray[np.float32], k: int) -> Any:
             rows = top_rows(query_vectors, vectors, k)
@@ -281,7 +281,7 @@ def measure_imprag(experiment: Experiment, model: ImpRAGForCausalLM, states: Sto
 
 
 def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int | None = None) -> str:
-    """The language model after rounds of the warm-up's loss alone, which only its layers 0 to b see: a folder, made once."""
+    """Train layers 0 to b of the language model on the warm-up loss alone, once, and return its folder."""
     rounds = experiment.retrieval_rounds if rounds is None else rounds
     if not rounds:
         return str(LM)
@@ -304,7 +304,7 @@ def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int | None 
     losses = []
     for step in range(steps):
         rows = order[step * RETRIEVAL_BATCH : (step + 1) * RETRIEVAL_BATCH]
-        positives = train.bm25[rows, 0]  # the pseudo-label; a question without one meets passage 0 as its positive
+        positives = train.bm25[rows, 0]  # the pseudo-label; passage 0 for a question without one
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             queries = model.embed_queries(*questions.batch(rows))
             vectors = model.embed_passages(*passages.batch(np.maximum(positives, 0)))
@@ -319,14 +319,14 @@ def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int | None 
         optimizer.zero_grad()
         losses.append(loss.item())
         if (step + 1) % 50 == 0:
-            print(f"b={b}, round {rounds}, update {step + 1}: retrieval loss {np.mean(losses[-50:]):.3f}", flush=True)
+            print(f"b={b}, round {rounds}, step {step + 1}: retrieval loss {np.mean(losses[-50:]):.3f}", flush=True)
     model.backbone.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
 def train_imprag(experiment: Experiment, seed: int, warm_up: float, steps: int, **config: Any) -> ImpRAGForCausalLM:
-    """ImpRAG with a share of its updates as warm-up."""
+    """Train ImpRAG, with a fraction of the steps as warm-up."""
     train, chosen = experiment.train, experiment.questions(seed)
     fields: dict[str, Any] = {"b": B, "t": T, "k": K, "l_max": L_MAX} | config
     start = retrieving_lm(experiment, seed, fields["b"]) if warm_up else str(LM)
@@ -359,7 +359,7 @@ def train_imprag(experiment: Experiment, seed: int, warm_up: float, steps: int, 
 
 
 def train_pasted(experiment: Experiment, seed: int, k: int) -> PreTrainedModel:
-    """RA-IT; with k = 0 the same tuning without passages."""
+    """Train RA-IT, or with k = 0 the same reader without passages."""
     train, chosen = experiment.train, experiment.questions(seed)
     trainer = RAITTrainer(
         AutoModelForCausalLM.from_pretrained(LM, dtype=torch.float32),
@@ -379,7 +379,7 @@ def train_pasted(experiment: Experiment, seed: int, k: int) -> PreTrainedModel:
 def train_retriever(
     experiment: Experiment, seed: int, retriever: Retriever, reader: PreTrainedModel, learning_rate: float
 ) -> None:
-    """RA-DIT's retriever, by the reader's likelihoods over the best passages of BM25."""
+    """Train RA-DIT's retriever on the reader's likelihoods over the best passages of BM25."""
     train, chosen = experiment.train, experiment.questions(seed)
     prompts, candidates = train.prompts.select(chosen), np.maximum(train.bm25[chosen][:, [0, 1, 5, 10]], 0)
     passages = shortened(train.passages, experiment.tokenizer, L_MAX)
@@ -401,7 +401,7 @@ def train_retriever(
 
 
 def run(experiment: Experiment, name: str, seed: int) -> dict[str, Any]:
-    """Trains and measures one row of the tables."""
+    """Train and evaluate one row of the tables."""
     started = time.process_time()
     torch.manual_seed(seed)
     if name == "base":
@@ -453,7 +453,7 @@ def _retriever(experiment: Experiment, name: str, seed: int) -> Retriever:
 
 
 def run_stored(experiment: Experiment, seed: int) -> None:
-    """What the model of the row `independent` answers from stored states, and how large they are."""
+    """Evaluate the model of the row `independent` with stored states, and measure their size."""
     model = ImpRAGForCausalLM.from_pretrained(experiment.output / f"model-independent-{seed}", dtype=torch.float32)
     tokens = tokenize_passages(experiment.tokenizer, experiment.dev.passages, L_MAX)
     file = experiment.output / "results" / f"stored@{seed}.json"
@@ -474,19 +474,19 @@ ENCODINGS = ("imprag:warm-up", *(f"imprag:warm-up:{encoding}" for encoding in ("
 
 
 def load(output: Path, name: str) -> list[dict[str, Any]]:
-    """The finished runs of a row, by seed."""
+    """Return the finished runs of a row by seed."""
     files = sorted((output / "results").glob(f"{name.replace(':', '+')}@*.json"))
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
 def perplexity(run: dict[str, Any], reading: str) -> float | None:
-    """Exp of the mean negative log-likelihood of the gold answers' tokens, EOS included."""
+    """Return the perplexity of the gold answers' tokens, EOS included."""
     values = run["log_likelihood"].get(reading)
     return None if values is None else math.exp(-sum(values) / sum(run["tokens"]))
 
 
 def mean(runs: list[dict[str, Any]], score: Any) -> str:
-    """Mean over seeds, with the span where there are several."""
+    """Return the mean over seeds, with the range if there are several."""
     values = [value for run in runs if (value := score(run)) is not None]
     if not values:
         return "-"
@@ -496,7 +496,7 @@ def mean(runs: list[dict[str, Any]], score: Any) -> str:
 
 
 def table(output: Path, names: Sequence[str]) -> str:
-    """Markdown, one row for each name that is there."""
+    """Return a Markdown table with one row per finished run."""
     head = "| run | seeds | EM % | F1 % | recall@2 % | recall@10 % | median rank of gold | ppl gold | ppl retrieved | ppl random |"
     lines = [head, "|" + " --- |" * 10]
 
@@ -517,7 +517,7 @@ def table(output: Path, names: Sequence[str]) -> str:
 
 
 def comparisons(output: Path) -> str:
-    """Paired bootstrap over questions, each question's value the mean over the seeds that both have."""
+    """Return a paired bootstrap over questions, with each question's value averaged over the seeds of both runs."""
     pairs = (
         ("imprag:warm-up", "imprag:both"),
         ("imprag:warm-up:independent", "imprag:warm-up"),
@@ -548,14 +548,21 @@ def comparisons(output: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="the folder that has squad/")
+    parser.add_argument("--data", type=Path, help="folder that contains squad/")
     parser.add_argument("--output", type=Path, default=Path("outputs/imprag-benchmark"))
     parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument("--retrieval-steps", type=int, default=160, help="of 64 questions, before, a round")
-    parser.add_argument("--retrieval-rounds", type=int, default=2, help="each with a learning rate that falls to zero")
+    parser.add_argument(
+        "--retrieval-steps", type=int, default=160, help="steps of 64 questions in each retrieval round before training"
+    )
+    parser.add_argument(
+        "--retrieval-rounds",
+        type=int,
+        default=2,
+        help="retrieval rounds, each with a learning rate that decays to zero",
+    )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--runs", nargs="+", help="rows to run, such as imprag:both; by default all")
-    parser.add_argument("--report", action="store_true", help="only print the tables of what is there")
+    parser.add_argument("--runs", nargs="+", help="rows to run, such as imprag:both (default: all)")
+    parser.add_argument("--report", action="store_true", help="only print the tables of the finished runs")
     options = parser.parse_args()
     if not options.report:
         transformers_logging.set_verbosity_error()

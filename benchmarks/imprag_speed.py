@@ -1,8 +1,9 @@
-"""ImpRAG against the same decoder with the passages pasted into the prompt: first token, further tokens, peak memory.
+"""Time ImpRAG against the same decoder with passages in its prompt: first token, further tokens, peak memory.
 
-Random tokens through the quickstart's language model (or --model), k passages of --passage tokens, a prompt of --prompt
-tokens, greedily. Each measurement runs in a process of its own, so that its peak memory is its own; the times are CPU times
-of one thread, the best of --repeats, so that other work on the machine does not count. "stored" reads keys and values that were made before, as an index with stored states does.
+Uses random tokens with the quickstart's language model (or --model), k passages of --passage tokens, a prompt of
+--prompt tokens and greedy decoding. Each measurement runs in a separate process to measure its peak memory. Times are
+CPU times of one thread, the best of --repeats, so that other work on the machine hardly counts. "stored" reads
+precomputed keys and values, as from an index with stored states.
 
     python benchmarks/imprag_speed.py
 """

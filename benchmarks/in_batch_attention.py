@@ -1,16 +1,16 @@
 """In-batch attention against straightforward versions, and a whole Revela step against a plain LM step.
 
-The peers of the cross-document part: the equation in einsums, and chunk by chunk with recomputation in the backward pass
-(`torch.utils.checkpoint`), which is what one writes next, and what this package had before its own backward pass.
+The cross-document part is compared with the equation in einsums, and with a loop over chunks that recomputes in the
+backward pass (`torch.utils.checkpoint`), which this package used before it had a custom backward pass.
 
-All sides alternate in one process; times are CPU seconds, on a GPU wall-clock ones, the best of several; ratios are of
-those. Memory is the peak of the tensors alive above what was there before, counted by the CUDA allocator, or on a CPU by
-torch's profiler.
+All sides alternate in one process. Times are the best of several, in CPU seconds, or wall-clock seconds on a GPU;
+ratios are of those times. Memory is the peak of the tensors allocated during the call, counted by the CUDA allocator,
+or on a CPU by torch's profiler.
 
     python benchmarks/in_batch_attention.py                  # CPU, a model of 30 M parameters
     python benchmarks/in_batch_attention.py --device cuda --hidden 2048 --layers 16 --heads 32 --kv-heads 8 --dtype bfloat16
 
-The plain step is what the same model costs on the same number of tokens: 2B documents, as Revela runs two streams.
+The plain step runs the same model on the same number of tokens: 2B documents, because Revela has two streams.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from revela_hub.modeling.in_batch_kernels import Options
 
 
 def einsum_attention(query: Tensor, key: Tensor, value: Tensor, similarity_GBB: Tensor, options: Options) -> Tensor:
-    """The equation as one writes it first: all scores of all pairs at once."""
+    """Compute the equation directly: all scores of all pairs at once."""
     groups, size, _ = similarity_GBB.shape
     n, heads, length, dim = query.shape
     key, value = (x.repeat_interleave(heads // key.shape[1], dim=1) for x in (key, value))
@@ -45,7 +45,7 @@ def einsum_attention(query: Tensor, key: Tensor, value: Tensor, similarity_GBB: 
 def checkpointed_attention(
     query: Tensor, key: Tensor, value: Tensor, similarity_GBB: Tensor, options: Options
 ) -> Tensor:
-    """The equation for one chunk j at a time, by torch's own operations."""
+    """Compute the equation for one chunk j at a time, with torch operations."""
     n, heads, length, dim = query.shape
     folded = query.view(n, key.shape[1], -1, length, dim).transpose(2, 3).reshape(n, key.shape[1], -1, dim)
     with_blocks_of_one = replace(options, eager=True)
@@ -59,8 +59,8 @@ def synchronize(device: str) -> None:
 
 
 def alternate(sides: dict[str, Callable[[], None]], device: str, repeats: int) -> dict[str, float]:
-    """Best seconds of each side, one call of each in turn."""
-    # On a machine with other work the CPU's own time says more than the clock's; it counts all threads.
+    """Return the best time of each side in seconds, alternating calls."""
+    # On a busy machine, CPU time is more reliable than wall-clock time. It counts all threads.
     clock = time.perf_counter if device == "cuda" else time.process_time
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(repeats + 1):
@@ -75,7 +75,7 @@ def alternate(sides: dict[str, Callable[[], None]], device: str, repeats: int) -
 
 
 def peak_mib(side: Callable[[], None], device: str) -> float:
-    """Peak MiB of tensors that one call has alive at a time."""
+    """Return the peak memory of the tensors of one call, in MiB."""
     if device == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -94,7 +94,7 @@ def peak_mib(side: Callable[[], None], device: str) -> float:
 
 
 def layer_row(args: argparse.Namespace, size: int) -> str:
-    """Forward and backward of the cross-document part alone, ours and einsum."""
+    """Time forward and backward of the cross-document part alone, ours and the peers'."""
     dim, dtype = args.hidden // args.heads, getattr(torch, args.dtype)
     shape = (size, args.heads, args.length, dim)
     query = torch.randn(shape, device=args.device, dtype=dtype, requires_grad=True)
@@ -129,13 +129,13 @@ def layer_row(args: argparse.Namespace, size: int) -> str:
 
 
 def step_row(args: argparse.Namespace, revela: RevelaForCausalLM, size: int) -> str:
-    """Forward and backward of the whole LM: Revela's two streams, and a plain step over 2B documents."""
+    """Time forward and backward of the whole LM: Revela's two streams, and a plain step over 2B documents."""
     revela.config.group_size = size
     lm = revela.lm
     ids = torch.randint(args.vocabulary, (size, args.length), device=args.device)
     mask = torch.ones_like(ids)
     similarity = torch.rand(1, size, size, device=args.device).softmax(-1).requires_grad_()
-    # What a retriever's vectors give at the paper's temperature: next to all of a row on the nearest chunks.
+    # At the paper's temperature, nearly all of a row's weight is on the nearest chunks.
     embeddings = torch.randn(size, 384, device=args.device, requires_grad=True)
     double = torch.cat([ids, ids])
 
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--most-dense", type=int, default=32, help="largest B at which every pair is also measured")
     parser.add_argument("--v-normalization", action="store_true")
     parser.add_argument("--part", choices=["layer", "step"], nargs="+", default=["layer", "step"])
-    parser.add_argument("--length", type=int, default=160, help="tokens of a document")
+    parser.add_argument("--length", type=int, default=160, help="tokens per document")
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--heads", type=int, default=8)
@@ -209,7 +209,7 @@ def main() -> None:
         )
     revela = RevelaForCausalLM.from_backbones(small.model, lm).train()
     print(f"\nWhole LM step ({lm.num_parameters() / 1e6:.0f} M parameters), against a plain step over 2B documents:\n")
-    print("| B | plain | every pair: time | memory | at temperature 1e-4: time | memory | of a document |")
+    print("| B | plain | every pair: time | memory | at temperature 1e-4: time | memory | per document |")
     print("|---|---|---|---|---|---|---|")
     for size in args.sizes:
         print(step_row(args, revela, size), flush=True)

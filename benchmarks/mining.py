@@ -1,4 +1,4 @@
-"""Mining hard negatives: ours against sentence-transformers' `mine_hard_negatives`, and a million passages for 20,000 anchors.
+"""Time hard-negative mining, against sentence-transformers' `mine_hard_negatives`, and on a million passages.
 
 python benchmarks/mining.py                              # a few minutes on one CPU core
 python benchmarks/mining.py --scale 1000000 --kinds exact ivfpq hnsw
@@ -58,7 +58,7 @@ def ours(documents: int, anchors: int, folder: str) -> str:
 
 
 def clusters(rows: list[int], dimension: int) -> np.ndarray:
-    """Vectors as those of texts are: near others, and the same for a number."""
+    """Return clustered vectors, like those of texts, the same for the same numbers."""
     centres = np.random.default_rng(0).normal(size=(5000, dimension)).astype(np.float32)
     noise = np.random.default_rng(1).normal(size=(4096, dimension)).astype(np.float32)
     numbers = np.array(rows)
@@ -91,7 +91,9 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=20_000)
     parser.add_argument("--anchors", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--scale", type=int, default=0, help="passages for many anchors, for example 1000000")
+    parser.add_argument(
+        "--scale", type=int, default=0, help="passages for the test with many anchors, for example 1000000"
+    )
     parser.add_argument("--scale-anchors", type=int, default=20_000)
     parser.add_argument("--dimension", type=int, default=32)
     parser.add_argument("--kinds", nargs="+", default=["exact", "ivfpq", "hnsw"])
@@ -112,7 +114,7 @@ def main() -> None:
                 print(f"{name:<22} {found.cpu:7.1f} {found.megabytes:8.0f} {found.result:>7}", flush=True)
     if args.scale:
         print(
-            f"\n{args.scale:,} passages, {args.scale_anchors:,} anchors, the best 50 of each, vectors of {args.dimension} numbers on disk"
+            f"\n{args.scale:,} passages, {args.scale_anchors:,} anchors, the best 50 of each, vectors of {args.dimension} dimensions on disk"
         )
         print(f"{'':<10} {'build s':>9} {'search s':>9} {'recall@50':>9} {'peak MB':>8}")
         with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""NV-Embed's ablations with a small backbone: pooling and mask, stages, negatives, how classes become pairs.
+"""NV-Embed's ablations with a small backbone: pooling and mask, stages, negatives, and pairs made of classes.
 
-Every row of the tables is trained with the same number of updates, the same batches' size and the same seeds, and
-measured on the same tasks (`nvembed_scores.py`). Finished runs are kept in --output and not repeated, so the script may be
-stopped and started again; --report prints the tables of what is there.
+All rows of the tables are trained with the same number of steps, batch size and seeds, and measured on the same tasks
+(`nvembed_scores.py`). Finished runs are kept in --output, so an interrupted script continues when it is run again;
+--report only prints the tables of the finished runs.
 
     python benchmarks/nvembed_ablations.py --data path/to/data --output outputs/nvembed-ablations
 """
@@ -49,12 +49,12 @@ class Variant:
     """A row of the tables.
 
     Attributes:
-        stages: what is trained one after another: "one" is retrieval with in-batch negatives, "two" everything
-            without; "all" trains on everything at once, for as many updates as the two together.
-        pooling: of the model.
-        mask: of its attention.
-        negatives: "mined" by a retriever, or drawn at random.
-        mode: how classes become pairs.
+        stages: training stages in order. "one" trains on retrieval with in-batch negatives, "two" on all tasks without
+            them; "all" trains on all tasks at once, with as many steps as both stages together.
+        pooling: pooling of the model.
+        mask: attention mask.
+        negatives: "mined" by a retriever, or "random".
+        mode: how pairs are made of classes.
     """
 
     stages: tuple[Stage, ...] = ("one", "two")
@@ -64,7 +64,7 @@ class Variant:
     mode: Literal["example", "label"] = "example"
 
     def key(self, seed: int, updates: int) -> str:
-        """The name of its folder."""
+        """Return the name of the row's folder."""
         mode = "example" if self.stages == ("one",) else self.mode  # stage one has no classes
         parts = [*self.stages, self.pooling, self.mask, self.negatives, mode, str(updates), str(seed)]
         return "-".join(parts).replace(", in-batch negatives ", "-").replace(" ", "-")
@@ -72,7 +72,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs have in common."""
+    """Settings that all runs share."""
 
     data: Path
     output: Path
@@ -115,14 +115,14 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("outputs/nvembed-ablations"))
     parser.add_argument("--backbone", type=Path, default=REPOSITORY / "examples" / "quickstart" / "lm")
-    parser.add_argument("--teacher", help="retriever that mines the negatives; BM25 if left out")
+    parser.add_argument("--teacher", help="retriever that mines the negatives (default: BM25)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--updates", type=int, default=60, help="of a stage")
+    parser.add_argument("--updates", type=int, default=60, help="steps per stage")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--max-length", type=int, default=48)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--latents", type=int, default=64)
-    parser.add_argument("--report", action="store_true", help="only print the tables of what is there")
+    parser.add_argument("--report", action="store_true", help="only print the tables of the finished runs")
     options = vars(parser.parse_args())
     seeds, report_only = options.pop("seeds"), options.pop("report")
     setting = Setting(**options)
@@ -130,10 +130,8 @@ def main() -> None:
     if not report_only:
         transformers_logging.set_verbosity_error()
         runner = Runner(setting)
-        for tables in (
-            list(TABLES.values())[:-1],
-            [POOLINGS],
-        ):  # the long last table when all seeds of the others are there
+        # The last table takes longest, so it comes after all seeds of the others.
+        for tables in (list(TABLES.values())[:-1], [POOLINGS]):
             for seed in seeds:
                 for variant in (variant for table in tables for variant in table.values()):
                     runner.run(variant, seed)
@@ -141,7 +139,7 @@ def main() -> None:
 
 
 class Runner:
-    """Trains and measures variants, each once."""
+    """Trains and evaluates each variant once."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -152,7 +150,7 @@ class Runner:
         self._mine()
 
     def run(self, variant: Variant, seed: int) -> None:
-        """Trains the variant from what of it is there already, and writes its scores."""
+        """Train the stages of the variant that are missing, and write its scores."""
         file = self._folder(variant, seed) / "scores.json"
         if file.is_file():
             return
@@ -185,7 +183,7 @@ class Runner:
             output_dir=str(folder / "run"),
             max_steps=setting.updates * (2 if stage.startswith("all") else 1),
             per_device_train_batch_size=setting.batch_size,
-            mini_batch_size=3 * setting.batch_size,  # all texts of a batch at once
+            mini_batch_size=3 * setting.batch_size,  # all texts of a batch in one forward pass
             learning_rate=setting.learning_rate,
             warmup_steps=10,
             lora_rank=0,
@@ -213,7 +211,7 @@ class Runner:
         return self.setting.output / variant.key(seed, self.setting.updates)
 
     def _mixture(self, variant: Variant) -> dict[str, Any]:
-        """The tasks, with as many pairs as make the blend; the weights are those of a task's rows after `max_samples`."""
+        """Return the tasks of the blend. A task's weight is its number of rows after `max_samples`."""
         root, most = self.setting.data, {"medquad": 4000, "squad": 4000, "scifact": None, "cosqa": None}
         tasks: list[dict[str, Any]] = []
         for name, limit in most.items():
@@ -233,7 +231,7 @@ class Runner:
         return {"tasks": [task | {"instruction": INSTRUCTIONS[task["name"]]} for task in tasks]}
 
     def _mine(self) -> None:
-        """Writes the pairs of each task with a mined negative, and the same pairs with a random one."""
+        """Write the pairs of each task with a mined negative, and the same pairs with a random one."""
         if (self.mined / "done").is_file():
             return
         self.mined.mkdir(exist_ok=True)
@@ -257,7 +255,7 @@ class Runner:
 
 
 class _Teacher:
-    """The retriever that mines, in bf16 where that is fast."""
+    """Return the retriever for mining, in bf16 where that is fast."""
 
     def __init__(self, name: str, max_length: int) -> None:
         self.model = SentenceTransformer(name)
@@ -270,7 +268,7 @@ class _Teacher:
 
 
 def training_pairs(data: Path) -> dict[str, tuple[list[tuple[str, str]], list[str]]]:
-    """The (query, passage) pairs and the corpus of each retrieval task."""
+    """Return the (query, passage) pairs and the corpus of each retrieval task."""
     found = {}
     for name in ("medquad", "squad"):
         passages = {row["_id"]: passage_text(row) for row in read(data / name / "passages.jsonl.gz")}
@@ -289,7 +287,7 @@ def training_pairs(data: Path) -> dict[str, tuple[list[tuple[str, str]], list[st
 
 
 def print_report(setting: Setting, seeds: list[int]) -> None:
-    """Prints the tables: mean and standard deviation over the seeds that are there."""
+    """Print the tables: mean and standard deviation over the finished seeds."""
     print(f"\n{torch.get_num_threads()} CPU threads, torch {torch.__version__}; settings: ", end="")
     shown = {key: value for key, value in asdict(setting).items() if isinstance(value, int | float)}
     print(", ".join(f"{key} {value}" for key, value in shown.items()))

@@ -1,8 +1,8 @@
-"""How fast NV-Embed encodes texts of mixed length, against an eager and unsorted version of itself.
+"""Time NV-Embed's encoding of texts of mixed length, against an eager and unsorted version.
 
-Ours is `NVEmbedModel.encode`: SDPA, texts sorted by length. The table also has what each of the two brings alone.
-All versions are the same weights and give the same vectors (the largest difference is printed); they alternate in one
-process, times are medians. A text's length in words is drawn so that all orders of magnitude are as likely.
+Ours is `NVEmbedModel.encode`: SDPA, texts sorted by length. The table also shows the gain of each of the two alone. All
+versions use the same weights and return the same vectors (the largest difference is printed). They alternate in one
+process; times are medians. Text lengths are drawn log-uniformly.
 
     python benchmarks/nvembed_encode.py                    # CPU, the quickstart's language model as the decoder
     python benchmarks/nvembed_encode.py --device cuda --dtype bfloat16 --backbone mistralai/Mistral-7B-v0.1 --texts 2048
@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def mixed_texts(count: int, shortest: int, longest: int) -> list[str]:
-    """Runs of words of the repository's README, in random order of length."""
+    """Return word sequences from the repository's README, with lengths in random order."""
     words = (REPOSITORY / "README.md").read_text(encoding="utf-8").split()
     chosen = random.Random(0)
     texts = []
@@ -40,7 +40,7 @@ def mixed_texts(count: int, shortest: int, longest: int) -> list[str]:
 
 
 def encode(model: NVEmbedModel, texts: list[str], attention: str, sort: bool, batch_size: int) -> Tensor:
-    """The vectors; unsorted, batch by batch in the order of the texts."""
+    """Return the vectors. If unsorted, batches follow the order of the texts."""
     model.set_attn_implementation(attention)
     if sort:
         return model.encode(texts, batch_size=batch_size)
@@ -49,7 +49,7 @@ def encode(model: NVEmbedModel, texts: list[str], attention: str, sort: bool, ba
 
 
 def alternate(sides: dict[str, Callable[[], Tensor]], device: str, repeats: int) -> dict[str, float]:
-    """Median seconds of each side, one call of each in turn."""
+    """Return the median time of each side in seconds, alternating calls."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, side in sides.items():
@@ -95,7 +95,7 @@ def main() -> None:
         name: lambda attention=attention, sort=sort: encode(model, texts, attention, sort, args.batch_size)
         for name, (attention, sort) in versions.items()
     }
-    vectors = [side() for side in sides.values()]  # which also warms up
+    vectors = [side() for side in sides.values()]  # also the warm-up
     difference = max(float((other - vectors[0]).abs().max()) for other in vectors)
     seconds = alternate(sides, args.device, args.repeats)
 

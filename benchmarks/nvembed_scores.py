@@ -1,8 +1,8 @@
-"""What `nvembed_ablations.py` measures: retrieval, semantic similarity and classification, on small public data.
+"""Evaluation for `nvembed_ablations.py`: retrieval, semantic similarity and classification on small public data.
 
-Retrieval is nDCG@10 (300 held-out queries, 600 passages of each task), similarity is Spearman's correlation on 700 pairs
-of STS-B's test split, classification the accuracy of a logistic regression on the vectors of Banking77 (10 examples of
-each class to fit it, 10 to measure).
+Retrieval is nDCG@10 (300 held-out queries, 600 passages per task). Similarity is Spearman's correlation on 700 pairs of
+STS-B's test split. Classification is the accuracy of a logistic regression on Banking77's embeddings (10 examples per
+class to fit it, 10 to test it).
 """
 
 import gzip
@@ -25,7 +25,7 @@ STS_PAIRS = 700
 
 
 class Scores(NamedTuple):
-    """All between 0 and 1."""
+    """Scores between 0 and 1."""
 
     medquad: float
     squad: float
@@ -35,7 +35,7 @@ class Scores(NamedTuple):
 
     @property
     def retrieval(self) -> float:
-        """The mean of the three retrieval tasks."""
+        """Return the mean of the three retrieval tasks."""
         return (self.medquad + self.squad + self.cosqa) / 3
 
 
@@ -49,7 +49,7 @@ class Tasks(NamedTuple):
 
 
 def load_tasks(data: Path, queries: int = 300, passages: int = 600) -> Tasks:
-    """Reads the held-out data; of each retrieval task `queries` queries and at least `passages` passages, always the same."""
+    """Read the held-out data: `queries` queries and at least `passages` passages per task, always the same."""
     cosqa = read(data / "cosqa" / "qrels" / "dev.tsv")
     questions = read(data / "cosqa" / "queries.jsonl")
     positive = {row["query-id"]: row["corpus-id"] for row in cosqa}
@@ -64,7 +64,7 @@ def load_tasks(data: Path, queries: int = 300, passages: int = 600) -> Tasks:
 
 
 def score(model: SentenceTransformer, tasks: Tasks, prompts: dict[str, str], batch_size: int = 64) -> Scores:
-    """Measures a model, with the prompts of the five tasks."""
+    """Evaluate a model with the prompts of the five tasks."""
     found = {}
     for name, task in tasks.retrieval.items():
         encoder = _Prompted(model, prompts[name])
@@ -87,7 +87,7 @@ def score(model: SentenceTransformer, tasks: Tasks, prompts: dict[str, str], bat
 
 
 class _Prompted:
-    """A model whose queries get the instruction of one task."""
+    """Wraps a model so that queries get the instruction of one task."""
 
     def __init__(self, model: SentenceTransformer, prompt: str) -> None:
         self.model, self.prompt = model, prompt
@@ -100,13 +100,13 @@ class _Prompted:
 
 
 def encode(model: SentenceTransformer, texts: list[str], prompt: str, **options: Any) -> Any:
-    """Vectors in float32, computed in bf16 where that is fast."""
+    """Return float32 vectors, computed in bf16 where that is fast."""
     with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16_is_fast()):
         return model.encode(texts, prompt=prompt, convert_to_tensor=True, **options).float().cpu().numpy()
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The rows of JSON lines, gzipped or not, or of a table with a header and tabs."""
+    """Read rows of JSON lines (gzipped or not) or of a tab-separated table with a header."""
     opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
     with opened as stream:
         if file.suffix == ".tsv":
@@ -116,7 +116,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def passage_text(row: dict[str, Any]) -> str:
-    """Title and text, as training reads them."""
+    """Return title and text, joined as in training."""
     return " ".join(part for part in (row.get("title"), row["text"]) if part)
 
 

@@ -1,8 +1,8 @@
-"""RetroMAE's training step and NV-Embed's vectors against the authors' own code, which runs in an environment of its own.
+"""Compare RetroMAE's training step and NV-Embed's encoding with the authors' code.
 
-The authors' code does not import under transformers 5. So it runs in another Python (official_worker.py), with the same torch,
-the same random weights and the same inputs; the two sides do one thing each in turn, and each says its own CPU seconds. What
-both compute of the same inputs, the loss and the vectors, is compared before anything is timed.
+The authors' code cannot be imported with transformers 5. It runs in a separate environment (official_worker.py) with
+the same torch, the same random weights and the same inputs. The two sides alternate, and each reports its CPU seconds.
+Before timing, their losses and vectors on the same inputs are compared.
 
     git clone https://github.com/staoxiao/RetroMAE official/RetroMAE
     hf download nvidia/NV-Embed-v2 modeling_nvembed.py configuration_nvembed.py --local-dir official/NV-Embed-v2
@@ -46,7 +46,7 @@ Side = Callable[[], Tensor | None]
 
 
 class Official:
-    """The other process; `seconds, result = official("step")`."""
+    """The process with the authors' code: `seconds, result = official("step")`."""
 
     def __init__(self, part: str, official: Path, given: Path) -> None:
         command = [official / "venv" / "bin" / "python", WORKER, part, official / FOLDERS[part], given]
@@ -61,7 +61,7 @@ class Official:
         self._answer()
 
     def __call__(self, side: str) -> tuple[float, Any]:
-        """Does one thing, and returns the CPU seconds and what came of it."""
+        """Run one task. Return the CPU seconds and the result."""
         assert self.process.stdin is not None
         print(side, file=self.process.stdin, flush=True)
         seconds, result = json.loads(self._answer())
@@ -70,12 +70,12 @@ class Official:
     def _answer(self) -> str:
         assert self.process.stdout is not None
         if not (line := self.process.stdout.readline()):
-            raise SystemExit("the official side ended; its own message is above")
+            raise SystemExit("the authors' process ended; its error message is above")
         return line
 
 
 def retromae(given: Path, length: int, rows: int) -> dict[str, Side]:
-    """RetroMAE without dropout, so that both losses are the same."""
+    """Build RetroMAE without dropout, so that both losses are equal."""
     tokenizer = AutoTokenizer.from_pretrained(get_model_path())
     config = BertConfig(
         vocab_size=len(tokenizer),
@@ -112,7 +112,7 @@ def retromae(given: Path, length: int, rows: int) -> dict[str, Side]:
 
 
 def nvembed(given: Path, length: int, rows: int) -> dict[str, Side]:
-    """A small NV-Embed in the official layout: ours reads the folder as it is."""
+    """Build a small NV-Embed in the official folder layout, which our code loads directly."""
     tokenizer = AutoTokenizer.from_pretrained(REPOSITORY / "examples" / "quickstart" / "lm")
     tokenizer.save_pretrained(given / "tokenizer")
     of_tokenizer = given / "tokenizer" / "tokenizer_config.json"
@@ -170,7 +170,7 @@ def nvembed(given: Path, length: int, rows: int) -> dict[str, Side]:
 
 
 def row(part: str, name: str, ours: Side, official: Official, repeats: int) -> str:
-    """One line of the table: both sides in turn, the first turn left out."""
+    """Return one row of the table: both sides alternate, without the first call."""
     times: dict[str, list[float]] = {"ours": [], "official": []}
     for turn in range(repeats + 1):
         began = time.process_time()
@@ -187,8 +187,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--official", type=Path, required=True, help="Folder with RetroMAE/, NV-Embed-v2/ and venv/.")
     parser.add_argument("--parts", nargs="+", default=list(FOLDERS), choices=FOLDERS)
-    parser.add_argument("--length", type=int, default=128, help="Tokens of a passage.")
-    parser.add_argument("--rows", type=int, default=16, help="Passages of a batch.")
+    parser.add_argument("--length", type=int, default=128, help="Tokens per passage.")
+    parser.add_argument("--rows", type=int, default=16, help="Passages per batch.")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -205,7 +205,8 @@ def main() -> None:
                     torch.testing.assert_close(torch.tensor(other), result, rtol=1e-5, atol=1e-5)
                     difference = float((torch.tensor(other) - result).abs().max())
                     print(
-                        f"{part}, {name}: the same to {difference:.0e} of {float(result.abs().max()):.4g}", flush=True
+                        f"{part}, {name}: results agree to {difference:.0e} of {float(result.abs().max()):.4g}",
+                        flush=True,
                     )
             lines += [row(part, name, ours, official, args.repeats) for name, ours in sides.items()]
             official.process.kill()

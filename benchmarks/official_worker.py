@@ -1,4 +1,4 @@
-"""The authors' side of `official.py`: run by it with the Python of an environment of its own, told what to do line by line."""
+"""The authors' side of `official.py`, which starts it in a separate environment and sends one task per line."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ Side = Callable[[], torch.Tensor | None]
 
 
 def retromae(official: Path, given: Path) -> dict[str, Side]:
-    """RetroMAE's collator, its model on a batch that is given, and both."""
+    """Return the tasks for RetroMAE: the collator, the model on a given batch, and both."""
     sys.path.insert(0, str(official / "src"))
     from pretrain.arguments import ModelArguments
     from pretrain.data import RetroMAECollator
@@ -44,7 +44,7 @@ def retromae(official: Path, given: Path) -> dict[str, Side]:
 
 
 def nvembed(official: Path, given: Path) -> dict[str, Side]:
-    """NV-Embed's forward pass on a batch that is given, and its encoding of texts in batches."""
+    """Return the tasks for NV-Embed: a forward pass on a given batch, and encoding texts in batches."""
     for name in ("configuration_nvembed.py", "modeling_nvembed.py"):
         (given / "model" / name).write_text((official / name).read_text())
     model = AutoModel.from_pretrained(given / "model", trust_remote_code=True).eval()

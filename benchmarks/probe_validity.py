@@ -1,11 +1,11 @@
-"""Does a probe made of raw text rank retrievers as real labels do?
+"""Check whether a probe made of raw text ranks retrievers like labelled queries do.
 
-For each domain (benchmarks/domains.py), a probe of every kind is made of the raw text, and retrievers of different worth are
-measured on it and on the real task: BM25, a hybrid, all-MiniLM-L6-v2 whole, with layers cut, with noise on its weights,
-with its word embeddings alone, after a training that ruins it (cropping at a learning rate far too high, at two moments), and
-the quickstart's. Printed: Spearman's correlation of the two columns of nDCG@10 for each kind of probe, with a 95% interval
-from 1,000 draws of the queries of both, over all retrievers and over the dense ones alone. Each measurement is kept in
---work, so that a run that was stopped goes on.
+For each domain (benchmarks/domains.py), builds a probe of every kind from the raw text and measures retrievers of
+different quality on it and on the real task: BM25, a hybrid, all-MiniLM-L6-v2 unchanged, with fewer layers, with noise
+on its weights, with its word embeddings only, at two steps of a harmful training (cropping at a far too high learning
+rate), and the quickstart's. Prints Spearman's correlation of nDCG@10 on the probe and on the real task for each kind of
+probe, over all retrievers and over the dense ones, with a 95% interval from 1,000 resamples of both query sets. Results
+are kept in --work, so an interrupted run continues when the command is repeated.
 
     python benchmarks/probe_validity.py --data ../data --work outputs/probe-validity
 """
@@ -51,7 +51,7 @@ def layers(kept: int) -> SentenceTransformer:
 
 
 def noisy(share: float) -> SentenceTransformer:
-    """Each matrix gets noise of so much of its own standard deviation."""
+    """Return MiniLM with Gaussian noise on each matrix, scaled by `share` times the matrix's standard deviation."""
     model, generator = minilm(), torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -61,7 +61,7 @@ def noisy(share: float) -> SentenceTransformer:
 
 
 def ruined(updates: int, texts: list[str]) -> SentenceTransformer:
-    """Trained on two random halves of each text's words, at 1e-3."""
+    """Return MiniLM trained on two random halves of each text's words with a learning rate of 1e-3."""
     model = minilm()
     model.max_seq_length = 48
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -116,7 +116,7 @@ def normal(scores: np.ndarray) -> np.ndarray:
 
 
 def overlap(task: RetrievalTask) -> Scores:
-    """The share of a query's words that stand in the passage which answers it."""
+    """Return the fraction of each query's words that occur in its relevant passages."""
     found = {}
     for query, text in task.queries.items():
         passage = set(words(" ".join(task.corpus[id_] for id_ in task.qrels[query] if id_ in task.corpus)))
@@ -126,7 +126,7 @@ def overlap(task: RetrievalTask) -> Scores:
 
 
 def measure(name: str, data: Path, work: Path) -> dict[str, Any]:
-    """Query id to nDCG@10, of each retriever, on the real task and on the probe."""
+    """Return each retriever's nDCG@10 by query, on the real task and on the probe."""
     file = work / f"{name}.json"
     kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"scores": {}}
     domain = load_domain(name, data, work, queries=QUERIES, passages=PASSAGES)
@@ -154,7 +154,7 @@ def measure(name: str, data: Path, work: Path) -> dict[str, Any]:
 
 
 def probes(kept: dict[str, Any]) -> dict[str, list[str]]:
-    """The queries of each kind of probe, and of what could be made of them."""
+    """Return the queries of each kind of probe, including subsets with few shared words."""
     queries = list(kept["overlap"])
     found = {kind: [q for q in queries if kind_of(q) == kind] for kind in ("docstring", "title", "sentence")}
     found["all kinds"] = queries
@@ -165,7 +165,7 @@ def probes(kept: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def correlation(real: np.ndarray, probe: np.ndarray) -> tuple[float, float, float]:
-    """Spearman's correlation of the means of two tables (retrievers, queries), and its interval."""
+    """Return Spearman's correlation of the means of two tables (retrievers, queries), with its interval."""
     draw = np.random.default_rng(0)
     values = []
     for _ in range(DRAWS):
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("outputs/probe-validity"))
     parser.add_argument("--domains", nargs="+", default=DOMAINS, choices=DOMAINS)
-    parser.add_argument("--report", action="store_true", help="Only print what was measured.")
+    parser.add_argument("--report", action="store_true", help="Only print the finished results.")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.work.mkdir(parents=True, exist_ok=True)

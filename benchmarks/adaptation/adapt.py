@@ -1,11 +1,12 @@
-"""What helps an existing retriever on the raw text of a domain, without labels, in the same CPU time?
+"""Compare methods that adapt an existing retriever to raw text, without labels and in the same CPU time.
 
-For each domain (benchmarks/domains.py) and method (methods.py): the retriever is adapted to the domain's text for `--seconds` of
-CPU time (training alone; the text is prepared before), then measured on the real task, whose labels nothing else has seen, alone
-and together with BM25; pairs of the text once more with the weights that `revela-hub train` hands out: those of the end, their
-mean with the start's, or the start's, by a probe of the text. Scores are averaged over the seeds for each query, and each row
-of the table is compared with the start by a paired bootstrap over the queries. Measured cells are kept in --work: a
-run that was stopped goes on.
+For each domain (benchmarks/domains.py) and method (methods.py), the retriever is trained on the domain's text for
+`--seconds` of CPU time. Preparing the text is not counted. The result is measured on the real task, alone and in a
+hybrid with BM25; the task's labels are used for nothing else. Training on natural pairs is also measured with the
+weights that `revela-hub train` exports: those of the last step, their mean with the base model's, or the base model's,
+chosen on a probe of the text. Scores are averaged over the seeds for each query, and each row of the table is compared
+with the base model by a paired bootstrap over the queries. Results are kept in --work, so an interrupted run continues
+when the command is repeated.
 
     python benchmarks/adaptation/adapt.py --data ../data --seconds 30 --seeds 0 1 2
     python benchmarks/adaptation/adapt.py --data ../data --seconds 30 --seeds 0 1 2 --start examples/quickstart/retriever
@@ -43,7 +44,8 @@ LM = REPOSITORY / "examples" / "quickstart" / "lm"
 QUERIES, PASSAGES = 200, 300
 METRIC = "ndcg_at_10"
 PROBE = ProbeSettings(queries=150, passages=400)
-PROBED = "pairs of the text"  # trained on queries of the probe's kinds, but not on its own
+PROBED = "pairs of the text"  # natural pairs, of the same kinds as the probe's queries but without these queries
+EXPORTED = "handed out"  # key of the scores with the exported weights in benchmarks/measured
 WITHOUT = ("start", "BM25", "hybrid, 0.3 of BM25", "hybrid, weight by the probe")
 Cell = dict[str, Any]
 
@@ -70,12 +72,12 @@ def scores(run: Rankings, task: RetrievalTask) -> dict[str, float]:
 
 @cache
 def probe_of(text: str) -> RetrievalTask:
-    """The probe of a domain's text (as JSON), made once in a process."""
+    """Return the probe of a domain's text (given as JSON), built once per process."""
     return build_probe(json.loads(text), PROBE).task
 
 
 def without_training(domain: Domain, given: argparse.Namespace) -> dict[str, Cell]:
-    """The rows that need none; the hybrid's weight is chosen on a probe of the domain's text."""
+    """Return the rows that need no training. The hybrid's weight is chosen on a probe of the domain's text."""
     model = load_start(given.start)
     dense, bm25 = run_of(model, domain.task, given.bf16), bm25_run(domain.task)
     probe = probe_of(json.dumps(domain.text))
@@ -89,7 +91,7 @@ def without_training(domain: Domain, given: argparse.Namespace) -> dict[str, Cel
 
 
 def settings_of(given: argparse.Namespace, folder: str, seed: int) -> dict[str, Any]:
-    """Training arguments of transformers that every method gets."""
+    """Return the training arguments of transformers that all methods share."""
     return {
         "output_dir": folder,
         "max_steps": 100_000,
@@ -101,7 +103,7 @@ def settings_of(given: argparse.Namespace, folder: str, seed: int) -> dict[str, 
         "report_to": "none",
         "disable_tqdm": True,
         "use_cpu": True,
-        "bf16": given.bf16,  # of every method: our own trainers would otherwise take it where the processor has it
+        "bf16": given.bf16,  # set for all methods, because our trainers default to bf16 on processors that support it
         "seed": seed,
     }
 
@@ -111,22 +113,22 @@ def adapted(method: str, name: str, domain: Domain, given: argparse.Namespace, s
     folder = Path(tempfile.mkdtemp(dir=given.work))
     common = settings_of(given, str(folder), seed)
     setting = Setting(domain.text, common, budget, given.work / "prepared" / name, Path(given.start).name, given.lm)
-    handing_out = HandingOut(model, domain, given, folder) if method == PROBED else None
-    if handing_out is not None:
-        setting.asked = frozenset(handing_out.task.queries.values())
+    exported = ExportedWeights(model, domain, given, folder) if method == PROBED else None
+    if exported is not None:
+        setting.asked = frozenset(exported.task.queries.values())
     METHODS[method](model, setting)
     run = run_of(model, domain.task, given.bf16)
     cell = {"scores": scores(run, domain.task), "updates": budget.updates}
     cell["hybrid"] = scores(fuse_runs(run, bm25_run(domain.task), domain.task, weight), domain.task)
-    if handing_out is not None:
-        cell |= handing_out.finish(budget.updates)
-        cell["handed out"] = scores(run_of(model, domain.task, given.bf16), domain.task)
+    if exported is not None:
+        cell |= exported.finish(budget.updates)
+        cell[EXPORTED] = scores(run_of(model, domain.task, given.bf16), domain.task)
     shutil.rmtree(folder)
     return cell
 
 
-class HandingOut:
-    """What `revela-hub train` does around a training: measures the start and the end on a probe, and keeps what is best."""
+class ExportedWeights:
+    """Model selection as in `revela-hub train`: keeps the weights that are best on the probe."""
 
     def __init__(self, model: SentenceTransformer, domain: Domain, given: argparse.Namespace, folder: Path) -> None:
         self.task = probe_of(json.dumps(domain.text))
@@ -139,7 +141,7 @@ class HandingOut:
         self.best.record(0, *latest())
 
     def finish(self, updates: int) -> Cell:
-        """The scores of start and end on the probe, and what is in the model now."""
+        """Load the best weights. Return their name and the probe's scores of the last step and the base model."""
         self.best.record(updates, *self.best.latest())
         outcome = self.best.finish(updates)
         of = {step: kept[METRIC] for step, kept in self.best.history.scores.items()}
@@ -148,7 +150,7 @@ class HandingOut:
 
 
 def pooled(cells: list[Cell], key: str) -> dict[str, float]:
-    """The mean over the seeds of each query's score."""
+    """Return each query's score, averaged over the seeds."""
     return {query: sum(cell[key][query] for cell in cells) / len(cells) for query in cells[0][key]}
 
 
@@ -159,20 +161,20 @@ def difference(base: dict[str, float], own: dict[str, float]) -> str:
 
 
 def report(kept: dict[str, dict[int, dict[str, Cell]]], seconds: float) -> None:
-    """Prints a table: methods x domains."""
+    """Print a table of methods x domains."""
     domains = [name for name, seeds in kept.items() if seeds]
-    base = {name: min(kept[name].items())[1] for name in domains}  # what needs no training needs one seed
+    base = {name: min(kept[name].items())[1] for name in domains}  # rows without training need only one seed
     cells = {(m, d): [rows[m] for rows in kept[d].values() if m in rows] for m in METHODS for d in domains}
-    print(f"\n{platform.machine()}, one thread, {seconds:g} s of CPU time for each training, torch {torch.__version__}")
-    print("nDCG@10; in brackets the difference from the start with its 95% interval, bold where it excludes 0\n")
+    print(f"\n{platform.machine()}, one thread, {seconds:g} s of CPU time per training, torch {torch.__version__}")
+    print("nDCG@10; in brackets the difference from the base model with its 95% interval, bold where it excludes 0\n")
     print(f"| method | seeds | {' | '.join(domains)} |\n|---|---|{'---|' * len(domains)}")
     for name in WITHOUT:
         line = [difference(base[d]["start"]["scores"], base[d][name]["scores"]) for d in domains]
         print(f"| {name} | | {' | '.join(line if name != 'start' else [text.split()[0] for text in line])} |")
     for key, against, title in (
         ("scores", "start", "{}"),
-        ("handed out", "start", "{}, as `train` hands it out"),
-        ("hybrid", WITHOUT[-1], "{}, in the hybrid (less the start's hybrid)"),
+        (EXPORTED, "start", "{}, as exported by `train`"),
+        ("hybrid", WITHOUT[-1], "{}, in the hybrid (compared with the base model's hybrid)"),
     ):
         for method in METHODS:
             found = [[cell for cell in cells[method, d] if key in cell] for d in domains]
@@ -187,29 +189,31 @@ def report(kept: dict[str, dict[int, dict[str, Cell]]], seconds: float) -> None:
         if probed := [cell for cell in cells[PROBED, domain] if "probe" in cell]:
             said = difference(probed[0]["probe of the start"], pooled(probed, "probe"))
             chosen = ", ".join(cell["chosen"] for cell in probed)
-            print(f"\n{PROBED}, {domain}: on the probe (its queries were not trained on) {said}; handed out: {chosen}")
-    print("\nBM25's weight, as the probe chose it:", {d: base[d]["start"]["weight"] for d in domains})
+            print(f"\n{PROBED}, {domain}: on the probe (its queries were not trained on) {said}; exported: {chosen}")
+    print("\nBM25's weight, chosen on the probe:", {d: base[d]["start"]["weight"] for d in domains})
     updates = {
         m: [round(sum(c["updates"] for c in f) / len(f)) for d in domains if (f := cells[m, d])] for m in METHODS
     }
-    print("updates, by domain:", {m: numbers for m, numbers in updates.items() if numbers})
+    print("steps, by domain:", {m: numbers for m, numbers in updates.items() if numbers})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("outputs/adaptation"))
-    parser.add_argument("--start", default="all-MiniLM-L6-v2", help="This one, or a sentence-transformers folder.")
-    parser.add_argument("--lm", type=Path, default=LM, help="What Revela and REPLUG learn from.")
+    parser.add_argument(
+        "--start", default="all-MiniLM-L6-v2", help="Base model: this name, or a sentence-transformers folder."
+    )
+    parser.add_argument("--lm", type=Path, default=LM, help="Language model for Revela and REPLUG.")
     parser.add_argument("--domains", nargs="+", default=[d for d in DOMAINS if d != "squad"], choices=DOMAINS)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--learning-rate", type=float, default=2e-5)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument(
-        "--bf16", action="store_true", help="Autocast, in training and measuring; for a CPU that has it."
+        "--bf16", action="store_true", help="Use bf16 autocast for training and evaluation (needs CPU support)."
     )
-    parser.add_argument("--report", action="store_true", help="Only print what was measured.")
+    parser.add_argument("--report", action="store_true", help="Only print the finished results.")
     given = parser.parse_args()
     torch.set_num_threads(1)
     given.work.mkdir(parents=True, exist_ok=True)
@@ -227,7 +231,7 @@ def main() -> None:
 def measure(
     given: argparse.Namespace, files: dict[tuple[str, int], Path], kept: dict[str, dict[int, dict[str, Cell]]]
 ) -> None:
-    """Fills in what is missing: a seed after the other, all domains of a method."""
+    """Compute the missing results, seed by seed and method by method, over all domains."""
     domains = {
         name: load_domain(name, given.data, given.work, queries=QUERIES, passages=PASSAGES) for name in given.domains
     }
@@ -260,7 +264,7 @@ def measure(
                 cell = kept[name][seed][method]
                 mean = sum(cell["scores"].values()) / len(cell["scores"])
                 print(
-                    f"  {seed} {method}: {name} {mean:.3f}, {cell.get('updates', 0)} updates, {time.process_time() - began:.0f} s of CPU",
+                    f"  {seed} {method}: {name} {mean:.3f}, {cell.get('updates', 0)} steps, {time.process_time() - began:.0f} s of CPU",
                     flush=True,
                 )
 

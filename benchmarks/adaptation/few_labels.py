@@ -1,10 +1,10 @@
-"""How much do a few labelled pairs help an existing retriever? The curve over 0, 50, 200 and 1000 of them.
+"""Measure how much 0, 50, 200 and 1000 labelled pairs improve an existing retriever.
 
-The pairs are drawn from the domain's labelled training questions (medquad: train questions, of other diseases than the dev ones;
-cosqa: the pairs that were judged to fit, of other queries; there are fewer than 1000), and trained on by sentence-transformers'
-MultipleNegativesRankingLoss with the batch's other passages as negatives. Measured as adapt.py measures, on the same queries and
-passages, and each point is compared with the start by a paired bootstrap over the queries, its scores averaged over the draws.
-What was measured is kept in --work: a run that was stopped goes on.
+The pairs are sampled from the domain's labelled training questions (medquad: train questions, about other diseases than
+the dev questions; cosqa: the pairs labelled as matching, with other queries; fewer than 1000 exist). Training uses
+sentence-transformers' MultipleNegativesRankingLoss with in-batch negatives. Queries and passages are those of adapt.py.
+Each point is compared with the base model by a paired bootstrap over the queries, with scores averaged over the
+samples. Results are kept in --work, so an interrupted run continues when the command is repeated.
 
     python benchmarks/adaptation/few_labels.py --data ../data --seeds 0 1 2
 """
@@ -28,7 +28,7 @@ BATCH = 16
 
 
 def labelled_pairs(domain: str, data: Path) -> list[tuple[str, str]]:
-    """Question and passage; none of the questions is one that is measured."""
+    """Return (question, passage) pairs. None of the questions is used for evaluation."""
     if domain == "cosqa":
         rows = read_rows(data / "cosqa" / "labelled_pairs.jsonl.gz")
         return [(row["query"], row["code"]) for row in rows if row["label"] == 1]
@@ -40,9 +40,7 @@ def trained_on(
     pairs: list[tuple[str, str]], size: int, domain: Domain, given: argparse.Namespace, seed: int
 ) -> dict[str, float]:
     model = load_start(given.start)
-    drawn = random.Random(seed).sample(pairs, len(pairs))[
-        :size
-    ]  # those of a smaller size are among those of a larger one
+    drawn = random.Random(seed).sample(pairs, len(pairs))[:size]  # smaller samples are subsets of larger ones
     if drawn:
         rows = Dataset.from_dict({"anchor": [a for a, _ in drawn], "positive": [p for _, p in drawn]})
         with tempfile.TemporaryDirectory(dir=given.work) as folder:
@@ -64,12 +62,14 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument(
-        "--bf16", action="store_true", help="Autocast, in training and measuring; for a CPU that has it."
+        "--bf16", action="store_true", help="Use bf16 autocast for training and evaluation (needs CPU support)."
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
     given.work.mkdir(parents=True, exist_ok=True)
-    print("| domain | labelled pairs | draws | nDCG@10 (less the start [95% interval]) |\n|---|---|---|---|")
+    print(
+        "| domain | labelled pairs | samples | nDCG@10 (change from the base model [95% interval]) |\n|---|---|---|---|"
+    )
     for name in given.domains:
         domain, pairs = (
             load_domain(name, given.data, given.work, queries=QUERIES, passages=PASSAGES),

@@ -1,9 +1,10 @@
-"""Does a probe of raw text find how much of BM25 a retriever should have beside it?
+"""Check whether a probe of raw text finds the best weight of BM25 in a hybrid.
 
-For each domain (benchmarks/domains.py): nDCG@10 of (1 - w) * retriever + w * BM25 for w from 0 to 1, on a probe of the text and on
-the real labels; the weight that each rule chooses on the probe, and what it is worth on the labels beside w = 0, with the
-95% interval of a paired bootstrap over the queries. Rules: the best weight; the smallest whose loss beside the best is within one
-standard error of the paired differences. What was measured is kept in --work.
+For each domain (benchmarks/domains.py), computes nDCG@10 of (1 - w) * retriever + w * BM25 for w from 0 to 1, on a
+probe of the text and on labelled queries. Prints the weight that each rule chooses on the probe and its gain over w = 0
+on the labelled queries, with the 95% interval of a paired bootstrap over the queries. Rules: the best weight; the
+smallest weight that is worse than the best by at most one standard error of the paired differences. Results are kept in
+--work.
 
     python benchmarks/adaptation/hybrid_weight.py --data ../data
 """
@@ -22,7 +23,7 @@ from revela_hub.evaluation.hybrid_weight import WEIGHTS, fuse_runs
 from revela_hub.evaluation.probe import build_probe
 from revela_hub.evaluation.retrieval import bm25_run, score_run
 
-Curve = dict[str, dict[str, float]]  # weight to query to nDCG@10
+Curve = dict[str, dict[str, float]]  # weight -> query -> nDCG@10
 
 
 def curve(task: RetrievalTask, given: argparse.Namespace) -> Curve:
@@ -51,11 +52,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("outputs/adaptation"))
     parser.add_argument("--start", default="all-MiniLM-L6-v2")
     parser.add_argument("--domains", nargs="+", default=DOMAINS, choices=DOMAINS)
-    parser.add_argument("--bf16", action="store_true", help="Autocast; for a CPU that has it.")
+    parser.add_argument("--bf16", action="store_true", help="Use bf16 autocast (needs CPU support).")
     given = parser.parse_args()
     torch.set_num_threads(1)
     given.work.mkdir(parents=True, exist_ok=True)
-    print("| domain | on | rule | w | nDCG@10 on the labels (less w = 0) |\n|---|---|---|---|---|")
+    print("| domain | on | rule | w | nDCG@10 on labelled queries (difference from w = 0) |\n|---|---|---|---|---|")
     for name in given.domains:
         file = given.work / f"hybrid-weight-{Path(given.start).name}-{name}.json"
         if not file.exists():

@@ -1,8 +1,8 @@
-"""The ways to adapt that `adapt.py` compares: each trains a sentence-transformers model in place, on the text of a domain.
+"""Adaptation methods compared by `adapt.py`. Each trains a sentence-transformers model in place on a domain's text.
 
-All of them get the same budget, precision, seed and batch (`Setting`), and the start's own learning rate unless a comment says
-otherwise. What is made of the text before the training (chunks, pairs, a teacher's scores, a language model trained on the
-domain) is kept in `Setting.prepared`, and is not counted.
+All methods share the budget, precision, seed and batch size (`Setting`), and the learning rate of the command unless a
+comment says otherwise. Preparation before the training (chunks, pairs, a teacher's scores, a language model trained on
+the domain) is stored in `Setting.prepared` and does not count towards the budget.
 """
 
 import random
@@ -27,39 +27,39 @@ from revela_hub.retrieval.bm25 import BM25
 
 MAX_TOKENS = 48
 BATCH = 16
-GROUP, CHUNK_WORDS = 32, 20  # of Revela, as the quickstart's recipe has them
-MOST_GROUPS = 500  # that are tokenised for Revela and REPLUG: more than a budget of minutes can use
-LM_SECONDS = 20  # of CPU time, where the language model is first trained on the domain
+GROUP, CHUNK_WORDS = 32, 20  # Revela's settings in the quickstart's recipe
+MOST_GROUPS = 500  # groups tokenised for Revela and REPLUG: more than a budget of minutes can use
+LM_SECONDS = 20  # CPU time for training the language model on the domain first
 
 
 class Budget(TrainerCallback):
-    """Ends a training after so many seconds of CPU time."""
+    """Stop training after `seconds` of CPU time."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.began, self.updates = seconds, 0.0, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Starts the clock."""
+        """Record the CPU time at the start."""
         self.began = time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Looks at it."""
+        """Stop once the CPU time is used up."""
         self.updates = state.global_step
         control.should_training_stop = time.process_time() - self.began > self.seconds
 
 
 @dataclass
 class Setting:
-    """What all methods are given.
+    """Settings shared by all methods.
 
     Attributes:
-        text: sources of the domain, without what the task asks.
+        text: sources of the domain, without the queries of the task.
         common: training arguments of transformers.
-        budget: ends the training.
-        prepared: folder for what is made of this domain's text.
-        start: name of the start, for what is made by it.
-        lm: folder of the language model that Revela and REPLUG learn from.
-        asked: queries that are not to be trained on.
+        budget: callback that stops the training.
+        prepared: folder for data prepared from this domain's text.
+        start: name of the base model, part of the names of data that depend on it.
+        lm: folder of the language model for Revela and REPLUG.
+        asked: queries of the probe, which are excluded from training.
     """
 
     text: list[dict[str, Any]]
@@ -71,7 +71,7 @@ class Setting:
     asked: frozenset[str] = frozenset()
 
     def rows(self, name: str, make: Callable[[], Dataset]) -> Dataset:
-        """The rows of that name, made once."""
+        """Return the prepared rows with this name, building them on the first call."""
         folder = self.prepared / name
         if not folder.exists():
             make().save_to_disk(str(folder))
@@ -82,7 +82,7 @@ Method = Callable[[SentenceTransformer, Setting], None]
 
 
 def by_recipe(recipe: str, batch: int = BATCH) -> Method:
-    """sentence-transformers' own losses, by examples/adaptation."""
+    """Return a method that trains with a loss of sentence-transformers (examples/adaptation)."""
 
     def trained(model: SentenceTransformer, given: Setting) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=given.common["bf16"]):
@@ -90,7 +90,7 @@ def by_recipe(recipe: str, batch: int = BATCH) -> Method:
             rows = given.rows(name, lambda: make_rows(recipe, model, given))
         if "anchor" in rows.column_names:
             rows = rows.select([i for i, text in enumerate(rows["anchor"]) if text not in given.asked])
-        if recipe == "simcse":  # of a Llama, which otherwise has none, and both views would be one
+        if recipe == "simcse":  # a Llama has no dropout by default, so both views would be identical
             for layer in model.modules():
                 if hasattr(layer, "attention_dropout"):
                     layer.attention_dropout = 0.1
@@ -101,14 +101,14 @@ def by_recipe(recipe: str, batch: int = BATCH) -> Method:
 
 
 def make_rows(recipe: str, model: SentenceTransformer, given: Setting) -> Dataset:
-    """As many as the budget can use; the teacher has to score its own."""
+    """Build more rows than the budget can use, fewer for the teacher, which has to score them."""
     if recipe == "teacher":
         return teacher_rows(model, given.text, queries=300, passages=800)
     return rows_of(recipe, model, given.text)
 
 
 def by_pairs_lora(model: SentenceTransformer, given: Setting) -> None:
-    """The recipe `pairs` by adapters of rank 16, at ten times the rate; merged at the end."""
+    """Train the recipe `pairs` with LoRA (rank 16, ten times the learning rate), merged at the end."""
     rows = given.rows("pairs", lambda: rows_of("pairs", model, given.text))
     layers = [n for n, m in model[0].auto_model.named_modules() if isinstance(m, nn.Linear) and "pooler" not in n]
     model.add_adapter(LoraConfig(r=16, lora_alpha=16, target_modules=layers))
@@ -121,7 +121,7 @@ def by_pairs_lora(model: SentenceTransformer, given: Setting) -> None:
 
 
 def by_contriever(views: Any) -> Method:
-    """Two views of a passage."""
+    """Return a method that trains Contriever on two views of each passage."""
 
     def trained(model: SentenceTransformer, given: Setting) -> None:
         from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
@@ -136,7 +136,7 @@ def by_contriever(views: Any) -> Method:
 
 
 def by_replug(model: SentenceTransformer, given: Setting) -> None:
-    """The frozen language model's likelihoods; temperatures that this small one can bear (the paper's: 0.001)."""
+    """Train with REPLUG on a frozen language model, with higher temperatures than the paper (0.001)."""
     from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 
     groups = some(build_groups(given.text, GroupSettings(group_size=8, max_words=40)))
@@ -150,7 +150,7 @@ def by_replug(model: SentenceTransformer, given: Setting) -> None:
 
 
 def by_revela(*, neighbours: bool = False, lm_on_domain: bool = False) -> Method:
-    """The quickstart's recipe from this start, all weights of both models; its retriever starts after four updates."""
+    """Return a method that trains both models in full with Revela, the retriever after four steps."""
 
     def trained(model: SentenceTransformer, given: Setting) -> None:
         from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments, load_backbones
@@ -185,12 +185,12 @@ def by_revela(*, neighbours: bool = False, lm_on_domain: bool = False) -> Method
 
 
 def some(groups: Dataset) -> Dataset:
-    """`MOST_GROUPS` of the whole text, the same ones for every seed."""
+    """Return `MOST_GROUPS` groups sampled from the whole text, the same for every seed."""
     return groups.shuffle(seed=0).select(range(min(len(groups), MOST_GROUPS)))
 
 
 def neighbour_groups(groups: Dataset, chunks: int = 4000, cluster: int = 4) -> Dataset:
-    """Groups of chunks put together of clusters: a chunk and those that BM25 finds for it, in place of successive ones."""
+    """Return groups made of clusters: a chunk and the chunks that BM25 finds for it, instead of consecutive chunks."""
     texts = list(
         dict.fromkeys(text for row in groups.select(range(min(len(groups), chunks // GROUP))) for text in row["text"])
     )
@@ -209,7 +209,7 @@ def neighbour_groups(groups: Dataset, chunks: int = 4000, cluster: int = 4) -> D
 
 
 def _lm_of(given: Setting) -> Path:
-    """The language model after a plain training on the domain's text, made once."""
+    """Return the folder of the language model trained on the domain's text, training it on the first call."""
     folder = given.prepared / "lm"
     if (folder / "model.safetensors").exists():
         return folder
@@ -233,7 +233,7 @@ def _lm_of(given: Setting) -> Path:
 
 
 def by_retromae(model: SentenceTransformer, given: Setting) -> None:
-    """Continued, from the start's encoder; its own pooling (the mean) stays for retrieval."""
+    """Continue RetroMAE pre-training from the base model's encoder. Retrieval keeps the base model's mean pooling."""
     from revela_hub.trainers import RetroMAETrainer, RetroMAETrainingArguments
     from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
 
@@ -250,7 +250,7 @@ def by_retromae(model: SentenceTransformer, given: Setting) -> None:
 
 
 def _take(model: SentenceTransformer, weights: dict[str, torch.Tensor]) -> None:
-    """Puts trained weights into the sentence-transformers model, by the end of their names."""
+    """Load trained weights into the sentence-transformers model, matching the ends of their names."""
     transformer: Any = model[0]
     own = transformer.auto_model.state_dict()
     found = {name: value for name in own for key, value in weights.items() if key == name or key.endswith(f".{name}")}
@@ -260,7 +260,7 @@ def _take(model: SentenceTransformer, weights: dict[str, torch.Tensor]) -> None:
 
 METHODS: dict[str, Method] = {
     "pairs of the text": by_recipe("pairs"),
-    "hybrid as teacher": by_recipe("teacher", batch=4),  # of five texts each
+    "hybrid as teacher": by_recipe("teacher", batch=4),  # rows of five texts
     "Contriever, crops": by_contriever("cropping"),
     "Revela": by_revela(),
     "SimCSE": by_recipe("simcse"),
@@ -273,4 +273,4 @@ METHODS: dict[str, Method] = {
     "Revela, LM first on the domain": by_revela(lm_on_domain=True),
 }
 ENCODERS_ALONE = ("TSDAE", "RetroMAE, continued")
-"""Need an encoder with a masked-LM's shape: a decoder is no start for them."""
+"""Methods that need a masked-LM encoder and do not run on a decoder."""

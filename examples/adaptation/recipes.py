@@ -1,12 +1,12 @@
-"""Adapting a retriever to raw text by sentence-transformers' own losses: TSDAE, SimCSE, pairs, and a teacher on pseudo-queries.
+"""Adapt a retriever to raw text with sentence-transformers: TSDAE, SimCSE, pairs, and a teacher on pseudo-queries.
 
     python examples/adaptation/recipes.py tsdae --data docs/ --model sentence-transformers/all-MiniLM-L6-v2 --output outputs/tsdae
 
-TSDAE (arXiv 2104.06979) writes a text again from the vector of the text with 60% of its words left out. SimCSE (2104.08821)
-takes a text's own second pass through dropout for its positive. `pairs` are a docstring, title or sentence and the passage that
-it was taken out of, with the batch's other passages as negatives. `teacher` is as GPL (2112.07577) does it, with what is at hand
-without a label: sentences of the text stand for queries, and a hybrid of BM25 and the start for the cross-encoder; give
-`--cross-encoder` to have one score the pairs, as GPL does. What any of them is worth: `revela-hub probe`, `revela-hub evaluate`.
+`tsdae` (arXiv 2104.06979) reconstructs a text from the embedding of the text with 60% of its words deleted. `simcse`
+(2104.08821) uses a second forward pass with dropout as the positive. `pairs` are a docstring, title or sentence with
+the passage it was taken from, and in-batch negatives. `teacher` is GPL (2112.07577) without labels: sentences of the
+text replace generated queries, and a hybrid of BM25 and the base model replaces the cross-encoder; `--cross-encoder`
+scores the pairs with a cross-encoder as in GPL. Compare the results with `revela-hub probe` and `revela-hub evaluate`.
 """
 
 import argparse
@@ -34,7 +34,7 @@ NEGATIVES = 3
 
 
 def rows_of(recipe: str, model: SentenceTransformer, sources: Any, cross_encoder: str | None = None) -> Dataset:
-    """The training rows of a recipe."""
+    """Return the training rows of a recipe."""
     if recipe == "teacher":
         return teacher_rows(model, sources, cross_encoder)
     if recipe == "pairs":
@@ -46,13 +46,13 @@ def rows_of(recipe: str, model: SentenceTransformer, sources: Any, cross_encoder
 
 
 def damaged(text: str, share: float = 0.6) -> str:
-    """The text with so much of its words left out (drawn by the text itself)."""
+    """Return the text without a fraction `share` of its words, sampled with the text as the seed."""
     draw, words = random.Random(text), text.split()
     return " ".join(word for word in words if draw.random() > share) or words[0]
 
 
 def pair_rows(sources: Any, queries: int = 2000, passages: int = 4000) -> Dataset:
-    """What the text itself offers for queries, each with its passage, out of which it was taken."""
+    """Return natural queries of the text, each with the passage it was taken from."""
     task = build_probe(sources, ProbeSettings(queries=queries, passages=passages, seed=7)).task
     pairs = [(text, task.corpus[next(iter(task.qrels[query]))]) for query, text in task.queries.items()]
     return Dataset.from_dict(dict(zip(("anchor", "positive"), map(list, zip(*pairs, strict=True)), strict=True)))
@@ -61,7 +61,7 @@ def pair_rows(sources: Any, queries: int = 2000, passages: int = 4000) -> Datase
 def teacher_rows(
     model: SentenceTransformer, sources: Any, cross_encoder: str | None = None, queries: int = 600, passages: int = 1500
 ) -> Dataset:
-    """Pseudo-queries with their passage and negatives near it, and what the teacher gives each."""
+    """Return pseudo-queries with their passage, hard negatives, and the teacher's scores."""
     probe = build_probe(sources, ProbeSettings(queries=queries, passages=passages, seed=7))
     task = probe.task
     fused = fuse_runs(retrieval_run(model, task), bm25_run(task), task, 0.3)
@@ -82,7 +82,7 @@ def teacher_rows(
 
 
 def loss_of(recipe: str, model: SentenceTransformer) -> Any:
-    """The library's own loss for a recipe."""
+    """Return the loss of sentence-transformers for a recipe."""
     if recipe == "tsdae":
         return DenoisingAutoEncoderLoss(model, tie_encoder_decoder=True)
     if recipe in ("simcse", "pairs"):
@@ -93,7 +93,7 @@ def loss_of(recipe: str, model: SentenceTransformer) -> Any:
 def train(
     recipe: str, model: SentenceTransformer, rows: Dataset, arguments: TrainingArguments, callbacks: Sequence[Any] = ()
 ) -> SentenceTransformer:
-    """Trains the model in place."""
+    """Train the model in place."""
     trainer = SentenceTransformerTrainer(
         model, arguments, train_dataset=rows, loss=loss_of(recipe, model), callbacks=list(callbacks)
     )
@@ -106,7 +106,9 @@ def main() -> None:
     parser.add_argument("recipe", choices=RECIPES)
     parser.add_argument("--data", nargs="+", required=True)
     parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2")
-    parser.add_argument("--cross-encoder", help="For `teacher`: scores the pairs instead of the hybrid.")
+    parser.add_argument(
+        "--cross-encoder", help="Cross-encoder that scores the pairs of `teacher`, instead of the hybrid."
+    )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--max-steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=16)
@@ -124,7 +126,7 @@ def main() -> None:
         save_strategy="no",
     )
     train(given.recipe, model, rows, arguments).save_pretrained(str(given.output / "retriever"))
-    print(f"{len(rows)} rows; the retriever is in {given.output / 'retriever'}")
+    print(f"{len(rows)} rows; retriever saved in {given.output / 'retriever'}")
 
 
 if __name__ == "__main__":

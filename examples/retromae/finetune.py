@@ -1,14 +1,15 @@
 """Fine-tunes an encoder as a retriever in three steps, with sentence-transformers' own trainers and losses.
 
     dpr     in-batch negatives and BM25 hard negatives, from the encoder
-    ance    the same from the encoder again, with negatives mined by dpr
+    ance    the same from the original encoder, with negatives mined by dpr
     distil  KL to a cross-encoder (trained here, from the same encoder) over ance's negatives, from ance
 
     python examples/retromae/finetune.py outputs/retromae/encoder --data ../shared/data/medquad --output outputs/finetuned
 
-ENCODER is a folder or a Hub id; its first token is the sentence vector, whatever pooling it came with. The data folder
-holds passages.jsonl, train.jsonl and dev.jsonl, each plain or .gz: passages {"_id", "text"} and questions {"question",
-"passage_id"}. Each step leaves a sentence-transformers folder, and a row of the table of scores on the dev questions.
+ENCODER is a folder or a Hub id. The first token's state is the embedding, regardless of the pooling it was saved with.
+The data folder contains passages.jsonl, train.jsonl and dev.jsonl, each plain or .gz: passages {"_id", "text"} and
+questions {"question", "passage_id"}. Each step writes a sentence-transformers folder and adds a row to the table of
+scores on the dev questions.
 """
 
 import argparse
@@ -45,15 +46,15 @@ from revela_hub.precision import bf16_is_fast
 from revela_hub.retrieval.mining.mining import MiningSettings, Model, mine_negatives
 
 SCALE = 20.0
-"""What a student's cosines are multiplied by before a softmax: a temperature of 0.05."""
+"""Scale of the student's cosines before the softmax (a temperature of 0.05)."""
 
 DEPTH = 50
-"""Hard negatives are drawn from as many of the best passages, the right ones left out (the paper: 200, of millions)."""
+"""Hard negatives are sampled from this many top passages, without the relevant ones (the paper: 200, of millions)."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of each of the trainings."""
+    """Settings of each training step."""
 
     steps: int = 300
     batch_size: int = 32
@@ -65,7 +66,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions with the passages that answer them: `anchors` and `positives` in parallel to train on, `dev` to measure."""
+    """Questions with their relevant passages: `anchors` and `positives` for training, `dev` for evaluation."""
 
     anchors: list[str]
     positives: list[str]
@@ -78,10 +79,10 @@ class Questions:
 
 
 def read_questions(folder: Path) -> Questions:
-    """Reads a data folder. A dev question asked several times is one query with several right passages.
+    """Read a data folder. Repeated dev questions become one query with several relevant passages.
 
     Raises:
-        UserError: A file is missing, or a question's passage is.
+        UserError: If a file or the passage of a question is missing.
     """
     passages = {row["_id"]: row["text"] for row in _read_rows(folder, "passages")}
     train, dev = (_read_rows(folder, split) for split in ("train", "dev"))
@@ -105,9 +106,9 @@ def _read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def sample_questions(questions: Questions, count: int, seed: int) -> tuple[list[str], list[str]]:
-    """Returns about `count` random training questions and their passages, all of them if there are fewer.
+    """Return about `count` random training questions and their passages, or all if there are fewer.
 
-    A question that has several passages comes with all of them, so that none is mined as its negative.
+    A question with several passages keeps all of them, so that none is mined as its negative.
     """
     passages: dict[str, list[str]] = defaultdict(list)
     for anchor, positive in zip(questions.anchors, questions.positives, strict=True):
@@ -120,7 +121,7 @@ def sample_questions(questions: Questions, count: int, seed: int) -> tuple[list[
 
 
 def load_retriever(encoder: str | Path, max_length: int) -> SentenceTransformer:
-    """Loads an encoder with the first token's state, scaled to length 1, as the vector of a text."""
+    """Load an encoder with the normalised state of the first token as the embedding."""
     transformer = Transformer(str(encoder))
     pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="cls")
     model = SentenceTransformer(modules=[transformer, pooling, Normalize()])
@@ -129,29 +130,29 @@ def load_retriever(encoder: str | Path, max_length: int) -> SentenceTransformer:
 
 
 def autocast() -> torch.autocast:
-    """The precision that trainings run in, for what runs outside a trainer."""
+    """Return an autocast context with the precision of training, for code outside a trainer."""
     return torch.autocast("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16, enabled=bf16_is_fast())
 
 
 @dataclass(frozen=True)
 class Autocast:
-    """An `Encoder` that encodes under autocast, which takes half the time; what is done with the vectors is not."""
+    """An `Encoder` that encodes under autocast, in half the time."""
 
     model: SentenceTransformer
 
     def encode_query(self, inputs: list[str], /, **settings: Any) -> Any:
-        """Vectors (N, d) of N queries."""
+        """Return vectors (N, d) of N queries."""
         with autocast():
             return self.model.encode_query(inputs, **settings)
 
     def encode_document(self, inputs: list[str], /, **settings: Any) -> Any:
-        """Vectors (N, d) of N documents."""
+        """Return vectors (N, d) of N documents."""
         with autocast():
             return self.model.encode_document(inputs, **settings)
 
 
 def common_arguments(settings: Settings, folder: Path) -> dict[str, Any]:
-    """Returns the training arguments that all steps share."""
+    """Return the training arguments that all steps share."""
     return {
         "output_dir": str(folder),
         "max_steps": settings.steps,
@@ -170,8 +171,8 @@ def common_arguments(settings: Settings, folder: Path) -> dict[str, Any]:
 def train_retriever(
     model: SentenceTransformer, dataset: Dataset, loss: nn.Module, settings: Settings, folder: Path
 ) -> SentenceTransformer:
-    """Trains the model on (anchor, positive, negative_1, ...) rows and saves it to `folder`."""
-    # The same text twice in a batch would be its own negative.
+    """Train the model on (anchor, positive, negative_1, ...) rows and saves it to `folder`."""
+    # A text that occurs twice in a batch would be its own negative.
     arguments = SentenceTransformerTrainingArguments(
         batch_sampler="no_duplicates", **common_arguments(settings, folder)
     )
@@ -183,13 +184,13 @@ def train_retriever(
 def train_with_negatives(
     encoder: str | Path, negatives: Dataset, settings: Settings, folder: Path
 ) -> SentenceTransformer:
-    """Trains a retriever from the encoder: the row's passage among all passages and hard negatives of the batch."""
+    """Train a retriever from the encoder, with in-batch and hard negatives."""
     model = load_retriever(encoder, settings.max_length)
     return train_retriever(model, negatives, MultipleNegativesRankingLoss(model, scale=SCALE), settings, folder)
 
 
 def train_teacher(encoder: str | Path, negatives: Dataset, settings: Settings, folder: Path) -> CrossEncoder:
-    """Trains a cross-encoder to pick the positive among the row's passages and one of another row."""
+    """Train a cross-encoder to pick the positive among the row's passages and one passage of another row."""
     teacher = CrossEncoder(str(encoder), num_labels=1, max_length=settings.max_length)
     loss = CrossEncoderRankingLoss(teacher, num_negatives=1, scale=1.0, activation_fn=nn.Identity())
     arguments = CrossEncoderTrainingArguments(**common_arguments(settings, folder))
@@ -199,7 +200,7 @@ def train_teacher(encoder: str | Path, negatives: Dataset, settings: Settings, f
 
 
 def with_teacher_scores(negatives: Dataset, teacher: CrossEncoder, batch_size: int) -> Dataset:
-    """Adds the column `label`: the teacher's logits of the positive and of each negative."""
+    """Add the column `label`: the teacher's logits for the positive and each negative."""
     passages = [column for column in negatives.column_names if column != "anchor"]
     pairs = [(row["anchor"], row[column]) for row in negatives for column in passages]
     with autocast():
@@ -208,21 +209,21 @@ def with_teacher_scores(negatives: Dataset, teacher: CrossEncoder, batch_size: i
 
 
 def scaled_cosine(queries_BD: Tensor, passages_BD: Tensor) -> Tensor:
-    """Cosines (B,) of a batch of pairs, on a scale where a softmax tells them apart."""
+    """Return scaled cosines (B,) of a batch of pairs."""
     return SCALE * pairwise_cos_sim(queries_BD, passages_BD)
 
 
 def distil(
     retriever: Path, teacher: CrossEncoder, negatives: Dataset, settings: Settings, folder: Path
 ) -> SentenceTransformer:
-    """Trains the retriever further, to rank each row's passages with the probabilities that the teacher gives them."""
+    """Train the retriever further to match the teacher's probabilities over each row's passages."""
     model = load_retriever(retriever, settings.max_length)
     labelled = with_teacher_scores(negatives, teacher, settings.batch_size)
     return train_retriever(model, labelled, DistillKLDivLoss(model, similarity_fct=scaled_cosine), settings, folder)
 
 
 def mine(questions: Questions, anchors: list[str], positives: list[str], ranker: Model, settings: Settings) -> Dataset:
-    """Returns rows (anchor, positive, negative_1, ...) with negatives from all passages."""
+    """Return rows (anchor, positive, negative_1, ...) with negatives from all passages."""
     mining = MiningSettings(
         settings.negatives, relative_margin=None, range_max=DEPTH, sampling="random", seed=settings.seed
     )
@@ -230,7 +231,7 @@ def mine(questions: Questions, anchors: list[str], positives: list[str], ranker:
 
 
 def run(encoder: str | Path, questions: Questions, settings: Settings, output: Path) -> dict[str, SentenceTransformer]:
-    """Runs the three steps in order and returns their models by name."""
+    """Run the three steps in order and return their models by name."""
     anchors, positives = sample_questions(questions, settings.steps * settings.batch_size, settings.seed)
     negatives = mine(questions, anchors, positives, "bm25", settings)
     dpr = train_with_negatives(encoder, negatives, settings, output / "dpr")
@@ -242,21 +243,21 @@ def run(encoder: str | Path, questions: Questions, settings: Settings, output: P
 
 
 def table(scores: dict[str, RetrievalScores]) -> str:
-    """The scores as a Markdown table."""
+    """Return the scores as a Markdown table."""
     rows = [f"| {name} | {score.ndcg_at_10:.3f} | {score.mrr_at_10:.3f} |" for name, score in scores.items()]
     return "\n".join(["| model | nDCG@10 | MRR@10 |", "|---|---|---|", *rows])
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("encoder", help="folder or Hub id of the encoder to start from")
-    parser.add_argument("--data", type=Path, help="data folder; by default medquad in the folder REVELA_HUB_DATA names")
+    parser.add_argument("--data", type=Path, help="data folder (default: medquad in the folder REVELA_HUB_DATA)")
     parser.add_argument("--output", type=Path, required=True, help="folder to write the models to")
-    parser.add_argument("--steps", type=int, default=Settings.steps, help="updates of each training")
-    parser.add_argument("--batch-size", type=int, default=Settings.batch_size, help="questions per update")
+    parser.add_argument("--steps", type=int, default=Settings.steps, help="steps of each training")
+    parser.add_argument("--batch-size", type=int, default=Settings.batch_size, help="questions per step")
     parser.add_argument("--negatives", type=int, default=Settings.negatives, help="hard negatives per question")
-    parser.add_argument("--max-length", type=int, default=Settings.max_length, help="tokens kept of a text")
+    parser.add_argument("--max-length", type=int, default=Settings.max_length, help="maximum tokens per text")
     parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
     parser.add_argument("--seed", type=int, default=Settings.seed)
     args = parser.parse_args(arguments)

@@ -1,7 +1,8 @@
 """Trains the quickstart's base language model (7 M parameters) from scratch on the corpus of base_lm_corpus.py.
 
 A plain next-token loop: Muon for the matrices, AdamW for the embeddings and norms, warm-up then linear decay to zero.
-Muon is why this is not a transformers Trainer, which takes one optimizer; at this budget it is worth about half the tokens.
+Muon is why this is not a transformers Trainer, which takes one optimizer; at this budget it needs about half the
+tokens.
 
     python base_lm.py --work WORK --minutes 45 --output base_lm
 """
@@ -85,11 +86,11 @@ def main() -> None:
     ]
     base_lrs = (MUON_LR, ADAM_LR)
     print(f"{model.num_parameters() / 1e6:.2f} M parameters, {len(train) / 1e6:.1f} M tokens")
-    loss_fn = torch.compile(next_token_loss)  # 1.4 times as many tokens a second as eager, on the CPU
+    loss_fn = torch.compile(next_token_loss)  # 1.4 times as many tokens per second as eager, on the CPU
     decoder = torch.compile(model.model)
     rng = np.random.default_rng(SEED)
 
-    # The schedule is a share of the time, not of the steps, so that any machine ends with a learning rate of zero.
+    # The schedule follows the time, not the steps, so that the learning rate reaches zero on any machine.
     start, last_eval, step, mean, log = time.monotonic(), time.monotonic(), 0, math.log(len(tokenizer)), []
     while (progress := (time.monotonic() - start) / (60 * args.minutes)) < 1:
         factor = min(1.0, (step + 1) / 100) * min(1.0, (1 - progress) / 0.6)

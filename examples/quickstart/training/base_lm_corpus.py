@@ -1,8 +1,8 @@
 """Builds the corpus and the tokenizer of the quickstart's base language model.
 
 Half of the corpus is English Wikipedia (CC BY-SA 3.0), half is Python source of permissively licensed packages that
-are installed on this machine. The standard library is left out on purpose: the quickstart adapts to it and measures
-on it, so the starting point must not have seen it.
+are installed on this machine. The standard library is excluded: the quickstart trains and evaluates on it, so the base
+model must not have seen it.
 
     python base_lm_corpus.py --wikipedia PATH/part-*.jsonl.gz --output WORK
 """
@@ -29,7 +29,7 @@ PACKAGES = (
     "matplotlib moto mteb mypy narwhals networkx numpy pandas peft PIL polars pyarrow pydantic pygments rich scipy "
     "sentence_transformers sklearn sympy torch transformers trl typer werkzeug"
 ).split()
-# Words of an identifier (snake_case and camelCase) become tokens of their own, so that code and prose share them.
+# Words of an identifier (snake_case and camelCase) become separate tokens, so that code and prose share them.
 PRE_TOKEN = Regex(
     r" ?\p{Lu}?[\p{Ll}\p{M}]+| ?\p{Lu}+(?!\p{Ll})| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\n[ \t]*(?=\S)|\s+(?!\S)|\s+"
 )

@@ -1,8 +1,8 @@
 """Turns the base language model into a first retriever: mean pooling, trained on pairs of nearby spans.
 
-Raw text only: a span of a document and another span that follows it are a pair (as in Contriever's independent cropping),
-the other pairs of the batch are the negatives. sentence-transformers does the training. Revela goes on from here: at this
-size it learns several times as fast from a retriever that already tells documents apart.
+Uses raw text only: a span of a document and a later span form a pair (similar to Contriever's independent cropping),
+with in-batch negatives. Trained with sentence-transformers. Revela starts from this retriever: at this size it learns
+several times as fast from a retriever that already separates documents.
 
     python contrastive.py --wikipedia PATH/part-*.jsonl.gz --base base_lm --output contrastive
 """
