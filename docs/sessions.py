@@ -76,7 +76,7 @@ def shortened(output: str) -> str:
 
 
 def run(step: Step, folder: Path, names: dict[str, str]) -> str:
-    """Run a step in a process of its own and return what it prints, with the names of the page.
+    """Run a step in a separate process and return what it prints, with the names of the page.
 
     Raises:
         RuntimeError: it failed.

@@ -15,7 +15,7 @@ from revela_hub.errors import UserError
 
 Model = TypeVar("Model")
 
-# transformers is not thread-safe: while it loads a model, it replaces some of its own and of torch's functions.
+# transformers is not thread-safe: while it loads a model, it replaces functions of transformers and torch.
 _ONE_AT_A_TIME = threading.RLock()
 _PICKLED = re.compile(r"(adapter_model|pytorch_model)\b.*\.bin")
 _SAFE = {

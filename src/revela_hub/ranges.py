@@ -93,7 +93,7 @@ def check_ranges(settings: Any) -> None:
 
 
 def expected_range(name: str, hint: Any, value: Any) -> str | None:
-    """Return the expected range of a field in words if its value is out of range, otherwise None.
+    """Return a description of a field's expected range if its value is out of range, otherwise None.
 
     Args:
         name: The field's name, by which the ranges of inherited fields are found.

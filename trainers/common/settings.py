@@ -178,7 +178,7 @@ def rows_digest(dataset: Any) -> str:
 
 @torch.no_grad()
 def frozen_digest(model: nn.Module) -> str:
-    """Return a digest of the frozen weights, which checkpoints do not contain; empty if there are none."""
+    """Return a digest of the frozen weights, which checkpoints do not contain; empty without frozen weights."""
     frozen = [p.flatten()[:4].float() for p in model.parameters() if not p.requires_grad and p.numel()]
     if not frozen:
         return ""

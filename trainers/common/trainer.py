@@ -50,7 +50,7 @@ from revela_hub.trainers.common.settings import (
 )
 from revela_hub.trainers.common.stopping import Interrupted, StopOnSignal
 
-# What differs from the checkpoint is compared and said by `_check_resume`; this takes a share of all steps for another number.
+# `_check_resume` reports changed settings. transformers' own warning is wrong for fractions such as eval_steps=0.25.
 logging.getLogger("transformers.trainer_utils").addFilter(
     lambda record: "arguments do not match the ones in the `trainer_state.json`" not in record.getMessage()
 )
@@ -302,11 +302,11 @@ class MethodTrainer(Publishing, Trainer):
     # --- checkpoints
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Where the Trainer writes a checkpoint: beside, until it is complete."""
+        """Return the folder for checkpoints: a temporary one until the checkpoint is complete."""
         return str(self._run_folder or super()._get_output_dir(trial))
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """The Trainer's, with the code of the model's own class beside the weights, not of the one FSDP makes of it."""
+        """Save with the code of the model's own class, not of the class that FSDP replaces it with."""
         model: Any = self.model
         kind = type(model)
         if isinstance(model, FSDPModule):

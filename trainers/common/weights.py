@@ -96,7 +96,7 @@ def refuse(folder: str | Path, fault: str, names: Any) -> None:
 
 
 def refuse_remote_code(name: str, model: nn.Module) -> None:
-    """Raise a `UserError` for a model with remote code, whose checkpoints transformers could not load by itself."""
+    """Raise a `UserError` for a model with remote code, whose checkpoints transformers cannot load."""
     if remote := sorted(
         {type(m).__name__ for m in model.modules() if type(m).__module__.startswith("transformers_modules")}
     ):

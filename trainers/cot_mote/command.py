@@ -123,7 +123,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
 
 def _check_stage(arguments: Arguments) -> None:
-    """Options that the stage does not read are refused: passed over in silence they would seem to hold."""
+    """Reject options that have no effect in this stage."""
     defaults = {each.name: each for each in fields(Arguments)}
     for stage, names in OF_STAGE.items():
         for name in names if stage != arguments.stage else ():
@@ -154,7 +154,7 @@ def _load(arguments: Arguments) -> CoTMoTECheckpoint:
     )
     longest = max(arguments.max_length, 0 if pre_training else arguments.query_max_length)
     check_positions(arguments.encoder, start.model.max_length, longest)
-    # What is published reads as much as it was trained with.
+    # The published model keeps the length that it was trained with.
     start.model.config.max_seq_length = arguments.max_length
     return start
 

@@ -108,7 +108,7 @@ class Arguments(HeldOutArguments, NVEmbedTrainingArguments):  # type: ignore[mis
             raise ValueError("--dtype bfloat16 is for LoRA: trained weights have to be float32 (--lora_rank above 0)")
         super().__post_init__()
         if self.dtype != "float32" and not self.bf16:
-            raise ValueError("--dtype bfloat16 needs --bf16 true: adapters and pooling are float32 beside it")
+            raise ValueError("--dtype bfloat16 needs --bf16 true: adapters and pooling stay in float32")
 
 
 def run(arguments: Arguments) -> None:

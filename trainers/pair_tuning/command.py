@@ -102,7 +102,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
 
 def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | None, str]":
-    """Return the rows to train on, the task to measure on, and the report of what was read."""
+    """Return the rows to train on, the task to measure on, and the report of the data."""
     pairs = arguments.pairs
     if pairs:
         columns = {"anchor_column": arguments.anchor_column, "positive_column": arguments.positive_column}

@@ -19,7 +19,7 @@ NEGATIVE = re.compile(r"negative(_\d+)?")
 
 @dataclass
 class PairReport:
-    """What was read; `str(report)` is the line that a run prints."""
+    """Counts of the pairs; `str(report)` is the line that a run prints."""
 
     pairs: int = 0
     negatives: int = 0

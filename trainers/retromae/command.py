@@ -80,7 +80,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             bag_of_words_weight=arguments.bag_of_words_weight,
         )
         check_positions(arguments.encoder, loaded.model.max_length, arguments.max_length)
-        # What is published reads as much as it was trained with.
+        # The published model keeps the length that it was trained with.
         loaded.model.config.max_seq_length = arguments.max_length
         task = hold_out_text(arguments, resumed=run.resumed)
         spans, report = run.read("reading and packing the text", lambda: load_spans(arguments, loaded.tokenizer))

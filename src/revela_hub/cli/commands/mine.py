@@ -132,7 +132,7 @@ def _settings(arguments: Arguments) -> "MiningSettings":
 
 
 def _input(arguments: Arguments) -> tuple[Iterator[tuple[str, str]], Iterator[str] | None]:
-    """Return the pairs and the corpus as iterators; None stands for the positives of all pairs."""
+    """Return the pairs and the corpus as iterators; None means the positives of all pairs."""
     from revela_hub.data.sources.beir import read_beir_pairs
     from revela_hub.retrieval.mining.sources import read_corpus, read_pairs
 

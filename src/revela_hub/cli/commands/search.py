@@ -89,7 +89,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _check_corpus(arguments: Arguments) -> None:
-    """Reject paths that do not exist; a query after `--corpus` would otherwise be read as one more path."""
+    """Reject paths that do not exist; a query after `--corpus` is parsed as one more path."""
     for path in arguments.corpus:
         if not (path.startswith("hf:") or Path(path).expanduser().exists() or glob.glob(path, recursive=True)):
             raise UserError(f"--corpus: {path!r} does not exist (put a query before --corpus, or use --query)")
