@@ -15,7 +15,7 @@ from revela_hub.evaluation.significance import compare_queries
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MEASURED = REPOSITORY / "benchmarks" / "measured" / "adaptation"
-OUTPUT = REPOSITORY / "docs" / "_static" / "figures" / "adaptation.svg"
+OUTPUT = REPOSITORY / "docs" / "_static" / "adaptation.svg"
 DOMAINS = {
     "stdlib": "Python's library\n(docstring to function)",
     "scifact": "SciFact\n(claim to abstract)",

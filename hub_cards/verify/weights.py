@@ -77,7 +77,7 @@ def weights_faults(folder: Path) -> Iterator[str]:
     if not files:
         pickled = next((f", such as {file.name}," for file in sorted(folder.glob("*.bin"))), "")
         yield f"no safetensors weights (pickled weights{pickled} can run code when loaded)"
-    for place in sorted({file.parent for file in [*files, *folder.rglob(f"*{_INDEX}")]}):
+    for place in sorted({file.parent for file in [*files, *sorted(folder.rglob(f"*{_INDEX}"))]}):
         yield from _shard_faults(place, folder)
 
 

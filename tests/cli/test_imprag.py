@@ -212,7 +212,7 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
     assert main(["search", retriever, "--index", str(work / "index"), "Which town has the river Dart?"]) == 0
     assert "1. " in capsys.readouterr().out
     assert main(["search", retriever, "--corpus", str(work / "docs"), "--query", "Dart", "--max_length", "9"]) == 2
-    assert "was trained with ImpRAG, which reads texts as they are" in capsys.readouterr().err
+    assert "was trained with ImpRAG, which has no prompts and a fixed length" in capsys.readouterr().err
     for wrong, message in (
         ([], "either --retriever, or --backbone and --retrieval_layer"),
         (["--backbone", lm], "--backbone and --retrieval_layer go together"),

@@ -254,7 +254,7 @@ def run(tmp_path: Path, main: Callable[[list[str]], int], wordpiece_tokenizer: B
 
 def test_the_command_line_knows_it(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0 and "train toy" in capsys.readouterr().out
-    assert main(["train", "toy", "--help"]) == 0
+    assert main(["train", "toy", "--help-all"]) == 0
     shown = capsys.readouterr().out
     assert "Trains a toy." in shown and "--temperature" in shown and "--probe_queries" in shown
     assert main(["train", "to"]) == 2 and "toy" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -288,7 +287,7 @@ def test_minilm_passes(minilm_folder: Path) -> None:
 
 
 def test_a_process_that_ends_early_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr("revela_hub.hub_cards.verify.verify._PYTHON", ("/bin/false",))
     assert [(check.name, check.ok) for check in verify(tmp_path)] == [("process", False)]
 
 

@@ -93,7 +93,7 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="has 20 vectors, not 21"):
         open_index(more, IndexOptions("flat"), folder=tmp_path)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match="needs the package faiss"):
+    with pytest.raises(UserError, match="the package faiss is not installed"):
         open_index(vectors, IndexOptions("hnsw"))
 
 

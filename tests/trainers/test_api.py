@@ -293,7 +293,7 @@ def test_what_is_in_a_data_set_and_what_is_needed(
         CoTMoTEFinetuner(str(masked_folder), train_dataset=bodies)
     with pytest.raises(UserError, match=r"train_dataset:0: no prompt; .* \(the fields are 'body'\)"):
         ImpRAGTrainer(str(llama_folder), ImpRAGTrainingArguments(**settings), train_dataset=bodies, passages=["a"])
-    with pytest.raises(UserError, match="give the language model, too, as lm"):
+    with pytest.raises(UserError, match="the language model is missing.*pass lm="):
         RevelaTrainer(str(retriever_folder), train_dataset=raw)
     with pytest.raises(UserError, match="no such folder|cannot load"):
         RetroMAETrainer("no/such/folder", train_dataset=raw)

@@ -199,8 +199,8 @@ def refuse_foreign(output: Path, folders: Iterable[str] = ()) -> None:
     lock = output / LOCK
     if not output.is_dir() or Record.read(output) is not None or (lock.is_file() and not lock.stat().st_size):
         return
-    found = [path for name in {*WRITTEN, *folders} for path in output.glob(name)]
-    foreign = sorted(path for path in found if not path.is_dir() or any(path.iterdir()))
+    found = sorted(path for name in (*WRITTEN, *folders) for path in output.glob(name))
+    foreign = [path for path in found if not path.is_dir() or any(path.iterdir())]
     if foreign:
         raise UserError(
             f"--output_dir {output} contains {foreign[0].name}, which was not written by a training run and would be"

@@ -149,8 +149,8 @@ def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
     names = [part._name_or_path for part in (config.retriever, config.lm) if part is not None]
     if len(names) < 2 or not all(names):
         raise UserError(f"{folder}/config.json does not name the base models of its adapters")
-    fields = inspect.signature(RevelaConfig.__init__).parameters.keys() - {"self", "retriever", "lm", "kwargs"}
-    settings = {name: getattr(config, name) for name in fields}
+    fields = inspect.signature(RevelaConfig.__init__).parameters
+    settings = {name: getattr(config, name) for name in fields if name not in ("self", "retriever", "lm", "kwargs")}
     backbones = load_backbones(names[0], names[1], trust_remote_code=trust_remote_code, **settings)
     adapted: Any = load_adapters(backbones.model, folder)
     model: RevelaForCausalLM = adapted.merge_and_unload()

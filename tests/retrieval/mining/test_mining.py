@@ -287,9 +287,9 @@ def test_what_leaves_nothing_is_an_error_that_says_why() -> None:
         mine_negatives(["", " "], ["x", "y"], ["z"], Encoder())
     with pytest.raises(UserError, match="no document with text"):
         mine_negatives(["a"], ["x"], ["", "\n"], Encoder())
-    with pytest.raises(UserError, match="no document has a term of any anchor"):
+    with pytest.raises(UserError, match="no document shares a term with any anchor"):
         mine_negatives(["river"], ["sea"], ["stone"], "bm25")
-    with pytest.raises(UserError, match="no document has a term of any anchor"):
+    with pytest.raises(UserError, match="no document shares a term with any anchor"):
         mine_negatives(["the of"], ["sea"], ["stone"], "bm25")
 
 

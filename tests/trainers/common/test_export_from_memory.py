@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TEXTS
 from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file
@@ -29,6 +28,12 @@ from revela_hub.trainers import (
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.trainer import MethodTrainer
 
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Rivers carry sediment from the mountains to the sea, where it settles layer upon layer.",
+    "The capital of France is Paris; the capital of Japan is Tokyo.",
+    "A retriever learns from raw text which chunks of a document help to predict the others.",
+)
 RAW = Dataset.from_dict({"text": [f"{text} {other}" for text in TEXTS for other in TEXTS if other != text]})
 PAIRS = Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4})
 QUESTIONS = Dataset.from_dict(

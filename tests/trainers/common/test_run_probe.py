@@ -69,7 +69,7 @@ def test_a_probe_made_by_the_command_is_not_the_runs(text: Path, tmp_path: Path)
     named = arguments(text, tmp_path / "other", "--probe", str(folder))
     assert len(hold_out_text(named).queries) == 30 and named.held_out == str(folder)
     (folder / HELD_OUT).unlink()
-    with pytest.raises(UserError, match="has no held_out.jsonl, so its queries would be trained on.*--eval_corpus"):
+    with pytest.raises(UserError, match="has no held_out.jsonl, so the run would train on its queries.*--eval_corpus"):
         hold_out_text(named)
 
 

@@ -333,5 +333,5 @@ def test_long_prompts_are_skipped_and_reported(
         assert len(run.train_dataset) == 11
         said = "".join(capsys.readouterr())
         assert ("1 of 12 prompts have more than 100 tokens" in said) != quiet
-        assert ("left out" in said) != quiet
+        assert ("dropped" in said) != quiet
     assert json.dumps(run.train_dataset[5]["id"]) == '"6"'

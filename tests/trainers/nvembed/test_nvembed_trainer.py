@@ -281,7 +281,7 @@ def test_a_checkpoint_of_another_run_is_rejected(tmp_path: Path, llama_folder: P
     trainer(tmp_path, llama_folder, mixture, **saving).train()
     for other in ({"lora_rank": 0}, {"lora_rank": 4, "config": {"pooling": "self_attention"}}):
         with pytest.raises(
-            UserError, match="other settings: .*(lora_rank 4 -> 0|pooling 'latent' -> 'self_attention')"
+            UserError, match="different settings: .*(lora_rank 4 -> 0|pooling 'latent' -> 'self_attention')"
         ):
             trainer(tmp_path / "other", llama_folder, mixture, **other).train(
                 resume_from_checkpoint=str(tmp_path / "checkpoint-1")
