@@ -220,7 +220,10 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
         (["--backbone", str(bert_folder), "--retrieval_layer", "1"], "is an encoder"),
         (["--reader", str(bert_folder), "--retriever", str(retriever_folder)], "is an encoder"),
         (["--reader", "./nowhere", "--retriever", str(retriever_folder)], "'./nowhere': no such folder"),
-        (["--retriever", str(retriever_folder), "--push_to_hub", "true", "--hub_model_id", "a/b"], "not published"),
+        (
+            ["--retriever", str(retriever_folder), "--push_to_hub", "true", "--hub_model_id", "a/b"],
+            "is not supported for this baseline",
+        ),
     ):
         assert main([*dit, *wrong, "--output_dir", str(work / "wrong")]) == 2
         assert message in capsys.readouterr().err

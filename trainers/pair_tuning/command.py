@@ -110,9 +110,14 @@ def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | Non
         kind = rows.add_column("kind", ["retrieval"] * len(rows))
         left, task = hold_out_rows(arguments, kind)
         return left.remove_columns("kind"), task, said
-    task = hold_out_text(arguments, resumed=run.resumed)
     report = ReadReport()
-    kept: dict[str, Any] = {"seed": arguments.seed, "cache_dir": arguments.cache_dir, "report": report}
+    kept: dict[str, Any] = {"seed": arguments.seed, "cache_dir": arguments.cache_dir}
+    if arguments.probe == "auto" and not arguments.eval_corpus:  # of a short text, half of the pairs are trained on
+        with arguments.main_process_first(desc="reading the text"):
+            available = len(build_text_pairs(arguments.sources(), **kept))
+        arguments.probe_queries = min(arguments.probe_queries, max(1, available // 2))
+    task = hold_out_text(arguments, resumed=run.resumed)
+    kept["report"] = report
     rows, said = run.read("reading the text", lambda: (build_text_pairs(arguments.sources(), **kept), report))
     return rows, task, said
 
