@@ -2,9 +2,9 @@ r"""Fine-tunes a retriever on query-passage pairs with sentence-transformers' lo
 
     L = - mean_i log( exp(s(q_i, p_i) / t) / sum_{p in P} exp(s(q_i, p) / t) )
 
-P holds the passages and hard negatives of the whole batch, on all devices; s is the model's own similarity. The loss is
-`CachedMultipleNegativesRankingLoss` (GradCache, Gao et al. 2021, arXiv 2101.06983, equation 2), so `mini_batch_size` bounds the memory
-and does not change the result.
+P holds the passages and hard negatives of the whole batch, on all devices; s is the model's own similarity. With a
+`mini_batch_size` below the batch size the loss is `CachedMultipleNegativesRankingLoss` (GradCache, Gao et al. 2021, arXiv 2101.06983,
+equation 2): less memory, a second forward pass, the same result.
 """
 
 import copy
@@ -14,9 +14,12 @@ from typing import Any
 from datasets import Dataset
 from peft import PeftConfig
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MultipleNegativesRankingLoss,
+)
 from sentence_transformers.util import cos_sim, dot_score
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import set_seed
 
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
@@ -44,7 +47,7 @@ class PairsTrainingArguments(AdapterArguments, RunArguments, SentenceTransformer
     )
     temperature: PositiveFloat = field(default=0.05, metadata={"help": "Temperature that divides the similarities."})
     mini_batch_size: PositiveInt = field(
-        default=32, metadata={"help": "Number of pairs in memory at a time (GradCache)."}
+        default=64, metadata={"help": "Number of pairs in memory at a time (GradCache if less than a batch)."}
     )
     lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the LoRA adapters; 0 trains all weights."})
 
@@ -113,13 +116,16 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         if args.prompts is None:
             args.prompts = {name: prompts.get("query" if name == "anchor" else "document") or "" for name in texts}
         cosine = similarity_of(retriever, "the retriever") == "cosine"
-        loss = CachedMultipleNegativesRankingLoss(
-            retriever,
-            scale=1 / args.temperature,
-            similarity_fct=cos_sim if cosine else dot_score,
-            mini_batch_size=args.mini_batch_size,
-            gather_across_devices=args.world_size > 1,
-        )
+        settings: dict[str, Any] = {
+            "scale": 1 / args.temperature,
+            "similarity_fct": cos_sim if cosine else dot_score,
+            "gather_across_devices": args.world_size > 1,
+        }
+        loss: nn.Module
+        if args.mini_batch_size < args.per_device_train_batch_size:
+            loss = CachedMultipleNegativesRankingLoss(retriever, mini_batch_size=args.mini_batch_size, **settings)
+        else:  # the same loss without a second forward pass
+            loss = MultipleNegativesRankingLoss(retriever, **settings)
         rows = train_dataset.select_columns(texts)
         super().__init__(model=retriever, args=args, train_dataset=rows, loss=loss, **kwargs)
 

@@ -33,8 +33,11 @@ def trainer(folder: Path, retriever: Path, rows: Dataset, **options: Any) -> Pai
     return PairsTrainer(str(retriever), args, train_dataset=rows)
 
 
-def test_the_loss_is_the_equation_with_the_prompts_and_hard_negatives(retriever_folder: Path, tmp_path: Path) -> None:
-    run = trainer(tmp_path, retriever_folder, pairs(4, negatives=2), temperature=0.1, mini_batch_size=3)
+@pytest.mark.parametrize("mini_batch_size", [3, 64])
+def test_the_loss_is_the_equation_with_the_prompts_and_hard_negatives(
+    mini_batch_size: int, retriever_folder: Path, tmp_path: Path
+) -> None:
+    run = trainer(tmp_path, retriever_folder, pairs(4, negatives=2), temperature=0.1, mini_batch_size=mini_batch_size)
     model = run.retriever.double().eval()
     columns = {name: list(pairs(4, negatives=2)[name]) for name in pairs(1, negatives=2).column_names}
     prompts = {name: "Query: " if name == "anchor" else "Passage: " for name in columns}
