@@ -25,6 +25,7 @@ from datasets import Dataset
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.errors import UserError
+from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, TextLength
 from revela_hub.trainers.common.arguments import HeldOutArguments, TextArguments
@@ -115,7 +116,7 @@ def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | Non
     if arguments.probe == "auto" and not arguments.eval_corpus:  # of a short text, half of the pairs are trained on
         with arguments.main_process_first(desc="reading the text"):
             available = len(build_text_pairs(arguments.sources(), **kept))
-        arguments.probe_queries = min(arguments.probe_queries, max(1, available // 2))
+        arguments.probe_queries = min(arguments.probe_queries, max(MIN_QUERIES, available // 2))
     task = hold_out_text(arguments, resumed=run.resumed)
     kept["report"] = report
     rows, said = run.read("reading the text", lambda: (build_text_pairs(arguments.sources(), **kept), report))
