@@ -13,17 +13,21 @@ QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "retriever"
 SHORT = ["--max_steps", "4", "--per_device_train_batch_size", "4", "--logging_steps", "1", "--report_to", "none"]
 
 
+def functions(number: int) -> list[str]:
+    """Two functions with docstrings."""
+    return [
+        f'def area_{number}_{part}(width, height):\n    """The area number {number} of part {part} of a field."""\n'
+        f"    factor = {number} * {part} + 1\n    width = abs(width)\n    return width * height * factor\n"
+        for part in range(2)
+    ]
+
+
 def test_half_of_the_natural_pairs_of_a_short_text_measure_and_the_others_train(
     retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "code").mkdir()
     for n in range(40):
-        functions = [
-            f'def area_{n}_{part}(width, height):\n    """The area number {n} of part {part} of a field."""\n'
-            f"    factor = {n} * {part} + 1\n    width = abs(width)\n    return width * height * factor\n"
-            for part in range(2)
-        ]
-        (tmp_path / "code" / f"m{n}.py").write_text("\n\n".join(functions))
+        (tmp_path / "code" / f"m{n}.py").write_text("\n\n".join(functions(n)))
     output = tmp_path / "out"
     options = ["--data", str(tmp_path / "code"), "--retriever", str(retriever_folder), "--output_dir", str(output)]
     options += [*SHORT, "--cache_dir", str(tmp_path / "cache")]
@@ -39,6 +43,23 @@ def test_half_of_the_natural_pairs_of_a_short_text_measure_and_the_others_train(
         assert row["anchor"].startswith("The area number") and row["anchor"] not in row["positive"]
         n, part = row["anchor"].split()[3], row["anchor"].split()[6]
         assert f"def area_{n}_{part}(" in row["positive"]
+
+
+def test_a_short_text_is_trained_on_without_a_probe(
+    retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "code.py").write_text("\n\n".join(text for n in range(12) for text in functions(n)))
+    options = [
+        "--data",
+        str(tmp_path / "code.py"),
+        "--retriever",
+        str(retriever_folder),
+        "--cache_dir",
+        str(tmp_path / "c"),
+    ]
+    assert main(["train", "pairs", *options, "--output_dir", str(tmp_path / "out"), *SHORT]) == 0
+    assert "no evaluation: the text has 24 natural pairs, fewer than 40" in capsys.readouterr().out
+    assert (tmp_path / "out" / "retriever" / "modules.json").is_file()
 
 
 def test_labelled_pairs_are_held_out_mined_for_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

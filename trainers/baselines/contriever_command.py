@@ -19,12 +19,11 @@ from datasets import Dataset
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.passages import build_passages
-from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
-from revela_hub.trainers.common.retriever import load_retriever
+from revela_hub.trainers.common.retriever import load_retriever, print_retriever
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 
@@ -48,11 +47,7 @@ class Arguments(ProbeArguments, TextArguments, ContrieverTrainingArguments):  # 
 
 def run(arguments: Arguments) -> None:
     """Train, export and print the next command."""
-    folder = train(arguments)
-    if arguments.should_save:
-        print(f"\nretriever: {folder / 'retriever'}")
-        trust = ["--trust_remote_code"] if arguments.trust_remote_code else []
-        print("try it: ", command_line("search", folder / "retriever", "your query", *trust, "--corpus", "PATH"))
+    print_retriever(train(arguments), arguments)
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:

@@ -20,13 +20,12 @@ from datasets import Dataset
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.groups import GroupSettings, build_groups
-from revela_hub.output import command_line
 from revela_hub.ranges import GroupSize, PositiveInt, TextLength
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
-from revela_hub.trainers.common.retriever import load_retriever
+from revela_hub.trainers.common.retriever import load_retriever, print_retriever
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 
@@ -52,11 +51,7 @@ class Arguments(ProbeArguments, TextArguments, ReplugTrainingArguments):  # type
 
 def run(arguments: Arguments) -> None:
     """Train, export and print the next command."""
-    folder = train(arguments)
-    if arguments.should_save:
-        print(f"\nretriever: {folder / 'retriever'}")
-        trust = ["--trust_remote_code"] if arguments.trust_remote_code else []
-        print("try it: ", command_line("search", folder / "retriever", "your query", *trust, "--corpus", "PATH"))
+    print_retriever(train(arguments), arguments)
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:

@@ -1,9 +1,11 @@
 """Load and train a retriever without a second model: any sentence-transformers model, saved in its own format."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -16,8 +18,10 @@ from revela_hub.errors import UserError, first_line, reason, refuse_missing_fold
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import never_without_token
+from revela_hub.output import command_line
 from revela_hub.pickles import encoder
 from revela_hub.retrieval.encoder import learnt_positions, similarity_of
+from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, name_of
 from revela_hub.trainers.common.roles import refuse_fused
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -87,6 +91,14 @@ def loading_reason(error: Exception, name: str, trusted: bool) -> str:
     return reason(error, name)
 
 
+def print_retriever(folder: Path, arguments: Any) -> None:  # noqa: ANN401 (arguments of a command with trust_remote_code)
+    """Print where the exported retriever is, and a command that searches with it."""
+    if arguments.should_save:
+        trust = ["--trust_remote_code"] if arguments.trust_remote_code else []
+        search = command_line("search", folder / RETRIEVER, "your query", *trust, "--corpus", "PATH")
+        sys.stdout.write(f"\nretriever: {folder / RETRIEVER}\ntry it:  {search}\n")
+
+
 class RetrieverTrainer(MethodTrainer):
     """Trainer of a module with an attribute `retriever`, whose `forward` returns a dict with the `loss`.
 
@@ -95,6 +107,7 @@ class RetrieverTrainer(MethodTrainer):
 
     model: nn.Module
     adapts_retriever = True
+    adapters: PeftModel | None = None
 
     def trained_config(self) -> PreTrainedConfig:
         """Return the configuration of the transformers model inside the sentence-transformers one."""
@@ -132,8 +145,9 @@ class RetrieverTrainer(MethodTrainer):
         return [self.export(output)] if self.args.should_save else []
 
     def merged(self) -> SentenceTransformer:
-        """Return the retriever with adapters merged, if it has any."""
-        return self.retriever  # type: ignore[no-any-return]
+        """Return the retriever, or a copy with the adapters merged if it has any."""
+        retriever: SentenceTransformer = self.retriever
+        return retriever if self.adapters is None else merged_copy(retriever, self.adapters)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir or ".")
@@ -149,7 +163,7 @@ class RetrieverTrainer(MethodTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder = Path(resume_from_checkpoint)
         try:
-            if self.merged() is self.retriever:  # otherwise only adapters are read
+            if self.adapters is None:  # otherwise only adapters are read
                 saved = encoder(SentenceTransformer, str(folder), device="cpu")
                 self.retriever.load_state_dict(saved.state_dict())
                 # Runs of older versions may have started with a tokenizer that does not append EOS.

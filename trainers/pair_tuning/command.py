@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import MIN_QUERIES
-from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, TextLength
 from revela_hub.trainers.common.arguments import HeldOutArguments, TextArguments
+from revela_hub.trainers.common.processes import from_main
+from revela_hub.trainers.common.retriever import load_retriever, print_retriever
 from revela_hub.trainers.common.run import Run, open_run
 from revela_hub.trainers.common.run_probe import hold_out_rows, hold_out_text
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
@@ -67,11 +69,7 @@ class Arguments(HeldOutArguments, TextArguments, PairsTrainingArguments):  # typ
 
 def run(arguments: Arguments) -> None:
     """Train, export and print where the model is."""
-    folder = train(arguments)
-    if arguments.should_save:
-        print(f"\nretriever: {folder / 'retriever'}")
-        trust = ["--trust_remote_code"] if arguments.trust_remote_code else []
-        print("try it: ", command_line("search", folder / "retriever", "your query", *trust, "--corpus", "PATH"))
+    print_retriever(train(arguments), arguments)
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
@@ -88,14 +86,11 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         if run.nothing_to_do:
             return run.output
         rows, task, report = _read(arguments, run)
-        trainer = PairsTrainer(
-            arguments.retriever,
-            arguments,
-            train_dataset=_with_negatives(rows, arguments),
-            retrieval_task=task,
-            model_init_kwargs={"max_length": arguments.max_length, "trust_remote_code": arguments.trust_remote_code},
-            **trainer_options,
+        model = load_retriever(
+            arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
         )
+        rows = _with_negatives(rows, model, arguments)
+        trainer = PairsTrainer(model, arguments, train_dataset=rows, retrieval_task=task, **trainer_options)
         run.train(trainer)
         sources = [arguments.pairs] if arguments.pairs else arguments.data
         run.export(trainer, summary=report, sources=sources)
@@ -113,30 +108,40 @@ def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | Non
         return left.remove_columns("kind"), task, said
     report = ReadReport()
     kept: dict[str, Any] = {"seed": arguments.seed, "cache_dir": arguments.cache_dir}
-    if arguments.probe == "auto" and not arguments.eval_corpus:  # of a short text, half of the pairs are trained on
-        with arguments.main_process_first(desc="reading the text"):
-            available = len(build_text_pairs(arguments.sources(), **kept))
-        arguments.probe_queries = min(arguments.probe_queries, max(MIN_QUERIES, available // 2))
-    task = hold_out_text(arguments, resumed=run.resumed)
+    task = _hold_out(arguments, run, kept)
     kept["report"] = report
     rows, said = run.read("reading the text", lambda: (build_text_pairs(arguments.sources(), **kept), report))
     return rows, task, said
 
 
-def _with_negatives(rows: Dataset, arguments: Arguments) -> Dataset:
-    """Return the rows with mined hard negatives, if they are asked for."""
+def _hold_out(arguments: Arguments, run: Run, kept: dict[str, Any]) -> "RetrievalTask | None":
+    """Return the task to measure on; a probe of the text takes at most half of its pairs."""
+    if arguments.probe == "auto" and not arguments.eval_corpus:
+        with arguments.main_process_first(desc="reading the text"):
+            available = len(build_text_pairs(arguments.sources(), **kept))
+        if available < 2 * MIN_QUERIES:
+            arguments.say(f"no evaluation: the text has {available} natural pairs, fewer than {2 * MIN_QUERIES}")
+            arguments.disable_evaluation()
+            return None
+        arguments.probe_queries = min(arguments.probe_queries, available // 2)
+    return hold_out_text(arguments, resumed=run.resumed)
+
+
+def _with_negatives(rows: Dataset, model: SentenceTransformer, arguments: Arguments) -> Dataset:
+    """Return the rows with hard negatives if they are asked for, mined by the main process."""
     if not arguments.mined_negatives:
         return rows
     if "negative_1" in rows.column_names:
         raise UserError("the pairs have hard negatives already: leave out --mined_negatives")
     from revela_hub.retrieval.mining.mining import MiningSettings, mine_negatives
-    from revela_hub.trainers.common.retriever import load_retriever
 
-    model = load_retriever(
-        arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
-    ).to(arguments.device)
-    with arguments.main_process_first(desc="mining negatives"):
-        settings = MiningSettings(arguments.mined_negatives, seed=arguments.seed)
+    settings = MiningSettings(arguments.mined_negatives, seed=arguments.seed)
+    model.to(arguments.device)
+
+    def mine() -> tuple[dict[str, list[str]], str]:
         mined = mine_negatives(rows["anchor"], rows["positive"], None, model, settings)
-    arguments.say(mined.report)
-    return mined.dataset
+        return mined.dataset.to_dict(), str(mined.report)
+
+    columns, report = from_main(mine)
+    arguments.say(report)
+    return Dataset.from_dict(columns)

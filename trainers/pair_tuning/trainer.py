@@ -7,13 +7,12 @@ P holds the passages and hard negatives of the whole batch, on all devices; s is
 equation 2): less memory, a second forward pass, the same result.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 from datasets import Dataset
 from peft import PeftConfig
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MultipleNegativesRankingLoss,
@@ -106,9 +105,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         transformer: Any = retriever[0]
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
         adapters = peft_config or args.lora_config(transformer.auto_model)
-        self._adapted = adapters is not None
         if adapters is not None:
-            add_adapters(transformer.auto_model, adapters)
+            self.adapters = add_adapters(transformer.auto_model, adapters)
         for name, parameter in retriever.named_parameters():
             if "pooler" in name.split("."):  # BERT's pooler gets no gradient from the token states, which breaks DDP
                 parameter.requires_grad_(False)
@@ -137,19 +135,5 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Do nothing: `hub_cards` writes the card after the run, without another pass over the data."""
 
-    def merged(self) -> SentenceTransformer:
-        """Return the retriever with its adapters merged; a copy, so that training can continue."""
-        retriever: SentenceTransformer = self.retriever
-        if not self._adapted:
-            return retriever
-        retriever = copy.deepcopy(retriever)
-        child: Any
-        for module in list(retriever.modules()):
-            for name, child in list(module.named_children()):
-                if hasattr(child, "get_base_layer"):
-                    child.merge()
-                    setattr(module, name, child.get_base_layer())
-        return retriever
-
     def _extra_weights(self) -> dict[str, Tensor]:
-        return {n: p for n, p in self.retriever.named_parameters() if p.requires_grad} if self._adapted else {}
+        return {n: p for n, p in self.retriever.named_parameters() if p.requires_grad} if self.adapters else {}
