@@ -65,7 +65,7 @@ def publish(
     """Publish a checkpoint or a finished sentence-transformers folder on the Hub, if all checks pass.
 
     Args:
-        checkpoint: folder that a trainer saved, or a finished sentence-transformers folder.
+        checkpoint: folder that a trainer saved, output folder of a training command, or a finished sentence-transformers folder.
         destination: where to publish.
         assembly: options.
         dry_run: stop before the upload; the Hub is only accessed with `update`, to compare the files.
@@ -75,12 +75,19 @@ def publish(
     Raises:
         UserError: the checkpoint cannot be assembled, a check fails, or the Hub rejects it.
     """
-    checkpoint = Path(checkpoint)
+    checkpoint = _exported_retriever(Path(checkpoint))
     finished = (checkpoint / "modules.json").is_file()
     assemble: Assemble = copy_finished if finished else partial(assemble_part, method_of(checkpoint))
     return publish_assembled(
         assemble, checkpoint, destination, assembly, dry_run=dry_run, keep=keep, methods=METHODS, say=say
     )
+
+
+def _exported_retriever(folder: Path) -> Path:
+    """Return `retriever/` of a finished run that exported nothing else, such as that of `train pairs`; else the folder."""
+    exported = folder / "retriever"
+    alone = (folder / RECORD).is_file() and not (folder / "config.json").exists()
+    return exported if alone and (exported / "modules.json").is_file() else folder
 
 
 def method_of_model(name: str | Path) -> Method | None:

@@ -81,6 +81,8 @@ def test_labelled_pairs_are_held_out_mined_for_and_exported(tmp_path: Path, caps
     task = read_beir(output / "probe")
     assert len(task.queries) == 22
     card = (output / "retriever" / "README.md").read_text()
+    assert main(["publish", str(output), "me/tuned", "--dry_run"]) == 0
+    assert "me/tuned" in capsys.readouterr().out
     assert "2101.06983" in card and str(tmp_path) not in card
     assert SentenceTransformer(str(output / "retriever"), device="cpu").encode_query(["a river"]).shape[0] == 1
 
