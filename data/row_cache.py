@@ -21,6 +21,7 @@ from revela_hub.data.sources.files import local_files
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, Source, SourceLike, parse_sources
 from revela_hub.errors import UserError
+from revela_hub.internals import fingerprint
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -153,7 +154,7 @@ def rows_fingerprint(made_with: Mapping[str, Any], sources: Sequence[Source]) ->
         values = asdict(replace(source, rows=None)) | ({"held_out": held_out} if held_out else {})
         del values["rows"]
         digest.update(json.dumps(values).encode())
-        digest.update(source.rows._fingerprint.encode() if source.rows is not None else b"")
+        digest.update(fingerprint(source.rows).encode() if source.rows is not None else b"")
         for file in local_files(source):
             status = file.stat()
             digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())

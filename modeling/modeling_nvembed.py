@@ -217,7 +217,7 @@ class NVEmbedModel(PreTrainedModel):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the folder the model was loaded from, or the one its `text_config._name_or_path` names."""
         if self._tokenizer is None:
-            own, named = self.name_or_path, self.config.text_config._name_or_path
+            own, named = self.name_or_path, self.config.text_config.name_or_path
             name = own if own and Path(own, "tokenizer_config.json").is_file() else named or own
             if not name:
                 raise ValueError("the model was not loaded from a folder with a tokenizer: set `model.tokenizer`")

@@ -165,12 +165,12 @@ class BM25:
     def _best(self, words: list[int], k: int) -> Hits:
         if not words or self._index is None:
             return Hits.none(1)
-        # Not the public method: for bm25l and bm25+ that adds a constant for words that a text lacks, so every text matches.
-        scores_N = self._index._compute_relevance_from_scores(
-            **{name: self._index.scores[name] for name in ("data", "indptr", "indices", "num_docs")},
-            query_tokens_ids=np.asarray(words),
-            dtype=np.dtype(np.float32),
-        )
+        # Not `get_scores`: for bm25l and bm25+ that adds a constant for words that a text lacks, so every text matches.
+        scores_N = np.zeros(self._size, dtype=np.float32)
+        data, indices, starts = (self._index.scores[name] for name in ("data", "indices", "indptr"))
+        for word in words:
+            texts = slice(int(starts[word]), int(starts[word + 1]))
+            scores_N[indices[texts]] += data[texts]
         found = np.flatnonzero(scores_N > 0)
         return top_hits(scores_N[found], found, k)
 
@@ -218,9 +218,9 @@ def _stemmer(name: str) -> Any:
 def _stop_words(name: str) -> Any:
     if name == "none":
         return []
-    from bm25s.tokenization import _infer_stopwords
+    from bm25s.tokenization import Tokenizer
 
     try:
-        return list(_infer_stopwords(name))
+        return list(Tokenizer(stopwords=name).stopwords)
     except ValueError as error:
         raise UserError(f"bm25s has no stop words for {name!r}; use a language code such as en, or none") from error

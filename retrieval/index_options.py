@@ -40,6 +40,7 @@ class IndexArguments:
     """The command-line options of an index."""
 
     _argument_group_name = "index"
+    basic_options = ("index_type",)
 
     index_type: IndexType = field(
         default="exact", metadata={"help": "Index type; hnsw and ivfpq (FAISS) are approximate."}

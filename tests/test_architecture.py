@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "revela_hub"
 
 # Small modules at the bottom, which everything but modeling may import.
-BASE = {"errors", "output", "ranges", "renamed", "precision", "pickles", "__version__"}
+BASE = {"errors", "output", "ranges", "renamed", "precision", "pickles", "internals", "__version__"}
 # What each folder of the package may import, besides itself.
 LAYERS = {
     "errors": set(),
@@ -19,6 +19,7 @@ LAYERS = {
     "ranges": set(),
     "renamed": set(),
     "precision": set(),
+    "internals": set(),
     "pickles": {"errors"},
     "modeling": set(),
     "data": BASE,

@@ -47,6 +47,7 @@ class SynthesisSettings:
     """
 
     _argument_group_name = "examples"
+    basic_options = ("count", "forms", "languages", "domains", "seed")
 
     model: str = field(default="", metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
     count: PositiveInt = field(default=1000, metadata={"help": "Number of examples, divided evenly among the forms."})

@@ -15,11 +15,11 @@ from revela_hub.cli.main import COMMANDS
 from revela_hub.cli.outline import outline
 from revela_hub.cli.parser import LIBRARIES
 from revela_hub.errors import UserError
-from revela_hub.renamed import RENAMED
+from revela_hub.renamed import old_names
 from revela_hub.trainers.common.settings import changes
 from revela_hub.trainers.imprag import IMPRAG
 
-# Names that must not be used, besides the old names of `RENAMED`: the option that has another name for the same thing.
+# Names that must not be used, besides the old names: the option that has another name for the same thing.
 SYNONYMS = {
     "input": "data",
     "dataset": "data",
@@ -37,6 +37,26 @@ OTHER_MEANINGS = {"probe": {"passages"}, "mine": {"output"}, "evaluate": {"model
 
 
 parser_of = cache(cli.parser_of)
+
+# The old names of each command: exactly those that it had when they were renamed.
+OLD = {
+    "quickstart": "models",
+    "train revela": "passage_prompt",
+    "train imprag": "b t k l_max passages text plain_text_share denoising_share sentence_share likelihood_block_size",
+    "train ra-it": "k l_max passages text plain_text_share denoising_share sentence_share",
+    "train ra-dit": "b l_max passages text plain_text_share denoising_share sentence_share",
+    "mine": "max_seq_length",
+    "synthesize": "output",
+    "probe": "output kinds",
+    "export": "output",
+    "evaluate": "k max_seq_length",
+    "encode": "passages output max_seq_length",
+    "index": "passages output max_seq_length",
+    "search": "max_seq_length",
+    "publish": "keep",
+    "answer": "k",
+}
+RENAMED = {old: new for command in COMMANDS for old, new in parser_of(command).renamed.items()}
 
 
 def options_of(command: str) -> Iterator[argparse.Action]:
@@ -100,6 +120,31 @@ def test_the_short_help_lists_at_most_thirty_options(command: str) -> None:
     assert not parser.hidden or any(action.dest == "help_all" for action in shown)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_accepts_the_old_names_that_it_had(command: str) -> None:
+    parser = parser_of(command)
+    assert set(parser.renamed) == set(OLD.get(command, "").split())
+    assert set(parser.renamed.values()) <= set(parser.hints)
+    with pytest.raises(UserError, match="unknown option '--l_maximum'"):
+        parser.read(["--l_maximum", "1"])
+
+
+@pytest.mark.parametrize("option", ["--output", "--keep", "--max_seq_length"])
+def test_train_commands_reject_old_names_that_they_never_had(option: str) -> None:
+    with pytest.raises(UserError, match=f"unknown option '{option}'"):
+        parser_of("train contriever").read([option, "7"])
+
+
+def test_an_option_of_transformers_without_effect_is_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--retriever", "folder", "--do_eval", "true", "--label_names", "labels"]
+    values = parser_of("train contriever").read(words)
+    assert values == {"retriever": "folder", "do_eval": True, "label_names": ["labels"]}
+    notes = "--do_eval has no effect on this command\n--label_names has no effect on this command\n"
+    assert capsys.readouterr().err == notes
+    assert parser_of("train contriever").read(["--help-all"]) is None
+    assert "do_eval" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("old", RENAMED)
 def test_an_old_name_is_accepted_with_a_note(old: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new, seen = RENAMED[old], 0
@@ -116,7 +161,7 @@ def test_an_old_name_is_accepted_with_a_note(old: str, tmp_path: Path, capsys: p
         assert capsys.readouterr().err == 2 * note
         file = tmp_path / "options.yaml"
         file.write_text(f"{old}: {value}\n")
-        assert parser.read(["--config", str(file)]) == expected
+        assert parser.read(["--config", str(file)]) == expected, parser.prog
         assert capsys.readouterr().err == note
         assert parser.read(["--config", str(file), f"--{old}", value, "--quiet"]) is not None
         assert capsys.readouterr().err == ""
@@ -148,10 +193,12 @@ def test_settings_that_were_stored_under_old_names_are_equal() -> None:
         "plain_text_fraction": 0.1,
         "seed": 0,
     }
-    assert changes(before, now, IMPRAG) == {}
-    assert changes(before, now | {"num_passages": 3}, IMPRAG) == {"num_passages": (10, 3)}
+    arguments = outline(COMMANDS["train imprag"].module).Arguments
+    assert changes(before, now, IMPRAG, arguments) == {}
+    assert changes(before, now | {"num_passages": 3}, IMPRAG, arguments) == {"num_passages": (10, 3)}
     # Of a run whose option has the old name, it is that option.
-    assert changes({"output": "a"}, {"output": "a"}, IMPRAG) == {}
+    assert changes({"k": 3}, {"k": 3, "num_passages": 10}, IMPRAG, arguments) == {}
+    assert old_names(arguments)["k"] == "num_passages"
 
 
 def test_no_old_name_leads_to_another_old_name() -> None:

@@ -177,6 +177,9 @@ from toy.trainer import ToyTrainer, ToyTrainingArguments, load_toy
 
 @dataclass(kw_only=True)
 class Arguments(ProbeArguments, TextArguments, ToyTrainingArguments):
+    basic_options = ("chunk",)
+    old_names = {"piece": "chunk"}
+
     encoder: str = field(metadata={"help": "Encoder to train."})
     output_dir: str = field(default="outputs/toy", metadata={"help": "Output folder."})
 
@@ -254,6 +257,9 @@ def run(tmp_path: Path, main: Callable[[list[str]], int], wordpiece_tokenizer: B
 
 def test_the_command_line_knows_it(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0 and "train toy" in capsys.readouterr().out
+    assert main(["train", "toy", "--help"]) == 0
+    short = capsys.readouterr().out
+    assert "--chunk" in short and "--temperature" in short and "--adam_beta1" not in short
     assert main(["train", "toy", "--help-all"]) == 0
     shown = capsys.readouterr().out
     assert "Trains a toy." in shown and "--temperature" in shown and "--probe_queries" in shown
@@ -279,7 +285,7 @@ def test_it_trains_resumes_and_writes_a_card(
     resume = [*run, "--resume_from_checkpoint", "last", "--max_steps", "3"]
     assert main([*resume, "--temperature", "0.2"]) == 2
     assert "temperature 0.1 -> 0.2" in capsys.readouterr().err
-    assert main([*resume, "--chunk", "8"]) == 0  # the record says that it is neutral
+    assert main([*resume, "--piece", "8"]) == 0  # the record says that it is neutral
     assert "resuming from" in capsys.readouterr().out
     assert json.loads((out / "trainer_state.json").read_text())["global_step"] == 3
 

@@ -52,9 +52,7 @@ class ContrieverTrainingArguments(RunArguments):
     )
     views: View = field(
         default="cropping",
-        metadata={
-            "help": "Positive pairs: two random crops, a crop and the rest (inverse_cloze), or natural pairs such as docstrings."
-        },
+        metadata={"help": "Positive pairs: two random crops, or a crop and the rest of the text (inverse_cloze)."},
     )
     min_ratio: PositiveFloat = field(
         default=0.1, metadata={"help": "Minimum length of a crop, as a fraction of the passage's words."}
@@ -278,7 +276,6 @@ class ContrieverTrainer(RetrieverTrainer):
 
     method = CONTRIEVER
 
-    _tag_names = ("contriever",)
     args: ContrieverTrainingArguments
 
     def __init__(

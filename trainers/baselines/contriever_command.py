@@ -32,6 +32,8 @@ from revela_hub.trainers.common.run_probe import hold_out_text
 class Arguments(ProbeArguments, TextArguments, ContrieverTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train contriever`: the model, the data's, then those of every transformers Trainer."""
 
+    basic_options = ("views",)
+
     retriever: str = field(metadata={"help": "Model to train: Hub id or folder."})
     output_dir: str = field(default="outputs/contriever", metadata={"help": "Output folder."})
     kind: Literal["auto", "text", "code"] = field(

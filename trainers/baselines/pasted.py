@@ -106,7 +106,6 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
     smooths_labels = True
 
     args: RAITTrainingArguments
-    _tag_names = ["ra-it"]  # noqa: RUF012 (as in trl)
 
     def __init__(
         self,
@@ -150,7 +149,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
 
     def model_names(self) -> str:
         """Return the decoder's name."""
-        return f"RA-IT on {self.trained_config()._name_or_path or 'a decoder'}"
+        return f"RA-IT on {self.trained_config().name_or_path or 'a decoder'}"
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card to checkpoints: TRL's would contain local paths."""

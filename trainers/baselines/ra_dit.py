@@ -20,7 +20,6 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils import logging
 
 from revela_hub.errors import UserError, first_line, reason
@@ -368,24 +367,21 @@ class RADITTrainer(MethodTrainer):
             make_readable(folder)
         return folder
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        folder = Path(output_dir or self.args.output_dir or ".")
-        folder.mkdir(parents=True, exist_ok=True)
+    def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write the retriever as `export` does."""
         self.export(folder)
-        torch.save(self.args, folder / TRAINING_ARGS_NAME)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+    def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
+        """Load the weights of a retriever that `export` wrote."""
         try:
             saved: nn.Module = (
-                load_whole(ImpRAGForCausalLM, resume_from_checkpoint, dtype=torch.float32)
+                load_whole(ImpRAGForCausalLM, folder, dtype=torch.float32)
                 if isinstance(self.retriever, PreTrainedModel)
-                else load_retriever(resume_from_checkpoint)
+                else load_retriever(folder)
             )
             self.retriever.load_state_dict(saved.state_dict())
         except (KeyError, OSError, RuntimeError) as error:
-            raise UserError(
-                f"{resume_from_checkpoint} is not a checkpoint of this run ({first_line(error)})"
-            ) from error
+            raise UserError(f"{folder} is not a checkpoint of this run ({first_line(error)})") from error
 
 
 def _read_candidates(

@@ -17,7 +17,7 @@ Examples:
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
@@ -34,6 +34,9 @@ from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_
 @dataclass(kw_only=True)
 class Arguments(ImpRAGDataArguments, RADITTrainingArguments):
     """Arguments of `revela-hub train ra-dit`: the models, then the data's, then those of every transformers Trainer."""
+
+    basic_options = ("retriever", "backbone", "retrieval_layer", "max_passage_length")
+    old_names: ClassVar[dict[str, str]] = {"b": "retrieval_layer", "l_max": "max_passage_length"}
 
     reader: str = field(
         metadata={"help": "Frozen decoder that reads the passages: the output of `revela-hub train ra-it`."}

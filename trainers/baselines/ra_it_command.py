@@ -13,7 +13,7 @@ Examples:
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
@@ -29,6 +29,9 @@ from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_
 @dataclass(kw_only=True)
 class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[misc] # of trl's max_length
     """Arguments of `revela-hub train ra-it`: the model, then the data's, then those of every transformers Trainer."""
+
+    basic_options = ("num_passages", "max_passage_length")
+    old_names: ClassVar[dict[str, str]] = {"k": "num_passages", "l_max": "max_passage_length"}
 
     backbone: str = field(metadata={"help": "Decoder to tune: Hub id or folder."})
     output_dir: str = field(default="outputs/ra-it", metadata={"help": "Output folder."})

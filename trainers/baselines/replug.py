@@ -212,7 +212,6 @@ class ReplugTrainer(RetrieverTrainer):
 
     method = REPLUG
 
-    _tag_names = ("replug",)
     args: ReplugTrainingArguments
 
     def __init__(

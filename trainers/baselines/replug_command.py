@@ -34,6 +34,8 @@ from revela_hub.trainers.common.run_probe import hold_out_text
 class Arguments(ProbeArguments, TextArguments, ReplugTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train replug`: the models, the data's, then those of every transformers Trainer."""
 
+    basic_options = ("group_size",)
+
     retriever: str = field(metadata={"help": "Model to train: Hub id or folder."})
     lm: str = field(
         metadata={"help": "Frozen language model that teaches the retriever: Hub id or folder of a decoder."}

@@ -24,18 +24,26 @@ class RunArguments(TrainingArguments):
     """`TrainingArguments` of all trainers; each method has a subclass."""
 
     _argument_group_name = "run"
+    basic_options = (
+        *(
+            "output_dir",
+            "overwrite",
+            "resume_from_checkpoint",
+            "learning_rate",
+            "num_train_epochs",
+            "max_steps",
+            "seed",
+        ),
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "lora_rank", "temperature", "max_length"),
+        "trust_remote_code",
+    )
 
     bf16: bool | None = field(  # type: ignore[assignment]
         default=None, metadata={"help": "Train under bf16 autocast (default: true if the hardware supports it)."}
     )
     logging_steps: PositiveFloat = field(default=10, metadata={"help": "Log every N steps."})
-    logging_nan_inf_filter: bool = field(
-        default=False,
-        metadata={"help": "Hide losses that are not finite instead of stopping."},
-    )
-    remove_unused_columns: bool = field(
-        default=False, metadata={"help": "Has to stay off, because the collators read all columns."}
-    )
+    logging_nan_inf_filter: bool = False  # a run stops at a NaN loss
+    remove_unused_columns: bool = False  # the collators read all columns
     overwrite: bool = field(
         default=False, metadata={"help": "Start over in a non-empty --output_dir, deleting its checkpoints."}
     )
@@ -115,6 +123,7 @@ class TextArguments:
     """Raw text to train on, and the cache for data prepared from it."""
 
     _argument_group_name = "data"
+    basic_options = ("data", "exclude")
 
     data: list[str] = field(
         default_factory=list,
@@ -172,6 +181,7 @@ class ProbeArguments:
     """
 
     _argument_group_name = "evaluation"
+    basic_options = ("eval_corpus", "probe")
 
     eval_corpus: str | None = field(
         default=None, metadata={"help": "BEIR folder to evaluate on before, during and after training."}

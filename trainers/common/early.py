@@ -21,6 +21,12 @@ MEASURING = ("bm25s", "Stemmer", "pytrec_eval", "matplotlib")
 """Modules required for evaluation."""
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 """Schedules that depend on the evaluation metric."""
+CONTRARY = {
+    "enable_jit_checkpoint": "every run saves a checkpoint when it gets SIGTERM",
+    "logging_nan_inf_filter": "it would hide a loss that is NaN or infinite, at which a run stops",
+    "remove_unused_columns": "the collators read all columns",
+}
+"""Switches of transformers that would disable what the trainers do."""
 METRIC = "ndcg_at_10"
 """Metric that selects the best checkpoint."""
 
@@ -41,6 +47,9 @@ def check_early(arguments: TrainingArguments) -> None:
         raise ValueError(
             "--debug underflow_overflow is not supported, because its hooks cannot read masks: remove the option"
         )
+    for name in CONTRARY:
+        if getattr(arguments, name, False):
+            raise ValueError(f"--{name} true is not supported: {CONTRARY[name]}; remove the option")
     for pattern in getattr(arguments, "learning_rate_mapping", None) or ():
         _try("learning_rate_mapping", partial(re.compile, pattern))
     if arguments.load_best_model_at_end and arguments.eval_strategy == "no":

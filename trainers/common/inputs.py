@@ -36,7 +36,7 @@ def name_of(model: ModelLike) -> str:
         return given
     config: Any = given.config
     parts = [getattr(config, name, None) for name in ("retriever", "encoder", "backbone", "text_config")]
-    names = [getattr(part, "_name_or_path", "") for part in (config, *parts)]
+    names = [getattr(part, "name_or_path", "") for part in (config, *parts)]
     return next((str(name) for name in names if name), "")
 
 

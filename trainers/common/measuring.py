@@ -140,9 +140,9 @@ class BestWeights(TrainerCallback):
         self.history.scores[step] = {metric: dict(by_query) for metric, by_query in scores.per_query.items()}
         if step and (not self.history.best or self._dev_mean(step) > self._dev_mean(self.history.best)):
             self.history.best = step
-            self._save("best")
+            self._store("best")
         if not step:
-            self._save("start")
+            self._store("start")
         known = self.rankings | {step: rankings}
         self.rankings = {kept: found for kept, found in known.items() if kept in (0, self.history.best)}
         if self.main:
@@ -238,7 +238,7 @@ class BestWeights(TrainerCallback):
         best = self._dev_scores(reference)
         return all(compare_queries(best, self._dev_scores(step), samples=1000).verdict == "worse" for step in last)
 
-    def _save(self, name: str) -> None:
+    def _store(self, name: str) -> None:
         if self.main and self.keeps:
             weights = {n: p.detach().cpu().contiguous().clone() for n, p in self._trainable()}
             part = claim_kept(self.folder) / f"{name}.part"

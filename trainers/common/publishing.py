@@ -107,6 +107,8 @@ class Publishing(Base):
         Raises:
             UserError: `hub_model_id` is missing or invalid, or the strategy would upload raw checkpoints.
         """
+        from transformers.trainer_utils import HubStrategy
+
         from revela_hub.hub_cards.repository import Destination
 
         if not self.args.hub_model_id:
@@ -117,6 +119,7 @@ class Publishing(Base):
                 f"--hub_strategy {self.args.hub_strategy} would upload raw checkpoints, which contain pickles and cannot be"
                 " loaded by users: remove the option; the trained model is published at the end"
             )
+        self.args.hub_strategy = HubStrategy.END  # upload nothing during training
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model as `Trainer` does, but without publishing it or writing the token to training_args.bin."""
@@ -129,6 +132,3 @@ class Publishing(Base):
             self.args.hub_token = token
         if self.args.should_save:
             make_readable(Path(output_dir or self.args.output_dir or "."))
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Upload nothing during training: users cannot load raw checkpoints."""

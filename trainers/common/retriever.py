@@ -12,7 +12,6 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from sentence_transformers.util import is_sentence_transformer_model
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.errors import UserError, first_line, reason, refuse_missing_folder
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
@@ -125,7 +124,7 @@ class RetrieverTrainer(MethodTrainer):
 
     def model_names(self) -> str:
         """Return the retriever's name."""
-        return str(self.trained_config()._name_or_path or "a retriever")
+        return str(self.trained_config().name_or_path or "a retriever")
 
     def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
         """Copy the exported folder, for `push_to_hub`."""
@@ -149,19 +148,17 @@ class RetrieverTrainer(MethodTrainer):
         retriever: SentenceTransformer = self.retriever
         return retriever if self.adapters is None else merged_copy(retriever, self.adapters)
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        folder = Path(output_dir or self.args.output_dir or ".")
-        folder.mkdir(parents=True, exist_ok=True)
+    def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write a sentence-transformers folder, and the weights that are not part of the retriever."""
         self.merged().save_pretrained(str(folder), create_model_card=False)
         if extra := self._extra_weights():
             save_file(
                 {name: value.detach().cpu().contiguous().clone() for name, value in extra.items()},
                 folder / EXTRA_WEIGHTS,
             )
-        torch.save(self.args, folder / TRAINING_ARGS_NAME)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        folder = Path(resume_from_checkpoint)
+    def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
+        """Load the weights that `write_weights` wrote."""
         try:
             if self.adapters is None:  # otherwise only adapters are read
                 saved = encoder(SentenceTransformer, str(folder), device="cpu")

@@ -255,7 +255,8 @@ def _has_finished(run: Run, checkpoint: Path) -> str | None:
     if record is None or not record.finished:
         return None
     same_length = all(record.settings.get(name) == run.settings[name] for name in LENGTH)
-    if same_length and not changes(record.settings, run.settings, run.method, by_name=record.places == "name"):
+    by_name = record.places == "name"
+    if same_length and not changes(record.settings, run.settings, run.method, type(run.arguments), by_name=by_name):
         return f"the run in {run.output} finished at step {step}"
     return None
 

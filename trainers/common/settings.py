@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from revela_hub.hub_cards.method import Method
-from revela_hub.renamed import with_new_names
+from revela_hub.renamed import old_names
 
 # Arguments of every trainer that do not affect the result, by exact name; those of one method are in its record. All other
 # arguments are compared when a run resumes, including any that a later version of transformers adds.
@@ -130,7 +130,7 @@ def model_settings(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def changes(
-    before: dict[str, Any], now: dict[str, Any], method: Method, *, by_name: bool = False
+    before: dict[str, Any], now: dict[str, Any], method: Method, arguments: type, *, by_name: bool = False
 ) -> dict[str, tuple[Any, Any]]:
     """Return the settings whose values differ: name -> (before, now). Settings of only one of the two runs are ignored.
 
@@ -138,9 +138,11 @@ def changes(
         before: settings of a recorded run.
         now: settings of this run.
         method: method of both runs.
+        arguments: class of the arguments, which has the old names of settings.
         by_name: whether the record, written by an older version, identifies files and folders by name only.
     """
-    before = with_new_names(before, now)
+    renamed = {old: new for old, new in old_names(arguments).items() if old not in now}
+    before = {renamed.get(name, name): value for name, value in before.items()}
     ignored = NO_EFFECT | method.neutral_settings
     return {
         name: (before[name], now[name])

@@ -3,20 +3,17 @@
 It comes before the library's trainer in the list of base classes: `class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer)`.
 """
 
-import logging
 import math
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, Trainer
+from transformers import PreTrainedConfig, PrinterCallback, Trainer
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
@@ -24,6 +21,7 @@ from transformers.trainer_utils import TrainOutput
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError, is_file_error, reason, require
 from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, retrieval_run, score_run
+from revela_hub.internals import TrainerHooks
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import (
@@ -50,13 +48,8 @@ from revela_hub.trainers.common.settings import (
 )
 from revela_hub.trainers.common.stopping import Interrupted, StopOnSignal
 
-# `_check_resume` reports changed settings. transformers' own warning is wrong for fractions such as eval_steps=0.25.
-logging.getLogger("transformers.trainer_utils").addFilter(
-    lambda record: "arguments do not match the ones in the `trainer_state.json`" not in record.getMessage()
-)
 
-
-class MethodTrainer(Publishing, Trainer):
+class MethodTrainer(Publishing, TrainerHooks, Trainer):
     """A `Trainer` whose runs can be killed, resumed and repeated.
 
     Args:
@@ -79,7 +72,6 @@ class MethodTrainer(Publishing, Trainer):
             require(*MEASURING)  # fail before training, not after it
             kwargs.setdefault("eval_dataset", {})  # the Trainer does not evaluate without one
         self._kept: dict[str, tuple[Tensor, int]] = {}
-        self._run_folder: Path | None = None
         self.record = Record({})
         self._tokens: Tensor | int = 0
         self._logged_at = time.monotonic()
@@ -151,12 +143,6 @@ class MethodTrainer(Publishing, Trainer):
 
     # --- NaN checks
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Says what a checkpoint lacks; a tied weight is there under its first name, and its other is not missing."""
-        tied = self.model.all_tied_weights_keys if isinstance(self.model, PreTrainedModel) else {}
-        missing = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
     def check_finite(self, message: str) -> None:
         """Check all weights.
 
@@ -205,7 +191,7 @@ class MethodTrainer(Publishing, Trainer):
         if self._stop.signum:
             saved = Path(self.args.output_dir or ".") / f"checkpoint-{self.state.global_step}"
             if not saved.is_dir() and self.args.world_size == 1:  # the signal arrived after the last step
-                self._save_checkpoint(self.model_wrapped, trial)
+                self.save_checkpoint()
             raise Interrupted(
                 f"stopped after saving {saved}: resume with --resume_from_checkpoint last", self._stop.signum
             )
@@ -216,11 +202,6 @@ class MethodTrainer(Publishing, Trainer):
             )
         self.check_finite(self._failed("{what}"))
         return result
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """None beyond the end, where a run may be resumed that was killed before its export."""
-        if self.state.global_step < self.state.max_steps:
-            super()._run_epoch(*args, **kwargs)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that affect the result, which must not change when the run resumes."""
@@ -243,7 +224,8 @@ class MethodTrainer(Publishing, Trainer):
         before = Record.read(checkpoint)
         assert before is not None  # checked by `whats_missing`
         self.record.changes = before.changes
-        changed = changes(before.settings, self.record.settings, self.method, by_name=before.places == "name")
+        by_name = before.places == "name"
+        changed = changes(before.settings, self.record.settings, self.method, type(self.args), by_name=by_name)
         if not changed:
             return
         listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))
@@ -269,7 +251,7 @@ class MethodTrainer(Publishing, Trainer):
         weights, trained = sum(n for n, _ in sizes), sum(n for n, trainable in sizes if trainable)
         kind = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "float32"
         devices = f"{self.args.world_size} x " if self.args.world_size > 1 else ""
-        rows = self._train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        rows = self.state.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         steps = self.state.max_steps
         tokens = self.tokens_per_row() * rows * steps
         warm_up = self.args.get_warmup_steps(steps)
@@ -301,36 +283,19 @@ class MethodTrainer(Publishing, Trainer):
 
     # --- checkpoints
 
-    def _get_output_dir(self, trial: Any) -> str:
-        """Return the folder for checkpoints: a temporary one until the checkpoint is complete."""
-        return str(self._run_folder or super()._get_output_dir(trial))
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Save with the code of the model's own class, not of the class that FSDP replaces it with."""
-        model: Any = self.model
-        kind = type(model)
-        if isinstance(model, FSDPModule):
-            model.__class__ = kind.__mro__[2]  # behind FSDP's own and `FSDPModule`
-        try:
-            super()._save(output_dir, state_dict)
-        finally:
-            model.__class__ = kind
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Writes a checkpoint and moves it to its name when it is complete and on the disk.
+    def write_checkpoint(self, output: Path, write: Callable[[Path], None]) -> None:
+        """Write a checkpoint to a temporary folder, and move it to its name when it is complete and on the disk.
 
         Raises:
-            UserError: weights are not finite, or it cannot be written; the checkpoints from before stay as they are.
+            UserError: weights are not finite, or the checkpoint cannot be written; earlier checkpoints are kept.
         """
         self.check_finite(self._failed("{what}"))
-        output = Path(self._get_output_dir(trial))
         beside, name = output / INCOMPLETE, f"checkpoint-{self.state.global_step}"
         try:
             if self.args.should_save:
                 shutil.rmtree(beside, ignore_errors=True)
             self.accelerator.wait_for_everyone()
-            with self._writing_to(beside):
-                super()._save_checkpoint(model, trial)
+            write(beside)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 self._correct_best(output, beside / name)
@@ -345,14 +310,6 @@ class MethodTrainer(Publishing, Trainer):
             good, _ = last_complete(output)
             kept = f"; the last good checkpoint is {good}" if good else ""
             raise UserError(f"cannot write {output / name}: {reason(error)}{kept}") from error
-
-    @contextmanager
-    def _writing_to(self, folder: Path) -> Iterator[None]:
-        self._run_folder = folder
-        try:
-            yield
-        finally:
-            self._run_folder = None
 
     def _correct_best(self, output: Path, written: Path) -> None:
         """The best checkpoint so far by the name that it will have, where that is the one being written."""

@@ -55,6 +55,8 @@ BOTTLENECKS = {"dense": ["dense"], "sparse": ["sparse"], "both": ["dense", "spar
 class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
     """Arguments of `revela-hub train cot-mote`: the model, then the data's, then those of every transformers Trainer."""
 
+    basic_options = ("stage", "pairs", "num_negatives", "scores")
+
     encoder: str = field(
         metadata={"help": "Model to start from: Hub id or folder of an encoder, or the output of an earlier run."}
     )

@@ -34,7 +34,7 @@ from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint
 def assemble_cot_mote(loaded: CoTMoTECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
     """Write one of the three forms of a checkpoint's encoder."""
     model, tokenizer = loaded.encoder, loaded.tokenizer
-    base = model.config.encoder._name_or_path
+    base = model.config.encoder.name_or_path
     length = assembly.max_length or model.config.max_seq_length
     if assembly.part == "model":
         export_model(model, tokenizer, folder, max_length=length, dtype=assembly.dtype)

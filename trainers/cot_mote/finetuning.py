@@ -8,7 +8,6 @@ the other rows on all devices, and optionally sentence-transformers' FLOPs regul
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -16,7 +15,6 @@ from sentence_transformers.sparse_encoder.losses import FlopsLoss, SpladeLoss
 from sentence_transformers.util import dot_score
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, set_seed
-from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.errors import UserError
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
@@ -122,24 +120,21 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
 
     def model_names(self) -> str:
         """Return the name of the method and the encoder."""
-        return f"CoT-MoTE on {self.trained_config().encoder._name_or_path or 'an encoder'}"
+        return f"CoT-MoTE on {self.trained_config().encoder.name_or_path or 'an encoder'}"
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Do nothing: `hub_cards` writes the card after the run."""
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Save a checkpoint: the model, which `CoTMoTEModel.from_pretrained` loads, and the tokenizer."""
-        folder = Path(output_dir or self.args.output_dir or ".")
-        folder.mkdir(parents=True, exist_ok=True)
+    def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write the model, which `CoTMoTEModel.from_pretrained` loads, and the tokenizer."""
         module: Any = self.model[0]
         module.save(str(folder))
-        torch.save(self.args, folder / TRAINING_ARGS_NAME)
 
-    def _load_from_checkpoint(self, checkpoint_path: str, model: nn.Module | None = None) -> None:
+    def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
         """Load the weights in place; sentence-transformers would load the model a second time."""
         expected = set(self.cot_mote.state_dict()) - set(self.cot_mote.all_tied_weights_keys)
-        if not load_in_place(self.cot_mote, Path(checkpoint_path).glob("model*.safetensors"), expected):
-            raise UserError(f"{checkpoint_path} is not a checkpoint of this run: use the same encoder and --variant")
+        if not load_in_place(self.cot_mote, folder.glob("model*.safetensors"), expected):
+            raise UserError(f"{folder} is not a checkpoint of this run: use the same encoder and --variant")
 
 
 def _check_lengths(tokenizer: PreTrainedTokenizerBase, **lengths: int) -> None:

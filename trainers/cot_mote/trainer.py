@@ -50,7 +50,6 @@ class CoTMoTETrainer(MaskedTrainer):
 
     method = COT_MOTE
 
-    _tag_names = ("cot-mote",)
     losses = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
 
     def __init__(
@@ -111,4 +110,4 @@ class CoTMoTETrainer(MaskedTrainer):
 
     def model_names(self) -> str:
         """Return the name of the method and the encoder."""
-        return f"CoT-MoTE on {self.trained_config().encoder._name_or_path or 'an encoder'}"
+        return f"CoT-MoTE on {self.trained_config().encoder.name_or_path or 'an encoder'}"

@@ -98,7 +98,7 @@ def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.
 
 def _with_adapters(folder: Path) -> ImpRAGForCausalLM:
     config = ImpRAGConfig.from_pretrained(folder)
-    base = config.backbone._name_or_path if config.backbone is not None else ""
+    base = config.backbone.name_or_path if config.backbone is not None else ""
     if not base:
         raise UserError(f"{folder}/config.json does not name the base model of its adapters")
     fields = {name: getattr(config, name) for name in ("b", "t", "k", "l_max", "passage_encoding")}

@@ -17,7 +17,7 @@ Examples:
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from revela_hub.data.own_folder import check_apart
 from revela_hub.output import command_line
@@ -34,6 +34,15 @@ MODEL = "model"
 @dataclass(kw_only=True)
 class Arguments(ImpRAGDataArguments, ImpRAGTrainingArguments):
     """Arguments of `revela-hub train imprag`: the model, then the data's, then those of every transformers Trainer."""
+
+    basic_options = ("retrieval_layer", "last_reading_layer", "num_passages", "max_passage_length", "num_negatives")
+    old_names: ClassVar[dict[str, str]] = {
+        "b": "retrieval_layer",
+        "t": "last_reading_layer",
+        "k": "num_passages",
+        "l_max": "max_passage_length",
+        "likelihood_block_size": "likelihood_batch_size",
+    }
 
     backbone: str = field(metadata={"help": "Model to start from: Hub id or folder of a decoder or an ImpRAG model."})
     output_dir: str = field(default="outputs/imprag", metadata={"help": "Output folder."})

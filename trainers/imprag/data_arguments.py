@@ -1,7 +1,7 @@
 """Data options of `revela-hub train imprag`, and functions that load the data."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from datasets import Dataset
@@ -22,6 +22,14 @@ class ImpRAGDataArguments:
     """Data of an ImpRAG run."""
 
     _argument_group_name = "data"
+    basic_options = ("data", "corpus", "task", "pseudo_labels")
+    old_names: ClassVar[dict[str, str]] = {
+        "passages": "corpus",
+        "text": "plain_text",
+        "plain_text_share": "plain_text_fraction",
+        "denoising_share": "denoising_fraction",
+        "sentence_share": "sentence_fraction",
+    }
 
     data: list[str] = field(
         default_factory=list,

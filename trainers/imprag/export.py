@@ -20,7 +20,7 @@ def assemble_imprag(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path, as
         UserError: the passages leave no positions for a prompt.
     """
     backbone = loaded.model.config.backbone
-    base = None if backbone is None else backbone._name_or_path
+    base = None if backbone is None else backbone.name_or_path
     save_backbone(loaded.model, folder, dtype=assembly.dtype)
     forget_origins(folder, "backbone")
     save_tokenizer(loaded.tokenizer, folder)

@@ -86,8 +86,6 @@ class ImpRAGTrainer(MethodTrainer):
 
     method = IMPRAG
 
-    _tag_names = ("imprag",)
-
     def __init__(
         self,
         model: ModelLike | ImpRAGForCausalLM,
@@ -309,12 +307,11 @@ class ImpRAGTrainer(MethodTrainer):
     def model_names(self) -> str:
         """Return the name of the backbone and the layers."""
         config = self.imprag.config
-        return f"ImpRAG on {getattr(config.backbone, '_name_or_path', '') or 'a decoder'}, b={config.b}, t={config.t}, k={config.k}"
+        return f"ImpRAG on {getattr(config.backbone, 'name_or_path', '') or 'a decoder'}, b={config.b}, t={config.t}, k={config.k}"
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Save a checkpoint: weights or adapters, the configuration, and the rankings of the index."""
-        super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir or ".")
+    def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write the weights or adapters, the configuration, and the rankings of the index."""
+        super().write_weights(folder, state_dict)
         self.imprag.config.save_pretrained(folder)
         if self.ranking is not None:
             save_file(
@@ -322,16 +319,15 @@ class ImpRAGTrainer(MethodTrainer):
                 folder / CANDIDATES,
             )
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        file = Path(resume_from_checkpoint) / CANDIDATES
+    def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
+        """Load the weights and the rankings."""
+        super().read_weights(folder, model)
+        file = folder / CANDIDATES
         if file.is_file():
             saved = load_file(file)
             self.ranking, self.built_at = saved["ranking"].numpy(), int(saved["built_at"])
             if len(self.ranking) != len(self.train_dataset):  # type: ignore[arg-type]
-                raise UserError(
-                    f"{resume_from_checkpoint} belongs to a run on other data: give the same --data, or start again"
-                )
+                raise UserError(f"{folder} belongs to a run on other data: give the same --data, or start again")
 
 
 class _Schedule(TrainerCallback):

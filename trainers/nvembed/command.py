@@ -49,6 +49,8 @@ IN_BATCH_NEGATIVES = {1: True, 2: False}
 class Arguments(HeldOutArguments, NVEmbedTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train nvembed`: the model and the data, then those of every transformers Trainer."""
 
+    basic_options = ("stage", "num_negatives", "pooling")
+
     backbone: str = field(
         metadata={"help": "Model to start from: Hub id or folder of a decoder, or the output of an earlier run."}
     )

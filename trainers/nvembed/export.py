@@ -17,14 +17,15 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from tokenizers import normalizers
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
+from revela_hub.internals import transformer_around
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
 from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.checkpoint import NVEmbedStart
@@ -45,7 +46,7 @@ def assemble_nvembed(loaded: NVEmbedStart, checkpoint: Path, folder: Path, assem
 
     model.eval()
     reference = save_reference(embed, tokenizer, {"query": "", "document": ""} | prompts, folder)
-    base = model.config.text_config._name_or_path
+    base = model.config.text_config.name_or_path
     return Assembled(folder, NVEMBED, base, reference, remote_code=True)
 
 
@@ -101,9 +102,7 @@ def nvembed_encoder(
     model.config.max_seq_length, model.config.official_instruction_mask = length, False
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(tokenizer, Path(folder), max_length=length)
-        transformer = _LiveTransformer(folder, model)
-    # sentence-transformers saves a module under the name of its class, which has to be the stock one.
-    transformer.__class__ = Transformer
+        transformer = transformer_around(model, folder)
     mode: Any = "lasttoken" if settings.pooling == "last" else "mean"
     pooling = Pooling(model.config.hidden_size, pooling_mode=mode, include_prompt=False)
     return SentenceTransformer(
@@ -156,23 +155,6 @@ def export_nvembed(
     file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_settings(settings, tokenizer, model.config, folder)
     return folder
-
-
-class _LiveTransformer(Transformer):
-    """Stock `Transformer` module with an existing model; the constructor of the stock class only accepts names and folders."""
-
-    def __init__(self, tokenizer_folder: str, model: NVEmbedModel) -> None:
-        # torch does not allow setting modules as attributes before its constructor has run.
-        self.__dict__["_live"] = model
-        super().__init__(tokenizer_folder)
-        del self.__dict__["_live"]
-
-    def _load_config(self, *args: Any, **kwargs: Any) -> tuple[PreTrainedConfig, bool]:
-        return self.__dict__["_live"].config, False
-
-    def _load_model(self, *args: Any, **kwargs: Any) -> PreTrainedModel:
-        model: PreTrainedModel = self.__dict__["_live"]
-        return model
 
 
 def _settings(model: NVEmbedModel, prompts: dict[str, str], max_length: int) -> RetrieverSettings:

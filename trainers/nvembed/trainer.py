@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset, DatasetDict
 from packaging.version import Version
 from peft import PeftConfig
@@ -26,7 +25,6 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 from transformers import PreTrainedTokenizerBase, set_seed
-from transformers.trainer import TRAINING_ARGS_NAME
 
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError
@@ -140,7 +138,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
 
     def model_names(self) -> str:
         """Return the name of the method and the decoder."""
-        return f"NV-Embed on {self.nvembed.config.text_config._name_or_path or 'a decoder'}"
+        return f"NV-Embed on {self.nvembed.config.text_config.name_or_path or 'a decoder'}"
 
     def exportable(self) -> NVEmbedStart:
         """Return the model with adapters merged, in the decoder's type, as `load_nvembed` does."""
@@ -166,10 +164,8 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Do nothing: `hub_cards` writes the card after the run."""
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Save a checkpoint: trained weights (adapters and pooling, or all), the configuration and the tokenizer."""
-        folder = Path(output_dir or self.args.output_dir or ".")
-        folder.mkdir(parents=True, exist_ok=True)
+    def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write the trained weights (adapters and pooling, or all), the configuration and the tokenizer."""
         if state_dict is None:
             weights = self.nvembed.state_dict()
         else:  # gathered from shards, with the names of the sentence-transformers model
@@ -183,16 +179,14 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             self.nvembed.config.save_pretrained(folder)
             adapters, config = self._adapters.peft_config["default"], self.nvembed.config
             # The base of the adapters: an NV-Embed model, or the decoder that got new pooling.
-            adapters.base_model_name_or_path = config._name_or_path or config.text_config._name_or_path
+            adapters.base_model_name_or_path = config.name_or_path or config.text_config.name_or_path
             adapters.save_pretrained(str(folder))
         self.model.tokenizer.save_pretrained(folder)
         prompts = json.dumps({"prompts": self.model.prompts}, ensure_ascii=False, indent=2)
         (folder / PROMPTS).write_text(prompts + "\n", encoding="utf-8")
-        torch.save(self.args, folder / TRAINING_ARGS_NAME)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+    def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
         """Load the weights in place; sentence-transformers would load the model a second time."""
-        folder = Path(resume_from_checkpoint)
         expected = {name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad}
         files = folder.glob("model*.safetensors" if self._adapters is None else TRAINED_WEIGHTS)
         if not load_in_place(self.nvembed, files, expected):

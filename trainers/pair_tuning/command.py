@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 class Arguments(HeldOutArguments, TextArguments, PairsTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train pairs`: the model, the data, then those of every transformers Trainer."""
 
+    basic_options = ("pairs", "mined_negatives")
+
     retriever: str = field(metadata={"help": "Model to train: Hub id or folder of a retriever or an encoder."})
     pairs: str | None = field(
         default=None,

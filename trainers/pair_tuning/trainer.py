@@ -82,7 +82,6 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
 
     method = PAIR_TUNING
 
-    _tag_names = ("pair-tuning",)
     args: PairsTrainingArguments
 
     def __init__(

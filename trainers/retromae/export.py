@@ -12,7 +12,7 @@ from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint
 
 def assemble_retromae(loaded: RetroMAECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
     """Write the encoder with [CLS] pooling, or the whole model with its decoder for further pre-training."""
-    base = loaded.model.config.encoder._name_or_path
+    base = loaded.model.config.encoder.name_or_path
     if assembly.part == "model":
         save_backbone(loaded.model, folder, dtype=assembly.dtype)
         forget_origins(folder, "encoder")

@@ -50,7 +50,6 @@ class RetroMAETrainer(MaskedTrainer):
 
     method = RETROMAE
 
-    _tag_names = ("retromae",)
     losses = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
     forward_options = {"return_logits": False}  # noqa: RUF012 (a class variable)
 
@@ -113,4 +112,4 @@ class RetroMAETrainer(MaskedTrainer):
 
     def model_names(self) -> str:
         """Return the encoder's name."""
-        return str(self.trained_config().encoder._name_or_path or "an encoder")
+        return str(self.trained_config().encoder.name_or_path or "an encoder")

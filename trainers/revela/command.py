@@ -20,7 +20,7 @@ Examples:
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from revela_hub.errors import UserError
 from revela_hub.output import command_line
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train revela`: the models, then the data's, then those of every transformers Trainer."""
+
+    basic_options = ("group_size", "similarity_span", "weights", "v_normalization", "pooling")
+    old_names: ClassVar[dict[str, str]] = {"passage_prompt": "document_prompt"}
 
     retriever: str = field(metadata={"help": "Model to train as a retriever: Hub id or folder."})
     lm: str = field(metadata={"help": "Language model that teaches the retriever: Hub id or folder of a decoder."})

@@ -1,4 +1,4 @@
-"""Tables for help texts: placeholders of values, texts for options of transformers, and the options of the short help."""
+"""Tables for help texts: placeholders of values, texts for options of transformers, and those of its options that have no effect here."""
 
 # The placeholder of a text option, by the option's name. `metadata={"metavar": ...}` of a field overrides it.
 METAVARS = {
@@ -61,13 +61,10 @@ TRAINER_OPTIONS = {
     "weight_decay": "Weight decay of AdamW.",
 }
 
-# `--help` of a command with more than MANY options lists these and the required ones.
-MANY = 20
-BASIC = frozenset(
-    """data pairs corpus stage output_dir overwrite resume_from_checkpoint eval_corpus probe learning_rate num_train_epochs
-    max_steps per_device_train_batch_size gradient_accumulation_steps lora_rank max_length temperature num_negatives seed
-    group_size similarity_span v_normalization views retrieval_layer last_reading_layer num_passages max_passage_length
-    pseudo_labels scores pooling retriever backbone model models query index mode weights sparse_model top_k json index_type
-    device trust_remote_code tasks task beir output relative_margin range_min range_max sampling mined_negatives count
-    endpoint api_key_env exclude domains languages forms""".split()
+# Options of transformers that have no effect on these commands: they belong to evaluations of the loss, to scripts, or to uploads during
+# training. They are accepted with a note, but not listed.
+WITHOUT_EFFECT = frozenset(
+    """batch_eval_metrics bf16_full_eval do_eval do_predict do_train eval_accumulation_steps eval_do_concat_batches
+    eval_use_gather_object fp16_full_eval greater_is_better hub_always_push hub_strategy include_for_metrics label_names local_rank
+    logging_nan_inf_filter per_device_eval_batch_size prediction_loss_only remove_unused_columns""".split()
 )

@@ -15,15 +15,16 @@ import dataclasses
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from trl import TrlParser
 
 from revela_hub.cli.config_file import read_items
-from revela_hub.cli.help_texts import BASIC, MANY, METAVARS, TRAINER_OPTIONS
+from revela_hub.cli.help_texts import METAVARS, TRAINER_OPTIONS, WITHOUT_EFFECT
 from revela_hub.errors import UserError, did_you_mean, first_line, install_hint
+from revela_hub.internals import option_group
 from revela_hub.output import note
 from revela_hub.ranges import expected_range, limits
 from revela_hub.renamed import old_names
@@ -41,6 +42,8 @@ MAY_BE_EMPTY = (
 
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|mlu|musa|xla)(:\d+)?")
 NEGATIVE_NUMBER = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)  # a value, not an option
+MANY = 20
+"""`--help` of a command with more options lists the required ones and those that its classes name in `basic_options`."""
 OTHER_OPTIONS = "other options of transformers' Trainer"
 LIBRARIES = ("transformers.", "sentence_transformers.", "trl.")  # the modules whose options are not defined here
 
@@ -132,11 +135,11 @@ class CommandParser(TrlParser):
         """Take the arguments of `parse_arguments`."""
         self.hints = get_type_hints(arguments, include_extras=True)
         self.positionals = list(positionals)
-        self.required: list[str] = []
+        fields = {field.name: field for field in dataclasses.fields(arguments) if field.init}
+        self.required = [name for name, field in fields.items() if field.default is field.default_factory]
         self.hidden: list[argparse.Action] = []
-        dataclass_types: Any = [arguments]  # any dataclass; TRL's annotation for it accepts none
         super().__init__(
-            dataclass_types=dataclass_types,
+            dataclass_types=_groups(arguments, fields),
             prog=program,
             description=description.strip(),
             formatter_class=_HelpFormatter,
@@ -145,7 +148,10 @@ class CommandParser(TrlParser):
             add_help=False,
         )
         self._negative_number_matcher = NEGATIVE_NUMBER
-        self.renamed = old_names({action.dest for action in self._actions})
+        for action in self._actions:
+            self._finish(action, fields[action.dest], own=_owner(arguments, action.dest) is not None)
+        self._hide_some(arguments)
+        self.renamed = {old: new for old, new in old_names(arguments).items() if old not in fields}
         for old, new in self.renamed.items():
             self._accept(old, self._action(new))
         names = [f"{name.upper()}{' ...' if self._action(name).nargs == '+' else ''}" for name in self.positionals]
@@ -171,31 +177,15 @@ class CommandParser(TrlParser):
                 "--help-all", action="store_true", help=f"Print this text with {len(self.hidden)} more options."
             )
 
-    def _add_dataclass_arguments(self, dtype: Any) -> None:
-        """Add the dataclass's fields, with one group of options for each class that it is made of."""
-        hints = get_type_hints(dtype)
-        owners = [cls for cls in dtype.__mro__ if "__dataclass_fields__" in vars(cls)]
-        own = [owner for owner in owners if not owner.__module__.startswith(LIBRARIES)]
-        titles = [*(_title(owner, dtype) for owner in own), "training", OTHER_OPTIONS]
-        groups = {title: self.add_argument_group(title) for title in dict.fromkeys(titles)}
-        for field in filter(lambda field: field.init, dataclasses.fields(dtype)):
-            owner = next(cls for cls in reversed(owners) if vars(cls)["__dataclass_fields__"].get(field.name) is field)
-            title = "training" if field.name in TRAINER_OPTIONS else OTHER_OPTIONS
-            field.type = hints[field.name]
-            count = len(self._actions)
-            self._parse_dataclass_field(groups[_title(owner, dtype) if owner in own else title], field)  # type: ignore[arg-type]
-            for action in self._actions[count:]:
-                self._finish(action, field, own=owner in own)
+    def _hide_some(self, arguments: type) -> None:
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS and action not in self.hidden]
+        basic = {name for cls in arguments.__mro__ for name in vars(cls).get("basic_options", ())}
         if len(shown) > MANY:
-            self.hidden += [
-                action for action in shown if action.dest not in {*BASIC, *self.required, *self.positionals}
-            ]
+            basic |= {*self.required, *self.positionals}
+            self.hidden += [action for action in shown if action.dest not in basic]
 
     def _finish(self, action: argparse.Action, field: "dataclasses.Field[Any]", *, own: bool) -> None:
         """Give an action its help text and its checks, and keep it out of the result if it is not given."""
-        if action.required:
-            self.required.append(field.name)
         action.required, action.default = False, argparse.SUPPRESS
         if action.nargs == 0:  # the --no_ form of a switch
             action.help = argparse.SUPPRESS
@@ -211,9 +201,9 @@ class CommandParser(TrlParser):
             action.metavar = action.metavar or NUMBERS.get(kind) or METAVARS.get(field.name, "TEXT")
         if not own:
             action.help = TRAINER_OPTIONS.get(field.name, action.help)
-            if field.name not in TRAINER_OPTIONS:
+            if field.name not in {*TRAINER_OPTIONS, *WITHOUT_EFFECT}:
                 self.hidden.append(action)
-        action.help = self._help(action, field)
+        action.help = argparse.SUPPRESS if field.name in WITHOUT_EFFECT else self._help(action, field)
         action.type, action.choices = self._converter(action, kind, choices, own=own), None
 
     def _help(self, action: argparse.Action, field: "dataclasses.Field[Any]") -> str:
@@ -303,11 +293,18 @@ class CommandParser(TrlParser):
             if name in self.required and name not in values:
                 raise self._mistake(self._missing(name))
         self.quiet = bool(values.get("quiet"))
-        for name in [] if self.quiet else dict.fromkeys([*old, *configured.old]):
-            note(f"--{name} is now called --{self.renamed[name]}; the old name still works")
+        self._note([*old, *configured.old], values)
         if not self.has_quiet:
             values.pop("quiet", None)
         return values
+
+    def _note(self, old: Iterable[str], values: Iterable[str]) -> None:
+        if self.quiet:
+            return
+        for name in dict.fromkeys(old):
+            note(f"--{name} is now called --{self.renamed[name]}; the old name still works")
+        for name in sorted(WITHOUT_EFFECT.intersection(values)):
+            note(f"--{name} has no effect on this command")
 
     def error(self, message: str) -> NoReturn:
         """Replace argparse's usage text and exit.
@@ -419,6 +416,26 @@ def _from_item(action: Any, value: Any) -> Any:
         hint = " (put the word in quotes)" if isinstance(value, bool) else ""
         raise argparse.ArgumentTypeError(f"expected {KINDS.get(kind, 'a text')}, not {value!r}{hint}")
     return action.type(str(value))
+
+
+def _groups(arguments: type, fields: "dict[str, dataclasses.Field[Any]]") -> list[Any]:
+    """Return a dataclass of fields for each heading of the help text: one for each class that `arguments` is made of."""
+    hints = get_type_hints(arguments)
+    titles = [_title(cls, arguments) for cls in arguments.__mro__ if "__dataclass_fields__" in vars(cls)]
+    groups: dict[str, list[Any]] = {title: [] for title in [*titles, "training", OTHER_OPTIONS]}
+    for name, field in fields.items():
+        field.type = hints[name]
+        owner = _owner(arguments, name)
+        shared = "training" if name in TRAINER_OPTIONS else OTHER_OPTIONS
+        groups[shared if owner is None else _title(owner, arguments)].append(field)
+    return [option_group(title, group) for title, group in groups.items() if group]
+
+
+def _owner(arguments: type, name: str) -> type | None:
+    """Return the class of this project that a field comes from; None if it is a library's."""
+    field, fields = vars(arguments)["__dataclass_fields__"][name], "__dataclass_fields__"
+    owner = next(cls for cls in reversed(arguments.__mro__) if vars(cls).get(fields, {}).get(name) is field)
+    return None if owner.__module__.startswith(LIBRARIES) else owner
 
 
 def _title(owner: type, arguments: type) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from revela_hub.cli.encoders import load_dense
 from revela_hub.errors import UserError
@@ -20,6 +20,7 @@ class PassageOptions:
     """The passages, the model and the output folder."""
 
     _argument_group_name = "passages"
+    old_names: ClassVar[dict[str, str]] = {"passages": "corpus", "output": "output_dir", "max_seq_length": "max_length"}
 
     model: str = field(metadata={"help": "Sentence-transformers folder or Hub id."})
     corpus: list[str] = field(

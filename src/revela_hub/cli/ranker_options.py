@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from revela_hub.cli.encoders import load_dense
 from revela_hub.errors import UserError
@@ -19,6 +19,8 @@ class RankerOptions(IndexArguments):
     """Ranking options."""
 
     _argument_group_name = "ranking"
+    basic_options = ("weights", "sparse_model", "device", "trust_remote_code", "max_length")
+    old_names: ClassVar[dict[str, str]] = {"max_seq_length": "max_length"}
 
     parts: list[str] = field(
         default_factory=lambda: ["dense", "bm25"],

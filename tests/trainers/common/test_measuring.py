@@ -167,12 +167,12 @@ def test_the_mean_of_adapters_is_that_of_the_whole_weights(task: RetrievalTask, 
     layer: Any = nn.Sequential(nn.Linear(5, 4))
     adapted = add_adapters(layer, LoraConfig(r=2, target_modules=["0"]))
     measured = BestWeights(adapted, Model(1), task, lambda: None, tmp_path, averages=True)  # type: ignore[arg-type, return-value]
-    measured._save("start")
+    measured._store("start")
     start = layer[0].weight.detach().clone()
     assert not layer[0].get_delta_weight("default").any()
     for parameter in filter(lambda p: p.requires_grad, adapted.parameters()):
         nn.init.normal_(parameter)
-    measured._save("best")
+    measured._store("best")
     end = start + layer[0].get_delta_weight("default").detach()
     measured._load("start", "best")
     torch.testing.assert_close(start + layer[0].get_delta_weight("default").detach(), (start + end) / 2)
@@ -214,7 +214,7 @@ def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: Retr
         scores = {metric: dict(by_query) for metric, by_query in own.items()}
         scores["ndcg_at_10"] |= {query: 0.5 for query in lost} | {chosen: 1.1}
         measured.history.scores[update], measured.history.best = scores, update
-        measured._save("best")
+        measured._store("best")
         outcome = measured.finish(update)
         assert outcome.difference.verdict == "no difference" and outcome.step == (0 if lost else update)
 

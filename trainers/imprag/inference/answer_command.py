@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
@@ -29,6 +29,8 @@ WIDTH = 110
 @dataclass(kw_only=True)
 class Arguments:
     """Arguments of `revela-hub answer`."""
+
+    old_names: ClassVar[dict[str, str]] = {"k": "num_passages"}
 
     model: str = field(metadata={"help": "ImpRAG model: folder or Hub id."})
     index: str = field(metadata={"help": "Index that `revela-hub index` made with this model."})

@@ -24,7 +24,7 @@ import json as json_format
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from revela_hub.cli.ranker_options import RankerOptions, check_used, given, load_models
 from revela_hub.errors import UserError
@@ -43,6 +43,9 @@ METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Rec
 @dataclass(kw_only=True)
 class Arguments(RankerOptions):
     """Arguments of `revela-hub evaluate`."""
+
+    basic_options = ("corpus", "tasks", "task", "data", "index", "num_passages", "mode", "json")
+    old_names: ClassVar[dict[str, str]] = {"k": "num_passages"}
 
     models: list[str] = field(metadata={"help": "Sentence-transformers folders or Hub ids, or bm25."})
     corpus: str | None = field(default=None, metadata={"help": "BEIR folder to evaluate on."})

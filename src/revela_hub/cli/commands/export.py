@@ -11,7 +11,7 @@ Examples:
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from revela_hub.ranges import TextLength
 
@@ -21,6 +21,8 @@ POSITIONALS = ("checkpoint",)
 @dataclass
 class Arguments:
     """Arguments of `revela-hub export`."""
+
+    old_names: ClassVar[dict[str, str]] = {"output": "output_dir"}
 
     checkpoint: str = field(metadata={"help": "Checkpoint folder that `revela-hub train` saved."})
     output_dir: str = field(metadata={"help": "Output folder."})

@@ -44,6 +44,11 @@ RowT = TypeVar("RowT")
 class Arguments(RankerOptions):
     """Arguments of `revela-hub mine`."""
 
+    basic_options = (
+        *("pairs", "beir", "corpus", "mode", "num_negatives", "relative_margin", "range_min", "range_max", "sampling"),
+        *("scores", "seed", "overwrite"),
+    )
+
     model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
     output: str = field(metadata={"help": "Output file: JSON lines."})
     mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = field(

@@ -16,7 +16,7 @@ Examples:
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from revela_hub.errors import UserError
 from revela_hub.output import command_line, note
@@ -31,6 +31,8 @@ POSITIONALS = ("data",)
 @dataclass
 class Arguments:
     """Arguments of `revela-hub probe`."""
+
+    old_names: ClassVar[dict[str, str]] = {"output": "output_dir", "kinds": "query_kinds"}
 
     data: list[str] = field(
         metadata={

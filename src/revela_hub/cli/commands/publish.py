@@ -17,7 +17,7 @@ Examples:
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt, TextLength
@@ -28,6 +28,8 @@ POSITIONALS = ("checkpoint", "repo_id")
 @dataclass
 class Arguments:
     """Arguments of `revela-hub publish`."""
+
+    old_names: ClassVar[dict[str, str]] = {"keep": "output_dir"}
 
     checkpoint: str = field(
         metadata={"help": "Checkpoint folder that training saved, or a sentence-transformers folder."}

@@ -21,7 +21,7 @@ import sysconfig
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,8 @@ REMARK = {
 @dataclass
 class Arguments:
     """Arguments of `revela-hub quickstart`."""
+
+    old_names: ClassVar[dict[str, str]] = {"models": "models_dir"}
 
     data: str | None = field(
         default=None, metadata={"help": "Folder of Python sources (default: the standard library)."}

@@ -44,6 +44,8 @@ SNIPPET_CHARACTERS = 10 * SNIPPET_LINES * SNIPPET_WIDTH  # wrapping a word takes
 class Arguments(RankerOptions):
     """Arguments of `revela-hub search`."""
 
+    basic_options = ("corpus", "index", "mode", "top_k", "json")
+
     model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
     corpus: list[str] = field(
         default_factory=list,

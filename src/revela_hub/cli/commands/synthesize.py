@@ -29,7 +29,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Interval
 
@@ -48,6 +48,20 @@ POSITIONALS = ()
 @dataclass(kw_only=True)
 class Arguments(SynthesisSettings):
     """Arguments of `revela-hub synthesize`."""
+
+    basic_options = (
+        *(
+            "output_dir",
+            "overwrite",
+            "endpoint",
+            "api_key_env",
+            "exclude",
+            "temperature",
+            "device",
+            "trust_remote_code",
+        ),
+    )
+    old_names: ClassVar[dict[str, str]] = {"output": "output_dir"}
 
     model: str = field(
         metadata={"help": "Name of the model at --endpoint, or a Hub id or folder to run on this machine."}

@@ -1,0 +1,135 @@
+"""Private names of libraries, all in this file, written for transformers 5.17 to 5.23, sentence-transformers 6, trl 1.16 and datasets 5.2.
+
+`tests/test_private_names.py` fails if another file uses one, except in `modeling/`, whose files also run without this package.
+"""
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from sentence_transformers.sentence_transformer.modules import Transformer
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel, Trainer
+
+    Base = Trainer
+else:
+    Base = object
+
+# `MethodTrainer` reports changed settings. transformers' own warning is wrong for fractions such as eval_steps=0.25.
+logging.getLogger("transformers.trainer_utils").addFilter(
+    lambda record: "arguments do not match the ones in the `trainer_state.json`" not in record.getMessage()
+)
+
+
+class TrainerHooks(Base):
+    """Public methods for the private ones of `transformers.Trainer` that have to be changed; it comes first in the list of base classes."""
+
+    _folder_of_checkpoints: Path | None = None
+
+    def write_weights(self, folder: Path, state_dict: "dict[str, Tensor] | None" = None) -> None:
+        """Write the files of the model into a folder, which exists. Methods with other files override this.
+
+        Args:
+            folder: checkpoint or output folder.
+            state_dict: weights gathered from shards; by default the model's own.
+        """
+        from torch.distributed.fsdp import FSDPModule
+
+        model: Any = self.model
+        kind = type(model)
+        if isinstance(model, FSDPModule):  # the code to save is that of the model's class, not of FSDP's subclass
+            model.__class__ = kind.__mro__[2]  # behind FSDP's own and `FSDPModule`
+        try:
+            super()._save(str(folder), state_dict)
+        finally:
+            model.__class__ = kind
+
+    def read_weights(self, folder: Path, model: "nn.Module | None" = None) -> None:
+        """Load the files of a checkpoint into the model in training (with FSDP, into its wrapper `model`)."""
+        super()._load_from_checkpoint(str(folder), model)
+
+    def write_checkpoint(self, output: Path, write: Callable[[Path], None]) -> None:
+        """Write a checkpoint; `write(folder)` writes `checkpoint-<step>` into a folder."""
+        write(output)
+
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint now."""
+        self._save_checkpoint(self.model_wrapped, None)
+
+    # The Trainer saves, loads and deletes checkpoints through these, and has no public hook between writing one and deleting others.
+
+    def _save(self, output_dir: str | None = None, state_dict: "dict[str, Tensor] | None" = None) -> None:
+        import torch
+        from transformers.trainer import TRAINING_ARGS_NAME
+
+        folder = Path(output_dir or self.args.output_dir or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.write_weights(folder, state_dict)
+        torch.save(self.args, folder / TRAINING_ARGS_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: "nn.Module | None" = None) -> None:
+        self.read_weights(Path(resume_from_checkpoint), model)
+
+    def _save_checkpoint(self, model: "nn.Module", trial: Any) -> None:
+        save = super()._save_checkpoint
+
+        def write(folder: Path) -> None:
+            self._folder_of_checkpoints = folder
+            try:
+                save(model, trial)
+            finally:
+                self._folder_of_checkpoints = None
+
+        self.write_checkpoint(Path(super()._get_output_dir(trial)), write)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._folder_of_checkpoints or super()._get_output_dir(trial))
+
+    # The Trainer trains one step more if a run resumes after its last step, where it was killed before its export.
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+
+    # The Trainer warns of tied weights as missing, although a checkpoint has them under their first names.
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+
+def transformer_around(model: "PreTrainedModel", tokenizer_folder: str) -> "Transformer":
+    """Return sentence-transformers' module around an existing model; its constructor only takes names and folders."""
+    from sentence_transformers.sentence_transformer.modules import Transformer
+
+    class Live(Transformer):
+        def _load_config(self, *args: Any, **kwargs: Any) -> Any:
+            return model.config, False
+
+        def _load_model(self, *args: Any, **kwargs: Any) -> Any:
+            return model
+
+    transformer = Live(tokenizer_folder)
+    # sentence-transformers saves a module under the name of its class, which has to be the stock one.
+    transformer.__class__ = Transformer
+    return transformer
+
+
+def option_group(title: str, fields: "Iterable[dataclasses.Field[Any]]") -> type:
+    """Return a dataclass with these fields, whose options `HfArgumentParser` puts under a title."""
+    copies = [copy.copy(field) for field in fields]
+    for field in copies:
+        field.kw_only = True
+    columns = [(field.name, field.type, field) for field in copies]
+    return dataclasses.make_dataclass("Options", columns, namespace={"_argument_group_name": title})  # type: ignore[arg-type]
+
+
+def fingerprint(dataset: "Dataset") -> str:
+    """Return the hash by which `datasets` identifies rows in its cache."""
+    return str(dataset._fingerprint)
