@@ -18,7 +18,7 @@ FOLDERS = ("src", "modeling", "data", "retrieval", "trainers", "evaluation", "hu
 INTERNALS = "src/revela_hub/internals.py"
 # In `internals.py`: names that are used, or overridden.
 USED = {
-    "_fingerprint": "identity of rows, datasets (test_row_cache.py)",
+    "_fingerprint": "identity of rows, datasets (test_collator.py)",
     "_get_output_dir": "hook of Trainer: checkpoints are written to a temporary folder first (test_run.py)",
     "_issue_warnings_after_load": "hook of Trainer: no warning about tied weights (test_run.py)",
     "_load_config": "hook of sentence-transformers' Transformer: a module around an existing model (test_nvembed_export.py)",
