@@ -6,6 +6,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 Pooling = Literal["last", "mean", "cls"]
 SimilaritySpan = Literal["full", "first_half"]
+Reading = Literal["added", "joint"]
 
 
 class RevelaConfig(PreTrainedConfig):
@@ -29,6 +30,10 @@ class RevelaConfig(PreTrainedConfig):
         similarity_tolerance: skip pairs with `similarity / temperature` at or below this value; 0 skips none. By default,
             pairs whose similarity rounding would lose are skipped, always on a CPU, and on a GPU from 32 chunks per group.
 
+        reading: how the LM uses the other chunks: `"added"` to its self-attention, as in the paper, or `"joint"`, as further tokens
+            of the same softmax, which a pre-trained LM uses from the first step on (`joint_reading.py`).
+        reading_bias: initial logit bias of the other chunks' tokens in joint reading; trained, one number per layer.
+
     Raises:
         ValueError: a field is out of range.
     """
@@ -51,6 +56,8 @@ class RevelaConfig(PreTrainedConfig):
         prompts: dict[str, str] | None = None,
         similarity_tolerance: float | None = None,
         max_seq_length: int = 2048,
+        reading: Reading = "added",
+        reading_bias: float = -2.0,
         **kwargs: Any,
     ) -> None:
         if group_size < 1:
@@ -65,6 +72,10 @@ class RevelaConfig(PreTrainedConfig):
             raise ValueError(f"similarity_tolerance must not be negative, got {similarity_tolerance}")
         if max_seq_length < 1:
             raise ValueError(f"max_seq_length must be at least 1, got {max_seq_length}")
+        if reading not in ("added", "joint"):
+            raise ValueError(f'reading must be "added" or "joint", got {reading!r}')
+        if reading == "joint" and v_normalization:
+            raise ValueError("v_normalization normalises added reads: leave it out with reading='joint'")
         # AutoModelForCausalLM is added when the model is saved.
         kwargs.setdefault("auto_map", {"AutoModel": "modeling_revela.RevelaForCausalLM"})
         attn_implementation = kwargs.get("attn_implementation")
@@ -83,6 +94,8 @@ class RevelaConfig(PreTrainedConfig):
         self.prompts = {"query": "Query: ", "document": "Passage: "} if prompts is None else dict(prompts)
         self.similarity_tolerance = similarity_tolerance
         self.max_seq_length = max_seq_length
+        self.reading = reading
+        self.reading_bias = reading_bias
 
 
 def _as_config(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig | None:

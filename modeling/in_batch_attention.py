@@ -34,6 +34,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from .backbones import eager_attention
 from .in_batch_kernels import Options, checkpointed, key_mask, read_pairs, read_pairs_on_cpu, weighted_read
+from .joint_reading import joint_reading
 
 # Maximum size of the outputs of a fused call on a GPU before they are weighted and summed.
 BLOCK_BYTES = 2**28
@@ -50,6 +51,7 @@ class InBatch:
         places_NL: column of each of the caller's tokens in the rows here; None if unchanged.
         v_normalization: whether b_ij is divided by the weighted norm of its values.
         eps: added to that divisor.
+        bias: (layers,) for joint reading (`joint_reading.py`); None for the paper's added reads.
     """
 
     similarity_GBB: Tensor
@@ -58,6 +60,7 @@ class InBatch:
     places_NL: Tensor | None = None
     v_normalization: bool = False
     eps: float = 1e-6
+    bias: Tensor | None = None
 
 
 def revela_sdpa_attention(
@@ -91,10 +94,16 @@ def _in_batch_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute self-attention for all 2N rows, and add the cross-document part to the rows of stream h."""
+    n = query.shape[0] // 2
+    if in_batch is not None and in_batch.bias is not None:
+        mask = attention_mask
+        mask_e, mask_h = (mask[:n], mask[n:]) if mask is not None and len(mask) == 2 * n else (mask, mask)
+        output_e, _ = self_attention(module, query[:n], key[:n], value[:n], mask_e, **kwargs)
+        own, others = (query[n:], key[n:], value[n:]), (key[:n], value[:n])
+        return torch.cat([output_e, joint_reading(self_attention, module, own, others, mask_h, in_batch, **kwargs)]), None
     output, weights = self_attention(module, query, key, value, attention_mask, **kwargs)  # (2N, L, H, D)
     if in_batch is None:
         return output, weights
-    n = query.shape[0] // 2
     scaling = kwargs.get("scaling")
     options = Options(
         softcap=kwargs.get("softcap"),

@@ -80,6 +80,10 @@ class RevelaForCausalLM(PreTrainedModel):
         super().__init__(config)
         self.retriever = AutoModel.from_config(config.retriever) if retriever is None else retriever
         self.lm = AutoModelForCausalLM.from_config(config.lm) if lm is None else lm
+        layers = self.lm.config.get_text_config().num_hidden_layers
+        self.reading_bias = (
+            nn.Parameter(torch.full((layers,), float(config.reading_bias))) if config.reading == "joint" else None
+        )
         self._retriever_has_cache = "use_cache" in inspect.signature(self.retriever.forward).parameters
         # Only stream h needs logits. Dropping stream e before the output projection keeps what each family does after its
         # decoder (soft caps, logit scales), and halves the cost of the projection.
@@ -143,7 +147,9 @@ class RevelaForCausalLM(PreTrainedModel):
             before = self.lm.config._attn_implementation
             use_attention(self.lm, "revela")
             with recorded_attention(self.lm) as calls, torch.enable_grad():
-                in_batch = InBatch(similarity_GBB, v_normalization=self.config.v_normalization)
+                in_batch = InBatch(
+                    similarity_GBB, v_normalization=self.config.v_normalization, bias=self.reading_bias
+                )
                 logits = self._language_model(ids_NL, torch.ones_like(ids_NL), in_batch).logits
                 loss = summed_cross_entropy(logits, ids_NL)
                 (gradient,) = torch.autograd.grad(loss, similarity_GBB, allow_unused=True)
@@ -245,6 +251,7 @@ class RevelaForCausalLM(PreTrainedModel):
             pairs_2P=pairs_2P,
             v_normalization=self.config.v_normalization,
             eps=self.config.v_normalization_eps,
+            bias=self.reading_bias,
         )
         output = RevelaOutput(similarity=similarity, embeddings=embeddings)
         if labels is None or (not self.training if return_logits is None else return_logits):

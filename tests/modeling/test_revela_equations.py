@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from joint_reference import joint_logits
 from revela_reference import reference_logits, reference_loss, reference_similarity
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from revela_hub.modeling import RevelaForCausalLM
+from revela_hub.modeling import RevelaForCausalLM, joint_reading
 from revela_hub.modeling.in_batch_kernels import Options, _eager_read, _sdpa_read
 
 GROUPS, SIZE, VOCABULARY = 2, 3, 29
@@ -77,6 +78,33 @@ def test_loss_logits_and_gradients_are_those_of_the_equations(v_normalization: b
     for name, expected in want.items():
         torch.testing.assert_close(got[name], expected, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
         assert expected.abs().max() > 1e-6, f"{name}: the test would pass with a gradient of zero"
+
+
+@pytest.mark.parametrize(("side", "attention"), [("right", "sdpa"), ("right", "eager"), ("left", "sdpa")])
+def test_joint_reading_is_one_softmax(side: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits, loss and every gradient, also that of the bias; two rows at a time."""
+    monkeypatch.setattr(joint_reading, "BLOCK", 2 * 4 * 6 * 6 * SIZE)
+    model = build(False, attention, reading="joint", reading_bias=-0.7)
+    with torch.no_grad():
+        model.reading_bias[1] += 0.3
+    chunks, ids, mask = batch(side)
+    embeddings = torch.randn(len(chunks), 7, dtype=torch.float64, requires_grad=True)
+    output = model(ids, mask, labels=ids.masked_fill(mask == 0, -100), embeddings=embeddings)
+    output.loss.backward()
+    parameters = {**dict(model.lm.named_parameters()), "bias": model.reading_bias, "embeddings": embeddings}
+    got = {name: p.grad.clone() for name, p in parameters.items()}
+    for parameter in parameters.values():
+        parameter.grad = None
+    similarity = reference_similarity(embeddings, SIZE, temperature=0.3)
+    logits = joint_logits(model.lm, chunks, similarity, model.reading_bias)
+    loss = reference_loss(logits, chunks)
+    loss.backward()
+    for row, expected in enumerate(logits):
+        torch.testing.assert_close(output.logits[row][mask[row].bool()], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(output.loss.double(), loss, rtol=1e-6, atol=1e-6)
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(got[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        assert got[name].abs().max() > 1e-6, f"{name}: the test would pass with a gradient of zero"
 
 
 def test_the_retriever_gets_the_gradient_of_its_embeddings() -> None:

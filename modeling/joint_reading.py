@@ -1,0 +1,114 @@
+r"""Joint reading: in-batch attention as one softmax over a chunk's own tokens and those of the other chunks.
+
+The paper adds the reads of other chunks to the output of self-attention (`in_batch_attention.py`), which a pre-trained LM has never
+seen: its loss rises to that of guessing. Here the tokens of the other chunks are further keys of the same softmax, so a pre-trained LM
+uses them from the first step on. For a query q of chunk i, with the logits s(q, k) of the model's own attention:
+
+    h_i = sum_t p_t V_t^h  +  sum_{j != i} sum_l p_jl V_jl^e
+    p   = softmax over  s(q, K_t^h) for the own tokens that q may see,  and  s(q, K_jl^e) + log Sim[i, j] + c  for all tokens of j
+
+c is one number per layer, trained with the model. It is the attention that the LM pays to other chunks if Sim is 1.
+
+The softmax is the one of the model's own attention function, called with more keys and an additive mask. So soft caps, sinks, dropout
+and sliding windows stay as they are.
+
+Shapes: N chunks, L tokens, H heads, K key/value heads, D head dimension, J chunks read by each chunk.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .in_batch_kernels import checkpointed, key_mask
+
+if TYPE_CHECKING:
+    from .in_batch_attention import InBatch
+
+# Logits (in elements) of the rows that are computed at a time, and again in the backward pass.
+BLOCK = 2**24
+
+
+def joint_reading(
+    attention: Callable[..., tuple[Tensor, Tensor | None]],
+    module: nn.Module,
+    own: tuple[Tensor, Tensor, Tensor],
+    others: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None,
+    in_batch: "InBatch",
+    **kwargs: Any,
+) -> Tensor:
+    """Compute stream h with joint reading.
+
+    Args:
+        attention: attention function of the model.
+        module: attention layer, whose `layer_idx` selects the bias.
+        own: queries (N, H, L, D), keys and values (N, K, L, D) of stream h.
+        others: keys and values (N, K, L, D) of stream e.
+        attention_mask: as the model passes it: None, or boolean or additive and (1 or N, 1, L, L).
+        in_batch: similarities, lengths and bias.
+        **kwargs: other arguments of the attention function.
+
+    Returns:
+        (N, L, H, D) outputs before the output projection.
+    """
+    query, length = own[0], own[0].shape[2]
+    own_mask = causal_mask(query, length) if attention_mask is None else additive(attention_mask, query.dtype)
+    own_mask = own_mask.expand(len(query), -1, -1, -1)
+    neighbour_NJ, weight_NJ = neighbours(in_batch)
+    assert in_batch.bias is not None
+    bias = in_batch.bias[module.layer_idx % len(in_batch.bias)]  # type: ignore[operator]
+    logit_NJ = (weight_NJ.clamp(min=torch.finfo(weight_NJ.dtype).tiny).log() + bias).to(query.dtype)
+    lowest = torch.finfo(query.dtype).min
+    logit_NJ = logit_NJ.masked_fill(weight_NJ.detach() <= 0, lowest)
+
+    def read(
+        query: Tensor, key: Tensor, value: Tensor, mask: Tensor, neighbour_XJ: Tensor, logit_XJ: Tensor
+    ) -> Tensor:
+        # (X, J, K, L, D) -> (X, K, J * L, D)
+        more_key, more_value = (x[neighbour_XJ].transpose(1, 2).flatten(2, 3) for x in others)
+        more = logit_XJ[:, None, None, :, None].expand(-1, 1, length, -1, length)
+        if in_batch.lengths_N is not None:
+            absent = ~key_mask(in_batch.lengths_N[neighbour_XJ.flatten()], length).view(*neighbour_XJ.shape, length)
+            more = more.masked_fill(absent[:, None, None], lowest)
+        mask = torch.cat([mask, more.flatten(3)], -1)
+        keys, values = torch.cat([key, more_key], 2), torch.cat([value, more_value], 2)
+        return attention(module, query, keys, values, mask, **kwargs)[0]
+
+    logits = query[0].numel() // query.shape[-1] * length * (neighbour_NJ.shape[1] + 1)  # of one row
+    rows = max(1, BLOCK // logits)
+    blocks = zip(*(x.split(rows) for x in (*own, own_mask, neighbour_NJ, logit_NJ)), strict=True)
+    return torch.cat([checkpointed(read, *block) for block in blocks])
+
+
+def neighbours(in_batch: "InBatch") -> tuple[Tensor, Tensor]:
+    """Return the (N, J) rows that each chunk reads, and their similarities; 0 where a chunk reads fewer than J."""
+    similarity = in_batch.similarity_GBB
+    groups, size, _ = similarity.shape
+    diagonal = torch.eye(size, dtype=torch.bool, device=similarity.device)
+    similarity = similarity.masked_fill(diagonal, 0)
+    count = size - 1
+    if in_batch.pairs_2P is not None:  # skip the pairs that are not listed
+        listed = torch.zeros(groups * size, size, dtype=torch.bool, device=similarity.device)
+        listed[in_batch.pairs_2P[0], in_batch.pairs_2P[1] % size] = True
+        similarity = similarity * listed.view_as(similarity)
+        count = int(listed.sum(-1).max())
+    place_GBJ = similarity.detach().masked_fill(diagonal, -1).topk(count, dim=-1).indices
+    first_G11 = torch.arange(groups, device=similarity.device)[:, None, None] * size
+    return (place_GBJ + first_G11).flatten(0, 1), similarity.gather(-1, place_GBJ).flatten(0, 1)
+
+
+def causal_mask(query: Tensor, length: int) -> Tensor:
+    """Return the (1, 1, L, L) additive mask of causal attention."""
+    hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    return torch.zeros(1, 1, length, length, dtype=query.dtype, device=query.device).masked_fill(
+        hidden, torch.finfo(query.dtype).min
+    )
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask as a summand of the logits."""
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
