@@ -7,6 +7,8 @@ from transformers import AutoConfig, PreTrainedConfig
 Pooling = Literal["last", "mean", "cls"]
 SimilaritySpan = Literal["full", "first_half"]
 Reading = Literal["added", "joint"]
+TEMPERATURES: dict[str, float] = {"added": 1e-4, "joint": 0.05}
+"""Default temperature of each kind of reading."""
 
 
 class RevelaConfig(PreTrainedConfig):
@@ -17,7 +19,7 @@ class RevelaConfig(PreTrainedConfig):
         lm: configuration of the language model, any decoder that `AutoModelForCausalLM` builds and that uses transformers'
             attention interface.
         group_size: number B of chunks that attend to each other.
-        temperature: of the softmax over the cosine similarities; 1e-4 in the paper.
+        temperature: of the softmax over the cosine similarities; by default 1e-4, as in the paper, or 0.05 with joint reading.
         v_normalization: divide each cross-document output by the softmax-weighted norms of its values (in the paper: on for
             Wikipedia, off for code).
         v_normalization_eps: added to that divisor.
@@ -29,7 +31,6 @@ class RevelaConfig(PreTrainedConfig):
             in training.
         similarity_tolerance: skip pairs with `similarity / temperature` at or below this value; 0 skips none. By default,
             pairs whose similarity rounding would lose are skipped, always on a CPU, and on a GPU from 32 chunks per group.
-
         reading: how the LM uses the other chunks: `"added"` to its self-attention, as in the paper, or `"joint"`, as further tokens
             of the same softmax, which a pre-trained LM uses from the first step on (`joint_reading.py`).
         reading_bias: initial logit bias of the other chunks' tokens in joint reading; trained, one number per layer.
@@ -48,7 +49,7 @@ class RevelaConfig(PreTrainedConfig):
         retriever: PreTrainedConfig | dict[str, Any] | None = None,
         lm: PreTrainedConfig | dict[str, Any] | None = None,
         group_size: int = 16,
-        temperature: float = 1e-4,
+        temperature: float | None = None,
         v_normalization: bool = False,
         v_normalization_eps: float = 1e-6,
         similarity_span: SimilaritySpan = "full",
@@ -62,6 +63,9 @@ class RevelaConfig(PreTrainedConfig):
     ) -> None:
         if group_size < 1:
             raise ValueError(f"group_size must be at least 1, got {group_size}")
+        if reading not in TEMPERATURES:
+            raise ValueError(f'reading must be "added" or "joint", got {reading!r}')
+        temperature = TEMPERATURES[reading] if temperature is None else temperature
         if temperature <= 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
         if similarity_span not in ("full", "first_half"):
@@ -72,8 +76,6 @@ class RevelaConfig(PreTrainedConfig):
             raise ValueError(f"similarity_tolerance must not be negative, got {similarity_tolerance}")
         if max_seq_length < 1:
             raise ValueError(f"max_seq_length must be at least 1, got {max_seq_length}")
-        if reading not in ("added", "joint"):
-            raise ValueError(f'reading must be "added" or "joint", got {reading!r}')
         if reading == "joint" and v_normalization:
             raise ValueError("v_normalization normalises added reads: leave it out with reading='joint'")
         # AutoModelForCausalLM is added when the model is saved.

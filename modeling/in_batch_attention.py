@@ -8,6 +8,9 @@ are stream h. In every layer and head, for chunks i and j of one group:
 
 and, with V-normalisation, b_ij is divided by softmax(.) @ ||V_j^e||_2 + eps. The sum is added before the output projection.
 
+With a language model that is not trained, stream e depends on nothing that is trained. It is then run before, without gradients, and
+its keys and values are kept (`InBatch.stream_e`): the backward pass has half as many rows.
+
 It is an attention function, registered with transformers under the names `revela_sdpa` and `revela_eager`, so that no decoder
 has to be copied: a model set to one of these names behaves as usual unless its forward gets `in_batch=InBatch(...)`.
 
@@ -40,6 +43,18 @@ from .joint_reading import joint_reading
 BLOCK_BYTES = 2**28
 
 
+class StreamE(dict[int, tuple[Tensor, Tensor]]):
+    """Keys and values (N, K, L, D) of stream e by layer: filled by a forward pass that gets it as `in_batch`."""
+
+    repeated = False
+    """Whether a layer runs several times, so that its states cannot be found by its index."""
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Keep the states of a layer."""
+        self.repeated |= layer in self
+        self[layer] = key, value
+
+
 @dataclass
 class InBatch:
     """Inputs of the cross-document part besides queries, keys and values.
@@ -52,6 +67,7 @@ class InBatch:
         v_normalization: whether b_ij is divided by the weighted norm of its values.
         eps: added to that divisor.
         bias: (layers,) for joint reading (`joint_reading.py`); None for the paper's added reads.
+        stream_e: keys and values of stream e, if it was run before; None if both streams are run as one batch.
     """
 
     similarity_GBB: Tensor
@@ -61,6 +77,7 @@ class InBatch:
     v_normalization: bool = False
     eps: float = 1e-6
     bias: Tensor | None = None
+    stream_e: StreamE | None = None
 
 
 def revela_sdpa_attention(
@@ -90,20 +107,27 @@ def _in_batch_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    in_batch: InBatch | None = None,
+    in_batch: InBatch | StreamE | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute self-attention for all 2N rows, and add the cross-document part to the rows of stream h."""
-    n = query.shape[0] // 2
-    if in_batch is not None and in_batch.bias is not None:
-        mask = attention_mask
-        mask_e, mask_h = (mask[:n], mask[n:]) if mask is not None and len(mask) == 2 * n else (mask, mask)
-        output_e, _ = self_attention(module, query[:n], key[:n], value[:n], mask_e, **kwargs)
-        own, others = (query[n:], key[n:], value[n:]), (key[:n], value[:n])
-        return torch.cat([output_e, joint_reading(self_attention, module, own, others, mask_h, in_batch, **kwargs)]), None
-    output, weights = self_attention(module, query, key, value, attention_mask, **kwargs)  # (2N, L, H, D)
+    """Compute self-attention for all rows, and read the other chunks in the rows of stream h."""
     if in_batch is None:
-        return output, weights
+        return self_attention(module, query, key, value, attention_mask, **kwargs)  # (2N, L, H, D)
+    if isinstance(in_batch, StreamE):
+        in_batch.keep(module.layer_idx, key, value)  # type: ignore[arg-type]
+        return self_attention(module, query, key, value, attention_mask, **kwargs)
+    n = 0 if in_batch.stream_e is not None else len(query) // 2  # rows of stream e
+    others = (key[:n], value[:n]) if in_batch.stream_e is None else in_batch.stream_e[module.layer_idx]  # type: ignore[index]
+    if in_batch.bias is not None:
+        mask = attention_mask
+        own, own_mask = (query[n:], key[n:], value[n:]), None if mask is None else mask[n - len(query) :]
+        output = joint_reading(self_attention, module, own, others, own_mask, in_batch, **kwargs)
+        if n:
+            own_mask = None if mask is None else mask[:n]
+            output_e, _ = self_attention(module, query[:n], key[:n], value[:n], own_mask, **kwargs)
+            output = torch.cat([output_e, output])
+        return output, None
+    output, weights = self_attention(module, query, key, value, attention_mask, **kwargs)
     scaling = kwargs.get("scaling")
     options = Options(
         softcap=kwargs.get("softcap"),
@@ -113,8 +137,8 @@ def _in_batch_attention(
         eps=in_batch.eps,
     )
     query = query[n:] * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    cross = cross_document_attention(query, key[:n], value[:n], in_batch, options)
-    return torch.cat([output[:n], output[n:] + cross.to(output.dtype)]), weights
+    cross = cross_document_attention(query, *others, in_batch, options).to(output.dtype)
+    return torch.cat([output[:n], output[n:] + cross]) if n else output + cross, weights
 
 
 def cross_document_attention(

@@ -9,8 +9,9 @@ uses them from the first step on. For a query q of chunk i, with the logits s(q,
 
 c is one number per layer, trained with the model. It is the attention that the LM pays to other chunks if Sim is 1.
 
-The softmax is the one of the model's own attention function, called with more keys and an additive mask. So soft caps, sinks, dropout
-and sliding windows stay as they are.
+In half precision, log Sim + c is rounded like the other logits. The softmax is the one of the model's own attention function, called with more keys and an additive mask. So soft caps, sinks, dropout
+and sliding windows stay as they are. DREAM (arXiv 2606.24667) is related: there, retriever scores weight passages in selected
+attention heads of a frozen LM that answers a question. Here all heads read, no question is needed, and the LM may be trained, too.
 
 Shapes: N chunks, L tokens, H heads, K key/value heads, D head dimension, J chunks read by each chunk.
 """
@@ -21,13 +22,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .in_batch_kernels import checkpointed, key_mask
+from .in_batch_kernels import checkpointed
 
 if TYPE_CHECKING:
     from .in_batch_attention import InBatch
 
 # Logits (in elements) of the rows that are computed at a time, and again in the backward pass.
 BLOCK = 2**24
+
+
+class ReadingBias(nn.Module):
+    """The bias c of each layer. A module, so that PEFT can train and save it beside adapters."""
+
+    def __init__(self, layers: int, initial: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((layers,), float(initial)))
+
+    def forward(self, similarity: Tensor) -> Tensor:
+        """Return the (layers,) biases in the dtype of the similarities."""
+        return self.weight.to(similarity.dtype)
 
 
 def joint_reading(
@@ -52,26 +65,29 @@ def joint_reading(
 
     Returns:
         (N, L, H, D) outputs before the output projection.
+
+    Raises:
+        ValueError: the layer has keys that are not tokens.
     """
     query, length = own[0], own[0].shape[2]
+    if own[1].shape[2] != length:
+        raise ValueError("its attention has keys that are not tokens, which joint reading does not support")
     own_mask = causal_mask(query, length) if attention_mask is None else additive(attention_mask, query.dtype)
     own_mask = own_mask.expand(len(query), -1, -1, -1)
     neighbour_NJ, weight_NJ = neighbours(in_batch)
     assert in_batch.bias is not None
-    bias = in_batch.bias[module.layer_idx % len(in_batch.bias)]  # type: ignore[operator]
+    bias = in_batch.bias[module.layer_idx]  # type: ignore[index]
     logit_NJ = (weight_NJ.clamp(min=torch.finfo(weight_NJ.dtype).tiny).log() + bias).to(query.dtype)
     lowest = torch.finfo(query.dtype).min
     logit_NJ = logit_NJ.masked_fill(weight_NJ.detach() <= 0, lowest)
 
-    def read(
-        query: Tensor, key: Tensor, value: Tensor, mask: Tensor, neighbour_XJ: Tensor, logit_XJ: Tensor
-    ) -> Tensor:
+    def read(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, neighbour_XJ: Tensor, logit_XJ: Tensor) -> Tensor:
         # (X, J, K, L, D) -> (X, K, J * L, D)
         more_key, more_value = (x[neighbour_XJ].transpose(1, 2).flatten(2, 3) for x in others)
         more = logit_XJ[:, None, None, :, None].expand(-1, 1, length, -1, length)
         if in_batch.lengths_N is not None:
-            absent = ~key_mask(in_batch.lengths_N[neighbour_XJ.flatten()], length).view(*neighbour_XJ.shape, length)
-            more = more.masked_fill(absent[:, None, None], lowest)
+            padding_XJL = torch.arange(length, device=query.device) >= in_batch.lengths_N[neighbour_XJ][..., None]
+            more = more.masked_fill(padding_XJL[:, None, None], lowest)
         mask = torch.cat([mask, more.flatten(3)], -1)
         keys, values = torch.cat([key, more_key], 2), torch.cat([value, more_value], 2)
         return attention(module, query, keys, values, mask, **kwargs)[0]

@@ -35,7 +35,8 @@ from .backbones import (
     use_attention,
 )
 from .configuration_revela import RevelaConfig
-from .in_batch_attention import InBatch, every_pair
+from .in_batch_attention import InBatch, StreamE, every_pair
+from .joint_reading import ReadingBias
 from .linear_cross_entropy import head_cross_entropy, mean_loss, next_token_labels, summed_cross_entropy
 
 # On a GPU, listing pairs waits for the device, which pays off for groups of this size or more.
@@ -81,9 +82,7 @@ class RevelaForCausalLM(PreTrainedModel):
         self.retriever = AutoModel.from_config(config.retriever) if retriever is None else retriever
         self.lm = AutoModelForCausalLM.from_config(config.lm) if lm is None else lm
         layers = self.lm.config.get_text_config().num_hidden_layers
-        self.reading_bias = (
-            nn.Parameter(torch.full((layers,), float(config.reading_bias))) if config.reading == "joint" else None
-        )
+        self.reading_bias = ReadingBias(layers, config.reading_bias) if config.reading == "joint" else None
         self._retriever_has_cache = "use_cache" in inspect.signature(self.retriever.forward).parameters
         # Only stream h needs logits. Dropping stream e before the output projection keeps what each family does after its
         # decoder (soft caps, logit scales), and halves the cost of the projection.
@@ -142,14 +141,12 @@ class RevelaForCausalLM(PreTrainedModel):
         """
         with checking(self.lm, "Revela"):
             check_mask(self.lm, causal=True)
-            ids_NL = some_tokens(self.lm, 2, 2)
+            ids_NL = some_tokens(self.lm, 2, 8)
             similarity_GBB = (1 - torch.eye(2, device=ids_NL.device))[None].requires_grad_()
             before = self.lm.config._attn_implementation
             use_attention(self.lm, "revela")
             with recorded_attention(self.lm) as calls, torch.enable_grad():
-                in_batch = InBatch(
-                    similarity_GBB, v_normalization=self.config.v_normalization, bias=self.reading_bias
-                )
+                in_batch = self._in_batch(similarity_GBB)
                 logits = self._language_model(ids_NL, torch.ones_like(ids_NL), in_batch).logits
                 loss = summed_cross_entropy(logits, ids_NL)
                 (gradient,) = torch.autograd.grad(loss, similarity_GBB, allow_unused=True)
@@ -245,14 +242,7 @@ class RevelaForCausalLM(PreTrainedModel):
             pairs_2P = self._pairs(similarity, 0.0)
         if labels is not None:
             labels = next_token_labels(labels, attention_mask)
-        in_batch = InBatch(
-            similarity_GBB=similarity,
-            lengths_N=attention_mask.sum(-1),
-            pairs_2P=pairs_2P,
-            v_normalization=self.config.v_normalization,
-            eps=self.config.v_normalization_eps,
-            bias=self.reading_bias,
-        )
+        in_batch = self._in_batch(similarity, attention_mask.sum(-1), pairs_2P)
         output = RevelaOutput(similarity=similarity, embeddings=embeddings)
         if labels is None or (not self.training if return_logits is None else return_logits):
             output.logits = self._language_model(input_ids, attention_mask, in_batch).logits
@@ -265,15 +255,35 @@ class RevelaForCausalLM(PreTrainedModel):
             output.loss = mean_loss(total, labels, num_items_in_batch)
         return output
 
+    def _in_batch(self, similarity: Tensor, lengths_N: Tensor | None = None, pairs_2P: Tensor | None = None) -> InBatch:
+        return InBatch(
+            similarity_GBB=similarity,
+            lengths_N=lengths_N,
+            pairs_2P=pairs_2P,
+            v_normalization=self.config.v_normalization,
+            eps=self.config.v_normalization_eps,
+            bias=None if self.reading_bias is None else self.reading_bias(similarity),
+        )
+
     def _language_model(self, input_ids: Tensor, attention_mask: Tensor, in_batch: InBatch) -> Any:
-        """Return the LM's output, with (N, L, V) logits of stream h; both streams run as one batch of 2N rows."""
+        """Return the LM's output, with (N, L, V) logits of stream h.
+
+        Both streams run as one batch of 2N rows; if the LM is not trained, stream e runs first, without gradients.
+        """
         use_attention(self.lm, "revela")
         # Move padding to the right: causality then hides it, positions start at 0, kernels need no mask, and nothing waits
         # for the device. `_keep_stream_h` restores the order of the states.
         order_NL = attention_mask.argsort(dim=-1, descending=True, stable=True)
         in_batch.places_NL = order_NL.argsort(dim=-1)
         input_ids = input_ids.gather(-1, order_NL)
-        return self.lm(input_ids=torch.cat([input_ids, input_ids]), use_cache=False, in_batch=in_batch)
+        if not any(parameter.requires_grad for parameter in self.lm.parameters()):
+            stream_e = StreamE()
+            with torch.no_grad():
+                body(self.lm)(input_ids=input_ids, use_cache=False, in_batch=stream_e)
+            in_batch.stream_e = None if stream_e.repeated else stream_e
+        if in_batch.stream_e is None:
+            input_ids = torch.cat([input_ids, input_ids])
+        return self.lm(input_ids=input_ids, use_cache=False, in_batch=in_batch)
 
     def _resolution(self, similarity: Tensor) -> float:
         """Return the similarity at or below which pairs are skipped; by default what rounding loses in a sum of 1.
@@ -317,9 +327,11 @@ def pool(hidden_NMd: Tensor, attention_mask: Tensor, pooling: Literal["last", "m
 
 def _keep_stream_h(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:  # noqa: ANN401 (the decoder's own output class)
     """Drop stream e from the decoder's output and restore the order of the tokens, as a forward hook of the decoder."""
-    in_batch: InBatch | None = kwargs.get("in_batch")
-    if in_batch is not None:
-        states_NLD = output.last_hidden_state.chunk(2)[1]
+    in_batch: InBatch | StreamE | None = kwargs.get("in_batch")
+    if isinstance(in_batch, InBatch):
+        states_NLD = output.last_hidden_state
+        if in_batch.stream_e is None:
+            states_NLD = states_NLD.chunk(2)[1]
         if in_batch.places_NL is not None:
             states_NLD = states_NLD.gather(1, in_batch.places_NL[..., None].expand_as(states_NLD))
         output.last_hidden_state = states_NLD

@@ -112,11 +112,13 @@ def close(got: Tensor, want: Tensor, tolerance: float = 1e-3) -> bool:
     return bool((got - want).abs().max() <= tolerance * (1e-3 + want.abs().max()))
 
 
-def check_revela(lm: PreTrainedModel) -> None:
+def check_revela(lm: PreTrainedModel, reading: str = "added", frozen: bool = False) -> None:
     """The logits' gradient to the similarity, by finite differences, and a step of training."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     bert = BertModel(BertConfig(vocab_size=VOCABULARY, **sizes), add_pooling_layer=False)
-    model = RevelaForCausalLM.from_backbones(bert, lm, group_size=2, temperature=0.1, pooling="mean").eval()
+    settings = {"temperature": 0.1, "pooling": "mean", "reading": reading}
+    model = RevelaForCausalLM.from_backbones(bert, lm, group_size=2, **settings).eval()
+    lm.requires_grad_(not frozen)
     ids, mask = tokens(2, 6), torch.ones(2, 6, dtype=torch.long)
     mask[1, 4:] = 0
 
@@ -216,6 +218,8 @@ def check_imprag(lm: PreTrainedModel) -> None:
 
 CHECKS: dict[str, Callable[[PreTrainedModel], None]] = {
     "Revela": check_revela,
+    "Revela, joint reading": lambda lm: check_revela(lm, "joint"),
+    "Revela, joint reading, frozen LM": lambda lm: check_revela(lm, "joint", frozen=True),
     "NV-Embed, bidirectional": lambda lm: check_nvembed(lm, "bidirectional"),
     "NV-Embed, causal": lambda lm: check_nvembed(lm, "causal"),
     "ImpRAG": check_imprag,

@@ -1,5 +1,8 @@
 """Revela's forward and all its gradients against the paper's equations in plain loops and float64."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from joint_reference import joint_logits
@@ -48,63 +51,58 @@ def batch(side: str) -> tuple[list[Tensor], Tensor, Tensor]:
 @pytest.mark.parametrize(("side", "attention"), [("right", "sdpa"), ("right", "eager"), ("left", "sdpa")])
 @pytest.mark.parametrize("v_normalization", [False, True])
 def test_loss_logits_and_gradients_are_those_of_the_equations(v_normalization: bool, side: str, attention: str) -> None:
-    model = build(v_normalization, attention)
+    compare(build(v_normalization, attention), side, partial(reference_logits, v_normalization=v_normalization))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("side", "attention"), [("right", "sdpa"), ("right", "eager"), ("left", "sdpa")])
+def test_joint_reading_is_one_softmax(side: str, attention: str, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits, loss and every gradient, also that of the bias; two rows at a time."""
+    monkeypatch.setattr(joint_reading, "BLOCK", 2 * 4 * 6 * 6 * SIZE)
+    model = build(False, attention, reading="joint", reading_bias=-0.7)
+    with torch.no_grad():
+        model.reading_bias.weight[1] += 0.3
+    compare(model, side, partial(joint_logits, bias=model.reading_bias.weight), frozen)
+
+
+@pytest.mark.parametrize("v_normalization", [False, True])
+def test_a_frozen_lm_runs_stream_e_once_without_gradients(v_normalization: bool) -> None:
+    model = build(v_normalization, "sdpa")
+    compare(model, "right", partial(reference_logits, v_normalization=v_normalization), frozen=True)
+
+
+def compare(model: RevelaForCausalLM, side: str, reference: Callable[..., list[Tensor]], frozen: bool = False) -> None:
+    """Compare logits, loss and gradients with those of a reference, which returns the logits of each chunk."""
+    model.lm.requires_grad_(not frozen)
     chunks, ids, mask = batch(side)
     embeddings = torch.randn(len(chunks), 7, dtype=torch.float64, requires_grad=True)
+    leaves = {"embeddings": embeddings} | {n: p for n, p in model.named_parameters() if not n.startswith("retriever")}
     output = model(ids, mask, labels=ids.masked_fill(mask == 0, -100), embeddings=embeddings)
     output.similarity.retain_grad()
     output.loss.backward()
-    got = {name: p.grad.clone() for name, p in model.lm.named_parameters()}
-    got |= {"embeddings": embeddings.grad.clone(), "similarity": output.similarity.grad.clone()}
+    got = {name: p.grad.clone() for name, p in leaves.items() if p.grad is not None}
+    assert any(name.startswith("lm.") for name in got) != frozen
 
     model.zero_grad()
     embeddings.grad = None
     similarity = reference_similarity(embeddings, SIZE, temperature=0.3)
     similarity.retain_grad()
-    logits = reference_logits(model.lm, chunks, similarity, v_normalization=v_normalization)
+    logits = reference(model.lm, chunks, similarity)
     loss = reference_loss(logits, chunks)
     loss.backward()
-    want = {name: p.grad for name, p in model.lm.named_parameters()}
-    want |= {"embeddings": embeddings.grad, "similarity": similarity.grad}
 
     torch.testing.assert_close(output.similarity, similarity, rtol=1e-10, atol=1e-12)
     for row, expected in enumerate(logits):
         torch.testing.assert_close(output.logits[row][mask[row].bool()], expected, rtol=1e-4, atol=1e-5)
     # transformers computes norms, rotary embeddings and the cross-entropy in float32, hence the tolerances.
     torch.testing.assert_close(output.loss.double(), loss, rtol=1e-6, atol=1e-6)
+    want = {name: p.grad for name, p in leaves.items() if p.requires_grad}
     off_diagonal = ~torch.eye(SIZE, dtype=torch.bool)
-    got["similarity"], want["similarity"] = (x["similarity"] * off_diagonal for x in (got, want))
+    got["similarity"], want["similarity"] = (x.grad * off_diagonal for x in (output.similarity, similarity))
     assert set(got) == set(want)
     for name, expected in want.items():
         torch.testing.assert_close(got[name], expected, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
         assert expected.abs().max() > 1e-6, f"{name}: the test would pass with a gradient of zero"
-
-
-@pytest.mark.parametrize(("side", "attention"), [("right", "sdpa"), ("right", "eager"), ("left", "sdpa")])
-def test_joint_reading_is_one_softmax(side: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits, loss and every gradient, also that of the bias; two rows at a time."""
-    monkeypatch.setattr(joint_reading, "BLOCK", 2 * 4 * 6 * 6 * SIZE)
-    model = build(False, attention, reading="joint", reading_bias=-0.7)
-    with torch.no_grad():
-        model.reading_bias[1] += 0.3
-    chunks, ids, mask = batch(side)
-    embeddings = torch.randn(len(chunks), 7, dtype=torch.float64, requires_grad=True)
-    output = model(ids, mask, labels=ids.masked_fill(mask == 0, -100), embeddings=embeddings)
-    output.loss.backward()
-    parameters = {**dict(model.lm.named_parameters()), "bias": model.reading_bias, "embeddings": embeddings}
-    got = {name: p.grad.clone() for name, p in parameters.items()}
-    for parameter in parameters.values():
-        parameter.grad = None
-    similarity = reference_similarity(embeddings, SIZE, temperature=0.3)
-    logits = joint_logits(model.lm, chunks, similarity, model.reading_bias)
-    loss = reference_loss(logits, chunks)
-    loss.backward()
-    for row, expected in enumerate(logits):
-        torch.testing.assert_close(output.logits[row][mask[row].bool()], expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(output.loss.double(), loss, rtol=1e-6, atol=1e-6)
-    for name, parameter in parameters.items():
-        torch.testing.assert_close(got[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-        assert got[name].abs().max() > 1e-6, f"{name}: the test would pass with a gradient of zero"
 
 
 def test_the_retriever_gets_the_gradient_of_its_embeddings() -> None:

@@ -66,13 +66,15 @@ def inputs(rows: int = 8, tokens: int = 12, side: str = "right") -> dict[str, Te
     }
 
 
+@pytest.mark.parametrize("reading", ["added", "joint"])
 @pytest.mark.parametrize("family", DECODERS)
-def test_every_decoder_family_reads_the_other_chunks(family: str) -> None:
+def test_every_decoder_family_reads_the_other_chunks(family: str, reading: str) -> None:
     """The similarity changes the loss, eager and SDPA agree, and without in_batch the LM is what it was."""
     lm = decoder(family).eval()
     plain = inputs()
     before = lm(input_ids=plain["input_ids"], attention_mask=plain["attention_mask"]).logits
-    model = RevelaForCausalLM.from_backbones(bert(), lm, group_size=4, temperature=0.1, pooling="mean").eval()
+    settings = {"group_size": 4, "temperature": 0.1, "pooling": "mean", "reading": reading}
+    model = RevelaForCausalLM.from_backbones(bert(), lm, **settings).eval()
     output = model(**plain)
     nothing = model(**plain, similarity=torch.zeros(2, 4, 4))
     mask = plain["attention_mask"].bool()
@@ -124,7 +126,9 @@ def test_training_without_logits_has_the_loss_and_gradients_of_training_with_the
 @pytest.mark.parametrize(("retriever", "attention"), [("bert", "sdpa"), ("llama", "sdpa"), ("llama", "eager")])
 def test_padding_on_either_side_gives_the_same_numbers(retriever: str, attention: str, pooling: str) -> None:
     backbone = bert() if retriever == "bert" else decoder().model
-    model = RevelaForCausalLM.from_backbones(backbone, decoder(), group_size=4, temperature=0.1, pooling=pooling).eval()
+    reading = "joint" if pooling == "mean" else "added"
+    settings = {"group_size": 4, "temperature": 0.1, "pooling": pooling, "reading": reading}
+    model = RevelaForCausalLM.from_backbones(backbone, decoder(), **settings).eval()
     model.set_attn_implementation(attention)
     right = inputs()
     left = {}
@@ -139,9 +143,14 @@ def test_padding_on_either_side_gives_the_same_numbers(retriever: str, attention
     torch.testing.assert_close(model(**wider).loss, a.loss, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("reading", ["added", "joint"])
 @pytest.mark.parametrize("return_logits", [False, True])
-def test_training_and_inference_agree_with_gradient_checkpointing(return_logits: bool) -> None:
-    model = build(v_normalization=True)
+def test_training_and_inference_agree_with_gradient_checkpointing(
+    return_logits: bool, reading: str, frozen: bool
+) -> None:
+    model = build(v_normalization=reading == "added", reading=reading)
+    model.lm.requires_grad_(not frozen)
     batch = inputs()
     with torch.no_grad():
         inference = model(**batch)
@@ -175,9 +184,11 @@ def test_under_bf16_autocast_the_similarity_stays_float32() -> None:
     assert output.similarity[0, 0, 1] > 1.005 * output.similarity[0, 0, 2]
 
 
-@pytest.mark.parametrize("v_normalization", [False, True])
-def test_pairs_can_be_skipped_under_bf16_autocast(v_normalization: bool) -> None:
-    model = build(temperature=0.02, v_normalization=v_normalization, similarity_tolerance=0.1)
+@pytest.mark.parametrize(
+    "change", [{"v_normalization": False}, {"v_normalization": True}, {"reading": "joint"}], ids=str
+)
+def test_pairs_can_be_skipped_under_bf16_autocast(change: dict[str, object]) -> None:
+    model = build(temperature=0.02, similarity_tolerance=0.1, **change)
     batch = inputs()
     similarity = torch.eye(4).roll(1, 0)[None].repeat(2, 1, 1)
     with torch.autocast("cpu", torch.bfloat16):
@@ -188,8 +199,9 @@ def test_pairs_can_be_skipped_under_bf16_autocast(v_normalization: bool) -> None
     torch.testing.assert_close(output.logits.float(), whole.logits.float(), rtol=0.05, atol=0.05)
 
 
-def test_absent_chunks_are_read_by_no_one_and_a_group_of_one_is_plain_language_modelling() -> None:
-    model = build()
+@pytest.mark.parametrize("reading", ["added", "joint"])
+def test_absent_chunks_are_read_by_no_one_and_a_group_of_one_is_plain_language_modelling(reading: str) -> None:
+    model = build(reading=reading)
     batch = inputs(rows=4)
     for name in ("attention_mask", "retriever_attention_mask"):
         batch[name] = batch[name].clone()
@@ -252,6 +264,8 @@ def test_from_backbones_loads_folders(llama_folder: Path, bert_folder: Path) -> 
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"pooling": "max"}, "pooling must be"),
         ({"similarity_span": "half"}, "similarity_span must be"),
+        ({"reading": "both"}, 'reading must be "added" or "joint"'),
+        ({"reading": "joint", "v_normalization": True}, "leave it out with reading='joint'"),
         ({"similarity_tolerance": -1.0}, "similarity_tolerance must not be negative"),
     ],
 )
