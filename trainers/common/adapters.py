@@ -18,11 +18,11 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     """Add float32 adapters to a model in place and freeze its other weights.
 
     The model keeps its structure and parameter names. The returned wrapper is for saving and merging. A LoRA configuration
-    without `target_modules` applies to all linear layers except output projections and BERT's unused pooler.
+    without `target_modules` applies to the layers that `linear_layers` lists.
     """
     given: Any = model
     if isinstance(config, LoraConfig) and config.target_modules is None:
-        config = replace(config, target_modules=linear_layers(model))
+        config = replace(config, target_modules=list(linear_layers(model)))
     try:
         adapted: Any = get_peft_model(given, config)
     except (RuntimeError, MemoryError) as error:
@@ -40,13 +40,17 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     return wrapped
 
 
-def linear_layers(model: nn.Module) -> list[str]:
-    """Return the names of the layers that get adapters.
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the layers that get adapters: all linear layers that are not frozen, without output projections and BERT's pooler.
 
     They are listed by name because PEFT's "all-linear" skips the output projections of the models it knows.
     """
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return [name for name in linear if not {"lm_head", "pooler"} & set(name.split("."))]
+    named = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    return {
+        name: module
+        for name, module in named.items()
+        if module.weight.requires_grad and not {"lm_head", "pooler"} & set(name.split("."))
+    }
 
 
 def merged_copy(model: Model, adapters: object = None) -> Model:

@@ -15,6 +15,7 @@ from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.errors import UserError, require
 from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
+from revela_hub.trainers.common.adapters import linear_layers
 from revela_hub.trainers.common.early import BY_METRIC, MEASURING, METRIC, check_early
 from revela_hub.trainers.common.precision import settle_precision
 
@@ -84,12 +85,11 @@ class AdapterArguments:
     lora_dropout: Probability = field(default=0.0, metadata={"help": "Dropout of the LoRA adapters."})
 
     def lora_config(self, model: nn.Module) -> LoraConfig | None:
-        """Return the configuration of adapters on all linear layers except output projections and BERT's pooler; None for rank 0."""
+        """Return the configuration of adapters on the layers that `linear_layers` lists; None for rank 0."""
         if not self.lora_rank:
             return None
-        linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-        layers = list(linear)
-        size = self.lora_rank * sum(module.in_features + module.out_features for module in linear.values())
+        layers = linear_layers(model)
+        size = self.lora_rank * sum(layer.in_features + layer.out_features for layer in layers.values())
         if 4 * size > (memory := _memory()):
             raise UserError(
                 f"adapters of --lora_rank {self.lora_rank} need {4 * size / 2**30:,.0f} GiB for {size:,} weights, but the machine has"
@@ -99,8 +99,7 @@ class AdapterArguments:
             r=self.lora_rank,
             lora_alpha=self.lora_alpha or self.lora_rank,
             lora_dropout=self.lora_dropout,
-            # By name: of "all-linear", PEFT leaves out the output projections of the models that it knows.
-            target_modules=[name for name in layers if not {"lm_head", "pooler"} & set(name.split("."))],
+            target_modules=list(layers),
         )
 
 

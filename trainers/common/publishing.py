@@ -25,6 +25,8 @@ class Publishing(Base):
     """
 
     method: ClassVar["Method"]
+    lm_trained = True
+    """Whether the method's language model, if it has one, is trained and exported."""
 
     def exportable(self) -> Any:
         """Return the trained model in the form that `method.loader` loads from a checkpoint; None to load it from there.
@@ -50,7 +52,8 @@ class Publishing(Base):
         self.save_model(str(output))
         if not self.args.should_save:
             return []
-        return export_parts(self.method, output, output, lm="lm" in self.method.parts, loaded=self._exportable())
+        lm = "lm" in self.method.parts and self.lm_trained
+        return export_parts(self.method, output, output, lm=lm, loaded=self._exportable())
 
     def _exportable(self) -> Any:
         assert self.model is not None

@@ -51,14 +51,27 @@ class RevelaTrainingArguments(AdapterArguments, RunArguments):
     lora_rank: NonNegativeInt = field(
         default=256, metadata={"help": "Rank of the LoRA adapters of both models; 0 trains all weights."}
     )
+    lm_training: Literal["frozen", "lora", "full"] | None = field(
+        default=None,
+        metadata={
+            "help": "Keep the language model as it is (frozen), or train it like the retriever: lora with a --lora_rank, full with"
+            " --lora_rank 0 (default: like the retriever)."
+        },
+    )
 
     def __post_init__(self) -> None:
-        """Check that the retriever starts before the run ends, if `max_steps` is set.
+        """Check that the retriever starts before the run ends, if `max_steps` is set, and that both models are trained alike.
 
         Raises:
-            ValueError: the retriever would never be trained, or a value is out of range.
+            ValueError: the retriever would never be trained, the options conflict, or a value is out of range.
         """
         super().__post_init__()
+        if self.lm_training == "lora" and not self.lora_rank:
+            raise ValueError("--lm_training lora needs adapters: set a --lora_rank above 0")
+        if self.lm_training == "full" and self.lora_rank:
+            raise ValueError(
+                f"--lm_training full trains all weights of both models, but --lora_rank is {self.lora_rank}: set it to 0"
+            )
         if 0 < self.max_steps <= self.retriever_start_step:
             raise ValueError(
                 f"retriever_start_step {self.retriever_start_step} is not below max_steps {self.max_steps}, so the retriever"

@@ -6,17 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import is_sentence_transformer_model
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub import pickles
 from revela_hub.errors import UserError, loading
 from revela_hub.hub_cards.tokenizers import never_without_token, with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
+from revela_hub.modeling.backbones import load_backbone
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.roles import is_encoder
-from revela_hub.trainers.common.weights import checkpoint_config, load_adapters, load_whole, refuse_remote_code
+from revela_hub.trainers.common.weights import (
+    checkpoint_config,
+    load_adapters,
+    load_in_place,
+    load_whole,
+    refuse,
+    refuse_remote_code,
+)
 
 _POOLINGS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 
@@ -138,10 +147,37 @@ def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> R
         checkpoint_config(folder, RevelaConfig.model_type, "Revela")
         if (folder / "adapter_model.safetensors").is_file():
             model = _load_adapters(folder, trust_remote_code)
+        elif files := _without_lm(folder):
+            model = _load_with_lm(folder, files, trust_remote_code)
         else:
             model = load_whole(RevelaForCausalLM, folder, dtype=torch.float32)
         tokenizers = [AutoTokenizer.from_pretrained(folder / part) for part in ("retriever_tokenizer", "lm_tokenizer")]
     return RevelaBackbones(model.eval(), *tokenizers)
+
+
+def _without_lm(folder: Path) -> dict[Path, set[str]]:
+    """Return the weight files of a checkpoint and the names in them, if it has no weights of a language model; else nothing."""
+    files = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            files[file] = set(weights.keys())
+    return {} if any(name.startswith("lm.") for names in files.values() for name in names) else files
+
+
+def _load_with_lm(folder: Path, files: dict[Path, set[str]], trust_remote_code: bool) -> RevelaForCausalLM:
+    """Load a checkpoint of a run with a frozen language model, which is loaded from where the run loaded it."""
+    config = RevelaConfig.from_pretrained(folder)
+    name = "" if config.lm is None else config.lm._name_or_path
+    if not name:
+        raise UserError(f"{folder} has no weights of the language model, and its config.json does not name it")
+    with loading(f"cannot load the language model {name!r}, which was frozen in this run", name):
+        lm = load_backbone(AutoModelForCausalLM, name, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    model = RevelaForCausalLM(config, lm=lm).float()
+    expected = {key for key in model.state_dict() if not key.startswith("lm.") and "pooler" not in key.split(".")}
+    refuse(folder, "missing weight", expected - set().union(*files.values()))
+    if not load_in_place(model, files, expected):
+        raise UserError(f"cannot load {folder}: it has weights that the model does not have")
+    return model
 
 
 def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:

@@ -3,13 +3,14 @@ r"""Train a retriever on raw text or code, without labels, with Revela (arXiv 25
 A language model predicts each chunk of text while it attends to the other chunks of its group, weighted by the
 retriever's similarities; lowering the LM loss trains the retriever. The retriever can be a decoder, whose EOS state
 is the embedding, or an existing sentence-transformers model, which is adapted to your text. Both models are trained,
-with LoRA by default.
+with LoRA by default; --lm_training frozen trains the retriever only. With a pre-trained LM, use --reading joint: the
+paper's added reading raises its loss to that of guessing at first.
 
 Queries made from the text are held out and evaluated before, during and after training. If training did not help, the
 base model is exported unchanged.
 
 Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; lm/, the language model;
-checkpoint-*/ (resume with --resume_from_checkpoint last).
+unless it was frozen; checkpoint-*/ (resume with --resume_from_checkpoint last).
 
 Examples:
   revela-hub train revela --data path/to/code --retriever sentence-transformers/all-MiniLM-L6-v2 \
@@ -45,7 +46,21 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
     retriever: str = field(metadata={"help": "Model to train as a retriever: Hub id or folder."})
     lm: str = field(metadata={"help": "Language model that teaches the retriever: Hub id or folder of a decoder."})
     output_dir: str = field(default="outputs/revela", metadata={"help": "Output folder."})
-    temperature: PositiveFloat = field(default=1e-4, metadata={"help": "Temperature of the softmax over similarities."})
+    reading: Literal["added", "joint"] = field(
+        default="added",
+        metadata={
+            "help": "How the LM reads the other chunks: added to its self-attention, as in the paper, or joint, in one softmax with"
+            " its own tokens."
+        },
+    )
+    reading_bias: float = field(
+        default=-2.0,
+        metadata={"help": "Initial logit of the other chunks' tokens in joint reading; trained, one per layer."},
+    )
+    temperature: PositiveFloat | None = field(
+        default=None,
+        metadata={"help": "Temperature of the softmax over similarities (default: 1e-4, or 0.05 with joint reading)."},
+    )
     v_normalization: bool = field(
         default=False,
         metadata={
@@ -83,7 +98,9 @@ def run(arguments: Arguments) -> None:
     """Trains, exports and says where everything is."""
     folder = train(arguments)
     if arguments.should_save:
-        print(f"\nretriever: {folder / 'retriever'}\nlanguage model: {folder / 'lm'}")
+        print(f"\nretriever: {folder / 'retriever'}")
+        if arguments.lm_training != "frozen":
+            print(f"language model: {folder / 'lm'}")
         print("try it: ", command_line("search", folder / "retriever", "your query", "--corpus", "PATH"))
 
 
@@ -123,6 +140,8 @@ def _model_settings(arguments: Arguments) -> dict[str, Any]:
     """The fields of `RevelaConfig`; without those that were left to the retriever."""
     settings: dict[str, Any] = {
         "group_size": arguments.group_size,
+        "reading": arguments.reading,
+        "reading_bias": arguments.reading_bias,
         "temperature": arguments.temperature,
         "v_normalization": arguments.v_normalization,
         "similarity_span": arguments.similarity_span,

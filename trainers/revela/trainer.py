@@ -5,13 +5,14 @@ temperature during the run. Both help small models; `examples/quickstart` uses t
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import PeftConfig
+from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
@@ -27,12 +28,15 @@ from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
 from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.common.weights import is_sharded
 from revela_hub.trainers.revela import REVELA
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
 from revela_hub.trainers.revela.checkpoint import RevelaBackbones, load_backbones, with_padding
 from revela_hub.trainers.revela.collator import RevelaCollator, tokenize_groups
 
 RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
+BIAS_LEARNING_RATE = 1e-2
+"""Peak learning rate of the logit biases of joint reading, which are of the order of 1."""
 
 
 class RevelaTrainer(MethodTrainer):
@@ -120,11 +124,14 @@ class RevelaTrainer(MethodTrainer):
             similarity_span=model.config.similarity_span,
             seed=args.seed,
         )
+        self.lm_trained = args.lm_training != "frozen"
+        if not self.lm_trained:
+            _freeze_lm(model, args)
         settings = GroupSettings(group_size=model.config.group_size)
         rows = prepared_rows(rows, ("group", "document"), args, partial(build_groups, settings=settings))
         kwargs["train_dataset"] = self._tokenized(rows, args)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = peft_config or args.lora_config(model)
+        adapters = _with_biases(peft_config or args.lora_config(model), model)
         trained = model if adapters is None else add_adapters(model, adapters)
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
         for callback in (NewEpoch(self.collator), _Schedule(self.revela, args)):
@@ -137,6 +144,17 @@ class RevelaTrainer(MethodTrainer):
             return groups
         with args.main_process_first(desc="tokenising"):
             return tokenize_groups(groups, self.collator)
+
+    def _lm_is_elsewhere(self) -> bool:
+        adapted = isinstance(self.accelerator.unwrap_model(self.model), PeftModel)
+        return not self.lm_trained and not adapted and bool(self.revela.config.lm._name_or_path)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Report missing weights, except those of a frozen language model that checkpoints do not contain."""
+        if self._lm_is_elsewhere():
+            missing = [name for name in load_result.missing_keys if not name.startswith("lm.")]
+            load_result = load_result._replace(missing_keys=missing)
+        super()._issue_warnings_after_load(load_result)
 
     def model_names(self) -> str:
         """Return the names of both models."""
@@ -165,9 +183,12 @@ class RevelaTrainer(MethodTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the temperature, too."""
+        """Log the temperature and the mean logit bias of joint reading, too."""
         if "loss" in logs:
             logs["temperature"] = self.revela.config.temperature
+            biases = [p for n, p in self.revela.named_parameters() if "reading_bias" in n and p.requires_grad]
+            if biases and not is_sharded(self.revela):
+                logs["reading_bias"] = biases[0].detach().mean().item()
         super().log(logs, start_time)
 
     def retrieval_encoder(self) -> EncoderInTraining:
@@ -182,19 +203,19 @@ class RevelaTrainer(MethodTrainer):
         return RevelaBackbones(model, self.retriever_tokenizer, self.lm_tokenizer)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the Trainer's optimizer, with separate parameter groups for the retriever."""
+        """Create the Trainer's optimizer, with separate parameter groups for the retriever and the biases of joint reading."""
         optimizer = super().create_optimizer(model)
         trained = self.model if model is None else model
         assert trained is not None  # the Trainer sets it in its constructor
-        retriever = {id(p) for n, p in trained.named_parameters() if "retriever" in n.split(".")}
-        for group in list(optimizer.param_groups):
-            own = [p for p in group["params"] if id(p) in retriever]
-            group["params"] = [p for p in group["params"] if id(p) not in retriever]
-            rate = self.args.retriever_learning_rate
-            settings = {k: v for k, v in group.items() if k != "params"}
-            optimizer.add_param_group(
-                settings | {"params": own, "lr": group["lr"] if rate is None else rate, "is_retriever": True}
-            )
+        for part, rate in (("retriever", self.args.retriever_learning_rate), ("reading_bias", BIAS_LEARNING_RATE)):
+            of_part = {id(p) for n, p in trained.named_parameters() if part in n.split(".")}
+            for group in list(optimizer.param_groups):
+                own = [p for p in group["params"] if id(p) in of_part]
+                group["params"] = [p for p in group["params"] if id(p) not in of_part]
+                settings = {k: v for k, v in group.items() if k != "params"}
+                if own or part == "retriever":
+                    lr = group["lr"] if rate is None else rate
+                    optimizer.add_param_group(settings | {"params": own, "lr": lr, "is_retriever": part == "retriever"})
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:  # noqa: ANN401
@@ -219,12 +240,35 @@ class RevelaTrainer(MethodTrainer):
         return scheduler
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Save a checkpoint: weights or adapters, the configuration and both tokenizers."""
+        """Save a checkpoint: weights or adapters, the configuration and both tokenizers.
+
+        A frozen language model is not saved if its name is known: `load_checkpoint` loads it from where it came from.
+        """
+        if self._lm_is_elsewhere():
+            weights = self.revela.state_dict() if state_dict is None else state_dict
+            state_dict = {name: weight for name, weight in weights.items() if not name.startswith("lm.")}
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir or ".")
         self.revela.config.save_pretrained(folder)
         self.retriever_tokenizer.save_pretrained(folder / RETRIEVER_TOKENIZER)
         self.lm_tokenizer.save_pretrained(folder / LM_TOKENIZER)
+
+
+def _freeze_lm(model: RevelaForCausalLM, args: RevelaTrainingArguments) -> None:
+    model.lm.requires_grad_(False)
+    if model.config.reading == "added":
+        args.say(
+            "warning: a frozen language model cannot learn to use added reads, so its loss stays high: --reading joint works with"
+            " it from the first step on"
+        )
+
+
+def _with_biases(adapters: PeftConfig | None, model: RevelaForCausalLM) -> PeftConfig | None:
+    """Train and save the biases of joint reading beside the adapters, which otherwise freeze all other weights."""
+    if adapters is None or model.reading_bias is None:
+        return adapters
+    saved: Any = getattr(adapters, "modules_to_save", None) or ()
+    return replace(adapters, modules_to_save=[*saved, "reading_bias"])
 
 
 def _group_size(rows: Any) -> dict[str, int]:  # noqa: ANN401 (any data set, or None)

@@ -3,13 +3,16 @@
 import json
 import logging
 import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
 from fork_server import launch
 from peft import LoraConfig
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.data.sources.beir import RetrievalTask
@@ -48,6 +51,7 @@ def trainer(
     *,
     callbacks: tuple[TrainerCallback, ...] = (),
     task: RetrievalTask | None = None,
+    reading: str = "added",
     **options: object,
 ) -> RevelaTrainer:
     defaults: dict[str, object] = {
@@ -64,7 +68,7 @@ def trainer(
         "disable_tqdm": True,
     }
     torch.manual_seed(0)
-    backbones = load_backbones(str(llama), str(llama), group_size=4, temperature=0.1)
+    backbones = load_backbones(str(llama), str(llama), group_size=4, temperature=0.1, reading=reading)
     return RevelaTrainer(
         backbones.model,
         RevelaTrainingArguments(**(defaults | options)),
@@ -101,6 +105,79 @@ def test_both_models_learn_and_the_similarity_is_logged(
     assert 0 < entry["similarity_entropy"] <= math.log(3) + 1e-6
     assert 0 < entry["same_document_share"] < 1
     assert lora_rank == 0 or all("lora_" in name for name in before)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_frozen_lm_with_joint_reading(
+    tmp_path: Path, llama_folder: Path, groups: Dataset, lora_rank: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The retriever and the biases are trained; checkpoints and exports do not contain the LM."""
+    options = {"lora_rank": lora_rank, "lm_training": "frozen", "reading": "joint", "save_strategy": "steps"}
+    run = trainer(tmp_path / "run", llama_folder, groups, save_steps=3, max_steps=6, **options)
+    before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    run.train()
+    changed = {name for name, p in run.model.named_parameters() if not torch.equal(before[name], p)}
+    assert not any(".lm." in f".{name}" for name in changed)
+    assert any("retriever" in name for name in changed)
+    assert any("reading_bias" in name for name in changed)
+    biases = [entry["reading_bias"] for entry in run.state.log_history if "loss" in entry]
+    assert -2.1 < biases[-1] < -1.9
+    assert biases[-1] != -2
+
+    checkpoint = tmp_path / "run" / "checkpoint-6"
+    names = {name for file in checkpoint.glob("*.safetensors") for name in load_file(file)}
+    assert names
+    assert not any(".lm." in f".{name}" for name in names)
+    loaded = load_checkpoint(checkpoint).model
+    ids = torch.randint(5, 50, (4, 6))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs |= {f"retriever_{name}": value for name, value in inputs.items()}
+    run.revela.eval()
+    torch.testing.assert_close(loaded(**inputs).logits, run.revela(**inputs).logits, rtol=1e-4, atol=1e-5)
+
+    resumed = trainer(tmp_path / "run", llama_folder, groups, save_steps=3, max_steps=6, **options)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    caplog.clear()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    logger.removeHandler(caplog.handler)
+    assert not caplog.messages
+    for name, parameter in resumed.model.named_parameters():
+        torch.testing.assert_close(parameter, dict(run.model.named_parameters())[name], rtol=0, atol=0)
+    resumed.write_models(tmp_path / "exported")
+    assert (tmp_path / "exported" / "retriever").is_dir()
+    assert not (tmp_path / "exported" / "lm").exists()
+
+
+def test_a_checkpoint_without_its_frozen_lm_says_which_one_is_missing(
+    tmp_path: Path, llama_folder: Path, groups: Dataset
+) -> None:
+    folder = shutil.copytree(llama_folder, tmp_path / "base")
+    run = trainer(tmp_path / "run", folder, groups, lora_rank=0, lm_training="frozen", reading="joint", max_steps=1)
+    run.train()
+    run.save_model(str(tmp_path / "run"))
+    shutil.rmtree(folder)
+    with pytest.raises(UserError, match=r"cannot load the language model .*base.*, which was frozen in this run"):
+        load_checkpoint(tmp_path / "run")
+
+
+def test_a_frozen_lm_with_added_reading_gives_a_warning(
+    tmp_path: Path, llama_folder: Path, groups: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer(tmp_path / "run", llama_folder, groups, lm_training="frozen")
+    assert "a frozen language model cannot learn to use added reads" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lm_training": "lora", "lora_rank": 0}, "--lm_training lora needs adapters"),
+        ({"lm_training": "full", "lora_rank": 4}, "--lm_training full trains all weights of both models"),
+    ],
+)
+def test_both_models_are_trained_alike(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RevelaTrainingArguments(output_dir=str(tmp_path), bf16=False, **options)
 
 
 class _Kill(TrainerCallback):
