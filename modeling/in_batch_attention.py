@@ -26,7 +26,6 @@ dimension of values (= D in most families), P pairs of chunks, T = L * R queries
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,48 +35,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from .backbones import eager_attention
+from .in_batch_inputs import InBatch, StreamE
 from .in_batch_kernels import Options, checkpointed, key_mask, read_pairs, read_pairs_on_cpu, weighted_read
 from .joint_reading import joint_reading
 
 # Maximum size of the outputs of a fused call on a GPU before they are weighted and summed.
 BLOCK_BYTES = 2**28
-
-
-class StreamE(dict[int, tuple[Tensor, Tensor]]):
-    """Keys and values (N, K, L, D) of stream e by layer: filled by a forward pass that gets it as `in_batch`."""
-
-    repeated = False
-    """Whether a layer runs several times, so that its states cannot be found by its index."""
-
-    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Keep the states of a layer."""
-        self.repeated |= layer in self
-        self[layer] = key, value
-
-
-@dataclass
-class InBatch:
-    """Inputs of the cross-document part besides queries, keys and values.
-
-    Attributes:
-        similarity_GBB: weight of chunk j for chunk i, in float32 or wider; its diagonal is ignored.
-        lengths_N: number of tokens of each chunk; the rest of its row is padding. None without padding.
-        pairs_2P: rows (i, j) of the pairs to compute, as indices into all N rows; None for all pairs.
-        places_NL: column of each of the caller's tokens in the rows here; None if unchanged.
-        v_normalization: whether b_ij is divided by the weighted norm of its values.
-        eps: added to that divisor.
-        bias: (layers,) for joint reading (`joint_reading.py`); None for the paper's added reads.
-        stream_e: keys and values of stream e, if it was run before; None if both streams are run as one batch.
-    """
-
-    similarity_GBB: Tensor
-    lengths_N: Tensor | None = None
-    pairs_2P: Tensor | None = None
-    places_NL: Tensor | None = None
-    v_normalization: bool = False
-    eps: float = 1e-6
-    bias: Tensor | None = None
-    stream_e: StreamE | None = None
 
 
 def revela_sdpa_attention(

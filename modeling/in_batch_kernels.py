@@ -130,8 +130,11 @@ class PairReads(torch.autograd.Function):
         grad_NKTE = grads[0].to(query_NKTD.dtype)
         chunks = _Chunks(key_NKLD, value_NKLE, options)
         d_query, d_weight = torch.zeros(query_NKTD.shape, dtype=dtype), torch.zeros_like(weight_P)
-        d_key, d_value = (torch.zeros(x.shape, dtype=dtype) for x in (chunks.key_KNLD, chunks.value_KNLE))
-        d_norm = torch.zeros(d_value.shape[:3], dtype=dtype)
+        d_key, d_value = (  # not needed if the language model is frozen
+            torch.zeros(x.shape, dtype=dtype) if needed else None
+            for x, needed in zip((chunks.key_KNLD, chunks.value_KNLE), ctx.needs_input_grad[1:3], strict=True)
+        )
+        d_norm = torch.zeros(chunks.value_KNLE.shape[:3], dtype=dtype)
         for block in _blocks(query_NKTD, key_NKLD, pairs_2P, lengths_N):
             query, grad, dq = (x[block.i, :, : block.queries] for x in (query_NKTD, grad_NKTE, d_query))
             key, value = (chunks.of(x, block) for x in (chunks.key_KNLD, chunks.value_KNLE))
@@ -150,13 +153,16 @@ class PairReads(torch.autograd.Function):
                 d_norm[:, :, : block.keys].index_add_(1, block.j, (weights * read_KtJ1).sum(1), alpha=-1)
             _add_product(dq, scores.flatten(2), key)
             for total, left, right in ((d_key, scores, query), (d_value, weights, grad)):
+                if total is None:
+                    continue
                 part = torch.bmm(left.flatten(2).mT.to(right.dtype), right).to(dtype)
                 total[:, :, : block.keys].index_add_(1, block.j, part.unflatten(1, (len(block.j), -1)))
-        if chunks.norm_KNL is not None:
+        if chunks.norm_KNL is not None and d_value is not None:
             length_KNL = (chunks.norm_KNL - options.eps).clamp(min=torch.finfo(dtype).tiny)
             d_value.addcmul_(chunks.value_KNLE.to(dtype), (d_norm / length_KNL)[..., None])
-        of_inputs = (d_query, d_key.transpose(0, 1), d_value.transpose(0, 1), d_weight)
-        return *(d.to(x.dtype) for d, x in zip(of_inputs, inputs, strict=True)), None, None, None
+        of_states = (None if d is None else d.transpose(0, 1) for d in (d_key, d_value))
+        of_inputs = zip((d_query, *of_states, d_weight), inputs, strict=True)
+        return *(None if d is None else d.to(x.dtype) for d, x in of_inputs), None, None, None
 
 
 @dataclass(slots=True)

@@ -17,15 +17,13 @@ Shapes: N chunks, L tokens, H heads, K key/value heads, D head dimension, J chun
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .in_batch_inputs import InBatch
 from .in_batch_kernels import checkpointed
-
-if TYPE_CHECKING:
-    from .in_batch_attention import InBatch
 
 # Logits (in elements) of the rows that are computed at a time, and again in the backward pass.
 BLOCK = 2**24
@@ -49,7 +47,7 @@ def joint_reading(
     own: tuple[Tensor, Tensor, Tensor],
     others: tuple[Tensor, Tensor],
     attention_mask: Tensor | None,
-    in_batch: "InBatch",
+    in_batch: InBatch,
     **kwargs: Any,
 ) -> Tensor:
     """Compute stream h with joint reading.
@@ -98,7 +96,7 @@ def joint_reading(
     return torch.cat([checkpointed(read, *block) for block in blocks])
 
 
-def neighbours(in_batch: "InBatch") -> tuple[Tensor, Tensor]:
+def neighbours(in_batch: InBatch) -> tuple[Tensor, Tensor]:
     """Return the (N, J) rows that each chunk reads, and their similarities; 0 where a chunk reads fewer than J."""
     similarity = in_batch.similarity_GBB
     groups, size, _ = similarity.shape

@@ -35,7 +35,8 @@ from .backbones import (
     use_attention,
 )
 from .configuration_revela import RevelaConfig
-from .in_batch_attention import InBatch, StreamE, every_pair
+from .in_batch_attention import every_pair
+from .in_batch_inputs import InBatch, StreamE
 from .joint_reading import ReadingBias
 from .linear_cross_entropy import head_cross_entropy, mean_loss, next_token_labels, summed_cross_entropy
 
