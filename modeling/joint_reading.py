@@ -9,9 +9,9 @@ uses them from the first step on. For a query q of chunk i, with the logits s(q,
 
 c is one number per layer, trained with the model. It is the attention that the LM pays to other chunks if Sim is 1.
 
-In half precision, log Sim + c is rounded like the other logits. The softmax is the one of the model's own attention function, called with more keys and an additive mask. So soft caps, sinks, dropout
-and sliding windows stay as they are. DREAM (arXiv 2606.24667) is related: there, retriever scores weight passages in selected
-attention heads of a frozen LM that answers a question. Here all heads read, no question is needed, and the LM may be trained, too.
+The softmax is the one of the model's own attention function, called with more keys and an additive mask. So soft caps, sinks, dropout
+and sliding windows stay as they are. In half precision, log Sim + c is rounded like the other logits. DREAM (arXiv 2606.24667) is related: there, scores of a query's candidate documents set the
+attention of selected heads of a frozen LM. Here every head reads, no queries are needed, and the LM may be trained, too.
 
 Shapes: N chunks, L tokens, H heads, K key/value heads, D head dimension, J chunks read by each chunk.
 """
@@ -30,7 +30,7 @@ BLOCK = 2**24
 
 
 class ReadingBias(nn.Module):
-    """The bias c of each layer. A module, so that PEFT can train and save it beside adapters."""
+    """The bias c of each layer. A module, so that PEFT can train and save it with the adapters."""
 
     def __init__(self, layers: int, initial: float) -> None:
         super().__init__()

@@ -264,7 +264,7 @@ def _freeze_lm(model: RevelaForCausalLM, args: RevelaTrainingArguments) -> None:
 
 
 def _with_biases(adapters: PeftConfig | None, model: RevelaForCausalLM) -> PeftConfig | None:
-    """Train and save the biases of joint reading beside the adapters, which otherwise freeze all other weights."""
+    """Train and save the biases of joint reading, too; PEFT freezes all weights except the adapters."""
     if adapters is None or model.reading_bias is None:
         return adapters
     saved: Any = getattr(adapters, "modules_to_save", None) or ()
