@@ -205,6 +205,15 @@ def llama_folder(tmp_path: Path, tiny_llama: "LlamaForCausalLM", bpe_tokenizer: 
 
 
 @pytest.fixture
+def gguf_file(tmp_path: Path, tiny_llama: "LlamaForCausalLM", bpe_tokenizer: "PreTrainedTokenizerFast") -> Path:
+    """`tiny_llama` and `bpe_tokenizer` as a GGUF file."""
+    pytest.importorskip("gguf", reason="the extra gguf is not installed")
+    from gguf_writer import write_gguf
+
+    return write_gguf(tmp_path / "tiny.gguf", tiny_llama, bpe_tokenizer)
+
+
+@pytest.fixture
 def bert_folder(tmp_path: Path, tiny_bert: "BertModel", wordpiece_tokenizer: "BertTokenizerFast") -> Path:
     """`tiny_bert` and `wordpiece_tokenizer` saved as a checkpoint folder."""
     folder = tmp_path / "tiny-bert"

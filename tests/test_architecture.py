@@ -11,7 +11,18 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "revela_hub"
 
 # Small modules at the bottom, which everything but modeling may import.
-BASE = {"errors", "output", "ranges", "renamed", "precision", "pickles", "internals", "__version__"}
+BASE = {
+    "errors",
+    "output",
+    "ranges",
+    "renamed",
+    "precision",
+    "pickles",
+    "internals",
+    "digests",
+    "gguf_files",
+    "__version__",
+}
 # What each folder of the package may import, besides itself.
 LAYERS = {
     "errors": set(),
@@ -21,6 +32,8 @@ LAYERS = {
     "precision": set(),
     "internals": set(),
     "pickles": {"errors"},
+    "digests": set(),
+    "gguf_files": {"digests", "errors", "output", "pickles"},
     "modeling": set(),
     "data": BASE,
     "retrieval": {*BASE, "data"},

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from revela_hub.errors import UserError, first_line
+from revela_hub.gguf_files import model_folder
 from revela_hub.pickles import pretrained
 from revela_hub.precision import loading_dtype
 
@@ -80,7 +81,7 @@ class LocalModel:
     The same seed gives the same replies on the same machine with the same batch size, because a batch is sampled together.
 
     Args:
-        name: Hub id or folder; the weights must be safetensors.
+        name: Hub id or folder with weights in safetensors, or a GGUF file.
         sampling: Sampling settings.
         batch_size: Prompts per batch.
         device: `cpu`, `cuda`, ...; None: the fastest available.
@@ -103,11 +104,12 @@ class LocalModel:
 
         if batch_size < 1:
             raise UserError(f"--batch_size must be at least 1, not {batch_size}")
+        place = model_folder(name)
         try:
             model = pretrained(
-                AutoModelForCausalLM, name, dtype=loading_dtype(device), trust_remote_code=trust_remote_code
+                AutoModelForCausalLM, place, dtype=loading_dtype(device), trust_remote_code=trust_remote_code
             )
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
             self._pipeline: Any = pipeline("text-generation", model=model, tokenizer=tokenizer, device=device)
         except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
             raise UserError(f"cannot load the model {name}: {first_line(error)}") from error

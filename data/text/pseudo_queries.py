@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from revela_hub.data.synthesis.backends import Backend, Request
 from revela_hub.errors import UserError, first_line
+from revela_hub.gguf_files import model_folder
 from revela_hub.pickles import pretrained
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
@@ -87,7 +88,7 @@ class Seq2SeqQueries:
     """Queries sampled from a generator such as docT5query.
 
     Args:
-        name: Hub id or folder of a seq2seq model (`doc2query/msmarco-t5-base-v1`).
+        name: Hub id, folder or GGUF file of a seq2seq model (`doc2query/msmarco-t5-base-v1`).
         queries: Queries per passage.
         prefix: A prefix for passages, if the generator was trained with one (`text2query: `).
         batch_size: Passages per batch.
@@ -126,9 +127,10 @@ class Seq2SeqQueries:
         if self._loaded is None:
             from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+            place = model_folder(self.name)
             try:
-                tokenizer = AutoTokenizer.from_pretrained(self.name)
-                model = pretrained(AutoModelForSeq2SeqLM, self.name)
+                tokenizer = AutoTokenizer.from_pretrained(place)
+                model = pretrained(AutoModelForSeq2SeqLM, place)
             except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
                 raise UserError(f"cannot load the query generator {self.name!r}: {first_line(error)}") from error
             import torch

@@ -227,6 +227,7 @@ PACKAGES = {
     "bm25s": "bm25s PyStemmer",
     "Stemmer": "bm25s PyStemmer",
     "faiss": "faiss-cpu",
+    "gguf": '"revela-hub[gguf]"',
     "pydantic": "openai pydantic",
     "pytrec_eval": "pytrec-eval-terrier",
 }

@@ -265,7 +265,7 @@ class ContrieverTrainer(RetrieverTrainer):
         trainer.write_models(Path("outputs"))  # for SentenceTransformer(...) of the folder that it returns
 
     Args:
-        model: Hub id or folder of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
+        model: Hub id, folder or GGUF file of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
         args: training arguments; by default, the output folder is named after the retriever.
         model_init_kwargs: passed to `load_retriever`: `max_length`, `trust_remote_code`.
         **kwargs: passed to `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_passages`), `callbacks`, ...

@@ -34,7 +34,7 @@ class Arguments(ProbeArguments, TextArguments, ContrieverTrainingArguments):  # 
 
     basic_options = ("views",)
 
-    retriever: str = field(metadata={"help": "Model to train: Hub id or folder."})
+    retriever: str = field(metadata={"help": "Model to train: Hub id, folder or GGUF file."})
     output_dir: str = field(default="outputs/contriever", metadata={"help": "Output folder."})
     kind: Literal["auto", "text", "code"] = field(
         default="auto",

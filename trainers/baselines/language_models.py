@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, first_line, refuse_missing_folder
+from revela_hub.gguf_files import model_folder
 from revela_hub.modeling.backbones import check_mask, checking, load_backbone
 from revela_hub.modeling.reading_checks import check_backbone
 from revela_hub.pickles import refuse_pickles
@@ -80,6 +81,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     Raises:
         UserError: it cannot be loaded or has no EOS token, or the model is an encoder.
     """
+    name = model_folder(name)
     refuse_missing_folder(name, "the language model")
     try:
         _refuse_encoder(name, name, trust_remote_code)

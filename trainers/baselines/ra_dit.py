@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging
 
 from revela_hub.errors import UserError, first_line, reason
+from revela_hub.gguf_files import model_folder
 from revela_hub.hub_cards.assemble import forget_origins
 from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer
 from revela_hub.modeling import ImpRAGForCausalLM
@@ -112,7 +113,7 @@ def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase,
     """Load the first b + 1 layers of a decoder as a retriever (RA-DIT-Llama): an ImpRAG model of which only the vectors are used.
 
     Args:
-        backbone: Hub id or folder of the decoder.
+        backbone: Hub id, folder or GGUF file of the decoder.
         b: index of the last layer, whose queries and keys are the vectors.
         tokenizer: tokenizer of the decoder.
         l_max: tokens of a passage, stored in the configuration; by default ImpRAG's.
@@ -120,6 +121,7 @@ def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase,
     Raises:
         UserError: the decoder has no layer b, or ImpRAG does not support it.
     """
+    backbone = model_folder(backbone)
     try:
         whole = AutoConfig.from_pretrained(backbone)
         layers = whole.num_hidden_layers

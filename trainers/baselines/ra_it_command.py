@@ -33,7 +33,7 @@ class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[mis
     basic_options = ("num_passages", "max_passage_length")
     old_names: ClassVar[dict[str, str]] = {"k": "num_passages", "l_max": "max_passage_length"}
 
-    backbone: str = field(metadata={"help": "Decoder to tune: Hub id or folder."})
+    backbone: str = field(metadata={"help": "Decoder to tune: Hub id, folder or GGUF file."})
     output_dir: str = field(default="outputs/ra-it", metadata={"help": "Output folder."})
     num_passages: PositiveInt = field(default=10, metadata={"help": "Number of passages per prompt."})
     max_passage_length: PositiveInt = field(default=160, metadata={"help": "Maximum number of tokens per passage."})

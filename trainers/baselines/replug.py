@@ -197,7 +197,7 @@ class ReplugTrainer(RetrieverTrainer):
         trainer.write_models(Path("outputs"))  # for SentenceTransformer(...) of the folder that it returns
 
     Args:
-        model: Hub id or folder of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
+        model: Hub id, folder or GGUF file of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
         lm: language model, which is frozen: Hub id, folder or loaded model.
         args: training arguments; by default, the output folder is named after the retriever.
         lm_tokenizer: tokenizer of the language model, by default its own.

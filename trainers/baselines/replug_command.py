@@ -36,9 +36,9 @@ class Arguments(ProbeArguments, TextArguments, ReplugTrainingArguments):  # type
 
     basic_options = ("group_size",)
 
-    retriever: str = field(metadata={"help": "Model to train: Hub id or folder."})
+    retriever: str = field(metadata={"help": "Model to train: Hub id, folder or GGUF file."})
     lm: str = field(
-        metadata={"help": "Frozen language model that teaches the retriever: Hub id or folder of a decoder."}
+        metadata={"help": "Frozen language model that teaches the retriever: Hub id, folder or GGUF file of a decoder."}
     )
     output_dir: str = field(default="outputs/replug", metadata={"help": "Output folder."})
     kind: Literal["auto", "text", "code"] = field(

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from revela_hub.gguf_files import hub_repository
 from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method
 from revela_hub.trainers.common.checkpoints import Record
@@ -32,7 +33,7 @@ def card_metadata(
     models = {name: value for name in method.models if (value := getattr(arguments, name)) is not None}
     values = {name: plain(getattr(arguments, name)) for name in defaults if name not in {*NO_EFFECT, "data", *models}}
     changed = {name: shown(name, value, method) for name, value in values.items() if value != plain(defaults[name])}
-    names = {name: Path(value).name if Path(value).exists() else value for name, value in models.items()}
+    names = {name: path.name if (path := _local(value)) else value for name, value in models.items()}
     datasets = {source.removeprefix("hf:").split(":")[0] for source in sources if source.startswith("hf:")}
     base = next(iter(models.values()))
     resumed = [
@@ -42,9 +43,15 @@ def card_metadata(
     ]
     return ModelCardMetadata(
         method=method,
-        base_model=None if Path(base).exists() else base,
+        base_model=None if _local(base) else hub_repository(base),
         datasets=sorted(name for name in datasets if "/" in name and not Path(name).exists()),
         training_data=summary,
         command=f"revela-hub {next(iter(method.commands))} --config config.yaml",
         config=yaml.safe_dump(names | changed, sort_keys=False, allow_unicode=True) + "".join(resumed),
     )
+
+
+def _local(model: str) -> Path | None:
+    """Return the path of a model on this machine, or None for a model on the Hub."""
+    path = Path(model).expanduser()
+    return path if path.exists() else None

@@ -11,22 +11,23 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.errors import UserError, loading
+from revela_hub.gguf_files import model_folder
 from revela_hub.hub_cards.method import Method
 from revela_hub.trainers.common.arguments import RunArguments
 
 ModelLike: TypeAlias = str | Path | PreTrainedModel | SentenceTransformer
-"""A Hub id, a folder, or a loaded model."""
+"""A Hub id, a folder, a GGUF file (`path/to/model.gguf`, `user/repo/model.gguf`), or a loaded model."""
 
 _Arguments = TypeVar("_Arguments", bound=RunArguments)
 
 
 def unwrapped(model: ModelLike) -> str | PreTrainedModel:
-    """Return the id or folder, or the transformers model inside a loaded one."""
+    """Return the id or folder (of a GGUF file, the folder of the converted model), or the transformers model inside a loaded one."""
     if isinstance(model, SentenceTransformer):
         transformer: Any = model[0]
         inner: PreTrainedModel = transformer.auto_model
         return inner
-    return str(model) if isinstance(model, Path) else model
+    return model_folder(str(model)) if isinstance(model, str | Path) else model
 
 
 def name_of(model: ModelLike) -> str:

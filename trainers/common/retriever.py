@@ -39,7 +39,7 @@ def load_retriever(
     so that an empty text has a vector. The tokenizer of a sentence-transformers model is not changed.
 
     Args:
-        retriever: Hub id or folder, or a loaded sentence-transformers model.
+        retriever: Hub id, folder or GGUF file, or a loaded sentence-transformers model.
         max_length: maximum number of tokens of a text; by default the model's own.
         trust_remote_code: run code from the model's repository.
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from revela_hub.digests import add_file
 from revela_hub.hub_cards.method import Method
 from revela_hub.renamed import old_names
 
@@ -49,9 +50,6 @@ NOT_ARCHITECTURE = {"transformers_version", "dtype", "torch_dtype", "architectur
 # Arguments that set the length of a run, which may grow when it resumes.
 LENGTH = {"max_steps", "num_train_epochs"}
 
-HASHED_WHOLE = 256 * 2**20
-"""Size in bytes up to which a file is hashed completely; of larger files, evenly spaced blocks are hashed."""
-BLOCKS, BLOCK = 1024, 2**16
 _HASH = " (sha256 "
 
 
@@ -91,7 +89,7 @@ def _identity(path: Path) -> str:
     digest = hashlib.sha256(b"" if files else str(path).encode())
     for file in files:
         digest.update(f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n".encode())
-        _update(digest, file)
+        add_file(digest, file)
     return f"{path.name}{_HASH}{digest.hexdigest()[:12]})"
 
 
@@ -102,18 +100,6 @@ def _is_content(file: Path, folder: Path) -> bool:
         and file.name not in ("README.md", "LICENSE")
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
-
-
-def _update(digest: Any, file: Path) -> None:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        if size <= HASHED_WHOLE:
-            while block := stream.read(2**20):
-                digest.update(block)
-            return
-        for number in range(BLOCKS):
-            stream.seek(number * (size - BLOCK) // (BLOCKS - 1))
-            digest.update(stream.read(BLOCK))
 
 
 def model_settings(config: PreTrainedConfig) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def load_imprag(
     """Load a model to train: a decoder, or an ImpRAG model to train further.
 
     Args:
-        backbone: Hub id or folder, or a loaded decoder.
+        backbone: Hub id, folder or GGUF file, or a loaded decoder.
         tokenizer: by default that of the decoder.
         trust_remote_code: whether to run model code from the repository.
         **config: fields of `ImpRAGConfig`; with None, the model's value or the default is used.

@@ -44,7 +44,11 @@ class Arguments(ImpRAGDataArguments, ImpRAGTrainingArguments):
         "likelihood_block_size": "likelihood_batch_size",
     }
 
-    backbone: str = field(metadata={"help": "Model to start from: Hub id or folder of a decoder or an ImpRAG model."})
+    backbone: str = field(
+        metadata={
+            "help": "Model to start from: Hub id or folder of a decoder or an ImpRAG model, or GGUF file of a decoder."
+        }
+    )
     output_dir: str = field(default="outputs/imprag", metadata={"help": "Output folder."})
     retrieval_layer: int | None = field(
         default=None,

@@ -52,7 +52,9 @@ class Arguments(HeldOutArguments, NVEmbedTrainingArguments):  # type: ignore[mis
     basic_options = ("stage", "num_negatives", "pooling")
 
     backbone: str = field(
-        metadata={"help": "Model to start from: Hub id or folder of a decoder, or the output of an earlier run."}
+        metadata={
+            "help": "Model to start from: Hub id, folder or GGUF file of a decoder, or the output of an earlier run."
+        }
     )
     mixture: str = field(metadata={"help": "YAML file that lists the training tasks."})
     output_dir: str = field(default="outputs/nvembed", metadata={"help": "Output folder."})

@@ -53,7 +53,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         trainer.write_models(Path("outputs"))  # for SentenceTransformer("outputs/embedder", trust_remote_code=True)
 
     Args:
-        model: Hub id or folder of a decoder or an NV-Embed model, a loaded decoder, or a model from `nvembed_encoder`, which
+        model: Hub id, folder or GGUF file of a decoder, an NV-Embed model, or a model from `nvembed_encoder`, which
             consists of Transformer (an `NVEmbedModel`), Pooling and Normalize. The decoder gets adapters in place, unless all
             weights are trained. The pooling layer is always fully trained.
         args: training arguments; by default the paper's stage one, with an output folder named after the model.

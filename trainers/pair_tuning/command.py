@@ -48,7 +48,9 @@ class Arguments(HeldOutArguments, TextArguments, PairsTrainingArguments):  # typ
 
     basic_options = ("pairs", "mined_negatives")
 
-    retriever: str = field(metadata={"help": "Model to train: Hub id or folder of a retriever or an encoder."})
+    retriever: str = field(
+        metadata={"help": "Model to train: Hub id, folder or GGUF file of a retriever, an encoder or a decoder."}
+    )
     pairs: str | None = field(
         default=None,
         metadata={"help": "Labelled pairs: JSON lines, a data set (hf:owner/name), or a BEIR folder."},

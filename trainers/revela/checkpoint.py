@@ -61,7 +61,7 @@ def load_backbones(
 
     Args:
         retriever: Hub id, folder or loaded model.
-        lm: Hub id or folder of a decoder, or a loaded one.
+        lm: Hub id, folder or GGUF file of a decoder, or a loaded one.
         retriever_tokenizer: by default that of the retriever.
         lm_tokenizer: by default that of the language model.
         trust_remote_code: whether to run tokenizer code from the repositories; models that need remote code are rejected.
@@ -84,9 +84,9 @@ def load_backbones(
                 f"the language model {lm_name!r} is an encoder: it has to be a decoder, which predicts the next token"
             )
     with loading(f"cannot load the retriever and language model {name!r} and {lm_name!r}", name):
-        for given in (retriever, lm):
-            if isinstance(given, str | Path):
-                pickles.refuse_pickles(given)
+        for place in (unwrapped(retriever), lm):
+            if isinstance(place, str):
+                pickles.refuse_pickles(place)
         model = RevelaForCausalLM.from_backbones(
             loaded.model, lm, trust_remote_code=trust_remote_code, **(loaded.settings | config)
         )

@@ -43,8 +43,10 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
     basic_options = ("group_size", "similarity_span", "weights", "v_normalization", "pooling")
     old_names: ClassVar[dict[str, str]] = {"passage_prompt": "document_prompt"}
 
-    retriever: str = field(metadata={"help": "Model to train as a retriever: Hub id or folder."})
-    lm: str = field(metadata={"help": "Language model that teaches the retriever: Hub id or folder of a decoder."})
+    retriever: str = field(metadata={"help": "Model to train as a retriever: Hub id, folder or GGUF file."})
+    lm: str = field(
+        metadata={"help": "Language model that teaches the retriever: Hub id, folder or GGUF file of a decoder."}
+    )
     output_dir: str = field(default="outputs/revela", metadata={"help": "Output folder."})
     reading: Literal["added", "joint"] = field(
         default="added",

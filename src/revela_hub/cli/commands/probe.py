@@ -68,7 +68,7 @@ class Arguments:
     )
     model: str | None = field(
         default=None,
-        metadata={"help": "Name of the model at --endpoint, or a Hub id or folder to run on this machine."},
+        metadata={"help": "Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine."},
     )
     api_key_env: str | None = field(
         default=None, metadata={"help": "Environment variable that holds the server's API key."}

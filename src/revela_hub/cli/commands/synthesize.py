@@ -64,7 +64,7 @@ class Arguments(SynthesisSettings):
     old_names: ClassVar[dict[str, str]] = {"output": "output_dir"}
 
     model: str = field(
-        metadata={"help": "Name of the model at --endpoint, or a Hub id or folder to run on this machine."}
+        metadata={"help": "Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine."}
     )
     output_dir: str = field(
         default="outputs/synthetic", metadata={"help": "Output folder; an interrupted run is resumed in it."}
