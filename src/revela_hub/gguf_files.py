@@ -16,7 +16,7 @@ from typing import Any
 from revela_hub.digests import add_file
 from revela_hub.errors import DISK_FULL, OS_ERRORS, UserError, first_line, os_error, out_of_memory, reason, require
 from revela_hub.output import note
-from revela_hub.pickles import ONE_AT_A_TIME
+from revela_hub.pickles import pretrained
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -140,31 +140,28 @@ def _convert_once(path: Path, folder: Path) -> None:
 
 
 def _write(path: Path, folder: Path) -> None:
-    import transformers
     from transformers import AutoTokenizer
 
     # `path` is absolute. The empty folder keeps transformers from reading other files next to the GGUF file.
-    place: dict[str, Any] = {"pretrained_model_name_or_path": str(folder), "gguf_file": str(path)}
-    unpacked: dict[str, Any] = {}
-    if hasattr(transformers, "GgufConfig"):  # transformers 5.22; without it, weights are always dequantised
-        unpacked["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    with ONE_AT_A_TIME:
-        model = _load(place, unpacked)
-        tokenizer = AutoTokenizer.from_pretrained(**place)
-        _check_space(path, folder, 4 * model.num_parameters())
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    model = _load(folder, path)
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=str(path))
+    _check_space(path, folder, 4 * model.num_parameters())
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
-def _load(place: dict[str, Any], unpacked: dict[str, Any]) -> Any:
+def _load(folder: Path, path: Path) -> Any:
     """Return the model with dequantised weights, marked as a model without quantisation, which can be saved."""
     import torch
+    import transformers
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    config = AutoConfig.from_pretrained(**place)
+    options: dict[str, Any] = {"gguf_file": str(path)}
+    config = AutoConfig.from_pretrained(folder, **options)
     kind = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForSeq2SeqLM
-    found: Any = kind.from_pretrained(**place, **unpacked, dtype=torch.float32, output_loading_info=True)
-    model, loaded = found
+    if hasattr(transformers, "GgufConfig"):  # older versions always dequantise
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model, loaded = pretrained(kind, folder, dtype=torch.float32, output_loading_info=True, **options)
     if missing := sorted(loaded["missing_keys"]):
         raise ValueError(f"it has no weights for {missing[0]}")
     model.hf_quantizer = None

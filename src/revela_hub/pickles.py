@@ -16,7 +16,7 @@ from revela_hub.errors import UserError
 Model = TypeVar("Model")
 
 # transformers is not thread-safe: while it loads a model, it replaces functions of transformers and torch.
-ONE_AT_A_TIME = threading.RLock()
+_ONE_AT_A_TIME = threading.RLock()
 _PICKLED = re.compile(r"(adapter_model|pytorch_model)\b.*\.bin")
 _SAFE = {
     "adapter_model": re.compile(r"adapter_model.*\.safetensors"),
@@ -36,7 +36,7 @@ def pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
         UserError: the model has pickled weights.
     """
     refuse_pickles(name)
-    with ONE_AT_A_TIME:
+    with _ONE_AT_A_TIME:
         return kind.from_pretrained(name, use_safetensors=True, **options)
 
 
@@ -55,7 +55,7 @@ def encoder(
         UserError: the model has pickled weights.
     """
     refuse_pickles(name)
-    with ONE_AT_A_TIME:
+    with _ONE_AT_A_TIME:
         return kind(name, model_kwargs={"use_safetensors": True} | (model_kwargs or {}), **options)
 
 

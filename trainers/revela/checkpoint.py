@@ -171,6 +171,7 @@ def _load_with_lm(folder: Path, files: dict[Path, set[str]], trust_remote_code: 
     if not name:
         raise UserError(f"{folder} has no weights of the language model, and its config.json does not name it")
     with loading(f"cannot load the language model {name!r}, which was frozen in this run", name):
+        pickles.refuse_pickles(name)
         lm = load_backbone(AutoModelForCausalLM, name, dtype=torch.float32, trust_remote_code=trust_remote_code)
     model = RevelaForCausalLM(config, lm=lm).float()
     expected = {key for key in model.state_dict() if not key.startswith("lm.") and "pooler" not in key.split(".")}
