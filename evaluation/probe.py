@@ -107,9 +107,9 @@ class Probe:
         """A summary in one line."""
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(self.kinds.items()))
         used, read = self.documents
-        share = f"{counted(used, 'document')} of {read:,}{'' if self.complete else ' or more'}"
+        share = f"{used:,} of {'' if self.complete else 'at least '}{counted(read, 'document')}"
         queries = counted(len(self.task.queries), "query").replace("querys", "queries")
-        return f"probe: {queries} ({kinds}) for {len(self.task.corpus):,} passages of {share}"
+        return f"probe: {queries} ({kinds}) for {len(self.task.corpus):,} passages from {share}"
 
     def examples(self, number: int = 5) -> list[tuple[str, str]]:
         """Return some queries of every kind, each with its relevant passage in one line."""

@@ -76,6 +76,33 @@ def test_the_damaged_file_is_named(name: str, tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"cannot load the encoder: {tmp_path / name} is damaged or incomplete: ")
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("You are trying to access a gated repo.\nMake sure to have access to it.", "accept the terms on its Hub page"),
+        (
+            "no-one/nothing is not a local folder and is not a valid model identifier listed on",
+            "check the name, or log in",
+        ),
+        ("We couldn't connect to 'https://huggingface.co' to load the files", "the Hub cannot be reached"),
+    ],
+)
+def test_failures_of_the_hub(message: str, said: str) -> None:
+    with pytest.raises(UserError, match=said), loading("cannot load the encoder", "no-one/nothing"):
+        raise OSError(message)
+
+
+def test_a_gated_model_has_also_no_repository_to_be_found() -> None:
+    class RepositoryNotFoundError(OSError):
+        pass
+
+    class GatedRepoError(RepositoryNotFoundError):
+        pass
+
+    assert "restrict access" in reason(GatedRepoError("401 Client Error"), "no-one/nothing")
+    assert "check the name" in reason(RepositoryNotFoundError("401 Client Error"), "no-one/nothing")
+
+
 def test_what_is_no_file_is_as_it_was() -> None:
     assert damaged_file("no-one/nothing") is None
     assert reason(ValueError("a wrong value\nand more")) == "a wrong value"

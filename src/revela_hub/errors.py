@@ -38,6 +38,18 @@ _MEMORY = re.compile(
 )
 _AMOUNT = re.compile(r"(?:allocate|malloc of size):? ([\d.]+) ?(bytes|[KMGTPE]?i?B)?", re.IGNORECASE)
 
+# Failures of the Hub, by the name of an error's class or a part of its message, and the message to print.
+_HUB = {
+    "GatedRepoError|gated repo": "its authors restrict access: accept the terms on its Hub page, and log in with `hf auth login`",
+    "RepositoryNotFoundError|is not a valid model identifier": (
+        "it is neither a folder nor a model that you can access on the Hub: check the name, or log in with `hf auth login`"
+    ),
+    "LocalEntryNotFoundError|OfflineModeIsEnabled|couldn't connect to": (
+        "it is not on this machine, and the Hub cannot be reached: download it with `hf download` where there is a network,"
+        " and pass the folder"
+    ),
+}
+
 
 class UserError(Exception):
     """An error that the user can fix: a wrong path, option, file content or model.
@@ -137,8 +149,8 @@ def is_file_error(error: BaseException) -> bool:
 def reason(error: BaseException, model: str | Path | None = None) -> str:
     """Return one line that explains why a file cannot be read or written.
 
-    Reasons of the operating system (a full disk, missing permissions) take precedence over damaged files of `model`, which take
-    precedence over the library's message.
+    Reasons of the operating system (a full disk, missing permissions) take precedence over the Hub's, those over damaged files of
+    `model`, and these over the library's message.
 
     Args:
         error: The error.
@@ -152,13 +164,23 @@ def reason(error: BaseException, model: str | Path | None = None) -> str:
             file = getattr(cause, "filename", None)
             words = "" if file or number in DISK_FULL else f" ({first_line(cause)})"
             return f"{file}: {OS_ERRORS[number]}" if file else OS_ERRORS[number] + words
-    if model is not None and (fault := damaged_file(model)):
+    if model is not None and (fault := _hub_failure(error) or damaged_file(model)):
         return fault
     if type(error).__name__ == "SafetensorError":
         return f"a .safetensors file is damaged or incomplete: {first_line(error)}"
     if "inline_container" in str(error):  # torch gives no reason
         return "torch cannot write the whole file: the disk may be full"
     return first_line(error)
+
+
+def _hub_failure(error: BaseException) -> str | None:
+    """Return why a model cannot be fetched from the Hub, or None if the error has another reason."""
+    for cause in causes(error):
+        words = " ".join([str(cause), *(kind.__name__ for kind in type(cause).__mro__)])
+        for pattern, message in _HUB.items():
+            if re.search(pattern, words):
+                return message
+    return None
 
 
 def damaged_file(model: str | Path) -> str | None:

@@ -84,7 +84,7 @@ def test_rows_are_compared_query_by_query(
     lines = capsys.readouterr().out.splitlines()
     labels = [line.split("  ")[0] for line in lines[2:5]]
     assert labels == ["bm25", f"{retriever_folder} [dense]", f"{retriever_folder} [hybrid]"]
-    compared = lines[lines.index("against bm25 (paired bootstrap over queries, 95% interval):") + 1 :]
+    compared = lines[lines.index("compared with bm25 (paired bootstrap over queries, 95% interval):") + 1 :]
     assert len(compared) == 2 * 3
     assert all(", p = " in line or ", p < " in line for line in compared)
     assert main([*words, "--json"]) == 0
@@ -127,6 +127,6 @@ def test_queries_without_a_hit_are_counted(larger: Path, capsys: pytest.CaptureF
     lost = json.loads(first) | {"text": "zzz the qqq"}
     queries.write_text("\n".join([json.dumps(lost), *rest]) + "\n")
     assert main(["evaluate", "bm25", "--corpus", str(larger)]) == 0
-    assert "bm25: 2 of the queries found nothing" in capsys.readouterr().out
+    assert "bm25 found nothing for 2 of the queries" in capsys.readouterr().out
     assert main(["evaluate", "bm25", "--corpus", str(larger), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["unanswered"] == 2

@@ -82,7 +82,7 @@ def test_what_the_quickstart_prints_at_its_end(
     models.mkdir()
     for name in ("adapt.yaml", "pairs.yaml"):
         (models / name).write_text("seed: 1\n")
-    scores = {key: {"ndcg_at_10": 0.5, "recall_at_100": 0.5} for key in quickstart.REMARK}
+    scores = {key: {"ndcg_at_10": 0.5, "recall_at_100": 0.5} for key in quickstart.LABELS}
     quickstart._conclude(scores, models, output)
     revela, pairs, search = printed(capsys.readouterr().out)
     assert read(revela)["lm"] == "the models/lm"

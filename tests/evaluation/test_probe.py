@@ -217,7 +217,7 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     words = ["probe", str(text), "--output_dir", str(output), "--queries", "30", "--passages", "60"]
     assert main(words) == 0
     captured = capsys.readouterr()
-    assert "probe: 30 queries (10 docstring, 10 sentence, 10 title) for 60 passages of" in captured.out
+    assert "probe: 30 queries (10 docstring, 10 sentence, 10 title) for 60 passages from" in captured.out
     assert captured.out.count("  query:   ") == captured.out.count("  passage: ") == 5
     task = read_beir(output)
     assert len(task.queries) == 30 and len(task.corpus) == 60

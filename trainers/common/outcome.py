@@ -18,6 +18,8 @@ CURVE = "retrieval_curve.png"
 OUTCOME = "outcome.json"
 PROBE = "probe"
 """Name of tasks generated from the training text."""
+HELD_OUT_ROWS = "held-out questions"
+"""Name of tasks made of labelled rows that are held out."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Outcome:
     def sentence(self) -> str:
         """Summarise the run in one sentence, with its 95% confidence interval."""
         d = self.difference
-        interval = f"(95% interval {d.low:+.3f} to {d.high:+.3f}, on {self.queries[0]} queries of {self.task})"
+        named = {PROBE: "queries of the probe", HELD_OUT_ROWS: HELD_OUT_ROWS}.get(self.task, f"queries of {self.task}")
+        interval = f"(95% interval {d.low:+.3f} to {d.high:+.3f}, on {self.queries[0]} {named})"
         exported = f"Exported: {self._weights()}."
         if d.verdict == "better":
             return f"Training improved nDCG@10 by {d.difference:.3f} {interval}. {exported}"

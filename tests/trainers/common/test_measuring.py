@@ -109,7 +109,7 @@ def test_the_best_moment_is_handed_out_and_said(task: RetrievalTask, tmp_path: P
     assert float(model.skill) == 50 and outcome.step == 10 and outcome.last_step == 30
     assert outcome.difference.verdict == "better"
     assert outcome.sentence().startswith("Training improved nDCG@10 by 0.")
-    assert "30 queries of probe" in outcome.sentence()
+    assert "30 queries of the probe" in outcome.sentence()
     assert list(outcome.curve) == [0, 10, 20, 30] and outcome.curve[10] == max(outcome.curve.values())
     assert outcome.start.ndcg_at_10 == outcome.curve[0] and outcome.chosen.ndcg_at_10 == outcome.curve[10]
     table = outcome.table()

@@ -65,7 +65,9 @@ def run(arguments: Arguments) -> None:
     # Consecutive passages, not every n-th one, because they are read in order later.
     start, stop = (len(texts) * (arguments.shard + end) // arguments.num_shards for end in (0, 1))
     vectors = document_vectors(Rows(texts, start, stop), loaded.encoder, loaded.settings, folder, option="--output_dir")
-    print(f"encoded {len(vectors):,} of {len(texts):,} passages in {folder}")
+    last = arguments.num_shards - 1
+    shard = f" (shard {arguments.shard} of 0 to {last})" if last else ""
+    print(f"encoded {len(vectors):,} of {len(texts):,} passages in {folder}{shard}")
 
 
 def parts_of(arguments: Arguments) -> list[Arguments]:

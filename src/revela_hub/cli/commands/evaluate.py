@@ -190,8 +190,8 @@ def _tables(
                     for model, scores in rows
                 ),
                 *(
-                    f"{model}: {scores.unanswered:,} of the queries found nothing, as no document has a term of theirs,"
-                    " and score 0"
+                    f"{model} found nothing for {scores.unanswered:,} of the queries (no document contains a term of"
+                    " the query); they score 0"
                     for model, scores in rows
                     if scores.unanswered
                 ),
@@ -203,4 +203,4 @@ def _tables(
         for metric, found in pair.items()
     ]
     if lines:
-        yield "\n".join([f"against {results[0][0]} (paired bootstrap over queries, 95% interval):", *lines])
+        yield "\n".join([f"compared with {results[0][0]} (paired bootstrap over queries, 95% interval):", *lines])

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from revela_hub.trainers.revela import command as train_revela
 
 REPORT = "report.json"
-REMARK = {
-    "start": "general retriever, before",
-    "revela": "after Revela on this text",
-    "retriever": "and then on its pairs",
+LABELS = {
+    "start": "base model",
+    "revela": "after Revela",
+    "retriever": "after Revela and natural pairs",
     "bm25": "BM25",
-    "start_hybrid": "before, with BM25",
-    "revela_hybrid": "after Revela, with BM25",
-    "retriever_hybrid": "at the end, with BM25",
+    "start_hybrid": "base model + BM25",
+    "revela_hybrid": "after Revela + BM25",
+    "retriever_hybrid": "after Revela and natural pairs + BM25",
 }
 
 
@@ -74,7 +74,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Runs the whole story and prints the table."""
+    """Run all steps and print the table."""
     from revela_hub.data.own_folder import check_free, claim
     from revela_hub.data.sources.beir import write_beir
     from revela_hub.evaluation import docstring_task
@@ -101,13 +101,13 @@ def run(arguments: Arguments) -> None:
         check_free(output / part, "--output_dir", lambda _: _is_report(output / REPORT))
     if (output / REPORT).exists() and not _is_report(output / REPORT):
         raise UserError(f"--output_dir {output} holds a {REPORT} that quickstart did not write: give another folder")
-    print(f"1/5  reading {root.name}: docstrings become queries, and leave the text")
+    print(f"1/5  reading {root.name}: docstrings become queries and are removed from the text")
     docstrings = docstring_task(root, queries=arguments.queries, functions=arguments.functions)
     for part in ("task", "text"):
         claim(output / part, "--output_dir", lambda _: True)
     write_beir(docstrings.task, output / "task")
     _write_sources(docstrings, output / "text")
-    print(f"     {len(docstrings.task.queries)} queries, {len(docstrings.task.corpus):,} functions to find")
+    print(f"     {len(docstrings.task.queries)} queries, {len(docstrings.task.corpus):,} functions to search")
     print("2/5  adapting the retriever to the text with Revela")
     left = len(docstrings.task.corpus) - len(docstrings.task.queries)  # a probe leaves half of them to be trained on
     probe = ["--probe_queries", min(200, left // 2)] if left >= 2 * MIN_QUERIES else ["--probe", "none"]
@@ -122,14 +122,14 @@ def run(arguments: Arguments) -> None:
         start + more + _delay(arguments, models / "adapt.yaml"),
     )
     train_revela.train(revela)
-    print("3/5  training it on the pairs of the text: the docstrings that are left, and their functions")
+    print("3/5  training it on natural pairs: the remaining docstrings and their functions")
     start = ["--retriever", output / "revela" / "retriever"]
     pairs = _training_arguments(train_pairs, models / "pairs.yaml", output, output, start + more)
     train_pairs.train(pairs)
-    print("4/5  measuring in another process, with plain SentenceTransformer")
+    print("4/5  evaluating in a separate process with plain sentence-transformers")
     scores = _measure(["bm25", "start", "revela"], models, output, _bm25_weight(output / "revela"))
     scores |= _measure(["retriever"], models, output, _bm25_weight(output))
-    print("5/5  pictures, report and model card")
+    print("5/5  writing figures, report and model card")
     _draw(revela, models, output)
     report = _report(scores, revela, output, minutes=(time.monotonic() - began) / 60)
     (output / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -138,7 +138,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _is_report(file: Path) -> bool:
-    """Whether a file is the report of an earlier quickstart."""
+    """Return whether a file is the report of an earlier quickstart."""
     try:
         return "revela_hub" in json.loads(file.read_bytes())["versions"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -153,7 +153,7 @@ def _write_sources(docstrings: "DocstringTask", folder: Path) -> None:
 
 
 def _delay(arguments: Arguments, config: Path) -> list[Any]:
-    """The options by which the retriever starts within a run that is shorter than the configuration's."""
+    """Return options that make the retriever start within a run that is shorter than the configuration's."""
     import yaml
 
     if arguments.max_steps is None:
@@ -163,7 +163,7 @@ def _delay(arguments: Arguments, config: Path) -> list[Any]:
 
 
 def _training_arguments(command: Any, config: Path, output: Path, folder: Path, more: list[Any]) -> Any:
-    """What `revela-hub train ... --config FILE ...` would be given."""
+    """Return the arguments of `revela-hub train ... --config FILE ...`."""
     from revela_hub.cli.parser import parse_arguments
 
     words = ["--config", config, "--data", output / "text", "--output_dir", folder, *more]
@@ -175,7 +175,7 @@ def _training_arguments(command: Any, config: Path, output: Path, folder: Path, 
 
 
 def _bm25_weight(folder: Path) -> float:
-    """BM25's share in the hybrid, as a run's probe chose it; half, where no probe could be made of the text."""
+    """Return the BM25 weight of the hybrid that a run chose on its probe; 0.5 if no probe could be made."""
     from revela_hub.trainers.common.outcome import OUTCOME
 
     outcome = folder / OUTCOME
@@ -183,7 +183,7 @@ def _bm25_weight(folder: Path) -> float:
 
 
 def _measure(names: list[str], models: Path, output: Path, bm25_weight: float) -> dict[str, dict[str, Any]]:
-    """BM25, and each model alone and with `bm25_weight` of BM25, on the held-out task."""
+    """Evaluate BM25, and each model alone and in a hybrid with `bm25_weight`, on the held-out task."""
     folders = {"bm25": "bm25", "start": models / "retriever", "revela": output / "revela" / "retriever"}
     given = [str(folders.get(name, output / "retriever")) for name in names]
     command = [sys.executable, "-m", "revela_hub", "evaluate", *given, "--corpus", str(output / "task")]
@@ -191,7 +191,7 @@ def _measure(names: list[str], models: Path, output: Path, bm25_weight: float) -
     command += ["--cache_dir", str(output / "cache"), "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise UserError(f"measuring failed with exit status {done.returncode}; its own message is above")
+        raise UserError(f"the evaluation failed with exit status {done.returncode}; see its message above")
     keys = [f"{name}{mode}" for name in names for mode in ("", "_hybrid") if not (name == "bm25" and mode)]
     rows = zip(keys, json.loads(done.stdout), strict=True)
     return {
@@ -200,7 +200,7 @@ def _measure(names: list[str], models: Path, output: Path, bm25_weight: float) -
 
 
 def _draw(training: "train_revela.Arguments", models: Path, output: Path) -> None:
-    """The training curve, and the similarities of one group before and after."""
+    """Draw the training curve, and the similarities within one group before and after."""
     from datasets import Dataset
 
     from revela_hub.hub_cards.figures import similarity_map, training_curve
@@ -218,7 +218,7 @@ def _draw(training: "train_revela.Arguments", models: Path, output: Path) -> Non
 
 
 def _similarities(folder: Path, texts: list[str], temperature: float) -> NDArray[np.float32]:
-    """(B, B) softmax over the similarities of a group's chunks, as the training sees them."""
+    """Return (B, B), the softmax over the similarities of a group's chunks, as in training."""
     import torch
 
     from revela_hub.retrieval.encoder import load_encoder
@@ -252,41 +252,45 @@ def _write_card(report: dict[str, Any], models: Path, output: Path) -> None:
     from revela_hub.trainers.revela import REVELA
 
     metrics = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
-    names = {"retriever": None} | {key: remark for key, remark in REMARK.items() if key != "retriever"}
+    names = {"retriever": None} | {key: label for key, label in LABELS.items() if key != "retriever"}
     results = [
         Result("docstring to function", {m: report["scores"][key][m] for m in metrics}, model=name)
         for key, name in names.items()
     ]
     metadata = ModelCardMetadata(
         method=REVELA,
-        description="A small retriever adapted by `revela-hub quickstart` to the Python code of one machine: with Revela, then"
-        " by contrast on the docstrings of that code and their functions.",
+        description="A small retriever trained by `revela-hub quickstart` on the Python code of one machine: first with Revela,"
+        " then on pairs of docstrings and their functions.",
         languages=("en",),
-        training_data="Python sources of the machine it was made on, without the docstrings it was measured with.",
+        training_data="Python sources of the machine it was trained on, without the docstrings it was evaluated with.",
         command="revela-hub quickstart",
         config="\n".join((models / name).read_text(encoding="utf-8") for name in ("adapt.yaml", "pairs.yaml")),
         results=results,
         figures=(
-            Figure(str(output / "training_curve.png"), "Next-token loss during the adaptation"),
-            Figure(str(output / "similarity_map.png"), "Similarities of one group's chunks; lines part the documents"),
+            Figure(str(output / "training_curve.png"), "Next-token loss during training with Revela"),
+            Figure(
+                str(output / "similarity_map.png"),
+                "Similarities between the chunks of one group; lines separate documents",
+            ),
         ),
-        limitations=("Made in minutes on a CPU from a model of 7 M parameters: a demonstration of the method.",),
+        limitations=("A demonstration: a model with 7 M parameters, trained for minutes on a CPU.",),
     )
     write_card(output / "retriever", metadata, repo_id="revela-quickstart")
 
 
 def _conclude(scores: dict[str, dict[str, Any]], models: Path, output: Path) -> None:
-    print(f"\n{'':<27}  nDCG@10  Recall@100")
-    for key, remark in REMARK.items():
+    width = max(map(len, LABELS.values()))
+    print(f"\n{'':<{width}}  nDCG@10  Recall@100")
+    for key, label in LABELS.items():
         row = scores[key]
-        print(f"{remark:<27}  {row['ndcg_at_10']:7.3f}  {row['recall_at_100']:10.3f}")
-    print(f"\neverything is in {output}/: retriever/ with its card, report.json, two pictures\n")
-    print("the same for your own text or code:")
+        print(f"{label:<{width}}  {row['ndcg_at_10']:7.3f}  {row['recall_at_100']:10.3f}")
+    print(f"\noutput in {output}/: retriever/ with its model card, report.json, two figures\n")
+    print("To train on your own text or code:")
     revela = ["--config", models / "adapt.yaml", "--retriever", models / "retriever", "--lm", models / "lm"]
     pairs = ["--config", models / "pairs.yaml", "--retriever", "outputs/my-code/retriever"]
     data = ["--data", "path/to/code", "--output_dir"]
     print(f"  {command_line('train', 'revela', *revela, *data, 'outputs/my-code')}")
     print(f"  {command_line('train', 'pairs', *pairs, *data, 'outputs/my-pairs')}")
-    print("search with what you have now:")
+    print("To search with the trained retriever:")
     query = "parse a date from a string"
     print(f"  {command_line('search', output / 'retriever', query, '--corpus', 'path/to/code')}")

@@ -129,7 +129,7 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
         claim_folder(folder)
     ranker = build_ranker(passages.texts, settings, folder, dense=models.dense, sparse=models.sparse)
     vectors = [part.vectors for part in getattr(ranker, "parts", [ranker]) if isinstance(part, VectorRanker)]
-    reused = f", {vectors[0].reused:,} of them from the cache" if vectors else ""
+    reused = f", {vectors[0].reused:,} of them from the cache" if vectors and vectors[0].reused else ""
     note(f"{len(passages):,} passages{reused}")
     return ranker, passages
 
