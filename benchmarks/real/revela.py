@@ -140,7 +140,9 @@ class Timed(TrainerCallback):
         self.spent, self.mark = spent, 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start the clock."""
+        """Start the clock. After a kill, the checkpoint may be later than the last record: its steps took the mean time."""
+        if self.records.rows and (last := self.records.rows[-1]["step"]):
+            self.spent += (state.global_step - last) * self.spent / last
         self.mark = time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
