@@ -29,7 +29,7 @@ def test_python_of_the_readme(
     train = train.replace("sentence-transformers/all-MiniLM-L6-v2", str(retriever_folder))
     exec(compile(train, "README.md", "exec"), {})
     names: dict[str, object] = {}
-    exec(compile(use.replace("my-name/my-retriever", "outputs/tuned"), "README.md", "exec"), names)
+    exec(compile(use.replace("my-name/my-retriever", "outputs/my-retriever"), "README.md", "exec"), names)
     assert tuple(names["queries"].shape) == (1, 32)
     assert tuple(names["documents"].shape) == (2, 32)
 
