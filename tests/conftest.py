@@ -196,6 +196,30 @@ def tiny_bert(wordpiece_tokenizer: "BertTokenizerFast") -> "BertModel":
 
 
 @pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    """A folder with four short text files."""
+    sentences = "The river carries sediment to the sea. A fox jumps over a dog. Paris is the capital of France. "
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for i in range(4):
+        (folder / f"{i}.txt").write_text(f"Document {i}. " + sentences * 6)
+    return folder
+
+
+@pytest.fixture
+def mlm_folder(tmp_path: Path, wordpiece_tokenizer: "BertTokenizerFast") -> Path:
+    """A tiny BERT with its masked-LM head."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = BertConfig(vocab_size=len(wordpiece_tokenizer), max_position_embeddings=48, pad_token_id=0, **sizes)
+    folder = tmp_path / "tiny-mlm"
+    BertForMaskedLM(config).save_pretrained(folder)
+    wordpiece_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
 def llama_folder(tmp_path: Path, tiny_llama: "LlamaForCausalLM", bpe_tokenizer: "PreTrainedTokenizerFast") -> Path:
     """`tiny_llama` and `bpe_tokenizer` saved as a checkpoint folder."""
     folder = tmp_path / "tiny-llama"

@@ -6,21 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 from sentence_transformers import SentenceTransformer, SparseEncoder
-from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
 
 from revela_hub.cli.main import main
 from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_checkpoint
-
-
-@pytest.fixture
-def mlm_folder(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> Path:
-    """A tiny BERT with its masked-LM head."""
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = BertConfig(vocab_size=len(wordpiece_tokenizer), max_position_embeddings=48, pad_token_id=0, **sizes)
-    folder = tmp_path / "tiny-mlm"
-    BertForMaskedLM(config).save_pretrained(folder)
-    wordpiece_tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture

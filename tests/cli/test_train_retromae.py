@@ -8,32 +8,9 @@ import pytest
 import torch
 import yaml
 from fork_server import python
-from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
 
 from revela_hub.cli.main import main
 from revela_hub.trainers.retromae.checkpoint import load_retromae_checkpoint
-
-SENTENCES = "The river carries sediment to the sea. A fox jumps over a dog. Paris is the capital of France. "
-
-
-@pytest.fixture
-def documents(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for i in range(4):
-        (folder / f"{i}.txt").write_text(f"Document {i}. " + SENTENCES * 6)
-    return folder
-
-
-@pytest.fixture
-def mlm_folder(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> Path:
-    """A tiny BERT with its masked-LM head."""
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = BertConfig(vocab_size=len(wordpiece_tokenizer), max_position_embeddings=48, pad_token_id=0, **sizes)
-    folder = tmp_path / "tiny-mlm"
-    BertForMaskedLM(config).save_pretrained(folder)
-    wordpiece_tokenizer.save_pretrained(folder)
-    return folder
 
 
 def words(encoder: Path, documents: Path, out: Path, *more: str) -> list[str]:

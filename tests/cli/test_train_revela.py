@@ -11,17 +11,6 @@ from fork_server import python
 from revela_hub.cli.main import main
 from revela_hub.trainers import load_checkpoint
 
-SENTENCES = "The river carries sediment to the sea. A fox jumps over a dog. Paris is the capital of France. "
-
-
-@pytest.fixture
-def documents(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for i in range(4):
-        (folder / f"{i}.txt").write_text(f"Document {i}. " + SENTENCES * 6)
-    return folder
-
 
 def words(llama: Path, documents: Path, out: Path, *more: str) -> list[str]:
     options = {

@@ -32,9 +32,9 @@ from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.common.arguments import RunArguments
-from revela_hub.trainers.common.epochs import NewEpoch
+from revela_hub.trainers.common.epochs import NewEpoch, SharedEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
-from revela_hub.trainers.common.retriever import RetrieverTrainer, load_retriever
+from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, freeze_pooler, load_retriever
 
 View = Literal["cropping", "inverse_cloze"]
 
@@ -89,7 +89,7 @@ class ContrieverTrainingArguments(RunArguments):
             )
 
 
-class ViewCollator:
+class ViewCollator(SharedEpoch):
     """Turns rows of `build_passages` into two views each, with the model's own preprocessing.
 
     Random draws depend on `(seed, epoch, row)` only. The trainer sets `epoch`.
@@ -100,17 +100,8 @@ class ViewCollator:
     """
 
     def __init__(self, model: SentenceTransformer, args: ContrieverTrainingArguments) -> None:
+        super().__init__()
         self.model, self.args = model, args
-        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # shared with persistent workers
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the random draws."""
-        return int(self._epoch)
-
-    @epoch.setter
-    def epoch(self, value: int) -> None:
-        self._epoch.fill_(value)
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return `query_input_ids`, `query_attention_mask`, ..., `key_input_ids`, ...: (B, L) each."""
@@ -256,7 +247,7 @@ class _UpdateOncePerStep(TrainerCallback):
         self.model.due = True
 
 
-class ContrieverTrainer(RetrieverTrainer):
+class ContrieverTrainer(WrappedRetrieverTrainer):
     """Trainer of `Contriever`.
 
         trainer = ContrieverTrainer("sentence-transformers/all-MiniLM-L6-v2", train_dataset=texts)
@@ -275,6 +266,7 @@ class ContrieverTrainer(RetrieverTrainer):
     """
 
     method = CONTRIEVER
+    metric = "accuracy"
 
     args: ContrieverTrainingArguments
 
@@ -291,10 +283,7 @@ class ContrieverTrainer(RetrieverTrainer):
         kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), ("row", "text"), args, build_passages)
         if args.world_size > 1 and args.queue_size and args.queue_size < args.world_size:
             raise UserError("--queue_size must not be smaller than the number of processes")
-        for name, parameter in retriever.named_parameters():
-            # BERT's pooler gets no gradient from the token states, which would break DDP.
-            if "pooler" in name.split("."):
-                parameter.requires_grad_(False)
+        freeze_pooler(retriever)
         contrastive = Contriever(
             retriever, temperature=args.temperature, queue_size=args.queue_size, momentum=args.momentum
         )
@@ -302,16 +291,3 @@ class ContrieverTrainer(RetrieverTrainer):
         super().__init__(model=contrastive, args=args, data_collator=collator, **kwargs)
         self.add_callback(NewEpoch(collator))
         self.add_callback(_UpdateOncePerStep(contrastive))
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
-        """Return the loss and log the accuracy."""
-        outputs = model(**inputs)
-        if model.training:
-            self.keep("accuracy", outputs["accuracy"])
-        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]

@@ -30,7 +30,7 @@ from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
-from revela_hub.trainers.common.retriever import RetrieverTrainer, load_retriever
+from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, freeze_pooler, load_retriever
 
 
 @dataclass
@@ -188,7 +188,7 @@ class Replug(nn.Module):
         return (token * of_second).sum(1) / of_second.sum(1)
 
 
-class ReplugTrainer(RetrieverTrainer):
+class ReplugTrainer(WrappedRetrieverTrainer):
     """Trainer of `Replug`.
 
         trainer = ReplugTrainer("sentence-transformers/all-MiniLM-L6-v2", "HuggingFaceTB/SmolLM2-135M", train_dataset=texts)
@@ -211,6 +211,7 @@ class ReplugTrainer(RetrieverTrainer):
     """
 
     method = REPLUG
+    metric = "agreement"
 
     args: ReplugTrainingArguments
 
@@ -238,9 +239,7 @@ class ReplugTrainer(RetrieverTrainer):
             raise UserError(
                 f"the language model has {positions} positions, fewer than two chunks of --max_length {max_length}: lower it"
             )
-        for name, parameter in retriever.named_parameters():
-            if "pooler" in name.split("."):
-                parameter.requires_grad_(False)
+        freeze_pooler(retriever)
         collator = GroupCollator(retriever, lm_tokenizer, max_length)
         distilled = Replug(
             retriever,
@@ -251,16 +250,3 @@ class ReplugTrainer(RetrieverTrainer):
             begin=collator.begin,
         )
         super().__init__(model=distilled, args=args, data_collator=collator, **kwargs)
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
-        """Return the loss and log how often both models rank the same chunk first."""
-        outputs = model(**inputs)
-        if model.training:
-            self.keep("agreement", outputs["agreement"])
-        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]

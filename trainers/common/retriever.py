@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from peft import PeftModel
@@ -88,6 +88,13 @@ def loading_reason(error: Exception, name: str, trusted: bool) -> str:
     if not trusted and "trust_remote_code" in str(error):
         return "it requires remote code: review the code, then pass --trust_remote_code true"
     return reason(error, name)
+
+
+def freeze_pooler(model: nn.Module) -> None:
+    """Freeze BERT's pooler, which gets no gradient from the token states; DDP would raise an error."""
+    for name, parameter in model.named_parameters():
+        if "pooler" in name.split("."):
+            parameter.requires_grad_(False)
 
 
 def print_retriever(folder: Path, arguments: Any) -> None:  # noqa: ANN401 (arguments of a command with trust_remote_code)
@@ -177,3 +184,23 @@ class RetrieverTrainer(MethodTrainer):
         module = self.accelerator.unwrap_model(self.model)
         kept: dict[str, Tensor] = module.extra_weights()
         return kept
+
+
+class WrappedRetrieverTrainer(RetrieverTrainer):
+    """Trainer of a module around a retriever, whose `forward` returns a dict with the scalars `loss` and `metric`."""
+
+    metric: ClassVar[str]
+    """Name of the metric to log, which `forward` computes without gradient."""
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
+        """Return the loss, and log the metric."""
+        outputs = model(**inputs)
+        if model.training:
+            self.keep(self.metric, outputs[self.metric])
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]

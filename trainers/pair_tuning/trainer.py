@@ -26,7 +26,7 @@ from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
 from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, wrong_columns
-from revela_hub.trainers.common.retriever import RetrieverTrainer, load_retriever
+from revela_hub.trainers.common.retriever import RetrieverTrainer, freeze_pooler, load_retriever
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
 
 
@@ -106,9 +106,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         adapters = peft_config or args.lora_config(transformer.auto_model)
         if adapters is not None:
             self.adapters = add_adapters(transformer.auto_model, adapters)
-        for name, parameter in retriever.named_parameters():
-            if "pooler" in name.split("."):  # BERT's pooler gets no gradient from the token states, which breaks DDP
-                parameter.requires_grad_(False)
+        freeze_pooler(retriever)
         prompts = retriever.prompts
         if args.prompts is None:
             args.prompts = {name: prompts.get("query" if name == "anchor" else "document") or "" for name in texts}

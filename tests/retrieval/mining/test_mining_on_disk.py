@@ -10,42 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from word_encoder import WORDS, Encoder
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval import IndexOptions, dense, vectors
 from revela_hub.retrieval.mining import mining
 from revela_hub.retrieval.mining.mining import MiningSettings, RankerSettings, mine, mine_negatives
 
-WORDS = "river sea stone moon iron salt wind leaf bird fish hill road lamp door rope seed".split()
 CACHED = RankerSettings(identity="model@1")
-
-
-def vector(text: str) -> np.ndarray:
-    seeds = [sum(map(ord, word)) for word in text.split()]
-    return np.sum([np.random.default_rng(seed).normal(size=8) for seed in seeds], axis=0).astype(np.float32)
-
-
-class Encoder:
-    """Vectors of bags of words; stops after `limit` calls of `encode_document`, and keeps what it has encoded."""
-
-    similarity_fn_name = "cosine"
-
-    def __init__(self, limit: int | None = None) -> None:
-        self.limit = limit
-        self.queries: list[str] = []
-        self.documents: list[str] = []
-
-    def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
-        self.queries += inputs
-        return np.stack([vector(text) for text in inputs])
-
-    def encode_document(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
-        if self.limit is not None:
-            if self.limit == 0:
-                raise KeyboardInterrupt
-            self.limit -= 1
-        self.documents += inputs
-        return np.stack([vector(text) for text in inputs])
 
 
 def random_texts(number: int, seed: int, length: int = 6) -> list[str]:

@@ -24,15 +24,6 @@ SENTENCES = "The river carries sediment to the sea. A fox jumps over a dog. Pari
 
 
 @pytest.fixture
-def documents(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for i in range(4):
-        (folder / f"{i}.txt").write_text(f"Document {i}. " + SENTENCES * 6)
-    return folder
-
-
-@pytest.fixture
 def bert(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> Path:
     """A tiny BERT with its masked-LM head, and dropout, which a resumed run has to draw alike."""
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
