@@ -1,7 +1,7 @@
 """How vectors are stored and searched: the options of an index, declared once and passed as a whole."""
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from revela_hub.errors import UserError
 
@@ -40,7 +40,7 @@ class IndexArguments:
     """The command-line options of an index."""
 
     _argument_group_name = "index"
-    basic_options = ("index_type",)
+    basic_options: ClassVar[tuple[str, ...]] = ("index_type",)
 
     index_type: IndexType = field(
         default="exact", metadata={"help": "Index type; hnsw and ivfpq (FAISS) are approximate."}

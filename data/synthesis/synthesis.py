@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from annotated_types import Interval
 from tqdm import tqdm
@@ -47,7 +47,7 @@ class SynthesisSettings:
     """
 
     _argument_group_name = "examples"
-    basic_options = ("count", "forms", "languages", "domains", "seed")
+    basic_options: ClassVar[tuple[str, ...]] = ("count", "forms", "languages", "domains", "seed")
 
     model: str = field(default="", metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
     count: PositiveInt = field(default=1000, metadata={"help": "Number of examples, divided evenly among the forms."})

@@ -115,7 +115,7 @@ def transformer_around(model: "PreTrainedModel", tokenizer_folder: str) -> "Tran
         def _load_model(self, *args: Any, **kwargs: Any) -> Any:
             return model
 
-    transformer = Live(tokenizer_folder)
+    transformer: Transformer = Live(tokenizer_folder)
     # sentence-transformers saves a module under the name of its class, which has to be the stock one.
     transformer.__class__ = Transformer
     return transformer
@@ -127,7 +127,7 @@ def option_group(title: str, fields: "Iterable[dataclasses.Field[Any]]") -> type
     for field in copies:
         field.kw_only = True
     columns = [(field.name, field.type, field) for field in copies]
-    return dataclasses.make_dataclass("Options", columns, namespace={"_argument_group_name": title})  # type: ignore[arg-type]
+    return dataclasses.make_dataclass("Options", columns, namespace={"_argument_group_name": title})
 
 
 def fingerprint(dataset: "Dataset") -> str:

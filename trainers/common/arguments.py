@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from peft import LoraConfig
 from torch import nn
@@ -25,7 +25,7 @@ class RunArguments(TrainingArguments):
     """`TrainingArguments` of all trainers; each method has a subclass."""
 
     _argument_group_name = "run"
-    basic_options = (
+    basic_options: ClassVar[tuple[str, ...]] = (
         *(
             "output_dir",
             "overwrite",
@@ -122,7 +122,7 @@ class TextArguments:
     """Raw text to train on, and the cache for data prepared from it."""
 
     _argument_group_name = "data"
-    basic_options = ("data", "exclude")
+    basic_options: ClassVar[tuple[str, ...]] = ("data", "exclude")
 
     data: list[str] = field(
         default_factory=list,
@@ -180,7 +180,7 @@ class ProbeArguments:
     """
 
     _argument_group_name = "evaluation"
-    basic_options = ("eval_corpus", "probe")
+    basic_options: ClassVar[tuple[str, ...]] = ("eval_corpus", "probe")
 
     eval_corpus: str | None = field(
         default=None, metadata={"help": "BEIR folder to evaluate on before, during and after training."}

@@ -251,7 +251,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         weights, trained = sum(n for n, _ in sizes), sum(n for n, trainable in sizes if trainable)
         kind = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "float32"
         devices = f"{self.args.world_size} x " if self.args.world_size > 1 else ""
-        rows = self.state.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        rows = (self.state.train_batch_size or 0) * self.args.gradient_accumulation_steps * self.args.world_size
         steps = self.state.max_steps
         tokens = self.tokens_per_row() * rows * steps
         warm_up = self.args.get_warmup_steps(steps)

@@ -22,7 +22,7 @@ class ImpRAGDataArguments:
     """Data of an ImpRAG run."""
 
     _argument_group_name = "data"
-    basic_options = ("data", "corpus", "task", "pseudo_labels")
+    basic_options: ClassVar[tuple[str, ...]] = ("data", "corpus", "task", "pseudo_labels")
     old_names: ClassVar[dict[str, str]] = {
         "passages": "corpus",
         "text": "plain_text",

@@ -19,7 +19,7 @@ class RankerOptions(IndexArguments):
     """Ranking options."""
 
     _argument_group_name = "ranking"
-    basic_options = ("weights", "sparse_model", "device", "trust_remote_code", "max_length")
+    basic_options: ClassVar[tuple[str, ...]] = ("weights", "sparse_model", "device", "trust_remote_code", "max_length")
     old_names: ClassVar[dict[str, str]] = {"max_seq_length": "max_length"}
 
     parts: list[str] = field(
