@@ -3,8 +3,8 @@
 The negatives are the same as those of `sentence_transformers.util.mine_hard_negatives` (a test compares them). In addition:
 
 - The corpus, its vectors and the hits are on disk. Memory holds at most 256 MiB of vectors, one block of scores, and a few
-  numbers per text (BM25 and sparse rankers hold their inverted index in memory). With 50,000 passages and 2,000 anchors that
-  is 60 MiB, instead of 560 MiB (`benchmarks/mining.py --documents 50000`).
+  numbers per text (BM25 and sparse rankers hold their inverted index in memory). With 50,000 passages and 2,000 anchors the
+  process grows by 168 MB, imports included, instead of 669 MB (`benchmarks/mining.py --documents 50000 --rounds 1`).
 - An interrupted run resumes.
 - BM25, sparse and hybrid rankers mine as well.
 - The anchor itself, and the positive with different white space, never become negatives.
