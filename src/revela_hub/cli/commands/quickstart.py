@@ -204,15 +204,17 @@ def _draw(training: "train_revela.Arguments", models: Path, output: Path) -> Non
     from datasets import Dataset
 
     from revela_hub.hub_cards.figures import similarity_map, training_curve
+    from revela_hub.modeling.configuration_revela import TEMPERATURES
     from revela_hub.trainers import load_groups
 
     state = json.loads((output / "revela" / "trainer_state.json").read_text(encoding="utf-8"))
     training_curve(state["log_history"], output / "training_curve.png")
     groups: Dataset = load_groups(training)[0]
     group = groups[len(groups) // 2]
+    temperature = training.temperature or TEMPERATURES[training.reading]
     maps = {
-        "before": _similarities(models / "retriever", group["text"], training.temperature),
-        "after": _similarities(output / "revela" / "retriever", group["text"], training.temperature),
+        "before": _similarities(models / "retriever", group["text"], temperature),
+        "after": _similarities(output / "revela" / "retriever", group["text"], temperature),
     }
     similarity_map(maps, group["document"], output / "similarity_map.png")
 
