@@ -51,15 +51,6 @@ STANDARD = {
     "_option_string_actions": "argparse",
     "_replace": "namedtuple",
 }
-# To be moved to `internals.py`, or to be replaced by `name_or_path`, `write_weights` and `fingerprint`.
-ELSEWHERE = {
-    ("trainers/revela/collator.py", "_fingerprint"),
-    ("trainers/revela/checkpoint.py", "_name_or_path"),
-    ("trainers/revela/trainer.py", "_name_or_path"),
-    ("trainers/revela/trainer.py", "_issue_warnings_after_load"),
-    ("trainers/revela/export.py", "_name_or_path"),
-    ("trainers/revela/trainer.py", "_save"),
-}
 
 
 def private(name: str) -> bool:
@@ -68,7 +59,7 @@ def private(name: str) -> bool:
 
 def allowed(file: str, name: str) -> bool:
     listed = MODELING if file.startswith("modeling/") else USED if file == INTERNALS else {}
-    return name in listed or name in STANDARD or (file, name) in ELSEWHERE
+    return name in listed or name in STANDARD
 
 
 def used() -> set[tuple[str, str]]:

@@ -96,11 +96,15 @@ class TrainerHooks(Base):
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)
 
-    # The Trainer warns of tied weights as missing, although a checkpoint has them under their first names.
+    def left_out(self, weight: str) -> bool:
+        """Return whether checkpoints do not contain this weight."""
+        return False
+
+    # The Trainer warns of these, and of tied weights, which a checkpoint has under their first names.
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         tied = getattr(self.model, "all_tied_weights_keys", {})
-        missing = [name for name in load_result.missing_keys if name not in tied]
+        missing = [name for name in load_result.missing_keys if name not in tied and not self.left_out(name)]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
 

@@ -167,13 +167,14 @@ def _without_lm(folder: Path) -> dict[Path, set[str]]:
 def _load_with_lm(folder: Path, files: dict[Path, set[str]], trust_remote_code: bool) -> RevelaForCausalLM:
     """Load a checkpoint of a run with a frozen language model, which is loaded from where the run loaded it."""
     config = RevelaConfig.from_pretrained(folder)
-    name = "" if config.lm is None else config.lm._name_or_path
+    name = "" if config.lm is None else config.lm.name_or_path
     if not name:
         raise UserError(f"{folder} has no weights of the language model, and its config.json does not name it")
     with loading(f"cannot load the language model {name!r}, which was frozen in this run", name):
         pickles.refuse_pickles(name)
         lm = load_backbone(AutoModelForCausalLM, name, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    model = RevelaForCausalLM(config, lm=lm).float()
+    model = RevelaForCausalLM(config, lm=lm)
+    model.float()
     expected = {key for key in model.state_dict() if not key.startswith("lm.") and "pooler" not in key.split(".")}
     refuse(folder, "missing weight", expected - set().union(*files.values()))
     if not load_in_place(model, files, expected):
@@ -183,7 +184,7 @@ def _load_with_lm(folder: Path, files: dict[Path, set[str]], trust_remote_code: 
 
 def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
     config = RevelaConfig.from_pretrained(folder)
-    names = [part._name_or_path for part in (config.retriever, config.lm) if part is not None]
+    names = [part.name_or_path or "" for part in (config.retriever, config.lm) if part is not None]
     if len(names) < 2 or not all(names):
         raise UserError(f"{folder}/config.json does not name the base models of its adapters")
     fields = inspect.signature(RevelaConfig.__init__).parameters

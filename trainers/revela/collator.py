@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
+from revela_hub.internals import fingerprint
 from revela_hub.trainers.common.epochs import SharedEpoch
 
 if TYPE_CHECKING:
@@ -269,6 +270,6 @@ def tokenize_groups(groups: "Dataset", collator: RevelaCollator) -> "Dataset":
         batch_size=64,
         remove_columns=[name for name in groups.column_names if name not in kept],
         features=datasets.Features(kept | {LM_TOKENS: tokens, RETRIEVER_TOKENS: tokens}),
-        new_fingerprint=hashlib.sha256((groups._fingerprint + collator.fingerprint()).encode()).hexdigest()[:16],
+        new_fingerprint=hashlib.sha256((fingerprint(groups) + collator.fingerprint()).encode()).hexdigest()[:16],
         desc="Tokenizing groups",
     )

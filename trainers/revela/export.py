@@ -20,7 +20,7 @@ def assemble_revela(loaded: RevelaBackbones, checkpoint: Path, folder: Path, ass
         UserError: the checkpoint does not have this part.
     """
     trained: Any = loaded.model.config.lm if assembly.part == "lm" else loaded.model.config.retriever
-    base = trained._name_or_path
+    base = trained.name_or_path
     if assembly.part == "retriever":
         return _retriever(checkpoint, loaded, base, folder, assembly)
     if assembly.part == "lm":

@@ -70,7 +70,6 @@ class RevelaTrainer(MethodTrainer):
     method = REVELA
     smooths_labels = True
 
-    _tag_names = ("revela",)
     adapts_retriever = True
 
     def __init__(
@@ -145,21 +144,17 @@ class RevelaTrainer(MethodTrainer):
         with args.main_process_first(desc="tokenising"):
             return tokenize_groups(groups, self.collator)
 
-    def _lm_is_elsewhere(self) -> bool:
+    def left_out(self, weight: str) -> bool:
+        """Return whether this is a weight of a frozen language model, which `load_checkpoint` loads from where it came from."""
+        config = self.revela.config.lm
         adapted = isinstance(self.accelerator.unwrap_model(self.model), PeftModel)
-        return not self.lm_trained and not adapted and bool(self.revela.config.lm._name_or_path)
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Report missing weights, except those of a frozen language model that checkpoints do not contain."""
-        if self._lm_is_elsewhere():
-            missing = [name for name in load_result.missing_keys if not name.startswith("lm.")]
-            load_result = load_result._replace(missing_keys=missing)
-        super()._issue_warnings_after_load(load_result)
+        frozen = not self.lm_trained and not adapted and config is not None and bool(config.name_or_path)
+        return frozen and weight.startswith("lm.")
 
     def model_names(self) -> str:
         """Return the names of both models."""
         names = [
-            str(getattr(part, "_name_or_path", "")) or "a model"
+            str(getattr(part, "name_or_path", "")) or "a model"
             for part in (self.revela.config.retriever, self.revela.config.lm)
         ]
         return f"{names[0]} with {names[1]}"
@@ -239,16 +234,12 @@ class RevelaTrainer(MethodTrainer):
                     group["lr"] = group["initial_lr"] * factor(0)
         return scheduler
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Save a checkpoint: weights or adapters, the configuration and both tokenizers.
-
-        A frozen language model is not saved if its name is known: `load_checkpoint` loads it from where it came from.
-        """
-        if self._lm_is_elsewhere():
-            weights = self.revela.state_dict() if state_dict is None else state_dict
-            state_dict = {name: weight for name, weight in weights.items() if not name.startswith("lm.")}
-        super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir or ".")
+    def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write weights or adapters, the configuration and both tokenizers."""
+        weights = self.revela.state_dict() if state_dict is None else state_dict
+        if any(map(self.left_out, weights)):
+            state_dict = {name: weight for name, weight in weights.items() if not self.left_out(name)}
+        super().write_weights(folder, state_dict)
         self.revela.config.save_pretrained(folder)
         self.retriever_tokenizer.save_pretrained(folder / RETRIEVER_TOKENIZER)
         self.lm_tokenizer.save_pretrained(folder / LM_TOKENIZER)
@@ -268,7 +259,8 @@ def _with_biases(adapters: PeftConfig | None, model: RevelaForCausalLM) -> PeftC
     if adapters is None or model.reading_bias is None:
         return adapters
     saved: Any = getattr(adapters, "modules_to_save", None) or ()
-    return replace(adapters, modules_to_save=[*saved, "reading_bias"])
+    with_biases: Any = adapters
+    return replace(with_biases, modules_to_save=[*saved, "reading_bias"])  # type: ignore[no-any-return]
 
 
 def _group_size(rows: Any) -> dict[str, int]:  # noqa: ANN401 (any data set, or None)
