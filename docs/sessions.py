@@ -102,7 +102,8 @@ def run(step: Step, folder: Path) -> str:
         command: list[str] = [sys.executable, "-c", step.text]
     else:
         command = ["bash", "-c", re.sub(r"^revela-hub", f"{sys.executable} -m revela_hub", step.text)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "COLUMNS": "100"}
+    quiet = {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | quiet | {"HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
     if step.kind == "python":
         environment["TQDM_DISABLE"] = "1"  # it would turn off a command's notes too
     ended = subprocess.run(
@@ -110,7 +111,7 @@ def run(step: Step, folder: Path) -> str:
     )
     if ended.returncode:
         raise RuntimeError(f"{step.text}\n{ended.stdout}")
-    return ended.stdout
+    return ended.stdout.replace(str(Path.home()), "~")
 
 
 # --- the folder that the blocks run in
