@@ -78,8 +78,13 @@ class Outcome:
         d = compare_queries(self.chosen.per_query[METRIC], self.hybrid.scores.per_query[METRIC])
         if not weight or d.verdict != "better":
             return ""
+        what = (
+            "BM25 alone (search bm25)"
+            if weight == 1
+            else f"A hybrid with BM25 (search --mode hybrid --weights {1 - weight:.1f} {weight:.1f})"
+        )
         return (
-            f"A hybrid with BM25 (search --mode hybrid --weights {1 - weight:.1f} {weight:.1f}) improves nDCG@10 by another"
+            f"{what} improves nDCG@10 by another"
             f" {d.difference:.3f} (95% interval {d.low:+.3f} to {d.high:+.3f}, on all {d.queries} queries)."
         )
 
