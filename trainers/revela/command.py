@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train revela`: the models, then the data's, then those of every transformers Trainer."""
 
-    basic_options = ("group_size", "similarity_span", "weights", "v_normalization", "pooling")
+    basic_options = ("group_size", "reading", "lm_training", "similarity_span", "weights", "v_normalization", "pooling")
     old_names: ClassVar[dict[str, str]] = {"passage_prompt": "document_prompt"}
 
     retriever: str = field(metadata={"help": "Model to train as a retriever: Hub id, folder or GGUF file."})
