@@ -37,7 +37,8 @@ def test_a_checkpoint_is_not_a_retriever(bert_folder: Path) -> None:
 
 
 def test_a_model_that_cannot_be_had_is_named() -> None:
-    with pytest.raises(UserError, match="cannot load the model no-one/nothing: .*the Hub cannot be reached"):  # the tests have no network
+    # The tests have no network.
+    with pytest.raises(UserError, match="cannot load the model no-one/nothing: .*the Hub cannot be reached"):
         load_encoder("no-one/nothing")
     with pytest.raises(UserError, match="the version of no-one/nothing"):
         model_identity("no-one/nothing")
