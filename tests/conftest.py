@@ -3,6 +3,7 @@
 The models and tokenizers are built afresh for each test, so a test may change them.
 """
 
+import json
 import os
 import shutil
 import sys
@@ -204,6 +205,20 @@ def documents(tmp_path: Path) -> Path:
     for i in range(4):
         (folder / f"{i}.txt").write_text(f"Document {i}. " + sentences * 6)
     return folder
+
+
+@pytest.fixture
+def labelled_files(tmp_path: Path) -> Path:
+    """A folder with pairs.jsonl, prompts.jsonl and mixture.yaml, 16 rows each."""
+    import yaml
+
+    rows = [{"anchor": f"Where is {i}?", "positive": f"{i} in Paris", "negative_1": f"{i} in Tokyo"} for i in range(16)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = [{"question": f"Where does document {i % 4} lead?", "answers": ["to the sea"]} for i in range(16)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    task = {"name": "qa", "type": "pairs", "source": str(tmp_path / "pairs.jsonl"), "instruction": "Find the place"}
+    (tmp_path / "mixture.yaml").write_text(yaml.safe_dump({"tasks": [task]}))
+    return tmp_path
 
 
 @pytest.fixture

@@ -69,17 +69,10 @@ def fit(model: RevelaForCausalLM, parameter: nn.Parameter, training: list[Batch]
         optimizer.step()
 
 
-def losses(model: RevelaForCausalLM, groups: list[Batch]) -> Tensor:
-    """Return the loss of each group."""
+def losses(model: RevelaForCausalLM, groups: list[Batch], similarity: Tensor | None = None) -> Tensor:
+    """Return the loss of each group, with the retriever's similarities or given ones."""
     with torch.no_grad():
-        return torch.stack([model(**batch, return_logits=False).loss for batch in groups])
-
-
-def alone(model: RevelaForCausalLM, groups: list[Batch]) -> Tensor:
-    """Return the loss of each group without any reading."""
-    nothing = torch.zeros(1, SIZE, SIZE)
-    with torch.no_grad():
-        return torch.stack([model(**batch, similarity=nothing, return_logits=False).loss for batch in groups])
+        return torch.stack([model(**batch, similarity=similarity, return_logits=False).loss for batch in groups])
 
 
 def main() -> None:
@@ -101,7 +94,7 @@ def main() -> None:
         model.lm.requires_grad_(False)
         return model.eval()
 
-    base = alone(build(), test)
+    base = losses(build(), test, torch.zeros(1, SIZE, SIZE))
     row("LM alone", base, base)
     for normalized in (False, True):
         row(

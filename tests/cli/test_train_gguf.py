@@ -8,7 +8,6 @@ import yaml
 
 from revela_hub.cli.main import main
 
-SENTENCES = "The river carries sediment to the sea. A fox jumps over a dog. Paris is the capital of France. "
 COMMON = "--max_steps 2 --save_strategy no --learning_rate 1e-3 --warmup_steps 0 --bf16 false --report_to none --logging_steps 1"
 TEXT = "--data {t} --max_words 20 --max_length 24 --cache_dir {c}"
 QUESTIONS = (
@@ -28,24 +27,10 @@ OPTIONS = {
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> dict[str, Path]:
+def places(tmp_path: Path, documents: Path, labelled_files: Path) -> dict[str, Path]:
     """The files that the options name."""
-    texts = tmp_path / "text"
-    texts.mkdir()
-    for number in range(4):
-        (texts / f"{number}.txt").write_text(f"Document {number}. " + SENTENCES * 6)
-    rows = [{"anchor": f"Where is {i}?", "positive": f"{i} in Paris", "negative_1": f"{i} in Tokyo"} for i in range(16)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prompts = [{"question": f"Where does document {i % 4} lead?", "answers": ["to the sea"]} for i in range(16)]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
-    task = {"name": "qa", "type": "pairs", "source": str(tmp_path / "pairs.jsonl"), "instruction": "Find the place"}
-    (tmp_path / "mixture.yaml").write_text(yaml.safe_dump({"tasks": [task]}))
-    return {
-        "t": texts,
-        "p": tmp_path / "prompts.jsonl",
-        "x": tmp_path / "mixture.yaml",
-        "c": tmp_path / "cache",
-    }
+    files = {"p": labelled_files / "prompts.jsonl", "x": labelled_files / "mixture.yaml"}
+    return files | {"t": documents, "c": tmp_path / "cache"}
 
 
 def losses(out: Path) -> list[float]:

@@ -39,6 +39,21 @@ def _read(query: Tensor, keys: list[Tensor], values: list[Tensor], v_normalizati
     return result
 
 
+def _joint_read(
+    query: Tensor,
+    own: tuple[list[Tensor], list[Tensor]],
+    others: list[tuple[list[Tensor], list[Tensor], Tensor]],
+    bias: Tensor,
+) -> Tensor:
+    """One softmax over the own tokens and those of the other chunks, whose scores get log Sim + bias."""
+    scores = [(query * key).sum() / math.sqrt(len(query)) for key in own[0]]
+    values = list(own[1])
+    for keys, more, weight in others:
+        scores += [(query * key).sum() / math.sqrt(len(query)) + weight.log() + bias for key in keys]
+        values += more
+    return sum(w * v for w, v in zip(torch.stack(scores).softmax(0), values, strict=True))
+
+
 def reference_similarity(embeddings: Tensor, size: int, temperature: float) -> Tensor:
     """Sim of each group, from the definition."""
     result = torch.zeros(len(embeddings) // size, size, size, dtype=embeddings.dtype)
@@ -56,16 +71,25 @@ def reference_similarity(embeddings: Tensor, size: int, temperature: float) -> T
 
 
 def reference_logits(
-    lm: LlamaForCausalLM, chunks: list[Tensor], similarity: Tensor, *, v_normalization: bool, eps: float = 1e-6
+    lm: LlamaForCausalLM,
+    chunks: list[Tensor],
+    similarity: Tensor,
+    *,
+    v_normalization: bool = False,
+    eps: float = 1e-6,
+    bias: Tensor | None = None,
 ) -> list[Tensor]:
-    """Logits (tokens, vocabulary) of stream h of each chunk; `chunks` are token ids without padding."""
+    """Logits (tokens, vocabulary) of stream h of each chunk; `chunks` are token ids without padding.
+
+    With a bias of each layer, the other chunks are read jointly with the own tokens instead of being added.
+    """
     config = lm.config
     size = similarity.shape[-1]
     theta = config.rope_parameters["rope_theta"]
     repeats = config.num_attention_heads // config.num_key_value_heads
     stream_e = [lm.model.embed_tokens.weight[ids] for ids in chunks]
     stream_h = list(stream_e)
-    for layer in lm.model.layers:
+    for number, layer in enumerate(lm.model.layers):
         attention = layer.self_attn
         projected = {}
         for name, stream in (("e", stream_e), ("h", stream_h)):
@@ -87,14 +111,23 @@ def reference_logits(
                     heads = []
                     for head in range(config.num_attention_heads):
                         group = head // repeats
-                        out = _read(q[head][t], k[group][: t + 1], v[group][: t + 1], False, 0.0)
-                        if name == "h":
-                            first = i // size * size
-                            for j in range(first, first + size):
-                                if j != i:
-                                    _, k_j, v_j = projected["e"][j]
-                                    b_ij = _read(q[head][t], k_j[group], v_j[group], v_normalization, eps)
-                                    out = out + similarity[i // size, i % size, j % size] * b_ij
+                        own = k[group][: t + 1], v[group][: t + 1]
+                        first = i // size * size
+                        others = [
+                            (
+                                projected["e"][j][1][group],
+                                projected["e"][j][2][group],
+                                similarity[i // size, i % size, j % size],
+                            )
+                            for j in range(first, first + size)
+                            if j != i and name == "h"
+                        ]
+                        if bias is not None:
+                            heads.append(_joint_read(q[head][t], own, others, bias[number]))
+                            continue
+                        out = _read(q[head][t], *own, False, 0.0)
+                        for keys, values, weight in others:
+                            out = out + weight * _read(q[head][t], keys, values, v_normalization, eps)
                         heads.append(out)
                     tokens.append(torch.cat(heads))
                 results[name].append(_feed_forward(layer, x + torch.stack(tokens) @ attention.o_proj.weight.T, config))

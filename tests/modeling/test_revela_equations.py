@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from joint_reference import joint_logits
 from revela_reference import reference_logits, reference_loss, reference_similarity
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -62,7 +61,7 @@ def test_joint_reading_is_one_softmax(side: str, attention: str, frozen: bool, m
     model = build(False, attention, reading="joint", reading_bias=-0.7)
     with torch.no_grad():
         model.reading_bias.weight[1] += 0.3
-    compare(model, side, partial(joint_logits, bias=model.reading_bias.weight), frozen)
+    compare(model, side, partial(reference_logits, bias=model.reading_bias.weight), frozen)
 
 
 @pytest.mark.parametrize("v_normalization", [False, True])

@@ -26,17 +26,9 @@ class RunArguments(TrainingArguments):
 
     _argument_group_name = "run"
     basic_options: ClassVar[tuple[str, ...]] = (
-        *(
-            "output_dir",
-            "overwrite",
-            "resume_from_checkpoint",
-            "learning_rate",
-            "num_train_epochs",
-            "max_steps",
-            "seed",
-        ),
+        *("output_dir", "overwrite", "resume_from_checkpoint", "learning_rate", "num_train_epochs", "max_steps"),
         *("per_device_train_batch_size", "gradient_accumulation_steps", "lora_rank", "temperature", "max_length"),
-        "trust_remote_code",
+        *("seed", "trust_remote_code"),
     )
 
     bf16: bool | None = field(  # type: ignore[assignment]

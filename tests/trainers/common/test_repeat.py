@@ -6,46 +6,31 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
-from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
 
 from revela_hub.cli.main import main
 from revela_hub.data.sources.beir import RetrievalTask, write_beir
 
-SENTENCES = "The river carries sediment to the sea. A fox jumps over a dog. Paris is the capital of France. "
 METHODS = ("revela", "retromae", "nvembed", "cot-mote", "cot-mote --stage finetune", "imprag")
 Words = Callable[[str, str], list[str]]
 
 
 @pytest.fixture
-def words(tmp_path: Path, llama_folder: Path, wordpiece_tokenizer: BertTokenizerFast) -> Words:
+def words(tmp_path: Path, documents: Path, labelled_files: Path, llama_folder: Path, mlm_folder: Path) -> Words:
     """(method, name of the output folder) -> the command of a run of three updates, with everything that is drawn."""
-    texts, bert = tmp_path / "text", tmp_path / "bert"
-    texts.mkdir()
-    for i in range(4):
-        (texts / f"{i}.txt").write_text(f"Document {i}. " + SENTENCES * 6)
-    rows = [{"anchor": f"Where is {i}?", "positive": f"{i} in Paris", "negative_1": f"{i} in Tokyo"} for i in range(16)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prompts = [{"question": f"Where does document {i % 4} lead?", "answers": ["to the sea"]} for i in range(16)]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
-    task = {"name": "qa", "type": "pairs", "source": str(tmp_path / "pairs.jsonl"), "instruction": "Find the place"}
-    (tmp_path / "mixture.yaml").write_text(yaml.safe_dump({"tasks": [task]}))
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    BertForMaskedLM(BertConfig(vocab_size=len(wordpiece_tokenizer), **sizes)).save_pretrained(bert)
-    wordpiece_tokenizer.save_pretrained(bert)
-    pre = f"--per_device_train_batch_size 4 --encoder {bert} --max_length 40 --cache_dir {tmp_path / 'cache'}"
+    texts, files = documents, labelled_files
+    pre = f"--per_device_train_batch_size 4 --encoder {mlm_folder} --max_length 40 --cache_dir {tmp_path / 'cache'}"
     options = {
         "revela": f"--data {texts} --retriever {llama_folder} --lm {llama_folder} --max_words 20 --group_size 4"
         f" --max_length 24 --temperature 0.1 --lora_rank 4 --lora_dropout 0.1 --cache_dir {tmp_path / 'cache'}"
         " --gradient_accumulation_steps 1",
         "retromae": f"--data {texts} {pre}",
-        "nvembed": f"--backbone {llama_folder} --mixture {tmp_path / 'mixture.yaml'} --num_negatives 1 --max_length 96"
+        "nvembed": f"--backbone {llama_folder} --mixture {files / 'mixture.yaml'} --num_negatives 1 --max_length 96"
         " --in_batch_negatives true --num_latents 8 --num_heads 2 --lora_rank 4 --per_device_train_batch_size 4"
         f" --cache_dir {tmp_path / 'cache'} --query_instruction Place",
         "cot-mote": f"--data {texts} {pre} --gradient_accumulation_steps 1",
-        "cot-mote --stage finetune": f"--pairs {tmp_path / 'pairs.jsonl'} --num_negatives 1 {pre}",
-        "imprag": f"--backbone {llama_folder} --data {tmp_path / 'prompts.jsonl'} --corpus {texts} --max_words 12"
+        "cot-mote --stage finetune": f"--pairs {files / 'pairs.jsonl'} --num_negatives 1 {pre}",
+        "imprag": f"--backbone {llama_folder} --data {files / 'prompts.jsonl'} --corpus {texts} --max_words 12"
         " --retrieval_layer 0 --last_reading_layer 1 --num_passages 2 --max_passage_length 32 --max_length 64 --num_positives 1 --num_negatives 2 --first_negative_rank 2"
         " --last_negative_rank 6 --num_candidates 3 --per_device_train_batch_size 4",
     }

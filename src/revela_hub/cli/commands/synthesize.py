@@ -50,16 +50,8 @@ class Arguments(SynthesisSettings):
     """Arguments of `revela-hub synthesize`."""
 
     basic_options = (
-        *(
-            "output_dir",
-            "overwrite",
-            "endpoint",
-            "api_key_env",
-            "exclude",
-            "temperature",
-            "device",
-            "trust_remote_code",
-        ),
+        *("output_dir", "overwrite", "endpoint", "api_key_env"),
+        *("exclude", "temperature", "device", "trust_remote_code"),
     )
     old_names: ClassVar[dict[str, str]] = {"output": "output_dir"}
 
