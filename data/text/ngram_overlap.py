@@ -55,7 +55,8 @@ def _word_hash(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(errors="replace"), digest_size=8).digest(), "little")
 
 
-def _hashes(tokens: Sequence[str]) -> Hashes:
+def hash_words(tokens: Sequence[str]) -> Hashes:
+    """Return a 64-bit hash of each word."""
     return np.fromiter(map(_word_hash, tokens), dtype=np.uint64, count=len(tokens))
 
 
@@ -110,7 +111,7 @@ class ExcludedTexts:
         count = 0
         for count, text in enumerate(texts, start=1):  # noqa: B007 (it is returned)
             tokens = words(text)
-            hashed = _hashes(tokens)
+            hashed = hash_words(tokens)
             if len(tokens) >= self.n:
                 found[self.n].append(ngram_hashes(hashed, self.n))
                 continue
@@ -123,7 +124,7 @@ class ExcludedTexts:
 
     def find(self, text: str) -> str | None:
         """Return the name of the first set that overlaps with `text`, or None."""
-        hashed = _hashes(words(text))
+        hashed = hash_words(words(text))
         grams = {0: _set_hash(hashed)}
         for name, lengths in self._sets.items():
             for length, excluded in lengths.items():

@@ -4,11 +4,17 @@ The model is loaded in a clean process, and the results are printed as a table. 
 secrets), pickles, missing or unused weights, NaNs, remote code, tokenizer and length settings, and whether vectors
 depend on batching or padding. The exit status is 1 if a check fails.
 
+With --against, reports instead which evaluation queries the training text contains: exactly, or by 13 words in a row.
+Models record only names and digests of their training data, so pass the text with --data. The exit status is 1 if a
+query is found.
+
 Examples:
   revela-hub check my-retriever
   revela-hub check sentence-transformers/all-MiniLM-L6-v2
   revela-hub check org/model --revision v1 --trust_remote_code
   revela-hub check my-retriever --json
+  revela-hub check --data path/to/text --against path/to/beir
+  revela-hub check --data pairs.jsonl --text_column anchor --against test-queries.txt
 """
 
 import json
@@ -23,7 +29,7 @@ POSITIONALS = ("model",)
 class Arguments:
     """Arguments of `revela-hub check`."""
 
-    model: str = field(metadata={"help": "Model folder or Hub id."})
+    model: str | None = field(default=None, metadata={"help": "Model folder or Hub id."})
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a model on the Hub."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
     timeout: PositiveInt | None = field(
@@ -31,10 +37,59 @@ class Arguments:
         metadata={"help": "Maximum number of seconds (default: 300, plus 180 per GB of weights)."},
     )
     json: bool = field(default=False, metadata={"help": "Print JSON."})
+    against: str | None = field(
+        default=None,
+        metadata={
+            "help": "Evaluation queries to look for in --data: a BEIR folder, JSON lines, or a file with one query per line.",
+            "metavar": "QUERIES",
+        },
+    )
+    data: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Training text: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."},
+    )
+    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the training text."})
+    held_out: str | None = field(
+        default=None,
+        metadata={"help": "Probe whose queries were held out of the training text.", "metavar": "FOLDER"},
+    )
+    ngram: PositiveInt = field(default=13, metadata={"help": "Number of words in a row that count as an overlap."})
 
 
 def run(arguments: Arguments) -> None:
-    """Print the table."""
+    """Print the table of checks, or the overlap."""
+    from revela_hub.errors import UserError
+
+    if arguments.against is not None:
+        _check_overlap(arguments)
+    elif arguments.data:
+        raise UserError("--data is the training text to compare with evaluation queries: give these with --against")
+    elif arguments.model is None:
+        raise UserError(
+            "name a model folder or Hub id, or compare training text with evaluation queries (--data, --against)"
+        )
+    else:
+        _check_model(arguments, arguments.model)
+
+
+def _check_overlap(arguments: Arguments) -> None:
+    from revela_hub.data.sources.documents import read_documents
+    from revela_hub.data.sources.queries import read_queries
+    from revela_hub.data.text.query_overlap import query_overlap
+    from revela_hub.errors import UserError
+
+    if arguments.model is not None:
+        raise UserError(f"--against compares text: leave out {arguments.model}, and pass its training text with --data")
+    if not arguments.data:
+        raise UserError("--against needs the training text: pass it with --data PATH")
+    documents = read_documents(arguments.data, text_column=arguments.text_column, held_out=arguments.held_out)
+    found = query_overlap(read_queries(arguments.against or ""), documents, arguments.ngram)
+    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if arguments.json else found)
+    if found.matches:
+        raise SystemExit(1)
+
+
+def _check_model(arguments: Arguments, model: str) -> None:
     from pathlib import Path
 
     from revela_hub.checkpoints import METHODS, is_checkpoint
@@ -42,12 +97,11 @@ def run(arguments: Arguments) -> None:
     from revela_hub.hub_cards import as_table, check
     from revela_hub.output import command_line
 
-    model = arguments.model
     if Path(model).is_dir() and is_checkpoint(model):
         publish = command_line("publish", model, "NAME/MODEL", "--dry_run")
         raise UserError(f"{model} is a training checkpoint: `{publish}` exports it and checks the result")
-    if arguments.revision and Path(arguments.model).expanduser().exists():
-        raise UserError(f"--revision is for a model on the Hub, but {arguments.model} is a folder")
+    if arguments.revision and Path(model).expanduser().exists():
+        raise UserError(f"--revision is for a model on the Hub, but {model} is a folder")
     checks = check(
         model,
         revision=arguments.revision,

@@ -1,0 +1,54 @@
+"""Reading queries without judgements: lines of text, JSON lines, or the queries of a BEIR folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from revela_hub.data.sources.beir import find_file, is_beir
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.rows import JSON_LINES, json_lines_rows, text_lines
+from revela_hub.errors import UserError
+
+COLUMNS = ("text", "query", "question", "anchor")
+"""Columns of JSON lines that may hold the query, the first one present."""
+
+
+def read_queries(path: str | Path) -> dict[str, str]:
+    """Read queries: id (in JSON lines the `_id`, elsewhere `file:line`) to text, without empty and repeated ones.
+
+    Args:
+        path: A text file with one query per line, JSON lines with a column of `COLUMNS`, or a BEIR folder.
+
+    Raises:
+        UserError: The file does not exist, has no queries, or a row has no column with the query.
+    """
+    place = Path(path).expanduser()
+    if place.is_dir():
+        if not is_beir(place):
+            raise UserError(
+                f"{path} is a folder without queries.jsonl: give a BEIR folder, or a file with one query per line"
+            )
+        place = find_file(place, "queries.jsonl")
+    if not place.is_file():
+        raise UserError(f"no file {path}: give a file with one query per line, JSON lines, or a BEIR folder")
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    for id_, text in _rows(place) if place.name.endswith(JSON_LINES) else text_lines(place):
+        query = " ".join(text.split())
+        if query and query not in seen:
+            seen.add(query)
+            found[id_] = query
+    if not found:
+        raise UserError(f"{path} has no queries: give a file with one query per line, JSON lines, or a BEIR folder")
+    return found
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str]]:
+    for row in json_lines_rows(path, ReadReport()):
+        text = next((row.columns[name] for name in COLUMNS if name in row.columns), None)
+        if not isinstance(text, str):
+            has = ", ".join(row.columns) or "nothing"
+            raise UserError(
+                f"{row.where}: no query: expected a text in one of the columns {', '.join(COLUMNS)}; it has: {has}"
+            )
+        name = row.columns.get("_id")
+        yield (row.where if name is None else str(name)), text
