@@ -23,6 +23,9 @@ LARGE_FOLDER = 1 << 26
 """Size in bytes from which the hash of a model folder is cached: hashing 64 MiB takes 0.1 s."""
 
 # Files of a model folder that do not affect its vectors.
+DOCUMENT_ENCODER = "document_encoder.json"
+"""File in the document route of a model with two routes, with the identity of the model whose vectors it returns."""
+DOCUMENT_ROUTE = "document_0_Transformer"
 _IGNORED_FILES = frozenset({"README.md", "LICENSE", ".gitattributes", "training_args.bin"})
 
 
@@ -113,6 +116,27 @@ def model_identity(name: str, max_seq_length: int | None = None) -> str:
         except OSError as error:
             raise UserError(f"cannot determine the version of {name}: {' '.join(str(error).split())}") from error
     raise UserError(f"cannot determine the version of {name}: it has neither modules.json nor config.json")
+
+
+def document_identity(name: str, max_seq_length: int | None = None) -> str | None:
+    """Return `model_identity` of the model whose documents have the same vectors as a model's; None if it names none.
+
+    A model that was trained with `--query_only` names its base model.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        from transformers.utils import cached_file
+
+        found = cached_file(
+            _hub_id(name), f"{DOCUMENT_ROUTE}/{DOCUMENT_ENCODER}", _raise_exceptions_for_missing_entries=False
+        )
+        file = Path(found) if found else None
+    else:
+        file = folder / DOCUMENT_ROUTE / DOCUMENT_ENCODER
+    if file is None or not file.is_file():
+        return None
+    cut = "" if max_seq_length is None else f":{max_seq_length}"
+    return f"{json.loads(file.read_text(encoding='utf-8'))['identity']}{cut}"
 
 
 def _hub_id(name: str) -> str:

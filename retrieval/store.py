@@ -83,16 +83,24 @@ class PassageStore:
         folder: The output folder of `revela-hub index`.
         fingerprint: `encoder.model_identity` of the model that encodes the queries; None skips the comparison.
         model: The model's name, for the message.
+        documents: `encoder.document_identity` of the model: its documents have the vectors of this other model.
 
     Raises:
         UserError: There is no index, it belongs to another model, or it is damaged.
     """
 
-    def __init__(self, folder: str | Path, fingerprint: str | None = None, model: str = "the model") -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        fingerprint: str | None = None,
+        model: str = "the model",
+        *,
+        documents: str | None = None,
+    ) -> None:
         """Opens the index without reading texts or vectors."""
         self.folder = Path(folder).expanduser()
         self.metadata = read_metadata(self.folder)
-        if fingerprint is not None and fingerprint != self.metadata.fingerprint:
+        if fingerprint is not None and self.metadata.fingerprint not in (fingerprint, documents):
             raise UserError(
                 f"{self.folder} was built with {self.metadata.model} ({_short(self.metadata.fingerprint)}), but {model} is "
                 f"a different model or version ({_short(fingerprint)}), whose vectors are not comparable; build an index "

@@ -14,6 +14,7 @@ from revela_hub.errors import UserError, loading
 from revela_hub.gguf_files import model_folder
 from revela_hub.hub_cards.method import Method
 from revela_hub.trainers.common.arguments import RunArguments
+from revela_hub.trainers.common.query_route import trained_transformer
 
 ModelLike: TypeAlias = str | Path | PreTrainedModel | SentenceTransformer
 """A Hub id, a folder, a GGUF file (`path/to/model.gguf`, `user/repo/model.gguf`), or a loaded model."""
@@ -24,8 +25,7 @@ _Arguments = TypeVar("_Arguments", bound=RunArguments)
 def unwrapped(model: ModelLike) -> str | PreTrainedModel:
     """Return the id or folder (of a GGUF file, the folder of the converted model), or the transformers model inside a loaded one."""
     if isinstance(model, SentenceTransformer):
-        transformer: Any = model[0]
-        inner: PreTrainedModel = transformer.auto_model
+        inner: PreTrainedModel = trained_transformer(model).auto_model
         return inner
     return model_folder(str(model)) if isinstance(model, str | Path) else model
 

@@ -22,6 +22,7 @@ from revela_hub.pickles import encoder
 from revela_hub.retrieval.encoder import learnt_positions, similarity_of
 from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, name_of
+from revela_hub.trainers.common.query_route import trained_transformer
 from revela_hub.trainers.common.roles import refuse_fused
 from revela_hub.trainers.common.trainer import MethodTrainer
 
@@ -117,7 +118,7 @@ class RetrieverTrainer(MethodTrainer):
 
     def trained_config(self) -> PreTrainedConfig:
         """Return the configuration of the transformers model inside the sentence-transformers one."""
-        config: PreTrainedConfig = self.retriever[0].auto_model.config
+        config: PreTrainedConfig = trained_transformer(self.retriever).auto_model.config
         return config
 
     @property
@@ -171,7 +172,7 @@ class RetrieverTrainer(MethodTrainer):
                 saved = encoder(SentenceTransformer, str(folder), device="cpu")
                 self.retriever.load_state_dict(saved.state_dict())
                 # Runs of older versions may have started with a tokenizer that does not append EOS.
-                self.retriever[0].processor = saved[0].processor
+                trained_transformer(self.retriever).processor = trained_transformer(saved).processor
             if extra := self._extra_weights():
                 weights = load_file(folder / EXTRA_WEIGHTS)
                 for name, value in extra.items():

@@ -2,7 +2,8 @@ r"""Fine-tune a retriever on query-passage pairs.
 
 The pairs are labelled (--pairs: JSON lines, a data set, or a BEIR folder) or natural: --data takes raw text or code, and pairs each
 docstring with its function, each title with its section, and a sentence with the rest of its passage. The other passages of a batch are
-the negatives; --mined_negatives adds hard ones.
+the negatives; --mined_negatives adds hard ones. With --query_only true, only the encoder of queries is trained: vectors of documents that
+the base model encoded stay valid, and `revela-hub search --index` accepts its index.
 
 Some queries are held out and measured before, during and after training. The best weights are exported, or their average with the base
 model; if training did not help, the base model is exported unchanged.
@@ -30,6 +31,7 @@ from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.ranges import NonNegativeInt, TextLength
 from revela_hub.trainers.common.arguments import HeldOutArguments, TextArguments
 from revela_hub.trainers.common.processes import from_main
+from revela_hub.trainers.common.query_route import identity_of_documents, with_query_route
 from revela_hub.trainers.common.retriever import load_retriever, print_retriever
 from revela_hub.trainers.common.run import Run, open_run
 from revela_hub.trainers.common.run_probe import hold_out_rows, hold_out_text
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 class Arguments(HeldOutArguments, TextArguments, PairsTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train pairs`: the model, the data, then those of every transformers Trainer."""
 
-    basic_options = ("pairs", "mined_negatives")
+    basic_options = ("pairs", "mined_negatives", "query_only")
 
     retriever: str = field(
         metadata={"help": "Model to train: Hub id, folder or GGUF file of a retriever, an encoder or a decoder."}
@@ -89,16 +91,24 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     with open_run(PAIR_TUNING, arguments) as run:
         if run.nothing_to_do:
             return run.output
+        documents = identity_of_documents(arguments.retriever) if arguments.query_only else None
         rows, task, report = _read(arguments, run)
-        model = load_retriever(
-            arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
-        )
+        model = _load(arguments)
         rows = _with_negatives(rows, model, arguments)
         trainer = PairsTrainer(model, arguments, train_dataset=rows, retrieval_task=task, **trainer_options)
+        trainer.documents = documents
         run.train(trainer)
         sources = [arguments.pairs] if arguments.pairs else arguments.data
         run.export(trainer, summary=report, sources=sources)
         return run.report(trainer)
+
+
+def _load(arguments: Arguments) -> SentenceTransformer:
+    """Return the model to train; with --query_only, one with two routes, of which --max_length concerns queries."""
+    query_only, max_length = arguments.query_only, arguments.max_length
+    options = {"max_length": None if query_only else max_length, "trust_remote_code": arguments.trust_remote_code}
+    model = load_retriever(arguments.retriever, **options)
+    return with_query_route(model, max_length=max_length) if query_only else model
 
 
 def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | None, str]":

@@ -8,6 +8,7 @@ equation 2): less memory, a second forward pass, the same result.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -26,6 +27,15 @@ from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
 from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, wrong_columns
+from revela_hub.trainers.common.query_route import (
+    DOCUMENT,
+    QUERY,
+    frozen_route,
+    identity_of_documents,
+    record_documents,
+    trained_transformer,
+    with_query_route,
+)
 from revela_hub.trainers.common.retriever import RetrieverTrainer, freeze_pooler, load_retriever
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
 
@@ -47,6 +57,10 @@ class PairsTrainingArguments(AdapterArguments, RunArguments, SentenceTransformer
     temperature: PositiveFloat = field(default=0.05, metadata={"help": "Temperature that divides the similarities."})
     mini_batch_size: PositiveInt = field(
         default=64, metadata={"help": "Number of pairs in memory at a time (GradCache if less than a batch)."}
+    )
+    query_only: bool = field(
+        default=False,
+        metadata={"help": "Train the encoder of queries only, so that existing document vectors stay valid."},
     )
     lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the LoRA adapters; 0 trains all weights."})
 
@@ -83,6 +97,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
     method = PAIR_TUNING
 
     args: PairsTrainingArguments
+    documents: str | None = None
+    """With `query_only`, the identity of the model whose document vectors stay valid (`identity_of_documents`)."""
 
     def __init__(
         self,
@@ -101,7 +117,10 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         if not {"anchor", "positive"} <= set(columns):
             raise wrong_columns(train_dataset, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
         retriever = load_retriever(model, **(model_init_kwargs or {}))
-        transformer: Any = retriever[0]
+        if args.query_only:
+            retriever = with_query_route(retriever)
+            self.documents = identity_of_documents(model) if isinstance(model, (str, Path)) else None
+        transformer = trained_transformer(retriever)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
         adapters = peft_config or args.lora_config(transformer.auto_model)
         if adapters is not None:
@@ -110,6 +129,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         prompts = retriever.prompts
         if args.prompts is None:
             args.prompts = {name: prompts.get("query" if name == "anchor" else "document") or "" for name in texts}
+        if args.query_only:
+            args.router_mapping = {name: QUERY if name == "anchor" else DOCUMENT for name in texts}
         cosine = similarity_of(retriever, "the retriever") == "cosine"
         settings: dict[str, Any] = {
             "scale": 1 / args.temperature,
@@ -117,7 +138,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             "gather_across_devices": args.world_size > 1,
         }
         loss: nn.Module
-        if args.mini_batch_size < args.per_device_train_batch_size:
+        # GradCache needs gradients of all columns; frozen documents keep no activations in memory anyway.
+        if args.mini_batch_size < args.per_device_train_batch_size and not args.query_only:
             loss = CachedMultipleNegativesRankingLoss(retriever, mini_batch_size=args.mini_batch_size, **settings)
         else:  # the same loss without a second forward pass
             loss = MultipleNegativesRankingLoss(retriever, **settings)
@@ -128,6 +150,19 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
     def retriever(self) -> Any:
         """The sentence-transformers model that is trained."""
         return self.accelerator.unwrap_model(self.model)
+
+    def compute_loss(self, model: nn.Module, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401 (as in Trainer)
+        """Return the loss; a frozen document encoder has no dropout."""
+        if self.args.query_only:
+            frozen_route(self.retriever).eval()
+        return super().compute_loss(model, *inputs, **options)
+
+    def export(self, output: Path) -> Path:
+        """Write `retriever/`; with `query_only`, also the identity of the model that encodes documents."""
+        folder = super().export(output)
+        if self.documents is not None:
+            record_documents(folder, self.documents)
+        return folder
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Do nothing: `hub_cards` writes the card after the run, without another pass over the data."""

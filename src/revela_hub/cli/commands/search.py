@@ -114,6 +114,7 @@ def _read(arguments: Arguments, folder: Path) -> "Passages":
 def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) -> "tuple[Ranker, Passages]":
     from revela_hub.retrieval import PassageStore, build_ranker, default_cache_folder
     from revela_hub.retrieval.disk import claim_folder
+    from revela_hub.retrieval.encoder import document_identity
     from revela_hub.retrieval.ranking import VectorRanker
     from revela_hub.retrieval.store import with_index_settings
 
@@ -121,7 +122,8 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
     settings = models.settings
     folder = Path(arguments.cache_dir or default_cache_folder("passages")).expanduser()
     if passages is None:
-        store = PassageStore(arguments.index or "", settings.identity or None, arguments.model)
+        documents = document_identity(arguments.model, arguments.max_length) if settings.identity else None
+        store = PassageStore(arguments.index or "", settings.identity or None, arguments.model, documents=documents)
         passages, folder, settings = store.passages, store.folder, with_index_settings(settings, store.metadata)
     elif "dense" not in settings.used and "sparse" not in settings.used:
         folder = temporary  # BM25 statistics are computed from the current files

@@ -1,0 +1,78 @@
+"""Train the query encoder alone, so that vectors of documents stay valid.
+
+    queries    --Router, route "query"-->     a copy of the retriever, trained
+    documents  --Router, route "document"-->  the retriever, frozen and without dropout
+
+The export is a sentence-transformers folder with both routes. The document route names the model that its vectors are equal to
+(`DOCUMENT_ENCODER`), so that `search --index` accepts an index of that model.
+"""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
+from torch import nn
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval.encoder import DOCUMENT_ENCODER, DOCUMENT_ROUTE, document_identity, model_identity
+
+QUERY, DOCUMENT = "query", "document"
+
+
+def with_query_route(retriever: SentenceTransformer, *, max_length: int | None = None) -> SentenceTransformer:
+    """Return a model with a trainable copy of the retriever for queries, and the retriever itself, frozen, for documents.
+
+    A model that has both routes already is frozen and returned.
+
+    Args:
+        retriever: model with one encoder, or with a query and a document route.
+        max_length: maximum number of tokens of a query; documents keep the retriever's own limit.
+
+    Raises:
+        UserError: the model has other routes.
+    """
+    router: Any = retriever[0]
+    if not isinstance(router, Router):
+        modules: list[Any] = list(retriever)
+        router = Router.for_query_document(deepcopy(modules), modules, default_route=None, allow_empty_key=False)
+        retriever = SentenceTransformer(
+            modules=[router],
+            prompts=retriever.prompts,
+            similarity_fn_name=retriever.similarity_fn_name,
+            truncate_dim=retriever.truncate_dim,
+            device="cpu",
+        )
+    elif set(router.sub_modules) != {QUERY, DOCUMENT}:
+        raise UserError(
+            f"--query_only needs the routes query and document, but the model has {', '.join(router.sub_modules)}"
+        )
+    frozen_route(retriever).requires_grad_(False)
+    if max_length is not None:
+        router.sub_modules[QUERY][0].max_seq_length = max_length
+    return retriever
+
+
+def frozen_route(retriever: SentenceTransformer) -> nn.Module:
+    """Return the modules that encode documents."""
+    router: Any = retriever[0]
+    modules: nn.Module = router.sub_modules[DOCUMENT]
+    return modules
+
+
+def trained_transformer(retriever: SentenceTransformer) -> Any:  # noqa: ANN401 (a Transformer module)
+    """Return the Transformer module in training: of queries, if the model has two routes."""
+    first: Any = retriever[0]
+    return first.sub_modules[QUERY][0] if isinstance(first, Router) else first
+
+
+def identity_of_documents(name: str) -> str | None:
+    """Return what identifies the vectors of a model's documents; None for a file, such as GGUF."""
+    return None if Path(name).is_file() else document_identity(name) or model_identity(name)
+
+
+def record_documents(folder: Path, identity: str) -> None:
+    """Write the identity of the model that the document route of an exported folder is equal to."""
+    (folder / DOCUMENT_ROUTE / DOCUMENT_ENCODER).write_text(json.dumps({"identity": identity}) + "\n", encoding="utf-8")
