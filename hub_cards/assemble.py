@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
@@ -149,6 +151,10 @@ def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembl
     if assembly.part != "retriever" or assembly.adapter_only:
         raise UserError(f"{checkpoint} is a finished model, not a checkpoint: it can only be published as a whole")
     found, reference = contents(checkpoint), checkpoint / REFERENCE
+    if find_spec("onnxruntime") is None:
+        for name in [name for name in found.included if name.startswith("onnx/")]:
+            found.skipped[name] = "cannot be checked, because onnxruntime is not installed"
+            del found.included[name]
     unreadable = content_faults(checkpoint, sorted(found.included))
     for fault in chain(found.links, contradictions(checkpoint, found), _pickled_modules(found), unreadable):
         raise UserError(f"{checkpoint}: {fault}")
@@ -162,6 +168,15 @@ def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembl
         keep_card=card.is_file() and not written_by_us,
         skipped=found.skipped,
     )
+
+
+def copy_with_metadata(source: Path, folder: Path) -> None:
+    """Copy the model files of a finished folder to a new or empty one, with our metadata for its card and its reference vectors."""
+    if folder.is_dir():
+        folder.rmdir()
+    contents(source).copy_to(folder)
+    if (source / OURS).is_dir():
+        shutil.copytree(source / OURS, folder / OURS)
 
 
 def _pickled_modules(found: Contents) -> Iterator[str]:

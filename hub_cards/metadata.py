@@ -19,6 +19,8 @@ import yaml
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.verify.contents import listed_modules, of_type, read_json
+from revela_hub.hub_cards.verify.kinds import onnx_outputs
+from revela_hub.hub_cards.verify.onnx_files import MODEL, QUANTIZED
 from revela_hub.hub_cards.verify.weights import safetensors_header
 
 METRIC_NAMES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
@@ -195,6 +197,7 @@ class ModelDescription:
     prompts: dict[str, str] = field(default_factory=dict)
     loader: str = "SentenceTransformer"  # class of sentence-transformers that loads the model
     routes: tuple[str, ...] = ()  # of a Router
+    onnx: tuple[str, ...] = ()  # files in the folder onnx/ that give the final vectors
 
     @property
     def is_encoder(self) -> bool:
@@ -234,8 +237,14 @@ def describe(folder: str | Path) -> ModelDescription:
         dtype=stored.get(weights[0]["dtype"], weights[0]["dtype"]) if weights else "",
         remote_code=any(folder.rglob("*.py")),
         adapter_of=read_json(folder / "adapter_config.json", {}).get("base_model_name_or_path"),
+        onnx=tuple(name for name in (MODEL, QUANTIZED) if _gives_vectors(folder / name)),
         **encoder,
     )
+
+
+def _gives_vectors(file: Path) -> bool:
+    """Return whether an ONNX file exists and has the output `sentence_embedding`."""
+    return file.is_file() and "sentence_embedding" in onnx_outputs(file)
 
 
 def _describe_encoder(folder: Path) -> dict[str, Any]:

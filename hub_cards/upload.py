@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,7 +27,9 @@ from revela_hub.hub_cards.verify.files import Check, folder_fault
 from revela_hub.hub_cards.verify.verify import verify
 
 # Not downloaded for a check: pickled weights, and weights for other libraries.
-_NOT_CHECKED = ["*.bin", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.onnx_data", "onnx/*", "openvino/*"]
+_NOT_CHECKED = ["*.bin", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "openvino/*", "model*.onnx", "model*.onnx_data"]
+_ONNX = ["onnx/*"]
+_OTHER_ONNX = ["onnx/[!m]*", "onnx/model_[!q]*", "onnx/model_q[!u]*", "onnx/model_qu[!a]*"]
 _NO_METHODS: Mapping[str, Method] = MappingProxyType({})
 
 
@@ -166,7 +169,8 @@ def check(
         except HFValidationError as error:
             raise UserError(f"{folder_or_id} is neither a folder nor a valid model id on the Hub") from error
         with hub_errors(str(folder_or_id), "run the same command again"):
-            folder = Path(snapshot_download(str(folder_or_id), revision=revision, ignore_patterns=_NOT_CHECKED))
+            ignored = [*_NOT_CHECKED, *(_OTHER_ONNX if find_spec("onnxruntime") else _ONNX)]
+            folder = Path(snapshot_download(str(folder_or_id), revision=revision, ignore_patterns=ignored))
     found, reference = contents(folder, downloaded=downloaded), folder / REFERENCE
     with tempfile.TemporaryDirectory(prefix="revela-hub-check-") as scratch:
         staged = Path(scratch, folder.resolve().name or "model")  # only the files that would be published

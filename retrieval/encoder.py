@@ -27,6 +27,7 @@ DOCUMENT_ENCODER = "document_encoder.json"
 """File in the document route of a model with two routes, with the identity of the model whose vectors it returns."""
 DOCUMENT_ROUTE = "document_0_Transformer"
 _IGNORED_FILES = frozenset({"README.md", "LICENSE", ".gitattributes", "training_args.bin"})
+_IGNORED_FOLDERS = frozenset({"onnx", "openvino"})  # the same weights for other programs
 
 
 @runtime_checkable
@@ -149,7 +150,8 @@ def _hash_folder(folder: Path) -> str:
     files = [
         file
         for file in sorted(path for path in folder.rglob("*") if path.is_file())
-        if file.name not in _IGNORED_FILES and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if file.name not in _IGNORED_FILES and not _IGNORED_FOLDERS.intersection(file.relative_to(folder).parts[:1])
+        if not any(part.startswith(".") for part in file.relative_to(folder).parts)
     ]
     states = [file.stat() for file in files]
     if sum(state.st_size for state in states) < LARGE_FOLDER:

@@ -34,6 +34,7 @@ _OTHER_FORMAT = re.compile(
     r"(pytorch_model.*\.bin|tf_model.*|flax_model.*|rust_model\.ot|.*\.(onnx|onnx_data|h5|msgpack))"
 )
 _OTHER_FORMAT_FOLDERS = {"onnx", "openvino"}
+_ONNX = re.compile(r"model\.onnx(_data)?|model_quantized\.onnx")  # the names that other programs look for
 _SIBLING = re.compile(r"^\s*from\s+\.(\w+)\s+import", re.MULTILINE)  # transformers copies only these imports
 _IGNORED = {".git", ".gitattributes", ".gitignore", ".cache", "__pycache__", ".revela_hub", ".DS_Store"}
 
@@ -123,7 +124,7 @@ def _belongs(name: str, modules: list[str]) -> bool:
         return bool(_IN_MODULE.fullmatch(path.name))
     if len(path.parts) == 2 and _TOKENIZER_FOLDER.fullmatch(parent):
         return path.suffix == ".jinja" or bool(ROOT_NAME.fullmatch(path.name)) and path.suffix != ".safetensors"
-    wanted = {"figures": _IMAGE, ".eval_results": _YAML}.get(parent)
+    wanted = {"figures": _IMAGE, ".eval_results": _YAML, "onnx": _ONNX}.get(parent)
     return wanted is not None and bool(wanted.fullmatch(path.name))
 
 

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 # First bytes -> format.
@@ -47,16 +49,21 @@ _VOCABULARY = re.compile(r"tokenizer\.json|vocab\.\w+|merges\.txt|bpe\.codes|.*\
 _RANKS = re.compile(rb"(?:[A-Za-z0-9+/]+={0,2} \d+\r?\n?)+")  # tiktoken: lines of a token in base64 and its rank
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _NUL = re.compile(rb"\0")  # vocabularies may contain any other character
+_ONNX_FIELDS = {1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26}
 MIB = 2**20
 
 
 def content_faults(folder: Path, names: list[str]) -> Iterator[str]:
     """Yield the files that are too large, or whose content does not match their name.
 
-    The content of weights and JSON files is checked in `files.py` instead.
+    The content of weights and JSON files is checked in `files.py` instead, that of ONNX weights when they are loaded.
     """
     for name in names:
-        if name.endswith(".safetensors"):
+        if name.endswith((".safetensors", ".onnx_data")):
+            continue
+        if name.endswith(".onnx"):
+            if not is_onnx(folder / name):
+                yield f"{name} is not an ONNX file"
             continue
         size, limit = (folder / name).stat().st_size, _limit(name)
         if size > limit:
@@ -119,7 +126,53 @@ def is_sentencepiece(data: bytes) -> bool:
     return place == len(data) and pieces > 0
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
+def is_onnx(file: Path) -> bool:
+    """Return whether a file is an ONNX `ModelProto`: only fields of this message, including a version and a graph."""
+    try:
+        with _mapped(file) as data:
+            fields = {field for field, _, _ in _entries(data, 0, len(data))}
+        return {1, 7} <= fields <= _ONNX_FIELDS
+    except (IndexError, ValueError):
+        return False
+
+
+def onnx_outputs(file: Path) -> list[str]:
+    """Return the names of the outputs of an ONNX file; empty if it is not one."""
+    try:
+        with _mapped(file) as data:
+            graph = next((start, stop) for field, start, stop in _entries(data, 0, len(data)) if field == 7)
+            outputs = [(start, stop) for field, start, stop in _entries(data, *graph) if field == 12]
+            names = [next(part for part in _entries(data, *output) if part[0] == 1) for output in outputs]
+            return [data[start:stop].decode() for _, start, stop in names]
+    except (IndexError, ValueError, StopIteration):
+        return []
+
+
+@contextmanager
+def _mapped(file: Path) -> Iterator[mmap.mmap]:
+    """Open a file without reading it; an empty one raises a ValueError."""
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data
+
+
+def _entries(data: mmap.mmap, place: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the field number of each entry of a protobuf message, and where its content starts and stops.
+
+    Raises:
+        ValueError: an entry is neither a number nor has a length, or ends after the message.
+    """
+    while place < end:
+        key, place = _varint(data, place)
+        value, start = _varint(data, place)
+        if key & 7 not in (0, 2):
+            raise ValueError("not a protobuf message of ONNX")
+        place = start + (value if key & 7 == 2 else 0)
+        if place > end:
+            raise ValueError("the file ends early")
+        yield key >> 3, start, place
+
+
+def _varint(data: bytes | mmap.mmap, place: int) -> tuple[int, int]:
     """Return the protobuf number at a position, and the position after it."""
     number = shift = 0
     while True:

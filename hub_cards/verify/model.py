@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .files import Check
 from .loading import Loaded, UnknownKind
+from .onnx_files import check_onnx
 from .texts import LONGEST_PROBE, SENTENCE, SHORT, many_texts
 from .vectors import check_vectors, difference
 
@@ -52,6 +53,7 @@ def check_model(
     if stored:
         yield stored_type_check(model, stored)
     yield from check_vectors(model, reference)
+    yield from check_onnx(folder, model)
 
 
 # --- weights

@@ -81,9 +81,10 @@ def end_with(parent: int) -> None:
 
 
 def _requirements(folder: Path) -> list[str]:
-    """Return the packages that the model requires according to its configuration."""
+    """Return the packages that the model requires according to its configuration, and to load its ONNX files."""
     config = read_json(folder / "config_sentence_transformers.json", {})
-    return list(of_type(config.get("requirements"), {}))
+    onnx = ["onnxruntime"] if (folder / "onnx").is_dir() else []
+    return [*of_type(config.get("requirements"), {}), *onnx]
 
 
 @dataclass(frozen=True)

@@ -250,6 +250,7 @@ PACKAGES = {
     "Stemmer": "bm25s PyStemmer",
     "faiss": "faiss-cpu",
     "gguf": '"revela-hub[gguf]"',
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), '"revela-hub[onnx]"'),
     "pydantic": "openai pydantic",
     "pytrec_eval": "pytrec-eval-terrier",
 }

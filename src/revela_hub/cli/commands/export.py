@@ -1,18 +1,25 @@
-"""Convert a training checkpoint to folders that load without this package.
+"""Convert a training checkpoint to folders that load without this package, or a model to ONNX.
 
 LoRA adapters are merged. Training exports the final model itself; use this command for intermediate checkpoints, or
 for another --max_length or --dtype. The folders depend on the method: retriever/ (Revela), encoder/ (RetroMAE),
 embedder/ (NV-Embed), dense/, sparse/ and model/ (CoT-MoTE), model/ (ImpRAG).
 
+--format onnx also writes onnx/model.onnx, which onnxruntime and text-embeddings-inference load, and prints how much its
+vectors differ from the model's. It takes a checkpoint or a sentence-transformers folder; if --output_dir is that folder,
+the file is added to it. --quantize int8 adds onnx/model_quantized.onnx, a quarter of the size. Models with remote code,
+sparse models and models with two routes cannot be converted.
+
 Examples:
   revela-hub export outputs/revela/checkpoint-1000 --output_dir my-retriever
   revela-hub export outputs/revela --output_dir my-retriever --lm --dtype bfloat16
+  revela-hub export my-retriever --output_dir my-retriever --format onnx --quantize int8
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from revela_hub.errors import UserError, require
 from revela_hub.ranges import TextLength
 
 POSITIONALS = ("checkpoint",)
@@ -24,7 +31,11 @@ class Arguments:
 
     old_names: ClassVar[dict[str, str]] = {"output": "output_dir"}
 
-    checkpoint: str = field(metadata={"help": "Checkpoint folder that `revela-hub train` saved."})
+    checkpoint: str = field(
+        metadata={
+            "help": "Checkpoint folder that `revela-hub train` saved; for ONNX also a sentence-transformers folder."
+        }
+    )
     output_dir: str = field(metadata={"help": "Output folder."})
     lm: bool = field(default=False, metadata={"help": "Also export the co-trained language model."})
     max_length: TextLength | None = field(
@@ -33,21 +44,83 @@ class Arguments:
     dtype: Literal["float32", "bfloat16", "float16"] | None = field(
         default=None, metadata={"help": "Type of the stored weights (default: unchanged)."}
     )
+    format: Literal["safetensors", "onnx"] = field(
+        default="safetensors", metadata={"help": "Format of the weights; onnx also writes onnx/model.onnx in float32."}
+    )
+    quantize: Literal["none", "int8"] = field(
+        default="none", metadata={"help": "ONNX: Also write onnx/model_quantized.onnx with weights of this type."}
+    )
 
 
 def run(arguments: Arguments) -> None:
     """Write the folders and print how to load them."""
+    from revela_hub.retrieval.disk import try_folder
+
+    if arguments.quantize != "none" and arguments.format != "onnx":
+        raise UserError("--quantize requires --format onnx")
+    if arguments.format == "onnx":
+        require("onnx", "onnxscript", "onnxruntime")
+    try_folder(Path(arguments.output_dir), "--output_dir")
+    finished = arguments.format == "onnx" and (Path(arguments.checkpoint) / "modules.json").is_file()
+    folders = [_copied(arguments)] if finished else _exported(arguments)
+    if arguments.format == "onnx":
+        _add_onnx(folders, quantize=arguments.quantize == "int8")
+
+
+def _exported(arguments: Arguments) -> list[Path]:
+    """Write the folders of a checkpoint, and return them without that of the language model."""
     import torch
 
     from revela_hub.checkpoints import export_checkpoint, method_of
     from revela_hub.hub_cards.metadata import describe
-    from revela_hub.retrieval.disk import try_folder
 
-    try_folder(Path(arguments.output_dir), "--output_dir")
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
     output = export_checkpoint(
         arguments.checkpoint, arguments.output_dir, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype
     )
-    for name in [*method_of(Path(arguments.checkpoint)).folders, *(["lm"] if arguments.lm else [])]:
+    names = list(method_of(Path(arguments.checkpoint)).folders)
+    for name in [*names, *(["lm"] if arguments.lm else [])]:
         folder = output / name
         print(f"{'language model' if name == 'lm' else name}: {describe(folder).loading_code(str(folder))}")
+    return [output / name for name in names]
+
+
+def _copied(arguments: Arguments) -> Path:
+    """Copy the model files of a finished folder to the output folder, unless it is the same folder.
+
+    Raises:
+        UserError: options for checkpoints were given, or the output folder is not empty.
+    """
+    from revela_hub.hub_cards.assemble import copy_with_metadata
+    from revela_hub.hub_cards.onnx_export import why_not_onnx
+
+    source, output = Path(arguments.checkpoint), Path(arguments.output_dir)
+    if given := [name for name in ("lm", "max_length", "dtype") if getattr(arguments, name)]:
+        raise UserError(f"--{given[0]} applies to checkpoints, but {source} is a finished model")
+    if why := why_not_onnx(source):
+        raise UserError(f"{source} cannot be exported to ONNX: it {why}")
+    if source.resolve() != output.resolve():
+        if output.is_dir() and any(output.iterdir()):
+            raise UserError(f"--output_dir {output} is not empty: choose a new folder, or {source} itself")
+        copy_with_metadata(source, output)
+    return output
+
+
+def _add_onnx(folders: list[Path], *, quantize: bool) -> None:
+    """Add the ONNX files to each folder that can have them, and print how much their vectors differ.
+
+    Raises:
+        UserError: none of the folders can be converted.
+    """
+    from revela_hub.hub_cards.onnx_export import export_onnx, why_not_onnx
+
+    reasons = {folder: why_not_onnx(folder) for folder in folders}
+    if all(reasons.values()):
+        found = "; ".join(f"{folder} {why}" for folder, why in reasons.items())
+        raise UserError(f"none of the exported folders can be converted to ONNX: {found}")
+    for folder in (folder for folder, why in reasons.items() if not why):
+        for file in export_onnx(folder, quantize=quantize):
+            print(
+                f"{file.path}: {file.bytes / 1e6:,.1f} MB, vectors differ from the model's by at most"
+                f" {file.difference:.0e}, cosine at least {file.cosine:.4f}"
+            )

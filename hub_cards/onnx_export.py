@@ -1,0 +1,174 @@
+"""Export a sentence-transformers folder to ONNX: `onnx/model.onnx`, which text-embeddings-inference and onnxruntime load.
+
+The graph contains all modules of the model, so its output `sentence_embedding` (n_texts, d) is the final vector, pooled and
+normalized. text-embeddings-inference prefers this output to its own pooling. A second output, `last_hidden_state`
+(n_texts, length, hidden_size), is for programs that pool the tokens themselves. The inputs are `input_ids`, `attention_mask`
+and, if the tokenizer returns them, `token_type_ids`: (n_texts, length) int64.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from revela_hub.errors import UserError, reason, require
+from revela_hub.hub_cards.verify.contents import auto_maps, listed_modules, read_json
+from revela_hub.hub_cards.verify.onnx_files import MODEL, QUANTIZED, OnnxModel, lowest_cosine
+from revela_hub.hub_cards.verify.texts import probe_texts
+from revela_hub.hub_cards.verify.vectors import difference
+from revela_hub.pickles import encoder
+
+# The newest version that onnxruntime 1.17 and all later ones support, and that the exporter writes without a conversion.
+_OPSET = 18
+# A file of protobuf has at most 2 GiB; the weights of larger models are stored in a second file.
+LARGEST_FILE = 1_900_000_000
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class OnnxFile(NamedTuple):
+    """An exported file.
+
+    Attributes:
+        path: its path.
+        bytes: its size, with the file of its weights.
+        difference: largest difference of a coordinate from the model's vectors, relative to the longest vector's norm.
+        cosine: lowest cosine with the model's vector of the same text.
+    """
+
+    path: Path
+    bytes: int
+    difference: float
+    cosine: float
+
+
+def why_not_onnx(folder: Path) -> str:
+    """Return why a model folder cannot be exported to ONNX; empty if it can."""
+    modules = [kind.rpartition(".")[2] for _, kind in listed_modules(folder)]
+    config = read_json(folder / "config_sentence_transformers.json", {})
+    if not modules:
+        return "is not a sentence-transformers folder (it has no modules.json)"
+    if any(True for _ in auto_maps(folder)):
+        return "requires remote code"
+    if "Router" in modules or "Asym" in modules:
+        return "has separate routes for queries and documents"
+    if config.get("model_type", "SentenceTransformer") != "SentenceTransformer":
+        return f"is a {config['model_type']}, not a model with one dense vector per text"
+    if modules[0] != "Transformer":
+        return f"begins with the module {modules[0]}, not with a Transformer"
+    pooling = next((path for path, kind in listed_modules(folder) if kind.endswith("Pooling")), None)
+    prompts = [text for text in (config.get("prompts") or {}).values() if text]
+    if (
+        pooling is not None
+        and prompts
+        and not read_json(folder / pooling / "config.json", {}).get("include_prompt", True)
+    ):
+        return "excludes the prompt from pooling, which depends on the text before it"
+    return ""
+
+
+def export_onnx(folder: str | Path, *, quantize: bool = False) -> list[OnnxFile]:
+    """Write `onnx/model.onnx` into a sentence-transformers folder, and compare its vectors with the model's.
+
+    Args:
+        folder: the folder of a dense model without remote code.
+        quantize: also write `onnx/model_quantized.onnx`, with int8 weights and dynamically quantized activations.
+
+    Raises:
+        UserError: a package is not installed, or the model cannot be exported.
+    """
+    folder = Path(folder)
+    require("onnx", "onnxscript", "onnxruntime")
+    if why := why_not_onnx(folder):
+        raise UserError(f"{folder} cannot be exported to ONNX: it {why}")
+    from sentence_transformers import SentenceTransformer
+
+    model = encoder(SentenceTransformer, str(folder), device="cpu").float().eval()
+    (folder / MODEL).parent.mkdir(exist_ok=True)
+    try:
+        with _quiet():
+            _write(model, folder / MODEL)
+            if quantize:
+                _quantize(folder / MODEL, folder / QUANTIZED)
+    except OSError:
+        raise
+    except Exception as error:  # torch.onnx and onnxruntime raise exceptions of many types
+        raise UserError(f"{folder} cannot be exported to ONNX: {reason(error)}") from error
+    return [_compared(model, folder / name) for name in (MODEL, *([QUANTIZED] if quantize else []))]
+
+
+class _Graph(nn.Module):
+    """All modules of a model, with tensors as inputs and outputs."""
+
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `last_hidden_state` and `sentence_embedding`."""
+        features = self.model(dict(zip(self.names, inputs, strict=True)))
+        return features["token_embeddings"], features["sentence_embedding"]
+
+
+def _write(model: Any, file: Path) -> None:
+    """Export the model with dynamic numbers of texts and tokens, without the exporter's paths of source files."""
+    import onnx_ir
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
+    tokens = model.tokenizer(["A short text.", "A text that is a little longer."], padding=True, return_tensors="pt")
+    names = [name for name in _INPUTS if name in tokens]
+    with torch.no_grad():
+        program = torch.onnx.export(
+            _Graph(model, names).eval(),
+            tuple(tokens[name] for name in names),
+            dynamo=True,
+            input_names=names,
+            output_names=["last_hidden_state", "sentence_embedding"],
+            dynamic_shapes=(tuple({0: "batch", 1: "length"} for _ in names),),
+            opset_version=_OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    exported: Any = program.model
+    ClearMetadataAndDocStringPass()(exported)
+    weights = file.with_suffix(".onnx_data")
+    weights.unlink(missing_ok=True)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    onnx_ir.save(exported, file, external_data=weights.name if size > LARGEST_FILE else None)
+
+
+def _quantize(file: Path, quantized: Path) -> None:
+    """Store the weights in int8, one scale per channel: on MiniLM, one scale per matrix costs five times as much."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(file, quantized, weight_type=QuantType.QInt8, per_channel=True)
+
+
+def _compared(model: Any, file: Path) -> OnnxFile:
+    onnx = OnnxModel(file, model.tokenizer, model.max_seq_length)
+    texts = [text for text in probe_texts(model.max_seq_length) if text]
+    parts = (texts[:-1], texts[-1:])  # the last text is truncated, and all in its batch would be padded to it
+    got = np.concatenate([onnx.encode(part) for part in parts])
+    expected = np.concatenate([model.encode(part, prompt="", show_progress_bar=False) for part in parts])
+    size = sum(path.stat().st_size for path in (file, file.with_suffix(".onnx_data")) if path.exists())
+    return OnnxFile(file, size, difference(got, expected), lowest_cosine(got, expected))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the warnings of the exporter about missing packages and its own deprecations."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,243 @@
+"""ONNX files give the model's vectors, are verified, published and loaded as the card says."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from loopback_hub import LoopbackHub
+from safetensors.torch import load_file, save_file
+
+from revela_hub.checkpoints import publish
+from revela_hub.cli import main as cli
+from revela_hub.errors import UserError
+from revela_hub.hub_cards import Destination, ModelCardMetadata, check, onnx_export, write_card
+from revela_hub.hub_cards.card import OURS
+from revela_hub.hub_cards.onnx_export import export_onnx, why_not_onnx
+from revela_hub.hub_cards.verify.files import Check
+from revela_hub.hub_cards.verify.kinds import is_onnx, onnx_outputs
+from revela_hub.hub_cards.verify.onnx_files import MODEL, QUANTIZED, OnnxModel
+from revela_hub.retrieval import load_encoder, model_identity
+
+TEXTS = ["Query: a", "the river carries sand", "", "Query: " + "many words " * 100]
+
+
+@pytest.fixture(scope="module")
+def exported(retriever_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with last-token pooling, in ONNX, float32 and int8. Tests must not change it."""
+    folder = tmp_path_factory.mktemp("onnx") / "retriever"
+    write_card(shutil.copytree(retriever_folder, folder), ModelCardMetadata(license="mit"))
+    export_onnx(folder, quantize=True)
+    return folder
+
+
+@pytest.fixture
+def own(exported: Path, tmp_path: Path) -> Path:
+    """A copy of `exported` that the test may change."""
+    return shutil.copytree(exported, tmp_path / "own")
+
+
+@pytest.fixture
+def bert_with_dense(bert_folder: Path, tmp_path: Path) -> Path:
+    """A BERT with token types, mean pooling, a linear layer and normalization."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+    modules = [Transformer(str(bert_folder)), Pooling(32, pooling_mode="mean"), Dense(32, 8), Normalize()]
+    folder = tmp_path / "bert"
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder), create_model_card=False)
+    return folder
+
+
+def vectors(folder: Path, name: str = MODEL) -> Callable[[list[str]], np.ndarray]:
+    model = load_encoder(str(folder), device="cpu")
+    return OnnxModel(folder / name, model.tokenizer, model.max_seq_length).encode
+
+
+def row(checks: list[Check]) -> Check:
+    return {check.name: check for check in checks}["onnx"]
+
+
+def test_any_batch_and_length_give_the_vectors_of_the_model(exported: Path) -> None:
+    model, encode = load_encoder(str(exported), device="cpu"), vectors(exported)
+    for batch in (TEXTS[:1], TEXTS[1:], TEXTS[3:], TEXTS * 3):
+        expected = model.encode(batch, prompt="", batch_size=len(batch))
+        np.testing.assert_allclose(encode(batch), expected, atol=1e-5)
+
+
+def test_int8_weights_are_smaller_and_close(exported: Path) -> None:
+    model, encode = load_encoder(str(exported), device="cpu"), vectors(exported, QUANTIZED)
+    cosines = (encode(TEXTS) * model.encode(TEXTS, prompt="")).sum(axis=1)
+    assert cosines.min() > 0.9
+    assert (exported / QUANTIZED).stat().st_size < (exported / MODEL).stat().st_size
+
+
+def test_all_modules_are_in_the_graph_and_weights_may_have_their_own_file(
+    bert_with_dense: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_export, "LARGEST_FILE", 0)
+    [file] = export_onnx(bert_with_dense)
+    assert (bert_with_dense / "onnx" / "model.onnx_data").is_file() and file.difference < 1e-5
+    expected = load_encoder(str(bert_with_dense), device="cpu").encode(TEXTS)
+    assert expected.shape == (4, 8)
+    np.testing.assert_allclose(vectors(bert_with_dense)(TEXTS), expected, atol=1e-5)
+
+
+def test_the_file_names_no_folder_of_this_machine(exported: Path) -> None:
+    data = (exported / MODEL).read_bytes()
+    assert not re.search(rb"site-packages|\.py\b|/home/|" + re.escape(str(Path.cwd()).encode()), data)
+
+
+def test_check_compares_the_vectors(own: Path) -> None:
+    found = row(check(own))
+    assert found.ok and re.fullmatch(
+        r"onnx/model\.onnx gives the same vectors to \de-\d\d; onnx/model_quantized\.onnx gives vectors with a cosine of at"
+        r" least 0\.\d{3}",
+        found.detail,
+    )
+    weights = load_file(own / "model.safetensors")
+    name = "layers.0.mlp.down_proj.weight"
+    save_file(weights | {name: -weights[name]}, own / "model.safetensors", metadata={"format": "pt"})
+    found = row(check(own))
+    assert not found.ok
+    assert re.fullmatch(
+        r"onnx/model\.onnx: its vectors differ from the model's by \S+: export it again, or delete it", found.detail
+    )
+
+
+def test_check_pools_the_states_of_a_file_without_final_vectors(own: Path) -> None:
+    import onnx
+
+    graph = onnx.load(own / MODEL)
+    del graph.graph.output[1]
+    onnx.save(graph, own / MODEL)
+    (own / QUANTIZED).unlink()
+    found = row(check(own))
+    assert found.ok and found.detail.startswith("onnx/model.onnx gives the same vectors")
+    write_card(own, ModelCardMetadata())
+    assert "InferenceSession" not in (own / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_damaged_file_is_named(own: Path) -> None:
+    (own / "empty").touch()
+    for name in ("README.md", "empty", "model.safetensors"):
+        assert not is_onnx(own / name) and onnx_outputs(own / name) == []
+    assert is_onnx(own / MODEL) and onnx_outputs(own / MODEL) == ["last_hidden_state", "sentence_embedding"]
+    (own / MODEL).write_bytes((own / MODEL).read_bytes()[:-100])
+    failed = next(check for check in check(own) if not check.ok)
+    assert (failed.name, failed.detail) == ("folder", "onnx/model.onnx is not an ONNX file")
+
+
+def test_publish_uploads_the_files_and_the_card_loads_them(own: Path, hub: LoopbackHub) -> None:
+    (own / "onnx" / "model_O4.onnx").write_bytes(b"another one")
+    published = publish(own, Destination("org/model"))
+    assert {MODEL, QUANTIZED} <= published.files.keys()
+    assert published.skipped["onnx/model_O4.onnx"] == "weights in another format"
+    assert row(check("org/model", revision=published.commit)).ok
+
+
+def test_the_snippet_of_the_card_runs(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_card(own, ModelCardMetadata(), repo_id=str(own))
+    card = (own / "README.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(from huggingface_hub.*?)```", card, re.DOTALL)
+    assert "max_length=64" in code and "Query: What is" in code and "int8" in card
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda folder, file: str(Path(folder) / file))
+    names: dict[str, np.ndarray] = {}
+    exec(code, names)
+    model = load_encoder(str(own), device="cpu")
+    np.testing.assert_allclose(names["queries"], model.encode_query(["What is the capital of France?"]), atol=1e-5)
+    shutil.rmtree(own / "onnx")
+    write_card(own, ModelCardMetadata())
+    assert "onnx" not in (own / "README.md").read_text(encoding="utf-8").lower()
+
+
+def test_without_onnxruntime_the_files_are_neither_checked_nor_published(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("revela_hub.hub_cards.assemble.find_spec", lambda name: None)
+    published = publish(own, Destination("org/model"), dry_run=True)
+    assert published.skipped[MODEL] == "cannot be checked, because onnxruntime is not installed"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r'the package onnx is not installed: pip install "revela-hub\[onnx\]"'):
+        export_onnx(own)
+
+
+def test_the_identity_of_the_model_is_that_of_its_weights(retriever_folder: Path, exported: Path) -> None:
+    assert model_identity(str(exported)) == model_identity(str(retriever_folder))
+
+
+def _with_code(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["auto_map"] = {"AutoModel": "modeling_toy.ToyModel"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def _without_prompt(folder: Path) -> None:
+    config = json.loads((folder / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config | {"include_prompt": False}), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda folder: (folder / "modules.json").unlink(), "is not a sentence-transformers folder"),
+        (_with_code, "requires remote code"),
+        (_without_prompt, "excludes the prompt from pooling"),
+    ],
+)
+def test_folders_that_cannot_be_exported(change: Callable[[Path], object], said: str, own: Path) -> None:
+    change(own)
+    assert said in why_not_onnx(own)
+    with pytest.raises(UserError, match=re.escape(f"{own} cannot be exported to ONNX: it {said}")):
+        export_onnx(own)
+
+
+def test_sparse_models_and_routes_cannot_be_exported(tiny_sparse_folder: Path, own: Path) -> None:
+    assert why_not_onnx(tiny_sparse_folder) == "is a SparseEncoder, not a model with one dense vector per text"
+    (own / "modules.json").write_text(json.dumps([{"path": "", "type": "sentence_transformers.models.Router"}]))
+    assert why_not_onnx(own) == "has separate routes for queries and documents"
+
+
+def test_an_error_of_the_exporter_is_one_line(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("no decomposition\nfor aten.x")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(UserError, match=r"^.* cannot be exported to ONNX: [^\n]*no decomposition[^\n]*$"):
+        export_onnx(own)
+
+
+def test_the_command_copies_a_model_with_its_card(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(own / "onnx")
+    new = tmp_path / "new"
+    assert cli.main(["export", str(own), "--output_dir", str(new), "--format", "onnx"]) == 0
+    said = capsys.readouterr().out
+    assert re.fullmatch(
+        rf"{re.escape(str(new))}/onnx/model\.onnx: 0\.\d MB, vectors differ from the model's by at most \de-\d\d,"
+        r" cosine at least 1\.0000\n",
+        said,
+    )
+    assert (new / "model.safetensors").is_file() and (new / OURS / "README.md").is_file()
+    assert not (own / "onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--quantize", "int8"], "--quantize requires --format onnx"),
+        (["--format", "onnx", "--dtype", "float16"], "--dtype applies to checkpoints, but"),
+        (["--format", "onnx"], "is not empty: choose a new folder, or"),
+    ],
+)
+def test_options_that_do_not_fit(
+    options: list[str], said: str, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["export", str(own), "--output_dir", str(tmp_path), *options]) == 2
+    assert said in capsys.readouterr().err
