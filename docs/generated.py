@@ -20,7 +20,7 @@ from revela_hub.cli.parser import OTHER_OPTIONS, value_of
 COPIES = {"benchmarks": "benchmarks/**/*.md", "examples": "examples/quickstart/README.md"}
 PICTURE = r"(!\[[^\]]*\]\([^)]*)-light\.svg\)"
 GROUPS = {
-    "Train": r"quickstart|train ",
+    "Train": r"quickstart|adapt|train ",
     "Prepare data": r"mine|synthesize|probe",
     "Search and measure": r"encode|index|search|answer|evaluate",
     "Export and publish": r"export|check|publish",

@@ -84,6 +84,7 @@ class Probe:
         documents: The number of documents used, and the number of documents read.
         characters: The number of characters read.
         complete: Whether all of the text was read.
+        documents_of: Passage id to document id.
     """
 
     task: RetrievalTask
@@ -92,6 +93,7 @@ class Probe:
     characters: int = 0
     complete: bool = True
     settings: ProbeSettings = field(default_factory=ProbeSettings)
+    documents_of: dict[str, str] = field(default_factory=dict)
 
     @property
     def kinds(self) -> Counter[str]:
@@ -166,7 +168,8 @@ def build_probe(
             "docstring, have a heading, or have three sentences; add more text, or evaluate on your own task"
         )
     task, held_out = _hold_out(passages, asked)
-    return Probe(task, held_out, (used, len(documents)), characters, complete, settings)
+    documents_of = {f"p{index}": passage.document for index, passage in enumerate(passages)}
+    return Probe(task, held_out, (used, len(documents)), characters, complete, settings, documents_of)
 
 
 def check_probe_folder(folder: Path, option: str = "--output_dir") -> None:
@@ -309,13 +312,18 @@ def _questions(
     found: dict[str, _Asked] = {}
     seen = NearDuplicates()
     for index, (_, reply) in zip(free, backend.replies(requests), strict=True):
-        lines = [line.strip(" \t\"'*") for line in re.sub(r"(?s)<think>.*?</think>", "", reply.text).split("\n")]
-        text = next((line for line in lines if line), "")
+        text = first_line(reply.text)
         if reply.problem or not 3 <= len(text.split()) <= 60 or text in seen or text in passages[index].text:
             continue
         seen.add(text)
         found[f"question-{len(asked) + len(found)}"] = _Asked(Candidate(text, ""), (index,))
     return found
+
+
+def first_line(reply: str) -> str:
+    """Return the first line of a language model's reply, without its thoughts and quotation marks."""
+    lines = [line.strip(" \t\"'*") for line in re.sub(r"(?s)<think>.*?</think>", "", reply).split("\n")]
+    return next((line for line in lines if line), "")
 
 
 def _hold_out(passages: Sequence[Passage], asked: dict[str, _Asked]) -> tuple[RetrievalTask, dict[str, list[str]]]:

@@ -40,8 +40,9 @@ LAYERS = {
     "evaluation": {*BASE, "data", "retrieval"},
     "hub_cards": {*BASE, "data", "retrieval", "modeling", "evaluation"},
     "trainers": {*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards"},
-    "checkpoints": {*BASE, "data", "modeling", "trainers", "hub_cards"},
-    "cli": {*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards", "trainers", "checkpoints"},
+    "adaptation": {*BASE, "data", "retrieval", "evaluation", "hub_cards", "trainers"},
+    "checkpoints": {*BASE, "data", "modeling", "trainers", "hub_cards", "adaptation"},
+    "cli": {*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards", "trainers", "adaptation", "checkpoints"},
     "__main__": {"cli"},
 }
 # A method's training imports what two methods share, and no other method.

@@ -23,6 +23,7 @@ NAMES = {
 EXCEPTIONS = {
     "trainers/methods.py": "the list",
     "src/revela_hub/cli/commands/quickstart.py": "a demonstration of two methods",
+    "src/revela_hub/adaptation/": "tries several methods and keeps the best",
     "trainers/baselines/": "RA-IT and RA-DIT are compared with ImpRAG on its data, with its layers",
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig
 
+from revela_hub.adaptation import REPORT
 from revela_hub.data.own_folder import check_free
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assemble, Assembly, assemble_part, copy_finished, export_parts
@@ -65,7 +66,8 @@ def publish(
     """Publish a checkpoint or a finished sentence-transformers folder on the Hub, if all checks pass.
 
     Args:
-        checkpoint: folder that a trainer saved, output folder of a training command, or a finished sentence-transformers folder.
+        checkpoint: folder that a trainer saved, output folder of a training command or of `adapt`, or a finished sentence-transformers
+            folder.
         destination: where to publish.
         assembly: options.
         dry_run: stop before the upload; the Hub is only accessed with `update`, to compare the files.
@@ -84,9 +86,10 @@ def publish(
 
 
 def _exported_retriever(folder: Path) -> Path:
-    """Return `retriever/` of a finished run that exported nothing else, such as that of `train pairs`; else the folder."""
+    """Return `retriever/` of a finished run that exported nothing else, such as `train pairs` or `adapt`; else the folder."""
     exported = folder / "retriever"
-    alone = (folder / RECORD).is_file() and not (folder / "config.json").exists()
+    ours = (folder / RECORD).is_file() or (folder / REPORT).is_file()
+    alone = ours and not (folder / "config.json").exists()
     return exported if alone and (exported / "modules.json").is_file() else folder
 
 

@@ -49,6 +49,7 @@ BASE = {
     "publish": "publish done-revela me/model --dry_run",
     "synthesize": "synthesize --model llama --device cpu --count 2 --output_dir made --max_new_tokens 4 --attempts 1 --patience 3",
     "quickstart": "quickstart --models_dir nowhere",
+    "adapt": "adapt text --retriever retriever --output_dir adapted --budget 8s",
 }
 
 # Options with numbers. Of a count no fewer than 1 make sense, a size may be 0, a rate is above 0, a share in (0, 1), a
@@ -751,11 +752,18 @@ WRONG = {
     "quickstart": """
         --models_dir text
         --models_dir empty --data nowhere
-        --queries 0
-        --queries -1
-        --max_steps 0
+        --budget 0m
+        --budget ten
         --seed -1
         --output_dir text/rivers.txt
+        """,
+    "adapt": """
+        --budget 30
+        --labels nowhere.jsonl
+        --retriever nowhere
+        --lm empty
+        --learning_rate 0
+        --output_dir text
         """,
 }  # fmt: skip
 

@@ -117,7 +117,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert mistake(capsys, "serach").startswith("unknown command 'serach': did you mean search?")
-    assert "choose one of quickstart, train, mine, synthesize, " in mistake(capsys, "xyzzy")
+    assert "choose one of quickstart, adapt, train, mine, synthesize, " in mistake(capsys, "xyzzy")
     assert mistake(capsys, "train", "revella").startswith("unknown train command 'revella': did you mean revela?")
     assert "unknown command '--verbose'" in mistake(capsys, "--verbose")
 

@@ -72,26 +72,25 @@ def test_what_a_training_run_prints_at_its_end(
         assert "PATH:1-1" in capsys.readouterr().out
 
 
-def test_what_the_quickstart_prints_at_its_end(
+def test_what_adapt_prints_at_its_end(
     tmp_path: Path, retriever_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from revela_hub.cli.commands import quickstart
+    from revela_hub.cli.commands import adapt
 
     monkeypatch.chdir(tmp_path)
-    models, output = Path("the models"), Path("my output")
-    models.mkdir()
-    for name in ("adapt.yaml", "pairs.yaml"):
-        (models / name).write_text("seed: 1\n")
-    scores = {key: {"ndcg_at_10": 0.5, "recall_at_100": 0.5} for key in quickstart.LABELS}
-    quickstart._conclude(scores, models, output)
-    revela, pairs, search = printed(capsys.readouterr().out)
-    assert read(revela)["lm"] == "the models/lm"
-    assert read(pairs)["retriever"] == "outputs/my-code/retriever"
+    output = Path("my output")
+    adapt.print_commands(output, ["my code"])
+    search, publish = printed(capsys.readouterr().out)
+    assert read(publish)["checkpoint"] == "my output"
     shutil.copytree(retriever_folder, output / "retriever")
-    Path("path/to/code").mkdir(parents=True)
-    Path("path/to/code/dates.py").write_text("def parse(text):\n    return date(text)\n")
+    (output / "hybrid.json").write_text('{"bm25_weight": 0.3}')
+    (output / "adapt.json").write_text("{}")
+    Path("my code").mkdir()
+    Path("my code/dates.py").write_text("def parse(text):\n    return date(text)\n")
     assert cli.main([*search, "--cache-dir", "cache"]) == 0
     assert "dates.py:1-2" in capsys.readouterr().out
+    assert cli.main([*publish, "--dry_run"]) == 0
+    assert "nothing was uploaded to OWNER/NAME" in capsys.readouterr().out
 
 
 @cache

@@ -7,13 +7,14 @@ P holds the passages and hard negatives of the whole batch, on all devices; s is
 equation 2): less memory, a second forward pass, the same result.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from peft import PeftConfig
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MultipleNegativesRankingLoss,
@@ -86,6 +87,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         model: Hub id, folder or GGUF file of a retriever or an encoder, or a loaded `SentenceTransformer`, which is trained in place.
         args: the run; by default into a folder named after the model.
         train_dataset: columns `anchor` and `positive`, and for hard negatives `negative_1`, `negative_2`, ...
+        loss: a loss of sentence-transformers for the same columns, instead of the contrastive one; its `label` column is kept.
         peft_config: of the adapters, instead of LoRA as `args` says.
         model_init_kwargs: of `load_retriever`: `max_length`, `trust_remote_code`.
         **kwargs: of `SentenceTransformerTrainer`, and `retrieval_task`.
@@ -106,6 +108,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         args: PairsTrainingArguments | None = None,
         *,
         train_dataset: Dataset,
+        loss: Callable[[SentenceTransformer], nn.Module] | None = None,
         peft_config: PeftConfig | None = None,
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -131,20 +134,23 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             args.prompts = {name: prompts.get("query" if name == "anchor" else "document") or "" for name in texts}
         if args.query_only:
             args.router_mapping = {name: QUERY if name == "anchor" else DOCUMENT for name in texts}
+        made = self._contrastive(retriever, args) if loss is None else loss(retriever)
+        labels = ["label"] if loss is not None and "label" in columns else []
+        rows = train_dataset.select_columns([*texts, *labels])
+        super().__init__(model=retriever, args=args, train_dataset=rows, loss=made, **kwargs)
+
+    def _contrastive(self, retriever: SentenceTransformer, args: PairsTrainingArguments) -> nn.Module:
         cosine = similarity_of(retriever, "the retriever") == "cosine"
         settings: dict[str, Any] = {
             "scale": 1 / args.temperature,
             "similarity_fct": cos_sim if cosine else dot_score,
             "gather_across_devices": args.world_size > 1,
         }
-        loss: nn.Module
         # GradCache needs gradients of all columns; frozen documents keep no activations in memory anyway.
         if args.mini_batch_size < args.per_device_train_batch_size and not args.query_only:
-            loss = CachedMultipleNegativesRankingLoss(retriever, mini_batch_size=args.mini_batch_size, **settings)
-        else:  # the same loss without a second forward pass
-            loss = MultipleNegativesRankingLoss(retriever, **settings)
-        rows = train_dataset.select_columns(texts)
-        super().__init__(model=retriever, args=args, train_dataset=rows, loss=loss, **kwargs)
+            return CachedMultipleNegativesRankingLoss(retriever, mini_batch_size=args.mini_batch_size, **settings)
+        # The same loss without a second forward pass.
+        return MultipleNegativesRankingLoss(retriever, **settings)
 
     @property
     def retriever(self) -> Any:

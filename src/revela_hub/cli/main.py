@@ -29,6 +29,7 @@ OWN = "revela_hub.cli.commands"
 METHOD_COMMANDS = {name: command for method in METHODS.values() for name, command in method.commands.items()}
 COMMANDS = {
     "quickstart": Command(f"{OWN}.quickstart", "train and evaluate a retriever on raw text in minutes, on a CPU"),
+    "adapt": Command(f"{OWN}.adapt", "adapt a retriever to your text, with a verdict"),
     **{name: command for name, command in METHOD_COMMANDS.items() if name.startswith("train ")},
     "mine": Command(f"{OWN}.mine", "mine hard negatives with a retriever or BM25"),
     "synthesize": Command(f"{OWN}.synthesize", "generate training pairs with a language model"),

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from revela_hub.adaptation import HYBRID
 from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.errors import UserError
 from revela_hub.output import note, shows_progress
@@ -46,7 +47,7 @@ class Arguments(RankerOptions):
 
     basic_options = ("corpus", "index", "mode", "top_k", "json")
 
-    model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
+    model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, output folder of adapt, or bm25."})
     corpus: list[str] = field(
         default_factory=list,
         metadata={"help": "Text to search: folders, files, glob patterns or data sets (hf:owner/name)."},
@@ -70,6 +71,7 @@ def run(arguments: Arguments) -> None:
     if bool(arguments.corpus) == bool(arguments.index):
         raise UserError("give either --corpus PATH ... or --index FOLDER (see revela-hub search --help)")
     _check_corpus(arguments)
+    _use_adapted(arguments)
     check_used(arguments, [arguments.mode])
     if arguments.query is not None and not arguments.query.strip():
         raise UserError("the query is empty")
@@ -88,6 +90,20 @@ def run(arguments: Arguments) -> None:
                 print(json_format.dumps(record, ensure_ascii=False), flush=True)
             else:
                 print("\n".join(_lines(hits)) or f"nothing found: {nothing}", flush=True)
+
+
+def _use_adapted(arguments: Arguments) -> None:
+    """For the output folder of `revela-hub adapt`, use its retriever and, if no mode is given, its hybrid with BM25."""
+    folder = Path(arguments.model).expanduser()
+    if not (folder / HYBRID).is_file():
+        return
+    arguments.model = str(folder / "retriever")
+    if arguments.mode is None and arguments.weights is None:
+        try:
+            weight = float(json_format.loads((folder / HYBRID).read_text(encoding="utf-8"))["bm25_weight"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{folder / HYBRID} is damaged: run revela-hub adapt again, or give --mode") from error
+        arguments.mode, arguments.weights = "hybrid", [1 - weight, weight]
 
 
 def _check_corpus(arguments: Arguments) -> None:

@@ -1,0 +1,8 @@
+"""`revela-hub adapt`: tries several ways to adapt a retriever to a text, and keeps what held-out queries prove to be better.
+
+Attributes:
+    HYBRID: file of its output folder with the weight of BM25.
+    REPORT: file with all its results.
+"""
+
+HYBRID, REPORT = "hybrid.json", "adapt.json"

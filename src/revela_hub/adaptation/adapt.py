@@ -1,0 +1,343 @@
+"""Adapt a retriever to a text: measure baselines, try candidates within a time budget, select on the dev half, report on the test half.
+
+Everything is kept in `work/` of the output folder: the probe, the rankings of each system, and the runs. A repeated command skips what is
+there, so it can be stopped at any time.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from revela_hub.adaptation import candidates
+from revela_hub.adaptation.inspection import Inspection
+from revela_hub.adaptation.labels import hold_out_labels
+from revela_hub.adaptation.systems import (
+    Scores,
+    System,
+    compare,
+    fit_weight,
+    query_scores,
+    read_rankings,
+    select,
+    split_by_document,
+    with_half_of_the_passages,
+    write_rankings,
+)
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe, write_probe
+from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run
+from revela_hub.evaluation.significance import PairedDifference
+from revela_hub.hub_cards.export import make_readable
+from revela_hub.retrieval.encoding import encode_texts
+from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
+from revela_hub.trainers.common.stopping import Interrupted
+from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+WORK, STATE, BASE, LABELS = "work", "state.json", "base", "labels.jsonl"
+PASSAGES, FEWEST_PASSAGES = 1000, 200
+QUERIES_PER_PASSAGE = 0.8
+SHARES = {"natural_pairs": 0.4, "labelled_pairs": 0.3, "distillation": 0.3, "revela": 0.4}
+"""Relative time of each candidate."""
+TRAIN: dict[str, candidates.Train] = {
+    "labelled_pairs": candidates.labelled_pairs,
+    "natural_pairs": candidates.natural_pairs,
+    "distillation": candidates.distillation,
+    "revela": candidates.revela,
+}
+"""The candidates, the most promising first."""
+OVERHEAD = 0.35
+"""Part of the budget for measuring: the number of passages is chosen so that it suffices."""
+ENCODINGS = 3.5
+"""How often the passages are encoded per candidate: half of them five times during training, and all of them at the end."""
+
+
+@dataclass
+class Verdict:
+    """Result of `adapt`.
+
+    Attributes:
+        base: the base retriever with BM25.
+        chosen: the exported system: a better one, or the base.
+        best: the candidate that was selected on the dev half; the base if none was better.
+        difference: of the best candidate and the base, on the test half.
+        systems: all systems, the base first.
+        bm25: rankings of BM25.
+        dev: the dev half.
+        test: the test half.
+    """
+
+    base: System
+    chosen: System
+    best: System
+    difference: PairedDifference
+    systems: list[System]
+    bm25: Rankings
+    dev: RetrievalTask
+    test: RetrievalTask
+
+    @property
+    def word(self) -> str:
+        """`BETTER`, `WORSE` or `NO DIFFERENCE`."""
+        return self.difference.verdict.upper()
+
+    def line(self, folder: Path) -> str:
+        """Return the last line of the output, for scripts."""
+        d = self.difference
+        return (
+            f"VERDICT: {self.word} {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}] nDCG@10 | retriever {folder} |"
+            f" bm25_weight {self.chosen.weight:.1f}"
+        )
+
+    def sentence(self) -> str:
+        """Return the verdict as a sentence, for the model card."""
+        d = self.difference
+        interval = f"{d.difference:+.3f} (95% interval {d.low:+.3f} to {d.high:+.3f}, {d.queries} queries)"
+        if self.best is self.base:
+            return "No candidate was better than the base retriever on the queries that select."
+        return (
+            f"The selected candidate ({self.best.name}, with BM25 weight {self.best.weight:.1f}) differs from the base retriever"
+            f" with BM25 by {interval} in nDCG@10 on queries that were used for this comparison only."
+        )
+
+    def differences(self) -> dict[str, PairedDifference]:
+        """Return each candidate's difference from the base on the test half, both with BM25."""
+        return {system.name: compare(self.base, system, self.bm25, self.test) for system in self.systems[1:]}
+
+    def means(self) -> dict[str, float]:
+        """Return mean nDCG@10 on the test half of the exported system, the baselines and the candidates."""
+        rows = {
+            "exported": mean(self.chosen.scores(self.bm25, self.test)),
+            "base retriever alone": mean(self.base.scores(self.bm25, self.test, hybrid=False)),
+            "BM25": mean(query_scores(self.base.dense, self.bm25, self.test, 1.0)),
+        }
+        return rows | {f"{each.name}, with BM25": mean(each.scores(self.bm25, self.test)) for each in self.systems}
+
+    def table(self) -> str:
+        """Format all systems with their scores and intervals."""
+        names = [system.name for system in self.systems]
+        width = max(len(name) for name in (*names, "BM25"))
+        lines = [f"{'test half':<{width}}  alone  with BM25  weight  difference"]
+        alone = query_scores(self.base.dense, self.bm25, self.test, 1.0)
+        lines.append(f"{'BM25':<{width}}  {mean(alone):5.3f}")
+        differences = self.differences()
+        for system in self.systems:
+            dense, hybrid = (mean(system.scores(self.bm25, self.test, hybrid=each)) for each in (False, True))
+            row = f"{system.name:<{width}}  {dense:5.3f}  {hybrid:9.3f}  {system.weight:6.1f}"
+            if d := differences.get(system.name):
+                row += f"  {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
+            lines.append(row + ("  <- exported" if system is self.chosen else ""))
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a plain dictionary, for JSON."""
+        return {
+            "verdict": self.word,
+            "difference": self.difference.to_dict(),
+            "exported": self.chosen.name,
+            "bm25_weight": self.chosen.weight,
+            "queries": {"dev": len(self.dev.queries), "test": len(self.test.queries)},
+            "ndcg_at_10": self.means(),
+            "systems": [
+                {"name": each.name, "bm25_weight": each.weight, "seconds": round(each.seconds, 1)}
+                | (
+                    {}
+                    if each is self.base
+                    else {"difference": compare(self.base, each, self.bm25, self.test).to_dict()}
+                )
+                for each in self.systems
+            ],
+        }
+
+    def export(self, folder: Path, *, max_length: int | None, trust: bool) -> Path:
+        """Write the retriever of the chosen system; replaces an earlier one."""
+        part = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        model = load_retriever(self.chosen.folder, max_length=max_length, trust_remote_code=trust)
+        model.save_pretrained(str(part), create_model_card=False)
+        make_readable(part)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+        return folder
+
+
+@dataclass
+class Adaptation:
+    """The steps of `adapt`, each of which is skipped if its result is in the work folder.
+
+    Attributes:
+        inputs: what candidates are made from.
+        budget: seconds of training and evaluation in all.
+        say: prints a line.
+    """
+
+    inputs: candidates.Inputs
+    budget: float
+    say: Callable[[str], None]
+    systems: list[System] = field(default_factory=list)
+    stopped: bool = False
+
+    @property
+    def work(self) -> Path:
+        """Folder of the intermediate results."""
+        return self.inputs.output
+
+    def names(self) -> list[str]:
+        """Return the names of the candidates that the inputs allow."""
+        given = {"labelled_pairs": self.inputs.labels, "revela": self.inputs.lm}
+        return [name for name in TRAIN if name not in given or given[name]]
+
+    def seconds(self) -> dict[str, float]:
+        """Return the training time of each candidate."""
+        names = self.names()
+        whole = sum(SHARES[name] for name in names)
+        return {name: self.budget * (1 - OVERHEAD) * SHARES[name] / whole for name in names}
+
+    def probe(self, sources: Any, found: Inspection, *, write: bool = True) -> Probe:
+        """Make the probe of at most half of the natural pairs, or of the labels, and write its dev half for the runs."""
+        passages = self.number_of_passages(found, write=write)
+        self.inputs = replace(self.inputs, passages=passages)
+        most = int(passages * QUERIES_PER_PASSAGE)
+        queries = max(MIN_QUERIES, min(most, found.natural_pairs // 2))
+        probe = build_probe(sources, ProbeSettings(queries, passages, seed=0))
+        if self.inputs.labels:
+            rows, report = read_labelled_pairs(self.inputs.labels)
+            self.say(f"labels: {report}")
+            left = self.work / LABELS
+            if task := hold_out_labels(rows, probe.task.corpus, most, passages, left if write else Path(os.devnull)):
+                probe = replace(probe, task=task)
+                self.inputs = replace(self.inputs, labels=str(left))
+        self.dev, self.test = split_by_document(probe)
+        self.task = probe.task
+        if write and not self.inputs.probe.exists():
+            write_probe(replace(probe, task=with_half_of_the_passages(self.dev)), self.inputs.probe)
+        return probe
+
+    def number_of_passages(self, found: Inspection, *, write: bool) -> int:
+        """Return how many passages can be encoded as often as needed; the first run's number is kept."""
+        if known := self._state("probe").get("passages"):
+            return int(known)
+        model = self._load(self.inputs.retriever)
+        texts = list(found.sample)
+        encode_texts(model, texts[:8], "document")  # the first call is slower
+        began = time.monotonic()
+        encode_texts(model, texts, "document")
+        each = (time.monotonic() - began) / max(1, len(texts))
+        times = ENCODINGS * len(self.names()) + 2  # and the base model and the average
+        affordable = int(self.budget * OVERHEAD / times / each)
+        passages = min(PASSAGES, max(FEWEST_PASSAGES, affordable))
+        if write:
+            self.work.mkdir(parents=True, exist_ok=True)
+            self._remember("probe", {"passages": passages})
+        return passages
+
+    def baselines(self) -> System:
+        """Rank with BM25 and the base retriever, and fit the weight of their hybrid."""
+        self.bm25 = self._rankings("bm25", lambda: bm25_run(self.task))
+        base = self._system("base retriever", BASE, self.inputs.retriever, 0.0)
+        self.systems = [base]
+        self.inputs = replace(self.inputs, bm25_weight=base.weight)
+        return base
+
+    def try_candidates(self) -> None:
+        """Train and score the candidates; Ctrl-C ends the current one and skips the rest."""
+        for name, seconds in self.seconds().items():
+            state = self._state(name)
+            if "folder" not in state:
+                if self.stopped:
+                    continue
+                self.say(f"{_title(name)}: training for {seconds / 60:.1f} min")
+                started = time.monotonic()
+                try:
+                    with contextlib.redirect_stdout(io.StringIO()):  # the run's own report
+                        folder = TRAIN[name](self.inputs, seconds)
+                except (Interrupted, KeyboardInterrupt):
+                    self.stopped = True
+                    self.say("stopped: the verdict is on what has finished; repeat the command to resume")
+                    continue
+                state = {"folder": str(folder), "seconds": time.monotonic() - started}
+                self._remember(name, state)
+            self._add(_title(name), name, Path(state["folder"]), state["seconds"])
+
+    def average(self) -> None:
+        """Average the candidates that are better than the base on the dev half, if there are several."""
+        helped = [
+            system
+            for system in self.systems[1:]
+            if compare(self.systems[0], system, self.bm25, self.dev).difference > 0
+        ]
+        if len(helped) < 2 or self.stopped:
+            return
+        folder = self.work / "average" / RETRIEVER
+        if "folder" not in self._state("average"):
+            shutil.rmtree(folder, ignore_errors=True)
+            candidates.average("average", [Path(system.folder) for system in helped], self.work)
+            self._remember("average", {"folder": str(folder), "of": [system.name for system in helped]})
+        self._add("average of " + " and ".join(system.name for system in helped), "average", folder, 0.0)
+
+    def verdict(self) -> Verdict:
+        """Select on the dev half, and compare with the base on the test half."""
+        base = self.systems[0]
+        best = select(base, self.systems[1:], self.bm25, self.dev)
+        difference = compare(base, best, self.bm25, self.test)
+        chosen = best if difference.verdict == "better" else base
+        return Verdict(base, chosen, best, difference, self.systems, self.bm25, self.dev, self.test)
+
+    def dev_mean(self, system: System, weight: float) -> float:
+        """Return a system's mean nDCG@10 on the dev half with some weight of BM25."""
+        return mean(query_scores(system.dense, self.bm25, self.dev, weight))
+
+    def _add(self, title: str, name: str, folder: Path, seconds: float) -> None:
+        self.systems.append(self._system(title, name, str(folder), seconds))
+        gain = compare(self.systems[0], self.systems[-1], self.bm25, self.dev)
+        self.say(
+            f"{title}: {gain.difference:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] nDCG@10 on the dev half, with BM25"
+        )
+
+    def _system(self, title: str, name: str, folder: str, seconds: float) -> System:
+        dense = self._rankings(name, lambda: retrieval_run(self._load(folder), self.task))
+        return System(title, folder, dense, fit_weight(dense, self.bm25, self.dev), seconds)
+
+    def _load(self, folder: str) -> "SentenceTransformer":
+        return load_retriever(
+            folder,
+            max_length=self.inputs.max_length,
+            trust_remote_code=self.inputs.options.get("trust_remote_code", False),
+        )
+
+    def _rankings(self, name: str, make: Callable[[], Rankings]) -> Rankings:
+        file = self.work / "rankings" / f"{name}.json"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_rankings(file, make())
+        return read_rankings(file)
+
+    def _state(self, name: str) -> dict[str, Any]:
+        file = self.work / STATE
+        known: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        return known.get(name, {})
+
+    def _remember(self, name: str, values: dict[str, Any]) -> None:
+        file = self.work / STATE
+        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(known | {name: values}, indent=2), encoding="utf-8")
+        part.replace(file)
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def mean(scores: Scores) -> float:
+    """Return the mean over queries."""
+    return sum(scores.values()) / len(scores)

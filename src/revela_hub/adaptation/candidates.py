@@ -1,0 +1,183 @@
+"""The trainings that `adapt` tries. Each one is a run of a training command, with a time limit, in its own folder.
+
+All start from the base retriever. A run measures itself on the dev half of the probe and exports its best weights, their average
+with the base model's, or the base model.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from revela_hub.adaptation.systems import PRIOR
+from revela_hub.adaptation.time_limit import TimeLimit
+from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
+
+FOREVER = 1_000_000
+QUESTIONS_SHARE = 0.3
+"""Time for a language model's questions, as a part of the time of the training on them."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What all candidates are made from.
+
+    Attributes:
+        retriever: base retriever.
+        data: text, with the options of its sources.
+        probe: folder of the probe with the dev queries.
+        output: folder for the runs.
+        lm: language model, if given.
+        labels: labelled pairs, if given.
+        seed: random seed.
+        passages: number of passages that the teacher ranks.
+        bm25_weight: weight of BM25 in the base hybrid, the teacher.
+        learning_rate: of the trainings on pairs; the others have a part of it.
+        max_length: maximum number of tokens per text; None for the retriever's own.
+        options: other options of all runs: `trust_remote_code`, `exclude`, ...
+    """
+
+    retriever: str
+    data: list[str]
+    probe: Path
+    output: Path
+    lm: str | None
+    labels: str | None
+    seed: int
+    passages: int
+    learning_rate: float
+    max_length: int | None
+    options: dict[str, Any]
+    bm25_weight: float = PRIOR
+
+    def common(self, name: str) -> dict[str, Any]:
+        """Return the arguments of a run."""
+        rate = self.learning_rate * RATES.get(name, 1.0)
+        folder = self.output / name
+        resumed = {"resume_from_checkpoint": "last"} if folder.exists() else {}
+        return resumed | {
+            "retriever": self.retriever,
+            "output_dir": str(folder),
+            "probe": str(self.probe),
+            "max_steps": FOREVER,  # the time limit ends the run
+            "eval_steps": FOREVER,
+            "save_strategy": "steps",
+            "save_steps": FOREVER,
+            "save_total_limit": 1,
+            "learning_rate": rate,
+            "lr_scheduler_type": "constant_with_warmup",
+            "warmup_steps": 5,
+            "report_to": "none",
+            "quiet": True,
+            "disable_tqdm": True,
+            "seed": self.seed,
+        }
+
+
+Train = Callable[[Inputs, float], Path]
+"""Trains for some seconds, or resumes; returns the retriever's folder."""
+
+
+def natural_pairs(inputs: Inputs, seconds: float) -> Path:
+    """Train on the natural pairs of the text."""
+    from revela_hub.trainers.pair_tuning.command import Arguments, train
+
+    common = inputs.common("natural_pairs")
+    arguments = Arguments(data=inputs.data, max_length=inputs.max_length, **common, **inputs.options, **PAIRS)
+    return train(arguments, callbacks=[TimeLimit(inputs.output / "natural_pairs", seconds)]) / RETRIEVER
+
+
+def labelled_pairs(inputs: Inputs, seconds: float) -> Path:
+    """Train on the labelled pairs; at most three epochs."""
+    from revela_hub.trainers.pair_tuning.command import Arguments, train
+
+    common = inputs.common("labelled_pairs") | {"max_steps": -1, "num_train_epochs": 3.0}
+    arguments = Arguments(pairs=inputs.labels, max_length=inputs.max_length, **common, **inputs.options, **PAIRS)
+    return train(arguments, callbacks=[TimeLimit(inputs.output / "labelled_pairs", seconds)]) / RETRIEVER
+
+
+def distillation(inputs: Inputs, seconds: float) -> Path:
+    """Learn the base hybrid's scores of made queries."""
+    from revela_hub.adaptation.distillation import distillation_loss, distillation_rows
+    from revela_hub.evaluation.probe import read_probe_task
+    from revela_hub.trainers.common.run import open_run
+    from revela_hub.trainers.pair_tuning import PAIR_TUNING
+    from revela_hub.trainers.pair_tuning.command import Arguments
+    from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
+    from revela_hub.trainers.pair_tuning.trainer import PairsTrainer
+
+    arguments = Arguments(data=inputs.data, **inputs.common("distillation"), **inputs.options, **DISTILLATION)
+    arguments.max_length = inputs.max_length
+    arguments.held_out = str(inputs.probe)
+    with open_run(PAIR_TUNING, arguments) as run:
+        if run.nothing_to_do:
+            return run.output / RETRIEVER
+        model = load_retriever(
+            inputs.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
+        )
+        folder = run.output / "rows"
+        if not folder.exists():  # a resumed run trains on the same rows
+            pairs = build_text_pairs(arguments.sources(), seed=inputs.seed, cache_dir=arguments.cache_dir)
+            writing = {"questions": question_writer(inputs.lm), "seconds": QUESTIONS_SHARE * seconds}
+            rows = distillation_rows(
+                pairs, model, most=inputs.passages, bm25_weight=inputs.bm25_weight, seed=inputs.seed, **writing
+            )
+            rows.save_to_disk(str(folder))
+        rows = Dataset.load_from_disk(str(folder))
+        trainer = PairsTrainer(
+            model,
+            arguments,
+            train_dataset=rows,
+            loss=distillation_loss,
+            retrieval_task=read_probe_task(inputs.probe),
+            callbacks=[TimeLimit(run.output, seconds)],
+        )
+        run.train(trainer)
+        run.export(trainer, summary=f"{len(rows):,} made queries", sources=inputs.data)
+        return run.report(trainer) / RETRIEVER
+
+
+def revela(inputs: Inputs, seconds: float) -> Path:
+    """Train with Revela, joint reading and a frozen language model."""
+    from revela_hub.trainers.revela.command import Arguments, train
+
+    assert inputs.lm is not None
+    arguments = Arguments(data=inputs.data, lm=inputs.lm, **inputs.common("revela"), **inputs.options, **REVELA)
+    return train(arguments, callbacks=[TimeLimit(inputs.output / "revela", seconds)]) / RETRIEVER
+
+
+def question_writer(lm: str | None) -> Any:  # noqa: ANN401 (a backend, or None)
+    """Return a language model that writes questions, if one is given."""
+    if lm is None:
+        return None
+    from revela_hub.data.synthesis.backends import LocalModel, Sampling
+
+    return LocalModel(lm, Sampling(temperature=0.7, max_new_tokens=64))
+
+
+def average(name: str, folders: list[Path], output: Path) -> Path:
+    """Write the mean of the weights of several retrievers; return its folder."""
+    models = [load_retriever(str(folder)) for folder in folders]
+    mean, others = models[0], [model.state_dict() for model in models[1:]]
+    for key, weight in mean.state_dict().items():
+        if weight.is_floating_point():
+            weight.add_(sum(other[key] for other in others)).div_(len(models))
+    folder = output / name / RETRIEVER
+    mean.save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
+RATES = {"distillation": 0.4, "revela": 0.2}
+"""Learning rates as parts of that of the pairs, where they differ. Ours, as the settings below."""
+PAIRS: dict[str, Any] = {"per_device_train_batch_size": 32}
+DISTILLATION: dict[str, Any] = {"per_device_train_batch_size": 8}
+REVELA: dict[str, Any] = {
+    "reading": "joint",
+    "lm_training": "frozen",
+    "lora_rank": 0,
+    "group_size": 8,
+    "gradient_accumulation_steps": 1,
+}
+"""Settings of each kind of run. The pairs' are those of the benchmark in benchmarks/adaptation; the others are ours."""

@@ -1,0 +1,127 @@
+"""Rows for listwise distillation: made queries, a few passages each, and the teacher's scores of these passages.
+
+The teacher is the hybrid of the base retriever and BM25. Queries are of several kinds: natural ones (docstrings, titles, sentences),
+keywords of a passage, and, with a language model, questions that it writes. The student learns the teacher's distribution over the
+passages (KL divergence), not that one passage is right and the others are wrong, which often hurts strong retrievers (CADET, arXiv
+2505.19274).
+"""
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from revela_hub.adaptation.systems import PRIOR
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.evaluation.hybrid_weight import fuse_runs
+from revela_hub.evaluation.retrieval import bm25_run, retrieval_run
+from revela_hub.retrieval.encoder import similarity_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformer
+    from torch import nn
+
+    from revela_hub.data.synthesis.backends import Backend
+
+WAYS = 8
+"""Passages per query: the best ones of the teacher."""
+KEYWORDS = 5
+QUERIES_PER_PASSAGE = 2
+STUDENT_TEMPERATURE, TEACHER_TEMPERATURE = 0.05, 0.1
+
+
+def distillation_rows(
+    pairs: "Dataset",
+    teacher: "SentenceTransformer",
+    *,
+    bm25_weight: float = PRIOR,
+    most: int = 1000,
+    questions: "Backend | None" = None,
+    seconds: float = 60,
+    seed: int = 0,
+) -> "Dataset":
+    """Return rows with the columns `anchor`, `positive`, `negative_1`, ... and `label`, the teacher's scores of the passages.
+
+    Args:
+        pairs: natural pairs of the text, with columns `anchor` and `positive`.
+        teacher: the base retriever, which is combined with BM25.
+        bm25_weight: weight of BM25 in the teacher.
+        most: maximum number of passages; they are encoded once.
+        questions: a language model that writes questions for some passages.
+        seconds: time for writing questions.
+        seed: draws the passages and queries.
+    """
+    from datasets import Dataset
+
+    random = Random(seed)
+    order = random.sample(range(len(pairs)), min(len(pairs), most))
+    chosen = pairs.select(order)
+    passages = list(dict.fromkeys(chosen["positive"]))
+    queries = [*chosen["anchor"], *keyword_queries(passages)]
+    if questions is not None:
+        queries += list(_questions(questions, passages, seconds, seed))
+    queries = random.sample(queries, min(len(queries), QUERIES_PER_PASSAGE * most))
+    task = RetrievalTask(
+        {str(place): text for place, text in enumerate(passages)},
+        {str(place): text for place, text in enumerate(dict.fromkeys(queries))},
+        {str(place): {"0": 1} for place in range(len(set(queries)))},
+        "distillation",
+    )
+    fused = fuse_runs(retrieval_run(teacher, task), bm25_run(task), task, bm25_weight)
+    rows: dict[str, list[Any]] = {"anchor": [], "positive": [], "label": []}
+    rows |= {f"negative_{number}": [] for number in range(1, WAYS)}
+    for query, text in task.queries.items():
+        best = sorted(fused[query].items(), key=lambda hit: -hit[1])[:WAYS]
+        if len(best) == WAYS:
+            names = ["positive", *(f"negative_{number}" for number in range(1, WAYS))]
+            for name, (passage, _) in zip(names, best, strict=True):
+                rows[name].append(task.corpus[passage])
+            rows["anchor"].append(text)
+            rows["label"].append([score for _, score in best])
+    return Dataset.from_dict(rows)
+
+
+def distillation_loss(student: "SentenceTransformer") -> "nn.Module":
+    """Return sentence-transformers' KL divergence between the student's and the teacher's distribution."""
+    from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
+    from sentence_transformers.util import pairwise_cos_sim, pairwise_dot_score
+
+    cosine = similarity_of(student, "the retriever") == "cosine"
+    return DistillKLDivLoss(
+        student,
+        similarity_fct=pairwise_cos_sim if cosine else pairwise_dot_score,
+        student_temperature=STUDENT_TEMPERATURE,
+        teacher_temperature=TEACHER_TEMPERATURE,
+    )
+
+
+def keyword_queries(passages: Sequence[str]) -> list[str]:
+    """Return a query of the rarest words of each passage that occur in at least two passages, in their order in the text."""
+    words = [list(dict.fromkeys(re.findall(r"[^\W\d_]{3,}", passage.lower()))) for passage in passages]
+    in_passages = Counter(word for of_one in words for word in of_one)
+    rarity = {word: math.log(len(passages) / count) for word, count in in_passages.items() if count > 1}
+    queries = []
+    for of_one in words:
+        known = sorted((word for word in of_one if word in rarity), key=lambda word: (-rarity[word], word))[:KEYWORDS]
+        if len(known) == KEYWORDS:
+            queries.append(" ".join(word for word in of_one if word in known))
+    return queries
+
+
+def _questions(backend: "Backend", passages: Sequence[str], seconds: float, seed: int) -> Iterable[str]:
+    """Yield questions until the time is over."""
+    from revela_hub.data.synthesis.backends import Request
+    from revela_hub.evaluation.probe import QUESTION_PROMPT, first_line
+
+    end = time.monotonic() + seconds
+    requests = (Request(QUESTION_PROMPT.format(text=text), seed + place) for place, text in enumerate(passages))
+    in_time = takewhile(lambda _: time.monotonic() < end, requests)
+    for passage, (_, reply) in zip(passages, backend.replies(in_time), strict=False):
+        text = first_line(reply.text)
+        if not reply.problem and 3 <= len(text.split()) <= 60 and text not in passage:
+            yield text

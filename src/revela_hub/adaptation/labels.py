@@ -1,0 +1,56 @@
+"""Labelled queries of `adapt`: with enough of them, a half replaces the queries that were made from the text."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from revela_hub.data.sources.beir import RetrievalTask
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+MIN_LABELLED = 200
+"""Labelled queries from which a half is held out. With fewer, all are trained on: a quarter of them could not prove anything."""
+
+
+def hold_out_labels(
+    rows: "Dataset", corpus: dict[str, str], most: int, passages: int, left: Path
+) -> RetrievalTask | None:
+    """Return a task of labelled queries, and write the pairs of the other queries; None if there are too few queries.
+
+    Args:
+        rows: pairs with the columns `anchor` and `positive`.
+        corpus: passages of the text, which are searched besides the labelled ones.
+        most: maximum number of queries to hold out.
+        passages: number of passages to search, if the relevant ones are not more.
+        left: file for the pairs that are left to train on.
+    """
+    positives: dict[str, list[str]] = {}
+    for row in rows:
+        positives.setdefault(row["anchor"], []).append(row["positive"])
+    # All queries of a passage are on the same side, so that no passage is both trained on and asked for.
+    grouped = sorted({texts[0] for texts in positives.values()}, key=_digest)
+    of_passage: dict[str, list[str]] = {}
+    for query, texts in positives.items():
+        of_passage.setdefault(texts[0], []).append(query)
+    if len(positives) < MIN_LABELLED or len(grouped) < MIN_LABELLED // 2:
+        return None
+    held: list[str] = []
+    for passage in grouped:
+        if len(held) >= min(most, len(positives) // 2):
+            break
+        held += of_passage[passage]
+    kept = [row for row in rows if row["anchor"] not in set(held)]
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
+    asked_for = dict.fromkeys(text for query in held for text in positives[query])
+    others = sorted({*(row["positive"] for row in kept), *corpus.values()} - set(asked_for), key=_digest)
+    names = {text: f"l{place}" for place, text in enumerate([*asked_for, *others[: max(0, passages - len(asked_for))]])}
+    queries = {f"labelled-{place}": query for place, query in enumerate(held)}
+    qrels = {name: {names[text]: 1 for text in positives[query]} for name, query in queries.items()}
+    return RetrievalTask({name: text for text, name in names.items()}, queries, qrels, "labels")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

@@ -1,0 +1,162 @@
+"""Systems that `adapt` compares: a retriever combined with BM25, scored on the two halves of a probe.
+
+The dev half fits the weight of BM25 and selects a system. The test half is scored once, at the end. Queries of one document are in
+the same half.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.evaluation.hybrid_weight import WEIGHTS, fuse_runs
+from revela_hub.evaluation.hybrid_weight import halves as query_halves
+from revela_hub.evaluation.retrieval import Rankings, score_run
+from revela_hub.evaluation.significance import PairedDifference, compare_queries
+
+if TYPE_CHECKING:
+    from revela_hub.evaluation.probe import Probe
+
+METRIC = "ndcg_at_10"
+PRIOR = 0.3
+"""Weight of BM25 without evidence: on ten collections with labels it gained on nine."""
+ERRORS_UP, ERRORS_DOWN = 2.0, 1.0
+"""Standard errors by which another weight must beat the prior. More for a larger weight, because the queries of a probe are made of
+words of the text, which favours BM25."""
+
+Scores = Mapping[str, float]
+"""nDCG@10 by query."""
+
+
+@dataclass(frozen=True)
+class System:
+    """A retriever and the weight of BM25 in its hybrid.
+
+    Attributes:
+        name: name in tables.
+        folder: sentence-transformers folder or Hub id.
+        dense: hits of the retriever for the queries of both halves.
+        weight: weight of BM25, fitted on the dev half.
+        seconds: duration of the training.
+    """
+
+    name: str
+    folder: str
+    dense: Rankings
+    weight: float
+    seconds: float = 0.0
+
+    def scores(self, bm25: Rankings, task: RetrievalTask, *, hybrid: bool = True) -> Scores:
+        """Return the scores of the task's queries, with BM25 or without."""
+        return query_scores(self.dense, bm25, task, self.weight if hybrid else 0.0)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return a plain dictionary, for JSON."""
+        return {"name": self.name, "folder": self.folder, "weight": self.weight, "seconds": round(self.seconds, 1)}
+
+
+def query_scores(dense: Rankings, bm25: Rankings, task: RetrievalTask, weight: float) -> Scores:
+    """Return nDCG@10 by query of (1 - weight) * dense + weight * bm25."""
+    if weight in (0, 1):
+        one = bm25 if weight else dense
+        runs = {query: one.get(query, {}) for query in task.queries}
+    else:
+        runs = fuse_runs(dense, bm25, task, weight)
+    return score_run(runs, task).per_query[METRIC]
+
+
+def fit_weight(dense: Rankings, bm25: Rankings, dev: RetrievalTask) -> float:
+    """Return the weight of BM25: the prior, unless the dev queries support another one.
+
+    If the best weight beats the prior by enough standard errors, the result is the weight nearest to the prior that is within one
+    standard error of the best.
+    """
+    queries = sorted(dev.queries)
+    scored = {weight: query_scores(dense, bm25, dev, weight) for weight in WEIGHTS}
+    table = {weight: np.array([scores[query] for query in queries]) for weight, scores in scored.items()}
+    best = max(WEIGHTS, key=lambda weight: (round(float(table[weight].mean()), 9), -abs(weight - PRIOR)))
+    gain, error = _difference(table[PRIOR], table[best])
+    if gain <= (ERRORS_UP if best > PRIOR else ERRORS_DOWN) * error:
+        return PRIOR
+    between = [weight for weight in WEIGHTS if min(best, PRIOR) <= weight <= max(best, PRIOR)]
+    good = [weight for weight in between if _within_error(table[weight], table[best])]
+    return min(good, key=lambda weight: abs(weight - PRIOR))
+
+
+def _difference(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the mean of b - a and its standard error."""
+    difference = b - a
+    return float(difference.mean()), float(difference.std(ddof=1) / len(difference) ** 0.5)
+
+
+def _within_error(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
+    gain, error = _difference(a, b)
+    return gain <= error
+
+
+def compare(base: System, other: System, bm25: Rankings, task: RetrievalTask) -> PairedDifference:
+    """Compare two systems on the queries of a task, with a paired bootstrap."""
+    return compare_queries(base.scores(bm25, task), other.scores(bm25, task))
+
+
+def select(base: System, candidates: Iterable[System], bm25: Rankings, dev: RetrievalTask) -> System:
+    """Return the candidate with the best mean on the dev half, or the base if none is better."""
+    means = {system.name: float(np.mean(list(system.scores(bm25, dev).values()))) for system in (base, *candidates)}
+    systems = {system.name: system for system in (base, *candidates)}
+    return systems[max(means, key=lambda name: round(means[name], 9))]
+
+
+def split_by_document(probe: "Probe") -> tuple[RetrievalTask, RetrievalTask]:
+    """Split a probe's queries into a dev and a test task of about equal size, with the queries of a document in the same half.
+
+    If a few documents have most of the queries, the queries are split one by one.
+    """
+    of_document: dict[str, list[str]] = {}
+    for query in probe.task.queries:
+        passage = min(probe.task.qrels[query])
+        of_document.setdefault(probe.documents_of.get(passage, passage), []).append(query)
+    halves: tuple[list[str], list[str]] = ([], [])
+
+    def order(document: str) -> tuple[int, bytes]:
+        return -len(of_document[document]), hashlib.sha256(document.encode()).digest()
+
+    for document in sorted(of_document, key=order):  # the largest first: this balances the halves
+        min(halves, key=len).extend(of_document[document])
+    if min(map(len, halves)) < len(probe.task.queries) // 3:
+        halves = tuple(map(sorted, query_halves(probe.task.queries)))  # type: ignore[assignment]
+    dev, test = (_part(probe.task, queries) for queries in halves)
+    return dev, test
+
+
+def _part(task: RetrievalTask, queries: Iterable[str]) -> RetrievalTask:
+    kept = set(queries)
+    texts = {query: text for query, text in task.queries.items() if query in kept}
+    return RetrievalTask(task.corpus, texts, {query: task.qrels[query] for query in texts}, task.name)
+
+
+def with_half_of_the_passages(task: RetrievalTask) -> RetrievalTask:
+    """Return the task with half of its passages, or all relevant ones if they are more: it is measured often."""
+    kept = {passage for gold in task.qrels.values() for passage in gold}
+    others = [passage for passage in task.corpus if passage not in kept]
+    kept |= set(others[: max(0, len(task.corpus) // 2 - len(kept))])
+    corpus = {passage: text for passage, text in task.corpus.items() if passage in kept}
+    return RetrievalTask(corpus, task.queries, task.qrels, task.name)
+
+
+def write_rankings(file: Path, rankings: Rankings) -> None:
+    """Write rankings as JSON."""
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(rankings), encoding="utf-8")
+    part.replace(file)
+
+
+def read_rankings(file: Path) -> Rankings:
+    """Read what `write_rankings` wrote."""
+    found: Rankings = json.loads(file.read_text(encoding="utf-8"))
+    return found

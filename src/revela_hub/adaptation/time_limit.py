@@ -1,0 +1,57 @@
+"""Callback that ends a training when its time is over, and evaluates and saves three times."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from revela_hub.output import shows_progress
+
+FILE = "time.json"
+PARTS = 3
+
+
+class TimeLimit(TrainerCallback):
+    """Stops after a number of seconds of training; a resumed run continues to count.
+
+    Args:
+        folder: output folder of the run.
+        seconds: time limit, without evaluations.
+    """
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.file, self.limit = folder / FILE, seconds
+        self.spent, self.mark, self.done = 0.0, 0.0, 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Continue from the time of the checkpoint."""
+        if state.global_step and self.file.is_file():
+            self.spent = float(json.loads(self.file.read_text(encoding="utf-8")).get(str(state.global_step), 0.0))
+            self.done = int(PARTS * self.spent / self.limit)
+        self.bar = tqdm(total=round(self.limit), initial=round(self.spent), unit="s", disable=not shows_progress())
+        self.mark = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Evaluate and save after each third, and stop after the last."""
+        now = time.monotonic()
+        self.spent, self.mark = self.spent + now - self.mark, now
+        self.bar.update(round(min(self.spent, self.limit)) - self.bar.n)
+        part = int(PARTS * self.spent / self.limit)
+        if part > self.done:
+            self.done = part
+            control.should_evaluate = control.should_save = True
+            control.should_training_stop = part >= PARTS
+        if control.should_save:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.write_text(json.dumps({state.global_step: round(self.spent, 1)}), encoding="utf-8")
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Do not count evaluations and checkpoints, which come before this call."""
+        self.mark = time.monotonic()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Close the progress bar."""
+        self.bar.close()

@@ -1,0 +1,249 @@
+"""Adapt a retriever to your text within a time budget, and prove whether it is better.
+
+Makes an evaluation set from the text, measures BM25, the retriever and their hybrid, and then tries several trainings:
+natural pairs of the text (docstrings, titles, sentences), distillation from the hybrid, with --labels your labelled
+pairs, with --lm Revela. One half of the queries selects the best; the other half is used once, for the verdict.
+If no candidate is significantly better, the base retriever is exported.
+
+Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; hybrid.json, the weight of BM25,
+which `revela-hub search OUTPUT_DIR` uses; adapt.json, all results; adapt.png; work/. Ctrl-C ends with the best so far;
+the same command resumes where it was stopped.
+
+Examples:
+  revela-hub adapt path/to/text
+  revela-hub adapt path/to/text --retriever BAAI/bge-small-en-v1.5 --budget 30m --output_dir outputs/adapted
+  revela-hub adapt path/to/text --labels pairs.jsonl --lm model.gguf --budget 1h
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from revela_hub.adaptation import HYBRID, REPORT
+from revela_hub.errors import UserError
+from revela_hub.output import command_line, note
+from revela_hub.ranges import PositiveFloat, PositiveInt, Seed, TextLength
+
+if TYPE_CHECKING:
+    from revela_hub.adaptation.adapt import Adaptation, Verdict
+
+POSITIONALS = ("data",)
+FIGURE, SETTINGS = "adapt.png", "settings.json"
+UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+@dataclass
+class Arguments:
+    """Arguments of `revela-hub adapt`."""
+
+    basic_options = ("retriever", "lm", "labels", "budget", "dry_run")
+
+    data: list[str] = field(
+        metadata={"help": "Your text: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."}
+    )
+    retriever: str = field(
+        default="sentence-transformers/all-MiniLM-L6-v2",
+        metadata={"help": "Retriever to adapt: Hub id or folder."},
+    )
+    lm: str | None = field(
+        default=None,
+        metadata={
+            "help": "Language model, a decoder, that writes questions and teaches with Revela: Hub id or folder."
+        },
+    )
+    labels: str | None = field(
+        default=None, metadata={"help": "Labelled pairs: JSON lines with anchor and positive, or a BEIR folder."}
+    )
+    budget: str = field(default="10m", metadata={"help": "Time for everything, for example 90s, 30m or 2h."})
+    output_dir: str = field(default="outputs/adapted", metadata={"help": "Output folder."})
+    dry_run: bool = field(default=False, metadata={"help": "Print the plan, and do not train."})
+    learning_rate: PositiveFloat = field(
+        default=5e-5,
+        metadata={"help": "Learning rate of the pairs (a small or weak retriever takes more, for example 1e-3)."},
+    )
+    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
+    exclude: list[str] = field(
+        default_factory=list, metadata={"help": "Names of files and folders to skip, e.g. '*.min.js' or tests."}
+    )
+    max_documents: PositiveInt | None = field(
+        default=None, metadata={"help": "Maximum number of documents to read from each source."}
+    )
+    max_length: TextLength | None = field(
+        default=None, metadata={"help": "Maximum number of tokens per text (default: the retriever's own limit)."}
+    )
+    cache_dir: str | None = field(
+        default=None, metadata={"help": "Cache folder for prepared data (default: the cache of datasets)."}
+    )
+    seed: Seed = field(default=0, metadata={"help": "Random seed."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+
+
+def run(arguments: Arguments) -> None:
+    """Inspect the text, measure, train, select, and print the verdict."""
+    from revela_hub.adaptation.adapt import Adaptation
+
+    output = Path(arguments.output_dir)
+    adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), print)
+    if not arguments.dry_run:
+        _claim(arguments, output)
+    _inspect(arguments, adaptation)
+    if arguments.dry_run:
+        return
+    base = adaptation.baselines()
+    for name, weight in (
+        ("base retriever", 0.0),
+        ("BM25", 1.0),
+        (f"hybrid, BM25 weight {base.weight:.1f}", base.weight),
+    ):
+        print(f"{name}: nDCG@10 {adaptation.dev_mean(base, weight):.3f} on the dev half")
+    adaptation.try_candidates()
+    adaptation.average()
+    verdict = adaptation.verdict()
+    _deliver(verdict, arguments, output)
+    print(f"\n{verdict.table()}\n")
+    print_commands(output, arguments.data)
+    print(verdict.line(output / "retriever"))
+
+
+def print_commands(output: Path, data: list[str]) -> None:
+    """Print what to do with the result."""
+    print(f"search with it:  {command_line('search', output, 'your query', '--corpus', *data)}")
+    print(f"publish it:      {command_line('publish', output, 'OWNER/NAME')}")
+
+
+def seconds_of(budget: str) -> float:
+    """Return the seconds of a duration such as `30m`.
+
+    >>> seconds_of("1.5h")
+    5400.0
+
+    Raises:
+        UserError: It is not a positive number with a unit.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget.strip().lower())
+    if not found or not (seconds := float(found[1]) * UNITS[found[2]]):
+        raise UserError(f"--budget {budget!r} is not a duration: write a number with s, m or h, for example 30m")
+    return seconds
+
+
+def _inputs(arguments: Arguments, output: Path) -> Any:
+    from transformers import AutoConfig
+
+    from revela_hub.adaptation.adapt import PASSAGES, WORK
+    from revela_hub.adaptation.candidates import Inputs
+    from revela_hub.errors import loading, refuse_missing_folder
+    from revela_hub.gguf_files import model_folder
+
+    refuse_missing_folder(arguments.retriever, "the retriever")
+    if arguments.lm:  # it is needed last, but an error in its name should come first
+        with loading(f"cannot load the language model {arguments.lm!r}", arguments.lm):
+            AutoConfig.from_pretrained(model_folder(arguments.lm), trust_remote_code=arguments.trust_remote_code)
+    shared = ("text_column", "exclude", "max_documents", "cache_dir", "trust_remote_code")
+    options = {name: getattr(arguments, name) for name in shared}
+    work = output / WORK
+    return Inputs(
+        arguments.retriever,
+        arguments.data,
+        work / "probe",
+        work,
+        arguments.lm,
+        arguments.labels,
+        arguments.seed,
+        PASSAGES,
+        arguments.learning_rate,
+        arguments.max_length,
+        options,
+    )
+
+
+def _claim(arguments: Arguments, output: Path) -> None:
+    """Mark the output folder, and check that an earlier run in it had the same settings."""
+    from revela_hub.data.own_folder import check_apart, claim
+    from revela_hub.data.sources.source import parse_sources
+    from revela_hub.retrieval.disk import try_folder
+
+    check_apart(parse_sources(arguments.data), output, "--output_dir")
+    claim(output, "--output_dir")
+    try_folder(output, "--output_dir")
+    file = output / SETTINGS
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("output_dir", "dry_run")}
+    if file.exists():
+        before = json.loads(file.read_text(encoding="utf-8"))
+        if changed := [name for name, value in settings.items() if before.get(name) != value]:
+            listed = ", ".join(f"--{name} {before.get(name)!r} -> {settings[name]!r}" for name in changed)
+            raise UserError(
+                f"{output} holds an adaptation with other settings ({listed}): restore them, or use a new --output_dir"
+            )
+    file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _inspect(arguments: Arguments, adaptation: "Adaptation") -> None:
+    """Make the probe and print what the text is and what will be done."""
+    from revela_hub.adaptation.adapt import OVERHEAD
+    from revela_hub.adaptation.inspection import inspect
+    from revela_hub.data.sources.report import ReadReport
+    from revela_hub.data.sources.source import parse_sources
+
+    given: dict[str, Any] = {
+        "text_column": arguments.text_column,
+        "exclude": tuple(arguments.exclude),
+        "max_documents": arguments.max_documents,
+    }
+    sources = parse_sources(arguments.data, **given)
+    report = ReadReport()
+    found = inspect(sources, report)
+    print(found)
+    probe = adaptation.probe(sources, found, write=not arguments.dry_run)
+    print(f"{probe}; dev half {len(adaptation.dev.queries)}, test half {len(adaptation.test.queries)}")
+    plan = ", ".join(f"{name.replace('_', ' ')} {each / 60:.1f}" for name, each in adaptation.seconds().items())
+    print(f"plan, in minutes: {plan}; measuring {adaptation.budget * OVERHEAD / 60:.1f}")
+    note(report)
+
+
+def _deliver(verdict: "Verdict", arguments: Arguments, output: Path) -> None:
+    """Write the retriever with its card, hybrid.json, adapt.json and the figure."""
+    from revela_hub.adaptation.figure import draw
+    from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, write_card
+
+    folder = verdict.export(output / "retriever", max_length=arguments.max_length, trust=arguments.trust_remote_code)
+    hybrid = {"bm25_weight": verdict.chosen.weight, "fusion": "minmax"}
+    (output / HYBRID).write_text(json.dumps(hybrid, indent=2) + "\n", encoding="utf-8")
+    draw(verdict, output / FIGURE)
+    report = verdict.to_dict() | {"command": "revela-hub adapt", "settings": _portable(arguments)}
+    (output / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    is_base = verdict.chosen is verdict.base
+    metadata = ModelCardMetadata(
+        description=(
+            "The base retriever, unchanged: no training on the text was significantly better."
+            if is_base
+            else "A retriever adapted to a text without labels by `revela-hub adapt`."
+        ),
+        base_model=None if Path(arguments.retriever).exists() else arguments.retriever,
+        training_data="Queries and passages made from raw text.",
+        command="revela-hub adapt",
+        config=json.dumps(_portable(arguments), indent=2),
+        results=[
+            Result(
+                "held-out queries of the text (test half)",
+                {"ndcg_at_10": mean},
+                model=None if name == "exported" else name,
+            )
+            for name, mean in verdict.means().items()
+        ],
+        verdict=verdict.sentence(),
+        figures=(Figure(str(output / FIGURE), "Difference from the base retriever with BM25, on the test half"),),
+    )
+    write_card(folder, metadata)
+
+
+def _portable(arguments: Arguments) -> dict[str, Any]:
+    """Return the settings without paths of this machine."""
+    settings = dict(vars(arguments))
+    for name in ("output_dir", "cache_dir", "dry_run", "data"):
+        settings.pop(name)
+    for name in ("retriever", "lm", "labels"):
+        if settings[name] and Path(settings[name]).exists():
+            settings[name] = Path(settings[name]).name
+    return {name: value for name, value in settings.items() if value not in (None, [], False)}

@@ -1,0 +1,47 @@
+"""Labelled queries that `adapt` holds out."""
+
+import json
+from pathlib import Path
+
+from datasets import Dataset
+
+from revela_hub.adaptation.labels import hold_out_labels
+
+
+def rows(queries: int, per_passage: int = 1) -> Dataset:
+    return Dataset.from_list(
+        [{"anchor": f"question {n}", "positive": f"passage {n // per_passage}"} for n in range(queries)]
+    )
+
+
+def test_a_half_is_held_out_and_the_rest_is_left_to_train_on(tmp_path: Path) -> None:
+    left = tmp_path / "work" / "labels.jsonl"
+    task = hold_out_labels(rows(400, 2), {"p0": "passage 3", "p1": "other text"}, 100, 1000, left)
+    assert task is not None
+    assert len(task.queries) == 100
+    kept = [json.loads(line) for line in left.read_text().splitlines()]
+    assert len(kept) == 300
+    # No query and no relevant passage is on both sides.
+    relevant = {task.corpus[passage] for gold in task.qrels.values() for passage in gold}
+    assert not {row["anchor"] for row in kept} & set(task.queries.values())
+    assert not {row["positive"] for row in kept} & relevant
+    # All labelled passages and those of the text are searched, each once.
+    assert sorted(task.corpus.values()) == sorted([f"passage {n}" for n in range(200)] + ["other text"])
+    assert all(task.queries[query].startswith("question") for query in task.qrels)
+
+
+def test_a_query_with_several_passages_has_them_all(tmp_path: Path) -> None:
+    pairs = [*rows(300), *({"anchor": f"question {n}", "positive": f"second {n}"} for n in range(300))]
+    task = hold_out_labels(Dataset.from_list(list(pairs)), {}, 50, 120, tmp_path / "left.jsonl")
+    assert task is not None
+    assert len(task.corpus) == 120
+    for query, gold in task.qrels.items():
+        number = task.queries[query].split()[1]
+        assert {task.corpus[passage] for passage in gold} == {f"passage {number}", f"second {number}"}
+
+
+def test_few_labels_are_all_trained_on(tmp_path: Path) -> None:
+    left = tmp_path / "labels.jsonl"
+    assert hold_out_labels(rows(199), {}, 400, 1000, left) is None
+    assert hold_out_labels(rows(400, 100), {}, 400, 1000, left) is None  # of four passages
+    assert not left.exists()

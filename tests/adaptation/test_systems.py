@@ -1,0 +1,87 @@
+"""How `adapt` splits a probe, fits the weight of BM25 and selects a system."""
+
+import random
+
+import pytest
+
+from revela_hub.adaptation.systems import (
+    PRIOR,
+    System,
+    compare,
+    fit_weight,
+    query_scores,
+    select,
+    split_by_document,
+)
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.evaluation.probe import Probe
+from revela_hub.evaluation.retrieval import Rankings
+
+QUERIES = 60
+
+
+def task(queries: int = QUERIES) -> RetrievalTask:
+    corpus = {f"p{n}": f"text {n}" for n in range(queries)}
+    return RetrievalTask(
+        corpus, {f"q{n}": f"query {n}" for n in range(queries)}, {f"q{n}": {f"p{n}": 1} for n in range(queries)}, "t"
+    )
+
+
+def ranking(found: float, seed: int, queries: int = QUERIES) -> Rankings:
+    """Rankings of ten passages in which the right one is first for a fraction of the queries, and missing for the others."""
+    chance = random.Random(seed)
+    rankings: Rankings = {}
+    for n in range(queries):
+        others = [m for m in chance.sample(range(queries), 10) if m != n][:9]
+        places = [n, *others] if chance.random() < found else others
+        rankings[f"q{n}"] = {f"p{m}": 1 - place / 10 for place, m in enumerate(places)}
+    return rankings
+
+
+def test_the_queries_of_a_document_are_in_one_half() -> None:
+    whole = task()
+    documents = {f"p{n}": f"d{n // 3}" for n in range(QUERIES)}
+    dev, test = split_by_document(Probe(whole, {}, documents_of=documents))
+    assert dev.queries.keys() | test.queries.keys() == whole.queries.keys()
+    assert not dev.queries.keys() & test.queries.keys()
+    assert abs(len(dev.queries) - len(test.queries)) <= 3
+    of_dev, of_test = ({documents[next(iter(half.qrels[q]))] for q in half.queries} for half in (dev, test))
+    assert not of_dev & of_test
+    assert dev.corpus == test.corpus == whole.corpus
+
+
+def test_the_queries_of_a_single_document_are_split_one_by_one() -> None:
+    dev, test = split_by_document(Probe(task(), {}, documents_of=dict.fromkeys(task().corpus, "book")))
+    assert len(dev.queries) == len(test.queries) == QUERIES // 2
+
+
+def test_the_weight_is_the_prior_without_evidence() -> None:
+    same = ranking(0.6, 0)
+    assert fit_weight(same, same, task()) == PRIOR
+
+
+@pytest.mark.parametrize(("dense", "bm25", "low", "high"), [(0.95, 0.02, 0.0, 0.2), (0.02, 0.95, 0.4, 1.0)])
+def test_strong_evidence_moves_the_weight(dense: float, bm25: float, low: float, high: float) -> None:
+    weight = fit_weight(ranking(dense, 1), ranking(bm25, 2), task())
+    assert low <= weight <= high
+    assert weight != PRIOR
+
+
+def test_a_weight_of_zero_is_the_retriever_alone_and_one_is_bm25() -> None:
+    dense, bm25 = ranking(0.7, 3), ranking(0.4, 4)
+    alone = query_scores(dense, bm25, task(), 0.0)
+    assert sum(alone.values()) / QUERIES == pytest.approx(
+        sum("q" in q and f"p{q[1:]}" in dense[q] for q in dense) / QUERIES
+    )
+    assert query_scores(dense, bm25, task(), 1.0) == pytest.approx(query_scores(bm25, dense, task(), 0.0))
+
+
+def test_the_best_candidate_is_selected_and_the_base_if_none_is_better() -> None:
+    bm25, whole = ranking(0.3, 5), task()
+    base, worse, better = (
+        System(name, name, ranking(found, 6), 0.3) for name, found in (("base", 0.6), ("worse", 0.3), ("better", 0.9))
+    )
+    assert select(base, [worse, better], bm25, whole) is better
+    assert select(base, [worse], bm25, whole) is base
+    assert select(base, [], bm25, whole) is base
+    assert compare(base, better, bm25, whole).verdict == "better"

@@ -1,0 +1,121 @@
+"""`revela-hub adapt`: from a folder of text to a verdict, a retriever and its weight of BM25."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from revela_hub.adaptation import candidates
+from revela_hub.cli.commands.adapt import seconds_of
+from revela_hub.cli.main import main
+from revela_hub.errors import UserError
+
+VERDICT = re.compile(
+    r"VERDICT: (BETTER|WORSE|NO DIFFERENCE) [+-]\d\.\d{3} \[[+-]\d\.\d{3}, [+-]\d\.\d{3}\] nDCG@10 \| retriever \S+ \| bm25_weight \d\.\d"
+)
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """A folder of 60 files with two documented functions each."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    for n in range(60):
+        functions = [
+            f'def area_{n}_{part}(width, height):\n    """The area number {n} of part {part} of a field."""\n'
+            f"    factor = {n} * {part} + 1\n    width = abs(width)\n    return width * height * factor\n"
+            for part in range(2)
+        ]
+        (folder / f"m{n}.py").write_text("\n\n".join(functions))
+    return folder
+
+
+def options(code: Path, retriever: Path, output: Path, *more: str) -> list[str]:
+    budget = ["--budget", "8s", "--output_dir", str(output), "--cache_dir", str(output.parent / "cache")]
+    return ["adapt", str(code), "--retriever", str(retriever), *budget, *more]
+
+
+def test_a_verdict_a_retriever_and_a_weight(
+    code: Path, retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    assert main(options(code, retriever_folder, output)) == 0
+    printed = capsys.readouterr().out
+    last = printed.strip().splitlines()[-1]
+    assert VERDICT.fullmatch(last), last
+    assert "natural pairs: 120 docstring" in printed
+    report = json.loads((output / "adapt.json").read_text())
+    assert [system["name"] for system in report["systems"]][:3] == ["base retriever", "natural pairs", "distillation"]
+    assert report["verdict"] in last
+    assert json.loads((output / "hybrid.json").read_text())["bm25_weight"] == report["bm25_weight"]
+    assert SentenceTransformer(str(output / "retriever"), device="cpu").encode_query("area").shape == (32,)
+    card = (output / "retriever" / "README.md").read_text()
+    assert str(tmp_path) not in card + (output / "adapt.json").read_text()
+    assert "nDCG@10" in card
+
+    # Nothing is trained or measured again.
+    times = {file: file.stat().st_mtime_ns for file in (output / "work").rglob("*") if file.is_file()}
+    assert main(options(code, retriever_folder, output)) == 0
+    again = capsys.readouterr().out
+    assert again.strip().splitlines()[-1] == last
+    assert "training for" not in again
+    assert {file: file.stat().st_mtime_ns for file in times} == times
+
+    # search uses the folder as it is, and the fitted weight.
+    assert main(["search", str(output), "area number 7", "--corpus", str(code), "--top_k", "1"]) == 0
+    assert "m" in capsys.readouterr().out
+    assert main(options(code, retriever_folder, output, "--seed", "1")) == 2
+    assert "holds an adaptation with other settings (--seed 0 -> 1)" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_with_the_best_so_far_and_the_same_command_goes_on(
+    code: Path,
+    retriever_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output = tmp_path / "out"
+
+    def stop(*_: object) -> Path:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(__import__("revela_hub.adaptation.adapt", fromlist=["TRAIN"]).TRAIN, "distillation", stop)
+        assert main(options(code, retriever_folder, output)) == 0
+    printed = capsys.readouterr().out
+    assert "stopped: the verdict is on what has finished" in printed
+    assert VERDICT.fullmatch(printed.strip().splitlines()[-1])
+    assert main(options(code, retriever_folder, output)) == 0
+    printed = capsys.readouterr().out
+    assert "natural pairs: training" not in printed
+    assert "distillation: training" in printed
+
+
+def test_the_plan_without_training(
+    code: Path, retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    assert main(options(code, retriever_folder, output, "--dry_run")) == 0
+    assert "plan, in minutes: natural pairs" in capsys.readouterr().out
+    assert not output.exists()
+
+
+def test_the_average_of_two_retrievers(retriever_folder: Path, tmp_path: Path) -> None:
+    one = SentenceTransformer(str(retriever_folder), device="cpu")
+    other = SentenceTransformer(str(retriever_folder), device="cpu")
+    for parameter in other.parameters():
+        parameter.data += 0.5
+    other.save_pretrained(str(tmp_path / "other"))
+    folder = candidates.average("mean", [retriever_folder, tmp_path / "other"], tmp_path)
+    mean = SentenceTransformer(str(folder), device="cpu")
+    for a, b in zip(one.parameters(), mean.parameters(), strict=True):
+        assert (b - a - 0.25).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("budget", ["30", "0m", "m", "-5m", "5d"])
+def test_a_budget_without_a_unit_is_a_clear_error(budget: str) -> None:
+    with pytest.raises(UserError, match="is not a duration"):
+        seconds_of(budget)
