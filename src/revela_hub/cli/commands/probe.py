@@ -4,6 +4,9 @@ Queries are taken from the text: docstrings, titles and headings, and sentences;
 language model also writes questions. Near-duplicates are removed. The same text and seed give the same evaluation
 set.
 
+With --compare OLD NEW, compares two texts instead: quality of --retriever on a probe of each, unseen words, and the distance
+of the vectors. The last line says whether the new text needs a new index or training: NO DRIFT, RE-INDEX or RE-TRAIN.
+
 Writes a BEIR folder for `revela-hub evaluate` to --output_dir, with held_out.jsonl, the text of the queries, which
 `revela-hub train ... --probe FOLDER` excludes from training.
 
@@ -12,6 +15,7 @@ Examples:
   revela-hub evaluate bm25 my-retriever --corpus outputs/probe
   revela-hub train revela --data docs/ --probe outputs/probe --retriever my-retriever --lm HuggingFaceTB/SmolLM2-135M
   revela-hub probe articles.jsonl.gz --output_dir outputs/probe --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-8B
+  revela-hub probe --compare docs-2024/ docs-2025/ --retriever my-retriever
 """
 
 from dataclasses import dataclass, field
@@ -24,6 +28,7 @@ from revela_hub.ranges import PositiveInt, Seed
 
 if TYPE_CHECKING:
     from revela_hub.data.synthesis.backends import Backend
+    from revela_hub.evaluation.probe import ProbeSettings
 
 POSITIONALS = ("data",)
 
@@ -35,9 +40,10 @@ class Arguments:
     old_names: ClassVar[dict[str, str]] = {"output": "output_dir", "kinds": "query_kinds"}
 
     data: list[str] = field(
+        default_factory=list,
         metadata={
             "help": "Text to make the task from: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
-        }
+        },
     )
     output_dir: str = field(
         default="outputs/probe", metadata={"help": "Output folder; an earlier probe in it is replaced."}
@@ -73,31 +79,76 @@ class Arguments:
     api_key_env: str | None = field(
         default=None, metadata={"help": "Environment variable that holds the server's API key."}
     )
+    compare: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Two texts to compare, the old one and the new one; writes nothing.", "metavar": "OLD NEW"},
+    )
+    retriever: str | None = field(default=None, metadata={"help": "Retriever for --compare: Hub id or folder."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
 
 
 def run(arguments: Arguments) -> None:
-    """Make the evaluation set, and print its summary and some of its queries."""
+    """Make the evaluation set, and print its summary and some of its queries; or compare two texts."""
+    if arguments.kind not in ("auto", "text", "code"):
+        raise UserError(f"--kind must be auto, text or code, not {arguments.kind!r}")
+    if arguments.compare:
+        _compare(arguments)
+    elif not arguments.data:
+        raise UserError(
+            "name the text to make the probe from, or compare two texts (--compare OLD NEW --retriever MODEL)"
+        )
+    else:
+        _make(arguments)
+
+
+def _compare(arguments: Arguments) -> None:
+    from revela_hub.data.sources.files import check_exists
+    from revela_hub.data.sources.source import parse_sources
+    from revela_hub.evaluation.drift import compare_texts
+    from revela_hub.retrieval.encoder import load_encoder
+
+    if arguments.data or len(arguments.compare) != 2:
+        given = ", ".join([*arguments.data, *arguments.compare])
+        raise UserError(f"--compare needs two texts, OLD and NEW, and nothing else; given: {given}")
+    if arguments.retriever is None:
+        raise UserError("--compare needs --retriever MODEL, whose quality is compared on the two texts")
+    for source in parse_sources(arguments.compare):
+        check_exists(source)  # before the model is loaded
+    encoder = load_encoder(arguments.retriever, trust_remote_code=arguments.trust_remote_code)
+    old, new = arguments.compare
+    print(compare_texts(old, new, encoder, _settings(arguments), **_defaults(arguments)))
+
+
+def _settings(arguments: Arguments) -> "ProbeSettings":
+    from revela_hub.evaluation.probe import ProbeSettings
+
+    return ProbeSettings(arguments.queries, arguments.passages, tuple(arguments.query_kinds), arguments.seed)  # type: ignore[arg-type]  # checked there
+
+
+def _defaults(arguments: Arguments) -> dict[str, Any]:
+    return {
+        "text_column": arguments.text_column,
+        "kind": None if arguments.kind == "auto" else arguments.kind,
+        "exclude": tuple(arguments.exclude),
+        "max_documents": arguments.max_documents,
+    }
+
+
+def _make(arguments: Arguments) -> None:
     from revela_hub.data.own_folder import check_apart
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import parse_sources
-    from revela_hub.evaluation.probe import ProbeSettings, build_probe, check_probe_folder, write_probe
+    from revela_hub.evaluation.probe import build_probe, check_probe_folder, write_probe
     from revela_hub.retrieval.disk import try_folder
 
     output = Path(arguments.output_dir).expanduser()
     check_apart(parse_sources(arguments.data), output, "--output_dir")
     check_probe_folder(output)
     try_folder(output, "--output_dir")
-    if arguments.kind not in ("auto", "text", "code"):
-        raise UserError(f"--kind must be auto, text or code, not {arguments.kind!r}")
-    settings = ProbeSettings(arguments.queries, arguments.passages, tuple(arguments.query_kinds), arguments.seed)  # type: ignore[arg-type]  # checked there
-    defaults: dict[str, Any] = {
-        "text_column": arguments.text_column,
-        "kind": None if arguments.kind == "auto" else arguments.kind,
-        "exclude": tuple(arguments.exclude),
-        "max_documents": arguments.max_documents,
-    }
     report = ReadReport()
-    probe = build_probe(arguments.data, settings, questions=_questions(arguments), report=report, **defaults)
+    probe = build_probe(
+        arguments.data, _settings(arguments), questions=_questions(arguments), report=report, **_defaults(arguments)
+    )
     write_probe(probe, output)
     note(report)
     print(probe)

@@ -1,0 +1,307 @@
+"""Drift between two texts: does new text need a new index, or a retriever trained again?
+
+Three measurements, each of which compares the new text with the old one:
+
+    quality   nDCG@10 of the retriever and of BM25 on a probe of each text, with the same number of passages and the same mix of queries
+    words     fraction of words that one half of the old text does not contain: in its other half, and in the new text
+    vectors   energy distance of the passages' vectors (Szekely and Rizzo 2013), with its distribution if documents are exchanged at random
+
+RE-TRAIN: the retriever is worse on the new text, and lost more than BM25, so the text is not merely harder.
+RE-INDEX: words or vectors changed, but quality did not. Statistics of BM25 and the cells of an approximate index are those of the old text.
+NO DRIFT: neither.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.data.sources.source import SourceLike
+from revela_hub.data.text.ngram_overlap import words
+from revela_hub.errors import UserError
+from revela_hub.evaluation.probe import MIN_QUERIES, NoProbe, Probe, ProbeSettings, build_probe, kind_of
+from revela_hub.evaluation.retrieval import bm25_run, score_run
+from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
+
+SAMPLES, PERMUTATIONS = 10_000, 999
+MOVED = 0.02
+"""Smallest excess of the energy distance over the largest by chance (97.5%) that counts as a change."""
+MORE_UNSEEN = 0.02
+"""Smallest increase in the fraction of unseen words that counts as a change."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A difference of means, with a 95% interval (bootstrap over the queries of both probes)."""
+
+    old: float
+    new: float
+    low: float
+    high: float
+
+    @property
+    def difference(self) -> float:
+        """New minus old."""
+        return self.new - self.old
+
+    def __str__(self) -> str:
+        """`0.812  0.780   -0.032 [-0.071, +0.008]`."""
+        return f"{self.old:6.3f}  {self.new:6.3f}   {self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Comparison of two texts.
+
+    Attributes:
+        passages: passages of each text that were compared.
+        queries: queries of each probe.
+        retriever: nDCG@10 of the retriever.
+        bm25: nDCG@10 of BM25.
+        beyond_bm25: the retriever's difference minus that of BM25.
+        unseen: fraction of words that one half of the old text does not contain: in its other half, and in the new text.
+        distance: energy distance of the vectors, as a fraction of the mean distance between old and new passages.
+        by_chance: 95% interval of that distance if documents are exchanged at random.
+        p_value: of the permutation test.
+    """
+
+    passages: int
+    queries: int
+    retriever: Change
+    bm25: Change
+    beyond_bm25: Change
+    unseen: tuple[float, float]
+    distance: float
+    by_chance: tuple[float, float]
+    p_value: float
+
+    @property
+    def words_changed(self) -> bool:
+        """Whether clearly more words are unseen than between halves of the old text."""
+        return self.unseen[1] - self.unseen[0] >= MORE_UNSEEN
+
+    @property
+    def vectors_changed(self) -> bool:
+        """Whether the vectors differ by more than chance, and by enough to matter."""
+        return self.distance - self.by_chance[1] >= MOVED
+
+    @property
+    def answer(self) -> str:
+        """`RE-TRAIN`, `RE-INDEX` or `NO DRIFT`, with the reason."""
+        if self.retriever.high < 0 and self.beyond_bm25.high < 0:
+            return (
+                f"RE-TRAIN: nDCG@10 is {-self.retriever.difference:.3f} lower on the new text, "
+                f"{-self.beyond_bm25.difference:.3f} more than for BM25"
+            )
+        reasons = [
+            f"{self.unseen[1]:.1%} of its words are unseen ({self.unseen[0]:.1%} between halves of the old text)"
+            if self.words_changed
+            else "",
+            f"its vectors moved (energy distance {self.distance:.3f}, by chance at most {self.by_chance[1]:.3f})"
+            if self.vectors_changed
+            else "",
+        ]
+        harder = (
+            "; quality fell, but as much for BM25"
+            if self.retriever.high < 0
+            else "; quality did not fall significantly"
+        )
+        if any(reasons):
+            return f"RE-INDEX: {' and '.join(filter(None, reasons))}{harder}"
+        return f"NO DRIFT: words and vectors are as similar as parts of the old text{harder}"
+
+    def __str__(self) -> str:
+        """The table, and the answer in the last line."""
+        rows = [
+            f"{self.queries} queries and {self.passages:,} passages of each text",
+            f"{'':<24}   old     new   difference",
+            f"{'nDCG@10, retriever':<24}{self.retriever}",
+            f"{'nDCG@10, BM25':<24}{self.bm25}",
+            f"{'unseen words':<24}{self.unseen[0]:6.1%}  {self.unseen[1]:6.1%}   not in the first half of the old text",
+            f"{'energy distance':<24}{self.distance:14.3f}   by chance {self.by_chance[0]:.3f} to {self.by_chance[1]:.3f}, p = {self.p_value:.3f}",
+        ]
+        return "\n".join([*rows, self.answer])
+
+
+def compare_texts(
+    old: Sequence[SourceLike] | SourceLike,
+    new: Sequence[SourceLike] | SourceLike,
+    encoder: Encoder,
+    settings: ProbeSettings | None = None,
+    *,
+    batch_size: int = 32,
+    **defaults: Any,
+) -> Drift:
+    """Compare two texts.
+
+    Args:
+        old: Sources of the text that the retriever was trained for, or that is indexed.
+        new: Sources of the new text.
+        encoder: The retriever.
+        settings: Settings of the probes.
+        batch_size: Texts per forward pass.
+        **defaults: Default values for fields of `Source`.
+
+    Raises:
+        UserError: A text cannot be read, or is too short for a probe.
+    """
+    settings = settings or ProbeSettings()
+    probes = _probes(old, new, settings, defaults)
+    tasks = _same_mix(probes)
+    cosine = similarity_of(encoder) == "cosine"
+    vectors = [_encode(encoder, task, batch_size, cosine=cosine) for task in tasks]
+    dense = [_ndcg(task, queries @ passages.T) for task, (queries, passages) in zip(tasks, vectors, strict=True)]
+    lexical = [score_run(bm25_run(task), task).per_query["ndcg_at_10"] for task in tasks]
+    random = np.random.default_rng(settings.seed)
+    tables = [_table(task, d, b) for task, d, b in zip(tasks, dense, lexical, strict=True)]
+    distance, chance, p_value = _energy(
+        [_normal(passages) for _, passages in vectors],
+        [[probe.documents_of.get(id_, id_) for id_ in task.corpus] for probe, task in zip(probes, tasks, strict=True)],
+        random,
+    )
+    return Drift(
+        len(tasks[0].corpus),
+        len(tasks[0].queries),
+        _change(tables, np.array([1, 0]), random),
+        _change(tables, np.array([0, 1]), random),
+        _change(tables, np.array([1, -1]), random),
+        _unseen(*(list(task.corpus.values()) for task in tasks)),
+        distance,
+        chance,
+        p_value,
+    )
+
+
+def _probes(old: Any, new: Any, settings: ProbeSettings, defaults: Mapping[str, Any]) -> tuple[Probe, Probe]:
+    """Return a probe of each text, with the same number of passages."""
+
+    def build(name: str, sources: Any, settings: ProbeSettings) -> Probe:
+        try:
+            return build_probe(sources, settings, **defaults)
+        except NoProbe as error:
+            raise UserError(f"the {name} text is too short to compare: {error}") from error
+
+    first, second = build("old", old, settings), build("new", new, settings)
+    sizes = [len(probe.task.corpus) for probe in (first, second)]
+    smaller = replace(settings, passages=max(min(sizes), 2 * MIN_QUERIES))
+    if sizes[0] > sizes[1]:
+        first = build("old", old, smaller)
+    elif sizes[1] > sizes[0]:
+        second = build("new", new, smaller)
+    return first, second
+
+
+def _same_mix(probes: tuple[Probe, Probe]) -> list[RetrievalTask]:
+    """Return the tasks with as many queries of each kind as both probes have."""
+    number = probes[0].kinds & probes[1].kinds
+    if number.total() < MIN_QUERIES:
+        found = " and ".join(", ".join(f"{n} {kind}" for kind, n in probe.kinds.items()) for probe in probes)
+        raise UserError(
+            f"the texts have too few queries of the same kind to compare them ({found}): compare texts of one type"
+        )
+    tasks = []
+    for probe in probes:
+        left, kept = Counter(number), {}
+        for query, text in probe.task.queries.items():
+            if left[kind_of(query)]:
+                left[kind_of(query)] -= 1
+                kept[query] = text
+        qrels = {query: probe.task.qrels[query] for query in kept}
+        tasks.append(RetrievalTask(probe.task.corpus, kept, qrels, probe.task.name))
+    return tasks
+
+
+def _encode(
+    encoder: Encoder, task: RetrievalTask, batch_size: int, *, cosine: bool
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    queries, passages = list(task.queries.values()), list(task.corpus.values())
+    return (
+        as_vectors(encoder.encode_query(queries, batch_size=batch_size), len(queries), normalize=cosine),
+        as_vectors(encoder.encode_document(passages, batch_size=batch_size), len(passages), normalize=cosine),
+    )
+
+
+def _normal(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    return as_vectors(vectors, len(vectors), normalize=True)
+
+
+def _ndcg(task: RetrievalTask, scores_QN: NDArray[np.float32]) -> Mapping[str, float]:
+    ids = list(task.corpus)
+    best_QK = np.argsort(-scores_QN, axis=1, kind="stable")[:, :100]
+    run = {
+        query: {ids[place]: float(row[place]) for place in best}
+        for query, row, best in zip(task.queries, scores_QN, best_QK, strict=True)
+    }
+    return score_run(run, task).per_query["ndcg_at_10"]
+
+
+def _table(task: RetrievalTask, dense: Mapping[str, float], bm25: Mapping[str, float]) -> NDArray[np.float64]:
+    """Return the scores of the retriever and of BM25, (Q, 2)."""
+    return np.array([[dense[query], bm25[query]] for query in task.queries])
+
+
+def _change(tables: Sequence[NDArray[np.float64]], weights: NDArray[np.int_], random: np.random.Generator) -> Change:
+    """Compare the means of two samples of queries."""
+    old, new = (table @ weights for table in tables)
+    drawn = [sample[random.integers(len(sample), size=(SAMPLES, len(sample)))].mean(1) for sample in (old, new)]
+    low, high = np.percentile(drawn[1] - drawn[0], [2.5, 97.5])
+    return Change(float(old.mean()), float(new.mean()), float(low), float(high))
+
+
+def _unseen(old: Sequence[str], new: Sequence[str]) -> tuple[float, float]:
+    """Return the fraction of words that one half of the old text does not contain: in the other half, and in the new text."""
+    half = len(old) // 2
+    known = {word for text in old[:half] for word in words(text)}
+
+    def fraction(texts: Sequence[str]) -> float:
+        found = [word for text in texts for word in words(text)]
+        return sum(word not in known for word in found) / max(1, len(found))
+
+    return fraction(old[half:]), fraction(new)
+
+
+def _energy(
+    vectors: Sequence[NDArray[np.float32]], documents: Sequence[Sequence[str]], random: np.random.Generator
+) -> tuple[float, tuple[float, float], float]:
+    """Return the energy distance of two samples of unit vectors, its interval under exchange of documents, and the p-value.
+
+    Passages of a document stay together, because they resemble each other.
+    """
+    both = np.concatenate(vectors)
+    distance_NN = np.sqrt(np.maximum(0, 2 - 2 * both @ both.T))
+    names = [(part, name) for part, of_text in enumerate(documents) for name in of_text]
+    number = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    document_N = np.array([number[name] for name in names])
+    sizes = np.bincount(document_N)
+    groups_NP = np.zeros((len(both), PERMUTATIONS + 1), np.float32)
+    groups_NP[: len(vectors[0]), 0] = 1
+    for column in range(1, PERMUTATIONS + 1):
+        order = random.permutation(len(sizes))
+        filled = np.cumsum(sizes[order]) <= max(len(vectors[0]), sizes[order[0]])
+        groups_NP[:, column] = np.isin(document_N, order[filled])
+    found = _energies(distance_NN, groups_NP)
+    between = float(distance_NN[: len(vectors[0]), len(vectors[0]) :].mean()) or 1.0
+    observed, drawn = found[0] / between, found[1:] / between
+    p_value = (1 + (drawn >= observed - 1e-9).sum()) / (PERMUTATIONS + 1)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(observed), (float(low), float(high)), float(p_value)
+
+
+def _energies(distance_NN: NDArray[np.float32], groups_NP: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return 2 E|x - y| - E|x - x'| - E|y - y'| for each of P divisions into two groups."""
+    sums_NP = distance_NN @ groups_NP
+    ones, size = groups_NP.sum(0), len(distance_NN)
+    inside = (groups_NP * sums_NP).sum(0, dtype=np.float64)
+    across = ((1 - groups_NP) * sums_NP).sum(0, dtype=np.float64)
+    outside = distance_NN.sum(dtype=np.float64) - inside - 2 * across
+    others = np.maximum(2, size - ones)
+    ones = np.maximum(2, ones)
+    # Divided by the pairs of different passages, so that the mean of equal distributions is 0.
+    result: NDArray[np.float64] = (
+        2 * across / (ones * others) - inside / (ones * (ones - 1)) - outside / (others * (others - 1))
+    )
+    return result
