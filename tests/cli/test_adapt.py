@@ -119,3 +119,13 @@ def test_the_average_of_two_retrievers(retriever_folder: Path, tmp_path: Path) -
 def test_a_budget_without_a_unit_is_a_clear_error(budget: str) -> None:
     with pytest.raises(UserError, match="is not a duration"):
         seconds_of(budget)
+
+
+def test_json_lines_of_code_are_read_as_code(
+    code: Path, retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"_id": file.name, "text": file.read_text()} for file in sorted(code.glob("*.py"))]
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["adapt", str(tmp_path / "code.jsonl"), "--kind", "code", "--retriever", str(retriever_folder), "--dry_run"]
+    assert main([*words, "--output_dir", str(tmp_path / "out")]) == 0
+    assert "natural pairs: 120 docstring" in capsys.readouterr().out

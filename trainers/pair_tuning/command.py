@@ -20,7 +20,7 @@ Examples:
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
@@ -56,6 +56,12 @@ class Arguments(HeldOutArguments, TextArguments, PairsTrainingArguments):  # typ
     pairs: str | None = field(
         default=None,
         metadata={"help": "Labelled pairs: JSON lines, a data set (hf:owner/name), or a BEIR folder."},
+    )
+    kind: Literal["auto", "text", "code"] = field(
+        default="auto",
+        metadata={
+            "help": "With --data: How to read files: text, code (Python functions), or by file extension (auto)."
+        },
     )
     anchor_column: str = field(default="anchor", metadata={"help": "Column of the pairs that holds the query."})
     positive_column: str = field(

