@@ -5,15 +5,14 @@ import random
 import pytest
 
 from revela_hub.adaptation.systems import (
-    PRIOR,
     System,
     compare,
-    fit_weight,
     query_scores,
     select,
     split_by_document,
 )
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.evaluation.hybrid_weight import PRIOR, fit_weight
 from revela_hub.evaluation.probe import Probe
 from revela_hub.evaluation.retrieval import Rankings
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.data.mixture.held_out import HELD_OUT_QUESTIONS
-from revela_hub.evaluation.hybrid_weight import FittedHybrid
+from revela_hub.evaluation.hybrid_weight import PROBE, FittedHybrid
 from revela_hub.evaluation.retrieval import RetrievalScores
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.trainers.common.early import METRIC
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 CURVE = "retrieval_curve.png"
 OUTCOME = "outcome.json"
-PROBE = "probe"
-"""Name of tasks generated from the training text."""
 
 
 @dataclass(frozen=True)

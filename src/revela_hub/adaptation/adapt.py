@@ -22,7 +22,6 @@ from revela_hub.adaptation.systems import (
     Scores,
     System,
     compare,
-    fit_weight,
     query_scores,
     read_rankings,
     select,
@@ -31,6 +30,7 @@ from revela_hub.adaptation.systems import (
     write_rankings,
 )
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.evaluation.hybrid_weight import fit_weight
 from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe, write_probe
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run
 from revela_hub.evaluation.significance import PairedDifference

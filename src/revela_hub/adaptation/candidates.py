@@ -11,8 +11,8 @@ from typing import Any
 
 from datasets import Dataset
 
-from revela_hub.adaptation.systems import PRIOR
 from revela_hub.adaptation.time_limit import TimeLimit
+from revela_hub.evaluation.hybrid_weight import PRIOR
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 
 FOREVER = 1_000_000

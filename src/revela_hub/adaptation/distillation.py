@@ -15,9 +15,8 @@ from itertools import takewhile
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.adaptation.systems import PRIOR
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.hybrid_weight import fuse_runs
+from revela_hub.evaluation.hybrid_weight import PRIOR, fuse_runs
 from revela_hub.evaluation.retrieval import bm25_run, retrieval_run
 from revela_hub.retrieval.encoder import similarity_of
 

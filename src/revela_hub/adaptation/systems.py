@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.hybrid_weight import WEIGHTS, fuse_runs
+from revela_hub.evaluation.hybrid_weight import fuse_runs
 from revela_hub.evaluation.hybrid_weight import halves as query_halves
 from revela_hub.evaluation.retrieval import Rankings, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
     from revela_hub.evaluation.probe import Probe
 
 METRIC = "ndcg_at_10"
-PRIOR = 0.3
-"""Weight of BM25 without evidence: on ten collections with labels it gained on nine."""
-ERRORS_UP, ERRORS_DOWN = 2.0, 1.0
-"""Standard errors by which another weight must beat the prior. More for a larger weight, because the queries of a probe are made of
-words of the text, which favours BM25."""
-
 Scores = Mapping[str, float]
 """nDCG@10 by query."""
 
@@ -69,35 +62,6 @@ def query_scores(dense: Rankings, bm25: Rankings, task: RetrievalTask, weight: f
     else:
         runs = fuse_runs(dense, bm25, task, weight)
     return score_run(runs, task).per_query[METRIC]
-
-
-def fit_weight(dense: Rankings, bm25: Rankings, dev: RetrievalTask) -> float:
-    """Return the weight of BM25: the prior, unless the dev queries support another one.
-
-    If the best weight beats the prior by enough standard errors, the result is the weight nearest to the prior that is within one
-    standard error of the best.
-    """
-    queries = sorted(dev.queries)
-    scored = {weight: query_scores(dense, bm25, dev, weight) for weight in WEIGHTS}
-    table = {weight: np.array([scores[query] for query in queries]) for weight, scores in scored.items()}
-    best = max(WEIGHTS, key=lambda weight: (round(float(table[weight].mean()), 9), -abs(weight - PRIOR)))
-    gain, error = _difference(table[PRIOR], table[best])
-    if gain <= (ERRORS_UP if best > PRIOR else ERRORS_DOWN) * error:
-        return PRIOR
-    between = [weight for weight in WEIGHTS if min(best, PRIOR) <= weight <= max(best, PRIOR)]
-    good = [weight for weight in between if _within_error(table[weight], table[best])]
-    return min(good, key=lambda weight: abs(weight - PRIOR))
-
-
-def _difference(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the mean of b - a and its standard error."""
-    difference = b - a
-    return float(difference.mean()), float(difference.std(ddof=1) / len(difference) ** 0.5)
-
-
-def _within_error(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
-    gain, error = _difference(a, b)
-    return gain <= error
 
 
 def compare(base: System, other: System, bm25: Rankings, task: RetrievalTask) -> PairedDifference:

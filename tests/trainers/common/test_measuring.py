@@ -12,7 +12,7 @@ from peft import LoraConfig
 from torch import nn
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs, halves
+from revela_hub.evaluation.hybrid_weight import PRIOR, fit_hybrid, fit_weight, fuse_runs, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.measuring import BestWeights
@@ -254,7 +254,23 @@ def test_the_weight_of_a_hybrid_is_chosen_without_the_query(task: RetrievalTask)
 
     useless = {query: {} for query in task.queries}
     alone = fit_hybrid(dense, useless, task)
-    assert alone.weight == 0 and alone.scores.per_query == score_run(dense, task).per_query
+    assert alone.weight == PRIOR and alone.scores.per_query == score_run(dense, task).per_query
+
+
+def test_made_queries_must_support_a_larger_weight_by_more(task: RetrievalTask) -> None:
+    ids = list(task.corpus)
+    right = {query: next(iter(judged)) for query, judged in task.qrels.items()}
+    better = sorted(task.queries)[:3]  # BM25 finds three passages that the retriever ranks second
+    wrong = {query: next(id_ for id_ in ids if id_ != right[query]) for query in task.queries}
+    dense = {
+        q: {right[q]: 1.0, wrong[q]: 0.9} if q not in better else {wrong[q]: 1.0, right[q]: 0.4, "x": 0.0}
+        for q in task.queries
+    }
+    bm25 = {q: {right[q]: 1.0} if q in better else {} for q in task.queries}
+    known = {id_: text for id_, text in task.corpus.items()} | {"x": "none"}
+    labelled, made = (RetrievalTask(known, task.queries, task.qrels, name) for name in ("labels", "probe"))
+    assert fit_weight(dense, bm25, labelled) > PRIOR  # 1.7 standard errors
+    assert fit_weight(dense, bm25, made) == PRIOR
 
 
 def test_adapters_that_start_as_something_have_no_mean(task: RetrievalTask, tmp_path: Path) -> None:
