@@ -67,28 +67,31 @@ def fit_hybrid(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> FittedHy
     return FittedHybrid(_supported(scored, task.queries, made=made), score_run(crossed, task))
 
 
-def fit_weight(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> float:
+def fit_weight(dense: Rankings, bm25: Rankings, task: RetrievalTask, prior: float = PRIOR) -> float:
     """Return the weight of BM25: the prior, unless the queries support another one.
 
     Args:
         dense: The retriever's hits for all queries of the task.
         bm25: BM25's hits for all queries of the task.
         task: The task; the name "probe" means that its queries were made from the text.
+        prior: The weight without evidence, one of `WEIGHTS`.
     """
     runs = {weight: fuse_runs(dense, bm25, task, weight) for weight in WEIGHTS}
     scored = {weight: score_run(run, task).per_query["ndcg_at_10"] for weight, run in runs.items()}
-    return _supported(scored, task.queries, made=task.name == PROBE)
+    return _supported(scored, task.queries, made=task.name == PROBE, prior=prior)
 
 
-def _supported(scored: Mapping[float, Mapping[str, float]], queries: Collection[str], *, made: bool) -> float:
+def _supported(
+    scored: Mapping[float, Mapping[str, float]], queries: Collection[str], *, made: bool, prior: float = PRIOR
+) -> float:
     """Return the weight that the scores of some queries support."""
     table = {weight: np.array([scores[query] for query in sorted(queries)]) for weight, scores in scored.items()}
-    best = max(WEIGHTS, key=lambda weight: (round(float(table[weight].mean()), 9), -abs(weight - PRIOR)))
-    if not _better(table[best], table[PRIOR], ERRORS_UP if made and best > PRIOR else ERRORS):
-        return PRIOR
-    between = [weight for weight in WEIGHTS if min(best, PRIOR) <= weight <= max(best, PRIOR)]
+    best = max(WEIGHTS, key=lambda weight: (round(float(table[weight].mean()), 9), -abs(weight - prior)))
+    if not _better(table[best], table[prior], ERRORS_UP if made and best > prior else ERRORS):
+        return prior
+    between = [weight for weight in WEIGHTS if min(best, prior) <= weight <= max(best, prior)]
     good = [weight for weight in between if not _better(table[best], table[weight], 1.0)]
-    return min(good, key=lambda weight: abs(weight - PRIOR))
+    return min(good, key=lambda weight: abs(weight - prior))
 
 
 def _better(a: NDArray[np.float64], b: NDArray[np.float64], errors: float) -> bool:

@@ -4,6 +4,7 @@ import io
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,8 @@ def quiet(wanted: bool) -> Iterator[None]:
     bars = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     settings = bars | {QUIET: "1", "TRANSFORMERS_VERBOSITY": "error"}
     before = {name: os.environ.get(name) for name in settings}
+    # Recipes and peft use the old name of activation_checkpointing, which all supported versions of transformers know.
+    warnings.filterwarnings("ignore", r".*gradient_checkpointing", FutureWarning)
     if wanted:
         os.environ |= settings
     elif not sys.stderr.isatty():

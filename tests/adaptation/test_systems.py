@@ -57,6 +57,7 @@ def test_the_queries_of_a_single_document_are_split_one_by_one() -> None:
 def test_the_weight_is_the_prior_without_evidence() -> None:
     same = ranking(0.6, 0)
     assert fit_weight(same, same, task()) == PRIOR
+    assert fit_weight(same, same, task(), 0.6) == 0.6
 
 
 @pytest.mark.parametrize(("dense", "bm25", "low", "high"), [(0.95, 0.02, 0.0, 0.2), (0.02, 0.95, 0.4, 1.0)])

@@ -129,3 +129,34 @@ def test_json_lines_of_code_are_read_as_code(
     words = ["adapt", str(tmp_path / "code.jsonl"), "--kind", "code", "--retriever", str(retriever_folder), "--dry_run"]
     assert main([*words, "--output_dir", str(tmp_path / "out")]) == 0
     assert "natural pairs: 120 docstring" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["few"], "the text has 0 candidate queries"),
+        (["empty"], "no documents in empty"),
+        (["code", "--lm", "/nowhere"], "cannot load the language model '/nowhere': no such folder"),
+        (["code", "--labels", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["code", "--retriever", "./nowhere"], "no such folder"),
+        (["code", "--output_dir", "code/out"], "code/out"),
+    ],
+)
+def test_what_cannot_work_is_one_clear_error_and_leaves_the_folder_free(
+    code: Path,
+    retriever_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "a.txt").write_text("Rivers carry sand. The sea is cold.")
+    given = ["--retriever", str(retriever_folder), "--output_dir", "out", "--budget", "8s", *words]
+    assert main(["adapt", words[0], *[word for word in given if word != words[0]]]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error and error.startswith("revela-hub: error:")
+    assert not (tmp_path / "out" / "settings.json").exists()

@@ -30,7 +30,7 @@ from revela_hub.adaptation.systems import (
     write_rankings,
 )
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.hybrid_weight import fit_weight
+from revela_hub.evaluation.hybrid_weight import PRIOR, fit_weight
 from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe, write_probe
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run
 from revela_hub.evaluation.significance import PairedDifference
@@ -226,12 +226,14 @@ class Adaptation:
         """Return how many passages can be encoded as often as needed; the first run's number is kept."""
         if known := self._state("probe").get("passages"):
             return int(known)
+        if not found.sample:  # making the probe will say why that is too little
+            return FEWEST_PASSAGES
         model = self._load(self.inputs.retriever)
         texts = list(found.sample)
         encode_texts(model, texts[:8], "document")  # the first call is slower
         began = time.monotonic()
         encode_texts(model, texts, "document")
-        each = (time.monotonic() - began) / max(1, len(texts))
+        each = (time.monotonic() - began) / len(texts)
         times = ENCODINGS * len(self.names()) + 2  # and the base model and the average
         affordable = int(self.budget * OVERHEAD / times / each)
         passages = min(PASSAGES, max(FEWEST_PASSAGES, affordable))
@@ -305,7 +307,9 @@ class Adaptation:
 
     def _system(self, title: str, name: str, folder: str, seconds: float) -> System:
         dense = self._rankings(name, lambda: retrieval_run(self._load(folder), self.task))
-        return System(title, folder, dense, fit_weight(dense, self.bm25, self.dev), seconds)
+        # Without evidence, a candidate keeps the weight of the base retriever: another weight is a difference by chance.
+        prior = self.systems[0].weight if self.systems else PRIOR
+        return System(title, folder, dense, fit_weight(dense, self.bm25, self.dev, prior), seconds)
 
     def _load(self, folder: str) -> "SentenceTransformer":
         return load_retriever(

@@ -90,11 +90,11 @@ def run(arguments: Arguments) -> None:
 
     output = Path(arguments.output_dir)
     adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), print)
-    if not arguments.dry_run:
-        _claim(arguments, output)
+    settings = {} if arguments.dry_run else _claim(arguments, output)
     _inspect(arguments, adaptation)
     if arguments.dry_run:
         return
+    (output / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     base = adaptation.baselines()
     for name, weight in (
         ("base retriever", 0.0),
@@ -142,8 +142,10 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
 
     refuse_missing_folder(arguments.retriever, "the retriever")
     if arguments.lm:  # it is needed last, but an error in its name should come first
+        folder = model_folder(arguments.lm)
+        refuse_missing_folder(folder, "the language model")
         with loading(f"cannot load the language model {arguments.lm!r}", arguments.lm):
-            AutoConfig.from_pretrained(model_folder(arguments.lm), trust_remote_code=arguments.trust_remote_code)
+            AutoConfig.from_pretrained(folder, trust_remote_code=arguments.trust_remote_code)
     shared = ("kind", "text_column", "exclude", "max_documents", "cache_dir", "trust_remote_code")
     options = {name: getattr(arguments, name) for name in shared}
     work = output / WORK
@@ -162,8 +164,8 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
     )
 
 
-def _claim(arguments: Arguments, output: Path) -> None:
-    """Mark the output folder, and check that an earlier run in it had the same settings."""
+def _claim(arguments: Arguments, output: Path) -> dict[str, Any]:
+    """Mark the output folder, and check that an earlier run in it had the same settings, which are returned."""
     from revela_hub.data.own_folder import check_apart, claim
     from revela_hub.data.sources.source import parse_sources
     from revela_hub.retrieval.disk import try_folder
@@ -180,7 +182,7 @@ def _claim(arguments: Arguments, output: Path) -> None:
             raise UserError(
                 f"{output} holds an adaptation with other settings ({listed}): restore them, or use a new --output_dir"
             )
-    file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    return settings
 
 
 def _inspect(arguments: Arguments, adaptation: "Adaptation") -> None:
