@@ -130,7 +130,7 @@ def measure(name: str, data: Path, work: Path) -> dict[str, Any]:
     file = work / f"{name}.json"
     kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"scores": {}}
     domain = load_domain(name, data, work, queries=QUERIES, passages=PASSAGES)
-    probe = build_probe(domain.text, ProbeSettings(queries=QUERIES, passages=PROBE_PASSAGES))
+    probe = build_probe(domain.text, ProbeSettings(queries=QUERIES, passages=PROBE_PASSAGES, shape="whole"))
     tasks = {"real": domain.task, "probe": probe.task}
     kept["overlap"] = overlap(probe.task)
     dense: dict[str, np.ndarray] = {}

@@ -219,9 +219,10 @@ def _encode(
     encoder: Encoder, task: RetrievalTask, batch_size: int, *, cosine: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     queries, passages = list(task.queries.values()), list(task.corpus.values())
+    options: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": False}
     return (
-        as_vectors(encoder.encode_query(queries, batch_size=batch_size), len(queries), normalize=cosine),
-        as_vectors(encoder.encode_document(passages, batch_size=batch_size), len(passages), normalize=cosine),
+        as_vectors(encoder.encode_query(queries, **options), len(queries), normalize=cosine),
+        as_vectors(encoder.encode_document(passages, **options), len(passages), normalize=cosine),
     )
 
 

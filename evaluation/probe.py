@@ -1,6 +1,7 @@
 """A probe: a retrieval task made from raw text, for evaluation without labels.
 
-    documents --passages_of--> passages with candidate queries --> without near-duplicates --> a few hundred queries --> BEIR
+    documents --passages_of--> passages with candidate queries --> without near-duplicates --> a few hundred queries
+              --in_shape, resembling--> shorter queries --> BEIR
 
 The text of a query is removed from its passage and from the training text: `held_out.jsonl` lists documents and texts, and
 `Source.held_out` removes them when documents are read. A query whose text also occurs in another document is not used. The
@@ -24,6 +25,7 @@ from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.ngram_overlap import NearDuplicates
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe_queries import Candidate, Passage, ProbeKind, passages_of
+from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, in_shape, resembling
 
 if TYPE_CHECKING:
     from revela_hub.data.synthesis.backends import Backend
@@ -55,12 +57,14 @@ class ProbeSettings:
         passages: Maximum number of passages in the corpus.
         kinds: Kinds of queries; the queries are divided evenly among the kinds found in the text.
         seed: The random seed.
+        shape: Shape of the queries that are sentences (`evaluation.query_shapes`).
     """
 
     queries: int = 200
     passages: int = 1000
     kinds: tuple[ProbeKind, ...] = KINDS
     seed: int = 0
+    shape: QueryShape = "short"
 
     def __post_init__(self) -> None:
         """Raises UserError for invalid settings."""
@@ -72,6 +76,8 @@ class ProbeSettings:
             raise UserError(
                 f"the kinds of queries must be among {', '.join(KINDS)}, not {', '.join(self.kinds) or 'none'}"
             )
+        if self.shape not in SHAPES:
+            raise UserError(f"the shape of queries must be one of {', '.join(SHAPES)}, not {self.shape!r}")
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,7 @@ def build_probe(
     settings: ProbeSettings | None = None,
     *,
     questions: "Backend | None" = None,
+    examples: Sequence[str] = (),
     report: ReadReport | None = None,
     **defaults: Any,
 ) -> Probe:
@@ -146,6 +153,7 @@ def build_probe(
         sources: As for `read_documents`.
         settings: The settings of the probe.
         questions: A language model that writes questions for passages, an additional kind of queries.
+        examples: Real queries without labels; sentences and docstrings get the shapes that resemble them most.
         report: Its counts are updated while reading.
         **defaults: Default values for fields of `Source`.
 
@@ -168,6 +176,7 @@ def build_probe(
             "docstring, have a heading, or have three sentences; add more text, or evaluate on your own task"
         )
     task, held_out = _hold_out(passages, asked)
+    task = _reshaped(task, settings, examples)
     documents_of = {f"p{index}": passage.document for index, passage in enumerate(passages)}
     return Probe(task, held_out, (used, len(documents)), characters, complete, settings, documents_of)
 
@@ -324,6 +333,15 @@ def first_line(reply: str) -> str:
     """Return the first line of a language model's reply, without its thoughts and quotation marks."""
     lines = [line.strip(" \t\"'*") for line in re.sub(r"(?s)<think>.*?</think>", "", reply).split("\n")]
     return next((line for line in lines if line), "")
+
+
+def _reshaped(task: RetrievalTask, settings: ProbeSettings, examples: Sequence[str]) -> RetrievalTask:
+    """Return the task with shorter queries: sentences in one shape, or sentences and docstrings in shapes that resemble examples."""
+    kinds = ("sentence", "docstring") if examples else ("sentence",)
+    made = {id_: text for id_, text in task.queries.items() if kind_of(id_) in kinds}
+    passages = list(task.corpus.values())
+    changed = resembling(made, examples, passages) if examples else in_shape(settings.shape, made, passages)
+    return RetrievalTask(task.corpus, task.queries | changed, task.qrels, task.name)
 
 
 def _hold_out(passages: Sequence[Passage], asked: dict[str, _Asked]) -> tuple[RetrievalTask, dict[str, list[str]]]:

@@ -2,7 +2,7 @@
 
     docstring  the first paragraph of a function's docstring -> the function without it
     title      the title of a document, the heading of a section -> its first passage (of every section with that heading)
-    sentence   a sentence of a passage -> the rest of the passage
+    sentence   a sentence of a passage -> the rest of the passage (`query_shapes` shortens it)
 
 A passage has a candidate of each applicable kind; at most one of them is used.
 """

@@ -43,7 +43,7 @@ from revela_hub.trainers.common.measuring import BestWeights  # noqa: E402
 LM = REPOSITORY / "examples" / "quickstart" / "lm"
 QUERIES, PASSAGES = 200, 300
 METRIC = "ndcg_at_10"
-PROBE = ProbeSettings(queries=150, passages=400)
+PROBE = ProbeSettings(queries=150, passages=400, shape="whole")
 PROBED = "pairs of the text"  # natural pairs, of the same kinds as the probe's queries but without these queries
 EXPORTED = "handed out"  # key of the scores with the exported weights in benchmarks/measured
 WITHOUT = ("start", "BM25", "hybrid, 0.3 of BM25", "hybrid, weight by the probe")

@@ -53,7 +53,7 @@ def damaged(text: str, share: float = 0.6) -> str:
 
 def pair_rows(sources: Any, queries: int = 2000, passages: int = 4000) -> Dataset:
     """Return natural queries of the text, each with the passage it was taken from."""
-    task = build_probe(sources, ProbeSettings(queries=queries, passages=passages, seed=7)).task
+    task = build_probe(sources, ProbeSettings(queries=queries, passages=passages, seed=7, shape="whole")).task
     pairs = [(text, task.corpus[next(iter(task.qrels[query]))]) for query, text in task.queries.items()]
     return Dataset.from_dict(dict(zip(("anchor", "positive"), map(list, zip(*pairs, strict=True)), strict=True)))
 
@@ -62,7 +62,7 @@ def teacher_rows(
     model: SentenceTransformer, sources: Any, cross_encoder: str | None = None, queries: int = 600, passages: int = 1500
 ) -> Dataset:
     """Return pseudo-queries with their passage, hard negatives, and the teacher's scores."""
-    probe = build_probe(sources, ProbeSettings(queries=queries, passages=passages, seed=7))
+    probe = build_probe(sources, ProbeSettings(queries=queries, passages=passages, seed=7, shape="whole"))
     task = probe.task
     fused = fuse_runs(retrieval_run(model, task), bm25_run(task), task, 0.3)
     reranker = CrossEncoder(cross_encoder) if cross_encoder else None

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -13,6 +14,7 @@ from revela_hub.data import GroupSettings, ReadReport, build_groups, read_beir, 
 from revela_hub.data.synthesis.backends import Reply, Request
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of, write_probe
+from revela_hub.evaluation.query_shapes import SHAPES, QueryShape
 
 FUNCTION = '''def make_{name}(value):
     """Builds the {name} of a value and returns it with care.
@@ -25,7 +27,7 @@ FUNCTION = '''def make_{name}(value):
 
 
 '''
-SETTINGS = ProbeSettings(queries=40, passages=80)
+SETTINGS = ProbeSettings(queries=40, passages=80, shape="whole")
 
 
 def sentences(name: str) -> str:
@@ -119,7 +121,7 @@ def test_near_duplicates_and_what_stands_twice_are_not_asked(tmp_path: Path) -> 
     quoted = f"{texts[90]} That is all that this page has to say of it, and it is not much. Other pages say more."
     content = "".join(json.dumps({"text": text}) + "\n" for text in [*rows, *again, quoted])
     (tmp_path / "rows.jsonl").write_text(content)
-    probe = build_probe(str(tmp_path / "rows.jsonl"), ProbeSettings(queries=20, passages=100))
+    probe = build_probe(str(tmp_path / "rows.jsonl"), ProbeSettings(queries=20, passages=100, shape="whole"))
     assert len(probe.task.corpus) == 41
     assert texts[90] not in probe.task.queries.values()
     whole = " ".join(content.split())
@@ -205,11 +207,39 @@ def test_sentences_end_as_each_script_ends_them(tmp_path: Path, between: str, wo
         ({"passages": 10}, "at least 40 passages, not 10"),
         ({"kinds": ("headline",)}, "kinds of queries must be among docstring, title, sentence, not headline"),
         ({"kinds": ()}, "kinds of queries must be among .*, not none"),
+        ({"shape": "long"}, "shape of queries must be one of whole, short, keywords, dropout, not 'long'"),
     ],
 )
 def test_settings_that_make_no_probe(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ProbeSettings(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_shape_changes_sentences_only(shape: QueryShape, text: Path, probe: Probe) -> None:
+    other = build_probe(str(text), replace(SETTINGS, shape=shape))
+    assert other.held_out == probe.held_out and other.task.corpus == probe.task.corpus
+    for query, whole in probe.task.queries.items():
+        found = other.task.queries[query]
+        assert set(re.findall(r"\w+", found.lower())) <= set(re.findall(r"\w+", whole.lower()))
+        assert (
+            len(found.split()) < len(whole.split())
+            if kind_of(query) == "sentence" and shape != "whole"
+            else found == whole
+        )
+
+
+def test_example_queries_choose_the_shape(text: Path, probe: Probe) -> None:
+    short = build_probe(str(text), SETTINGS, examples=[f"{numeral(n)} hills" for n in range(20)])
+    long = build_probe(str(text), SETTINGS, examples=list(probe.of_kind("sentence").queries.values()))
+
+    def words(found: Probe, kind: str) -> int:
+        return sum(len(query.split()) for query in found.of_kind(kind).queries.values())
+
+    assert words(short, "sentence") < words(long, "sentence") <= words(probe, "sentence")
+    assert words(short, "docstring") < words(probe, "docstring")
+    assert short.of_kind("title").queries == probe.of_kind("title").queries
+    assert short.task.qrels == probe.task.qrels
 
 
 def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,6 +255,11 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     before = {file.name: file.read_bytes() for file in output.rglob("*.*")}
     assert main(words) == 0
     assert {file.name: file.read_bytes() for file in output.rglob("*.*")} == before
+    (tmp_path / "log.txt").write_text("hills of the moon\nwho drew the notes\n")
+    assert main([*words, "--example_queries", str(tmp_path / "log.txt")]) == 0
+    assert read_beir(output).qrels == task.qrels and read_beir(output).queries != task.queries
+    assert main([*words, "--example_queries", "none.txt"]) == 2
+    assert "no file none.txt" in capsys.readouterr().err
     words[3] = str(text)  # would lie among what is trained on, and might replace files of the same names
     assert main(words) == 2
     assert "is inside the data" in capsys.readouterr().err

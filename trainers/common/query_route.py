@@ -40,7 +40,7 @@ def with_query_route(retriever: SentenceTransformer, *, max_length: int | None =
         router = Router.for_query_document(deepcopy(modules), modules, default_route=None, allow_empty_key=False)
         retriever = SentenceTransformer(
             modules=[router],
-            prompts=retriever.prompts,
+            prompts={name: prompt or "" for name, prompt in retriever.prompts.items()},
             similarity_fn_name=retriever.similarity_fn_name,
             truncate_dim=retriever.truncate_dim,
             device="cpu",
@@ -65,7 +65,8 @@ def frozen_route(retriever: SentenceTransformer) -> nn.Module:
 def trained_transformer(retriever: SentenceTransformer) -> Any:  # noqa: ANN401 (a Transformer module)
     """Return the Transformer module in training: of queries, if the model has two routes."""
     first: Any = retriever[0]
-    return first.sub_modules[QUERY][0] if isinstance(first, Router) else first
+    routes: Any = first.sub_modules if isinstance(first, Router) else None
+    return first if routes is None else routes[QUERY][0]
 
 
 def identity_of_documents(name: str) -> str | None:

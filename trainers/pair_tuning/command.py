@@ -112,8 +112,11 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 def _load(arguments: Arguments) -> SentenceTransformer:
     """Return the model to train; with --query_only, one with two routes, of which --max_length concerns queries."""
     query_only, max_length = arguments.query_only, arguments.max_length
-    options = {"max_length": None if query_only else max_length, "trust_remote_code": arguments.trust_remote_code}
-    model = load_retriever(arguments.retriever, **options)
+    model = load_retriever(
+        arguments.retriever,
+        max_length=None if query_only else max_length,
+        trust_remote_code=arguments.trust_remote_code,
+    )
     return with_query_route(model, max_length=max_length) if query_only else model
 
 

@@ -122,7 +122,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         retriever = load_retriever(model, **(model_init_kwargs or {}))
         if args.query_only:
             retriever = with_query_route(retriever)
-            self.documents = identity_of_documents(model) if isinstance(model, (str, Path)) else None
+            self.documents = identity_of_documents(str(model)) if isinstance(model, (str, Path)) else None
         transformer = trained_transformer(retriever)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
         adapters = peft_config or args.lora_config(transformer.auto_model)
@@ -157,7 +157,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         """The sentence-transformers model that is trained."""
         return self.accelerator.unwrap_model(self.model)
 
-    def compute_loss(self, model: nn.Module, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401 (as in Trainer)
+    def compute_loss(self, model: Any, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401 (as in Trainer)
         """Return the loss; a frozen document encoder has no dropout."""
         if self.args.query_only:
             frozen_route(self.retriever).eval()

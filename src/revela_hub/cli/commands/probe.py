@@ -15,6 +15,7 @@ Examples:
   revela-hub evaluate bm25 my-retriever --corpus outputs/probe
   revela-hub train revela --data docs/ --probe outputs/probe --retriever my-retriever --lm HuggingFaceTB/SmolLM2-135M
   revela-hub probe articles.jsonl.gz --output_dir outputs/probe --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-8B
+  revela-hub probe docs/ --example_queries search-log.txt --output_dir outputs/probe
   revela-hub probe --compare docs-2024/ docs-2025/ --retriever my-retriever
 """
 
@@ -53,6 +54,19 @@ class Arguments:
     query_kinds: list[str] = field(
         default_factory=lambda: ["docstring", "title", "sentence"],
         metadata={"help": "Kinds of query to make, in equal parts: docstring, title, sentence."},
+    )
+    sentence_shape: str = field(
+        default="short",
+        metadata={
+            "help": "Shape of queries that are sentences: whole, short (eight words), keywords, or dropout (half of the words)."
+        },
+    )
+    example_queries: str | None = field(
+        default=None,
+        metadata={
+            "help": "Some real queries, which need no labels: sentences and docstrings are shortened to resemble them.",
+            "metavar": "FILE",
+        },
     )
     seed: Seed = field(default=0, metadata={"help": "Random seed."})
     text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
@@ -122,7 +136,8 @@ def _compare(arguments: Arguments) -> None:
 def _settings(arguments: Arguments) -> "ProbeSettings":
     from revela_hub.evaluation.probe import ProbeSettings
 
-    return ProbeSettings(arguments.queries, arguments.passages, tuple(arguments.query_kinds), arguments.seed)  # type: ignore[arg-type]  # checked there
+    kinds, shape = tuple(arguments.query_kinds), arguments.sentence_shape
+    return ProbeSettings(arguments.queries, arguments.passages, kinds, arguments.seed, shape)  # type: ignore[arg-type]  # checked there
 
 
 def _defaults(arguments: Arguments) -> dict[str, Any]:
@@ -136,6 +151,7 @@ def _defaults(arguments: Arguments) -> dict[str, Any]:
 
 def _make(arguments: Arguments) -> None:
     from revela_hub.data.own_folder import check_apart
+    from revela_hub.data.sources.queries import read_queries
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import parse_sources
     from revela_hub.evaluation.probe import build_probe, check_probe_folder, write_probe
@@ -145,9 +161,15 @@ def _make(arguments: Arguments) -> None:
     check_apart(parse_sources(arguments.data), output, "--output_dir")
     check_probe_folder(output)
     try_folder(output, "--output_dir")
+    examples = list(read_queries(arguments.example_queries).values()) if arguments.example_queries else ()
     report = ReadReport()
     probe = build_probe(
-        arguments.data, _settings(arguments), questions=_questions(arguments), report=report, **_defaults(arguments)
+        arguments.data,
+        _settings(arguments),
+        questions=_questions(arguments),
+        examples=examples,
+        report=report,
+        **_defaults(arguments),
     )
     write_probe(probe, output)
     note(report)

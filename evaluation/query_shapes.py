@@ -1,0 +1,160 @@
+"""Shorter queries made from sentences and docstrings, and queries chosen to resemble those that users type.
+
+    whole     the sentence or docstring itself
+    short     its eight consecutive words with the highest sum of inverse document frequencies
+    keywords  its four rarest words, in the order of the text
+    dropout   half of its words, in random order
+
+`resembling` picks for each query one of these shapes, so that all queries together resemble a few real ones in length, function words,
+rare words and lexical overlap. No labels are needed: overlap is measured with the passage that BM25 ranks first.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela_hub.data.text.ngram_overlap import words
+from revela_hub.retrieval.bm25 import BM25
+
+QueryShape: TypeAlias = Literal["whole", "short", "keywords", "dropout"]
+SHAPES: tuple[QueryShape, ...] = get_args(QueryShape)
+KEYWORDS = 4
+SHORT_WORDS = 8
+FREQUENT = 0.1
+"""Fraction of the passages from which a word counts as a function word."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Document frequencies of the words of some passages.
+
+    Attributes:
+        counts: number of passages by word.
+        passages: number of passages.
+    """
+
+    counts: Mapping[str, int]
+    passages: int
+
+    @classmethod
+    def of(cls, passages: Iterable[str]) -> "Vocabulary":
+        """Count the words of passages."""
+        counts: Counter[str] = Counter()
+        number = 0
+        for number, passage in enumerate(passages, start=1):  # noqa: B007 (it is used below)
+            counts.update(set(words(passage)))
+        return cls(counts, number)
+
+    def idf(self, word: str) -> float:
+        """Return the inverse document frequency of a word; a word in no passage is as rare as one in half a passage."""
+        return math.log((self.passages + 1) / max(0.5, self.counts.get(word, 0)))
+
+    def is_frequent(self, word: str) -> bool:
+        """Whether the word is in at least a tenth of the passages, as function words are."""
+        return self.counts.get(word, 0) >= FREQUENT * self.passages
+
+
+def keywords(text: str, vocabulary: Vocabulary, number: int = KEYWORDS) -> str:
+    """Return the rarest words of a text that occur in a passage, in the order of the text.
+
+    >>> vocabulary = Vocabulary.of(["the river bends", "the sea", "the bank of the river", "rivers erode"])
+    >>> keywords("The river and the sea erode the bank", vocabulary, number=3)
+    'sea erode bank'
+    """
+    known = [word for word in dict.fromkeys(words(text)) if word in vocabulary.counts]
+    rarest = set(sorted(known, key=lambda word: (-vocabulary.idf(word), known.index(word)))[:number])
+    return " ".join(word for word in known if word in rarest)
+
+
+def shorten(text: str, vocabulary: Vocabulary, number: int = SHORT_WORDS) -> str:
+    """Return the consecutive words of a text with the highest sum of inverse document frequencies.
+
+    >>> vocabulary = Vocabulary.of(["the river bends", "the sea", "the bank of the river", "rivers erode"])
+    >>> shorten("The sea, the river and rain erode a bank.", vocabulary, number=4)
+    'and rain erode a'
+    """
+    found = text.split()
+    weights = [sum(min(vocabulary.idf(part), 8.0) for part in words(word)) for word in found]
+    starts = range(max(1, len(found) - number + 1))
+    best = max(starts, key=lambda start: (sum(weights[start : start + number]), -start))
+    return " ".join(found[best : best + number])
+
+
+def drop_words(text: str, seed: str) -> str:
+    """Return half of the words of a text, at least three of them, in random order.
+
+    >>> drop_words("Rivers carry sediment from the mountains to the sea.", "0")
+    'mountains carry sediment to'
+    """
+    found = text.split()
+    return " ".join(random.Random(seed).sample(found, min(len(found), max(3, len(found) // 2))))
+
+
+def in_shape(shape: QueryShape, queries: Mapping[str, str], passages: Iterable[str]) -> dict[str, str]:
+    """Return queries, by id, in another shape.
+
+    Args:
+        shape: the shape.
+        queries: sentences or docstrings by id; the id is the seed of `dropout`.
+        passages: the passages to search, without the queries.
+    """
+    if shape == "whole":
+        return dict(queries)
+    if shape == "dropout":
+        return {id_: drop_words(text, id_) for id_, text in queries.items()}
+    make, vocabulary = (shorten if shape == "short" else keywords), Vocabulary.of(passages)
+    return {id_: make(text, vocabulary) or text for id_, text in queries.items()}
+
+
+def resembling(queries: Mapping[str, str], examples: Sequence[str], passages: Sequence[str]) -> dict[str, str]:
+    """Return each query in the shape that makes all together resemble example queries.
+
+    The examples take turns, and each takes the query nearest to it in four numbers, scaled by their spread over all shapes: length,
+    fraction of function words, rarity of the other words, and lexical overlap with the passage that BM25 ranks first.
+
+    Args:
+        queries: sentences or docstrings by id.
+        examples: real queries, without labels.
+        passages: the passages to search, without the queries.
+    """
+    pool = [(id_, text) for shape in SHAPES for id_, text in in_shape(shape, queries, passages).items()]
+    table = QueryNumbers(passages)
+    pool_PF, examples_EF = table.of([text for _, text in pool]), table.of(examples)
+    spread_F = np.maximum(pool_PF.std(0), 1e-6)
+    distance_EP = np.square((examples_EF[:, None] - pool_PF[None]) / spread_F).sum(-1)
+    orders = [iter(np.argsort(row, kind="stable")) for row in distance_EP]
+    chosen: dict[str, str] = {}
+    while len(chosen) < len(queries):
+        for order in orders:
+            place = next((place for place in order if pool[place][0] not in chosen), None)
+            if place is not None:
+                chosen[pool[place][0]] = pool[place][1]
+    return {id_: chosen[id_] for id_ in queries}
+
+
+class QueryNumbers:
+    """Numbers that describe queries for some passages, without labels."""
+
+    def __init__(self, passages: Sequence[str]) -> None:
+        self.vocabulary = Vocabulary.of(passages)
+        self.words = [set(words(passage)) for passage in passages]
+        self.bm25 = BM25(list(passages))
+
+    def of(self, queries: Sequence[str]) -> NDArray[np.float64]:
+        """Return (Q, 4): log of the length, fraction of function words, mean idf of the others, and idf-weighted overlap."""
+        best = self.bm25.search(list(queries), 1).rows_QK[:, 0]
+        rows = []
+        for query, place in zip(queries, best, strict=True):
+            found = words(query)
+            idf = {word: self.vocabulary.idf(word) for word in found if not self.vocabulary.is_frequent(word)}
+            shared = sum(value for word, value in idf.items() if place >= 0 and word in self.words[place])
+            frequent = sum(self.vocabulary.is_frequent(word) for word in found) / max(1, len(found))
+            rarity, total = (sum(idf.values()) / max(1, len(idf))), max(1e-9, sum(idf.values()))
+            rows.append([math.log(1 + len(found)), frequent, rarity, shared / total])
+        return np.array(rows)
