@@ -95,7 +95,7 @@ def _supported(
 
 
 def _better(a: NDArray[np.float64], b: NDArray[np.float64], errors: float) -> bool:
-    """Whether the mean of a - b is above so many of its standard errors; of one query, above 0."""
+    """Whether the mean of a - b is above this number of its standard errors; of one query, above 0."""
     gain = a - b
     error = gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
     return bool(gain.mean() > errors * error + 1e-9)
