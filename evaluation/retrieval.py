@@ -17,6 +17,7 @@ from revela_hub.retrieval.disk import claim_folder
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker
+from revela_hub.retrieval.rerank import RerankedRanker, Reranker
 from revela_hub.retrieval.texts import TextList
 
 TOP_K = 100
@@ -143,6 +144,25 @@ def evaluate_ranking(
     return score_run(ranking_run(task, settings, dense=dense, sparse=sparse, cache_dir=cache_dir), task)
 
 
+def evaluate_reranking(
+    task: RetrievalTask,
+    settings: RankerSettings,
+    reranker: Reranker,
+    *,
+    dense: Encoder | None = None,
+    sparse: Any = None,
+    cache_dir: str | Path | None = None,
+) -> tuple[RetrievalScores, RetrievalScores]:
+    """Return the scores of a ranker without and with a reranker of its best `settings.rerank_depth` results.
+
+    The other arguments are those of `evaluate_ranking`.
+    """
+    _require_pytrec_eval()
+    with _built(task, settings, cache_dir, dense=dense, sparse=sparse, reranker=reranker) as ranker:
+        assert isinstance(ranker, RerankedRanker)
+        return score_run(run_of(ranker.ranker, task), task), score_run(run_of(ranker, task), task)
+
+
 def ranking_run(
     task: RetrievalTask,
     settings: RankerSettings,
@@ -153,6 +173,15 @@ def ranking_run(
 ) -> Rankings:
     """Return the hits that `evaluate_ranking` scores; same arguments."""
     _require_pytrec_eval()  # raises before the long work, not after it
+    with _built(task, settings, cache_dir, dense=dense, sparse=sparse) as ranker:
+        return run_of(ranker, task)
+
+
+@contextlib.contextmanager
+def _built(
+    task: RetrievalTask, settings: RankerSettings, cache_dir: str | Path | None, **models: Any
+) -> Iterator[Ranker]:
+    """Yield a ranker of the documents; without a cache folder, its vectors are deleted afterwards."""
     texts = TextList([task.corpus[id_] for id_ in _documents(task)])
     with contextlib.ExitStack() as stack:
         if cache_dir is None:
@@ -160,8 +189,7 @@ def ranking_run(
             unnamed = "the only model in this folder"
             settings = replace(settings, identity=unnamed, sparse_identity=unnamed)
         folder = claim_folder(Path(cache_dir).expanduser())
-        ranker = build_ranker(texts, settings, folder, dense=dense, sparse=sparse)
-        return run_of(ranker, task)
+        yield build_ranker(texts, settings, folder, **models)
 
 
 def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Rankings:

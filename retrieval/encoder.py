@@ -12,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, reason
-from revela_hub.pickles import encoder, module_types
+from revela_hub.pickles import encoder, model_kind, module_types
 from revela_hub.precision import in_fast_precision
 from revela_hub.retrieval.disk import default_cache_folder, key_of, make_folder, whole_file
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer, SparseEncoder
+
+SERVED = ":served:"
+"""Separates the identity of a model from that of a server that computed its vectors."""
 
 LARGE_FOLDER = 1 << 26
 """Size in bytes from which the hash of a model folder is cached: hashing 64 MiB takes 0.1 s."""
@@ -216,14 +219,15 @@ def similarity_of(encoder: Any, name: str = "the encoder") -> str:
     return similarity
 
 
-def _load(
-    kind: Any,
-    name: str,
-    device: str | None = None,
-    trust_remote_code: bool = False,
-    max_seq_length: int | None = None,
-) -> Any:
+def model_place(name: str) -> str:
+    """Return the path of a sentence-transformers folder, or the full Hub id.
+
+    Raises:
+        UserError: It is a folder of another kind, or a path that does not exist.
+    """
     path = Path(name).expanduser()
+    if model_kind(name) in ("CrossEncoder", "MultiVectorEncoder"):
+        raise UserError(f"{name} is a reranker ({model_kind(name)}), not a retriever: pass it with --rerank")
     if path.is_dir():
         if not (path / "modules.json").is_file():
             raise UserError(
@@ -232,10 +236,20 @@ def _load(
             )
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise UserError(f"{name} is not a folder; pass a sentence-transformers folder, a Hub id, or bm25")
+    return str(path) if path.is_dir() else _hub_id(name)
+
+
+def _load(
+    kind: Any,
+    name: str,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    max_seq_length: int | None = None,
+) -> Any:
+    place = model_place(name)
     if max_seq_length is not None and max_seq_length < 1:
         raise UserError(f"the maximum sequence length must be at least 1, not {max_seq_length}")
     try:
-        place = str(path) if path.is_dir() else _hub_id(name)
         model: Any = encoder(kind, place, device=device, trust_remote_code=trust_remote_code)
     except (UserError, MemoryError):
         raise

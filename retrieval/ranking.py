@@ -18,6 +18,7 @@ from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.hybrid import Fusion, Hybrid, part_weights
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.ranker import Ranker
+from revela_hub.retrieval.rerank import RerankedRanker, Reranker
 from revela_hub.retrieval.sparse import SparseIndex, as_terms, pack_terms
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.top_k import Hits
@@ -51,6 +52,7 @@ class RankerSettings:
         bm25: The parameters of BM25.
         device: The device of exact search.
         show_progress_bar: Whether to show progress bars on standard error.
+        rerank_depth: Number of results per query that a reranker scores again.
     """
 
     mode: Mode | str = "dense"
@@ -69,12 +71,13 @@ class RankerSettings:
     bm25: BM25Settings = field(default_factory=BM25Settings)
     device: "str | torch.device" = "cpu"
     show_progress_bar: bool = False
+    rerank_depth: int = 50
 
     def __post_init__(self) -> None:
         """Raises UserError for an unknown choice or a value out of range."""
         if self.mode not in get_args(Mode):
             raise UserError(f"the mode must be one of {', '.join(get_args(Mode))}, not {self.mode!r}")
-        for name in ("depth", "batch_size", "max_terms", "max_query_terms"):
+        for name in ("depth", "batch_size", "max_terms", "max_query_terms", "rerank_depth"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, not {value}")
         if self.mode == "hybrid":
@@ -90,7 +93,13 @@ class RankerSettings:
 
 
 def build_ranker(
-    texts: TextSource, settings: RankerSettings, folder: Path, *, dense: Encoder | None = None, sparse: Any = None
+    texts: TextSource,
+    settings: RankerSettings,
+    folder: Path,
+    *,
+    dense: Encoder | None = None,
+    sparse: Any = None,
+    reranker: Reranker | None = None,
 ) -> Ranker:
     """Builds a ranker of these texts; encodes the texts that are not in the folder yet.
 
@@ -100,15 +109,20 @@ def build_ranker(
         folder: The folder of vectors, terms and indexes.
         dense: The encoder for vectors, if the settings need one.
         sparse: The `SparseEncoder` for terms, if the settings need one.
+        reranker: Scores the best `settings.rerank_depth` results again.
 
     Raises:
         UserError: A package is not installed; vectors with NaN or infinity; a full disk.
         ValueError: An encoder, or its identity, is missing.
     """
     rankers = [_build(part, texts, settings, folder, dense, sparse) for part in settings.used]
-    if settings.mode != "hybrid":
-        return rankers[0]
-    return Hybrid(rankers, settings.fusion, settings.weights, settings.depth)
+    ranker: Ranker = rankers[0]
+    if settings.mode == "hybrid":
+        ranker = Hybrid(rankers, settings.fusion, settings.weights, settings.depth)
+    if reranker is not None:
+        show = settings.show_progress_bar
+        ranker = RerankedRanker(ranker, reranker, texts, settings.rerank_depth, show_progress_bar=show)
+    return ranker
 
 
 def _build(part: str, texts: TextSource, settings: RankerSettings, folder: Path, dense: Any, sparse: Any) -> Ranker:

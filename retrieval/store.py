@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from revela_hub.errors import UserError
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.disk import claim_folder, whole_file
-from revela_hub.retrieval.encoder import Encoder, similarity_of
+from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import RankerSettings, document_vectors
@@ -45,6 +45,7 @@ class IndexMetadata:
         document_prompt: The prompt for passages, None for the model's own.
         max_length: The number of tokens to which passages were truncated, None for the model's own limit.
         options: How vectors are stored and searched.
+        endpoint: The server that computed the vectors: its kind, address and model; None for this machine.
     """
 
     model: str
@@ -56,11 +57,14 @@ class IndexMetadata:
     document_prompt: str | None = None
     max_length: int | None = None
     options: IndexOptions = IndexOptions()
+    endpoint: str | None = None
 
     def to_json(self) -> str:
         """Return the content of the file."""
         values = asdict(self) | {"index": self.options.type, **asdict(self.options)}
         del values["options"], values["type"]
+        if self.endpoint is None:
+            del values["endpoint"]
         return json.dumps(values, indent=2) + "\n"
 
     @classmethod
@@ -101,6 +105,13 @@ class PassageStore:
         self.folder = Path(folder).expanduser()
         self.metadata = read_metadata(self.folder)
         if fingerprint is not None and self.metadata.fingerprint not in (fingerprint, documents):
+            if fingerprint.partition(SERVED)[0] == self.metadata.fingerprint.partition(SERVED)[0]:
+                built = self.metadata.endpoint
+                with_server = "with --endpoint and a server that reports the same model and type of numbers"
+                raise UserError(
+                    f"{self.folder} was built with vectors of {built or 'this machine'}, which may differ from those that"
+                    f" the queries would get: search it {with_server if built else 'without --endpoint'}"
+                )
             raise UserError(
                 f"{self.folder} was built with {self.metadata.model} ({_short(self.metadata.fingerprint)}), but {model} is "
                 f"a different model or version ({_short(fingerprint)}), whose vectors are not comparable; build an index "
@@ -149,6 +160,7 @@ def build_store(
     *,
     model: str,
     max_length: int | None = None,
+    endpoint: str | None = None,
 ) -> PassageStore:
     """Builds an index, or resumes an interrupted build.
 
@@ -159,6 +171,7 @@ def build_store(
         settings: Fingerprint (`identity`), prompt and index options.
         model: The model's name, for the metadata.
         max_length: The number of tokens to which the encoder truncates passages, for the metadata.
+        endpoint: The server that encodes the passages, for the metadata.
 
     Raises:
         UserError: There is no passage; the folder holds the index of another model; the disk is full.
@@ -182,6 +195,7 @@ def build_store(
         document_prompt=settings.document_prompt,
         max_length=max_length,
         options=settings.index,
+        endpoint=endpoint,
     )
     open_index(vectors, settings.index, folder=folder, option="--output_dir")
     with whole_file(folder / METADATA, "--output_dir") as stream:

@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import logging
-import os
 import re
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -13,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
+from revela_hub.data.http_client import connect, in_thread, one_line, public_url, server_message, server_url
 from revela_hub.data.sources.report import counted
 from revela_hub.data.synthesis.backends import Reply, Request, RequestT, Sampling, take
-from revela_hub.errors import UserError, install_hint
+from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, check_ranges
 
 if TYPE_CHECKING:
@@ -57,40 +55,16 @@ class Endpoint:
     def __post_init__(self) -> None:
         """Checks the options without contacting the server."""
         check_ranges(self)
-        if self.api_key and not re.fullmatch(r"[!-~]+", self.api_key):
-            raise UserError("the API key (--api_key_env) contains characters that are not allowed in an HTTP header")
         self._client = self._connect()
         self._answered = self._follows_schema = self._refused_schema = False
 
     def _connect(self) -> Any:
-        try:
-            parts = urlsplit(self.url)
-            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # the port is not a number
-            valid = False
-        if not valid:
-            raise UserError(f"{public_url(self.url)} is not the URL of a server, such as http://localhost:8000/v1")
-        if parts.username or parts.password:
-            raise UserError(f"{public_url(self.url)}: remove user and password from the URL; use --api_key_env instead")
-        try:
-            from openai import Omit, OpenAI
-        except ModuleNotFoundError as error:
-            raise UserError(install_hint("openai")) from error
-        if parts.query:  # it may contain a key, and the HTTP library logs whole URLs
-            for library in ("httpx", "httpx2"):
-                logging.getLogger(library).addFilter(_reject)
+        parts = server_url(self.url)
         path = parts.path.rstrip("/")
         if not path.endswith("/chat/completions") and not re.search(r"/v\d", path):
             path += "/v1"
-        return OpenAI(
-            base_url=f"{parts.scheme}://{parts.netloc}{path.removesuffix('/chat/completions')}",
-            # Always set: otherwise the client would send the environment's OpenAI key and ids to this server.
-            api_key=self.api_key or "EMPTY",
-            default_headers={"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()},  # type: ignore[dict-item]
-            default_query=dict(parse_qsl(parts.query)),
-            timeout=self.timeout,
-            max_retries=self.retries,
-        )
+        path = path.removesuffix("/chat/completions")
+        return connect(parts, path, key=self.api_key, timeout=self.timeout, retries=self.retries)
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -114,7 +88,7 @@ class Endpoint:
             while more or window:
                 if more:
                     taken, more = take(source, self.concurrency - len(window))
-                    window += [(request, self._start(request)) for request in taken]
+                    window += [(request, in_thread(self._ask, request)) for request in taken]
                 if window:
                     request, future = window[0]
                     reply = future.result()
@@ -126,19 +100,6 @@ class Endpoint:
                 if future.done() and future.exception() is None:
                     yield request, future.result()
             raise
-
-    def _start(self, request: Request) -> "Future[Reply]":
-        future: Future[Reply] = Future()
-
-        def work() -> None:
-            try:
-                future.set_result(self._ask(request))
-            except BaseException as error:  # raised in the caller's thread
-                future.set_exception(error)
-
-        # Not a ThreadPoolExecutor: Python waits for its threads at exit, so Ctrl-C could take as long as the timeout.
-        threading.Thread(target=work, daemon=True).start()
-        return future
 
     def _ask(self, request: Request) -> Reply:
         import openai
@@ -202,7 +163,7 @@ class Endpoint:
 
     def _refusal(self, error: "APIStatusError", where: str, tries: str) -> Reply:
         """Return the reply for an HTTP error of one request, or raise UserError for one that concerns the whole run."""
-        status, said = error.status_code, self._shown(_message(error))
+        status, said = error.status_code, self._shown(server_message(error))
         if status in (400, 413, 422) and self._answered:  # only this prompt: too long, or against the server's policy
             return Reply(said, "refused by the endpoint")
         message = f"{where}: HTTP {status}{f' ({said})' if said else ''}"
@@ -220,44 +181,5 @@ class Endpoint:
 
     def _shown(self, error: object) -> str:
         """Return an error message in one line, with our key and other secrets removed."""
-        text = " ".join(str(error).split())
-        secrets = [self.api_key, *dict(parse_qsl(urlsplit(self.url).query)).values(), *self.extra_body.values()]
-        for secret in secrets:
-            text = text.replace(secret, "***") if isinstance(secret, str) and len(secret) > 7 else text
-        return re.sub(r"(\w+://)[^\s/@]+@", r"\1", text)[:300]
-
-
-def public_url(url: str) -> str:
-    """Return the URL for messages: without user, password and query, which may contain a key.
-
-    >>> public_url("https://me:secret@example.org:8000/v1?key=abc")
-    'https://example.org:8000/v1'
-    """
-    return re.sub(r"(?<=://)[^/]*@|[?#].*", "", url)
-
-
-def _reject(_: logging.LogRecord) -> bool:
-    return False
-
-
-def api_key(variable: str | None) -> str | None:
-    """Return the key from an environment variable.
-
-    Raises:
-        UserError: The variable is missing or empty. The message does not repeat the name, because a user may have passed
-            the key itself, which must not end up in a log.
-    """
-    key = os.environ.get(variable, "").strip() if variable is not None else None
-    if key == "":
-        raise UserError(
-            "--api_key_env: there is no environment variable of that name, or it is empty; it must hold the key"
-        )
-    return key
-
-
-def _message(error: "APIStatusError") -> str:
-    """Return the server's message, from variants of OpenAI's `{"error": {"message": ...}}`; "" for an HTML page."""
-    said: Any = error.body
-    while isinstance(said, dict):
-        said = next((said[key] for key in ("message", "error", "detail") if said.get(key)), None)
-    return str(said) if said and "<html" not in str(said).lower() else ""
+        query = dict(parse_qsl(urlsplit(self.url).query))
+        return one_line(error, [self.api_key, *query.values(), *self.extra_body.values()])

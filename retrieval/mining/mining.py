@@ -34,6 +34,7 @@ from revela_hub.retrieval.mining.negatives import MiningReport, MiningSettings, 
 from revela_hub.retrieval.mining.pairs import NumberedPairs, number_pairs
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker
+from revela_hub.retrieval.rerank import Reranker
 from revela_hub.retrieval.top_k import Hits
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def mine(
     *,
     folder: str | Path,
     sparse: Any = None,
+    reranker: Reranker | None = None,
 ) -> MinedRows:
     """`mine_negatives` for more pairs than fit in memory: yields rows instead of returning a data set.
 
@@ -144,6 +146,7 @@ def mine(
         ranking: Settings of the ranker.
         folder: The folder of texts, vectors and hits.
         sparse: As for `mine_negatives`.
+        reranker: Scores candidates and positives again; the limits then apply to its scores.
 
     Raises:
         UserError: As for `mine_negatives`; the error for no negatives is raised while iterating.
@@ -155,7 +158,18 @@ def mine(
     _check_enough(settings, len(numbered.corpus))
     if ranker == "bm25" or ranker is BM25:
         ranking, ranker = replace(ranking, mode="bm25"), None  # type: ignore[assignment]
-    built = build_ranker(numbered.corpus, ranking, folder, dense=ranker, sparse=sparse)  # type: ignore[arg-type]
+    # All candidates have the reranker's scores: these are compared with the positives'.
+    ranking = replace(
+        ranking, rerank_depth=max(ranking.rerank_depth, settings.depth(int(np.bincount(numbered.anchors_P).max())))
+    )
+    built = build_ranker(
+        numbered.corpus,
+        ranking,
+        folder,
+        dense=ranker,  # type: ignore[arg-type]
+        sparse=sparse,
+        reranker=reranker,
+    )
     return MinedRows(_rows(numbered, built, settings, folder, report, ranking.show_progress_bar), report)
 
 

@@ -104,6 +104,28 @@ def module_types(name: str | Path) -> dict[str, str]:
         return {}  # loading reports the error
 
 
+def model_kind(name: str | Path) -> str:
+    """Return the class of sentence-transformers that a model was saved as; empty for other models and unreadable ones."""
+    from transformers.utils import cached_file
+
+    folder = Path(name).expanduser()
+    place = str(folder) if folder.is_dir() else str(name)
+
+    def read(file: str) -> Any:
+        found = cached_file(place, file, _raise_exceptions_for_missing_entries=False)
+        return json.loads(Path(found).read_text(encoding="utf-8")) if found else {}
+
+    try:
+        kind = (read("config_sentence_transformers.json") or {}).get("model_type")
+        if kind or read("modules.json"):
+            return str(kind or "SentenceTransformer")
+        config = read("config.json")
+        classifier = any(str(each).endswith("ForSequenceClassification") for each in config.get("architectures") or ())
+        return "CrossEncoder" if classifier or "sentence_transformers" in config else ""
+    except (OSError, ValueError, TypeError, AttributeError):
+        return ""  # loading reports the error
+
+
 def _files(name: str | Path) -> list[str]:
     """Return the files of a folder or a repository; if the Hub cannot be reached, those in its cache."""
     folder = Path(name).expanduser()

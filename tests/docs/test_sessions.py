@@ -34,7 +34,7 @@ WORDS = "fox dog river sea mountain lazy quick brown sediment layer".split()
 @pytest.fixture
 def names(tmp_path: Path, llama_folder: Path, bert_folder: Path) -> dict[str, str]:
     """The models that the pages name, and the tiny ones that stand in for them."""
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import CrossEncoder, SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertForMaskedLM
 
@@ -42,7 +42,9 @@ def names(tmp_path: Path, llama_folder: Path, bert_folder: Path) -> dict[str, st
     BertForMaskedLM(BertConfig.from_pretrained(bert_folder, max_position_embeddings=512)).save_pretrained(bert_folder)
     pooling = Pooling(32, pooling_mode="mean")
     SentenceTransformer(modules=[Transformer(str(bert_folder)), pooling]).save(str(tmp_path / "tiny-retriever"))
+    CrossEncoder(str(bert_folder), num_labels=1, device="cpu").save_pretrained(str(tmp_path / "tiny-reranker"))
     return {
+        "cross-encoder/ms-marco-MiniLM-L6-v2": str(tmp_path / "tiny-reranker"),
         "sentence-transformers/all-MiniLM-L6-v2": str(tmp_path / "tiny-retriever"),
         "google-bert/bert-base-uncased": str(bert_folder),
         "HuggingFaceTB/SmolLM2-135M": str(llama_folder),

@@ -1,13 +1,22 @@
 """Loads the encoder of a model: a sentence-transformers model, or the encoder of the model's method."""
 
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from revela_hub.errors import UserError
 
+if TYPE_CHECKING:
+    from revela_hub.retrieval.endpoint import EmbeddingServer
+
 
 def load_dense(
-    model: str, *, device: str | None, trust_remote_code: bool, max_seq_length: int | None, prompt: str | None = None
+    model: str,
+    *,
+    device: str | None,
+    trust_remote_code: bool,
+    max_seq_length: int | None,
+    prompt: str | None = None,
+    server: "EmbeddingServer | None" = None,
 ) -> Any:  # noqa: ANN401 (an `Encoder` with its device)
     """Return the encoder of a model; its `similarity_fn_name` names the similarity of its vectors.
 
@@ -17,6 +26,7 @@ def load_dense(
         trust_remote_code: Allow a sentence-transformers model to run its own code.
         max_seq_length: Maximum number of tokens per text.
         prompt: Prompt that replaces the model's own.
+        server: Server that computes the vectors; the model's weights are not loaded then.
 
     Raises:
         UserError: The model cannot be loaded, uses a distance as its similarity, or does not support an option.
@@ -26,12 +36,29 @@ def load_dense(
 
     method = method_of_model(model)
     if method is not None and method.encoder:
+        if server is not None:
+            raise UserError(
+                f"{model} was trained with {method.title}, which servers cannot encode with: leave out --endpoint"
+            )
         if prompt or max_seq_length:
             raise UserError(
                 f"{model} was trained with {method.title}, which has no prompts and a fixed length: leave out --query_prompt,"
                 " --document_prompt and --max_length"
             )
         return resolve_name(method.encoder)(model, device)
+    if server is not None:
+        from revela_hub.retrieval.endpoint import EndpointEncoder
+        from revela_hub.retrieval.model_settings import ModelSettings
+
+        settings = ModelSettings.read(model, max_length=max_seq_length, trust_remote_code=trust_remote_code)
+        return EndpointEncoder(server, settings, device)
     encoder = load_encoder(model, device=device, trust_remote_code=trust_remote_code, max_seq_length=max_seq_length)
     similarity_of(encoder, model)  # raises an error that names the model
     return encoder
+
+
+def encoder_identity(encoder: Any, model: str, max_seq_length: int | None) -> str:  # noqa: ANN401 (an `Encoder`)
+    """Return `model_identity` of a model; that of a server's vectors also names what the server reports about itself."""
+    from revela_hub.retrieval.encoder import model_identity
+
+    return model_identity(model, max_seq_length) + str(getattr(getattr(encoder, "server", None), "identity", ""))

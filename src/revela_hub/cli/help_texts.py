@@ -3,7 +3,9 @@
 # The placeholder of a text option, by the option's name. `metadata={"metavar": ...}` of a field overrides it.
 METAVARS = {
     **dict.fromkeys(("output_dir", "cache_dir", "models_dir", "checkpoint", "index", "eval_corpus", "beir"), "FOLDER"),
-    **dict.fromkeys(("model", "models", "sparse_model", "retriever", "lm", "encoder", "query_encoder"), "MODEL"),
+    **dict.fromkeys(
+        ("model", "models", "sparse_model", "rerank", "retriever", "lm", "encoder", "query_encoder"), "MODEL"
+    ),
     **dict.fromkeys(("backbone", "reader", "pseudo_labels", "query_generator"), "MODEL"),
     **dict.fromkeys(("data", "corpus", "plain_text"), "PATH"),
     **dict.fromkeys(("output", "mixture", "pairs", "card", "config"), "FILE"),

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from revela_hub.cli.encoders import load_dense
+from revela_hub.cli.encoders import encoder_identity, load_dense
+from revela_hub.cli.endpoint_options import EndpointOptions
 from revela_hub.errors import UserError
 from revela_hub.output import shows_progress
 from revela_hub.ranges import PositiveInt, TextLength
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class PassageOptions:
+class PassageOptions(EndpointOptions):
     """The passages, the model and the output folder."""
 
     _argument_group_name = "passages"
@@ -73,7 +74,7 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
     """
     from revela_hub.data.sources.documents import read_documents
     from revela_hub.data.sources.report import ReadReport
-    from revela_hub.retrieval import RankerSettings, model_identity, read_passages
+    from revela_hub.retrieval import RankerSettings, read_passages
 
     if options.model == "bm25":
         raise UserError("bm25 has no vectors and needs no index: use revela-hub search bm25 --corpus PATH")
@@ -85,9 +86,10 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
         trust_remote_code=options.trust_remote_code,
         max_seq_length=options.max_length,
         prompt=options.document_prompt,
+        server=options.server(),
     )
     settings = RankerSettings(
-        identity=model_identity(options.model, options.max_length),
+        identity=encoder_identity(encoder, options.model, options.max_length),
         document_prompt=options.document_prompt,
         batch_size=options.batch_size,
         index=index,

@@ -20,6 +20,8 @@ def evaluate_answers(
     batch_size: int = 8,
     device: str | None = None,
     as_json: bool = False,
+    reranker: Any = None,
+    rerank_depth: int = 50,
 ) -> None:
     """Print exact match, F1 and answer recall of a model, as a table or as a JSON list.
 
@@ -32,6 +34,8 @@ def evaluate_answers(
         batch_size: Number of questions per forward pass.
         device: Device to run on (default: the fastest one).
         as_json: Print JSON.
+        reranker: A `retrieval.rerank.Reranker` that chooses the passages among the best retrieved ones.
+        rerank_depth: Number of retrieved passages per question to choose from.
 
     Raises:
         UserError: An option is missing, or a file cannot be read.
@@ -51,6 +55,7 @@ def evaluate_answers(
     if method is None or not method.answerer:
         raise UserError(f"{models[0]} does not answer questions: --task qa needs a model that reads passages")
     answerer = resolve_name(method.answerer)(models[0], index, k=k, device=device)
+    answerer.reranker, answerer.rerank_depth = reranker, rerank_depth
     found = answerer.answer(
         list(questions["prompt"]),
         max_new_tokens=max_new_tokens,

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from revela_hub.cli.encoders import load_dense
+from revela_hub.cli.encoders import encoder_identity, load_dense
+from revela_hub.cli.endpoint_options import EndpointOptions
 from revela_hub.errors import UserError
 from revela_hub.output import shows_progress
 from revela_hub.ranges import NonNegativeFloat, PositiveInt, TextLength
@@ -15,11 +16,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class RankerOptions(IndexArguments):
+class RankerOptions(EndpointOptions, IndexArguments):
     """Ranking options."""
 
     _argument_group_name = "ranking"
-    basic_options: ClassVar[tuple[str, ...]] = ("weights", "sparse_model", "device", "trust_remote_code", "max_length")
+    basic_options: ClassVar[tuple[str, ...]] = (
+        "weights",
+        "sparse_model",
+        "device",
+        "trust_remote_code",
+        "max_length",
+        "rerank",
+    )
     old_names: ClassVar[dict[str, str]] = {"max_seq_length": "max_length"}
 
     parts: list[str] = field(
@@ -39,6 +47,11 @@ class RankerOptions(IndexArguments):
     sparse_model: str | None = field(
         default=None, metadata={"help": "SparseEncoder folder or Hub id (default: the model itself)."}
     )
+    rerank: str | None = field(
+        default=None,
+        metadata={"help": "CrossEncoder or MultiVectorEncoder that reorders the best results: folder or Hub id."},
+    )
+    rerank_depth: PositiveInt = field(default=50, metadata={"help": "Number of results per query to rerank."})
     max_terms: PositiveInt = field(default=256, metadata={"help": "Sparse: Number of terms to keep per passage."})
     max_query_terms: PositiveInt | None = field(
         default=None, metadata={"help": "Sparse: Number of terms to keep per query (default: all)."}
@@ -90,6 +103,9 @@ def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
     Raises:
         UserError: An option has no effect.
     """
+    options.check_endpoint()
+    if options.rerank is None and "rerank_depth" in given(options):
+        raise UserError("--rerank_depth requires --rerank MODEL")
     of_mode: dict[str, tuple[str, ...]] = {"hybrid": ("parts", "fusion", "weights", "depth")}
     if "hybrid" not in modes and "sparse" not in modes:
         of_mode |= {"sparse": ("sparse_model",)}
@@ -110,15 +126,17 @@ class Models(NamedTuple):
     settings: "RankerSettings"
     dense: Any
     sparse: Any
+    reranker: Any = None
 
 
-def load_models(options: RankerOptions, model: str, mode: str | None) -> Models:
+def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank: bool = True) -> Models:
     """Load the models that a mode needs.
 
     Args:
         options: The options.
         model: A folder, a Hub id, or "bm25".
         mode: "dense", "sparse", "bm25" or "hybrid" (default: dense, or bm25 if that is the model).
+        rerank: Whether to load the model of --rerank.
 
     Raises:
         UserError: A model cannot be loaded or does not support its mode.
@@ -148,13 +166,33 @@ def load_models(options: RankerOptions, model: str, mode: str | None) -> Models:
     found: dict[str, Any] = {}
     if "dense" in settings.used:
         prompt = settings.query_prompt or settings.document_prompt
-        dense = load_dense(model, **loading, prompt=prompt)
+        dense = load_dense(model, **loading, prompt=prompt, server=options.server())
         found |= {
-            "identity": model_identity(model, options.max_length),
+            "identity": encoder_identity(dense, model, options.max_length),
             "device": dense.device,
         }
+    elif options.endpoint and model != "bm25":
+        raise UserError(f"--endpoint requires --mode dense, or hybrid with the part dense, not {mode}")
     if "sparse" in settings.used:
         name = options.sparse_model or model
         sparse = load_sparse_encoder(name, **loading)
         found["sparse_identity"] = model_identity(name, options.max_length)
-    return Models(RankerSettings(**vars(settings) | found), dense, sparse)
+    return Models(RankerSettings(**vars(settings) | found), dense, sparse, load_reranker(options) if rerank else None)
+
+
+def load_reranker(options: RankerOptions) -> Any:
+    """Load the model of --rerank; None without that option.
+
+    Raises:
+        UserError: It cannot be loaded, or it is a retriever.
+    """
+    if options.rerank is None:
+        return None
+    from revela_hub.retrieval.rerank import Reranker
+
+    return Reranker(
+        options.rerank,
+        device=options.device,
+        trust_remote_code=options.trust_remote_code,
+        batch_size=options.batch_size,
+    )

@@ -47,6 +47,13 @@ class Arguments:
     max_new_tokens: PositiveInt = field(default=64, metadata={"help": "Maximum number of tokens per answer."})
     json: bool = field(default=False, metadata={"help": "Print JSON."})
     batch_size: PositiveInt = field(default=8, metadata={"help": "Number of prompts per forward pass."})
+    rerank: str | None = field(
+        default=None,
+        metadata={"help": "CrossEncoder or MultiVectorEncoder that chooses the passages to read: folder or Hub id."},
+    )
+    rerank_depth: PositiveInt = field(
+        default=50, metadata={"help": "Number of retrieved passages per prompt that --rerank chooses from."}
+    )
     device: str | None = field(
         default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
     )
@@ -59,6 +66,13 @@ def run(arguments: Arguments) -> None:
     if arguments.prompt is not None and not arguments.prompt.strip():
         raise UserError("the prompt is empty")
     answerer = open_answerer(arguments.model, arguments.index, k=arguments.num_passages, device=arguments.device)
+    if arguments.rerank is not None:
+        from revela_hub.retrieval.rerank import Reranker
+
+        answerer.reranker, answerer.rerank_depth = (
+            Reranker(arguments.rerank, device=arguments.device),
+            arguments.rerank_depth,
+        )
     answered = 0
     for batch in _batches(arguments):
         rendered = [_rendered(prompt, arguments.task) for _, prompt in batch]

@@ -17,6 +17,7 @@ from revela_hub.trainers.common.passages import tokenize_passages
 from revela_hub.trainers.imprag.inference.encoder import on_device
 
 if TYPE_CHECKING:
+    from revela_hub.retrieval.rerank import Reranker
     from revela_hub.trainers.imprag.inference.stored_states import StoredStates
 
 
@@ -87,6 +88,10 @@ class Answerer:
         k: passages per prompt; by default the model's.
         states: keys and values of the passages (`stored_states.StoredStates`), used instead of their texts.
 
+    Attributes:
+        reranker: scores prompts with passages (`revela_hub.retrieval.rerank.Reranker`) to choose the k that are read.
+        rerank_depth: passages per prompt to choose from.
+
     Raises:
         UserError: k is more than the model reads, or than the collection holds.
     """
@@ -100,6 +105,8 @@ class Answerer:
         states: "StoredStates | None" = None,
     ) -> None:
         self.model, self.tokenizer, self.collection, self.states = model, tokenizer, collection, states
+        self.reranker: Reranker | None = None
+        self.rerank_depth = 50
         self.k = model.config.k if k is None else k
         if self.k > model.config.k:
             raise UserError(f"k={self.k} is more than the {model.config.k} passages that the model reads: lower k")
@@ -132,7 +139,7 @@ class Answerer:
         for start in range(0, len(rows), batch_size):
             ids, mask = left_padded(rows[start : start + batch_size])
             ids, mask = ids.to(self.model.device), mask.to(self.model.device)
-            read, passages = self._retrieve(ids, mask)
+            read, passages = self._retrieve(ids, mask, prompts[start : start + batch_size])
             ended = self.model.generate(
                 ids,
                 attention_mask=mask,
@@ -144,12 +151,14 @@ class Answerer:
             for text, found in zip(texts, read, strict=True):
                 yield Answer(str(text).strip(), found)
 
-    def _retrieve(self, ids: Tensor, mask: Tensor) -> tuple[list[tuple[PassageRead, ...]], dict[str, Any]]:
+    def _retrieve(
+        self, ids: Tensor, mask: Tensor, prompts: Sequence[str]
+    ) -> tuple[list[tuple[PassageRead, ...]], dict[str, Any]]:
         """Return the passages that each prompt reads, and the arguments of `generate` for them."""
         if self.collection is None:
             return [()] * len(ids), {}
         vectors = self.model.embed_queries(ids, mask).detach().float().cpu().numpy()
-        hits = self.collection.search(vectors, self.k)
+        hits = self._search(vectors, prompts)
         rows_Bk = np.asarray(hits[1])
         if rows_Bk.shape[1] < self.k or (rows_Bk < 0).any():
             raise UserError(f"the index found fewer than k={self.k} passages: lower k, or make an exact index")
@@ -167,6 +176,19 @@ class Answerer:
             "passage_input_ids": passage_ids.to(device),
             "passage_attention_mask": passage_mask.to(device),
         }
+
+    def _search(self, vectors: NDArray[np.float32], prompts: Sequence[str]) -> Any:
+        """Return the k best passages of each prompt: by the model's vectors, or by the reranker among more of these."""
+        assert self.collection is not None
+        if self.reranker is None:
+            return self.collection.search(vectors, self.k)
+        hits = self.collection.search(vectors, min(max(self.k, self.rerank_depth), len(self.collection)))
+        rows_BK = np.asarray(hits[1])
+        scores_BK = np.full(rows_BK.shape, -np.inf, dtype=np.float32)
+        for prompt, scores_K, found in zip(prompts, scores_BK, self.collection.found(hits), strict=True):
+            scores_K[: len(found)] = self.reranker.scores([(prompt, hit.text) for hit in found])
+        order_Bk = np.argsort(-scores_BK, axis=1, kind="stable")[:, : self.k]
+        return type(hits)(np.take_along_axis(scores_BK, order_Bk, 1), np.take_along_axis(rows_BK, order_Bk, 1))
 
     def _check(self, rows: list[list[int]], max_new_tokens: int, places: Sequence[str]) -> None:
         config = self.model.config

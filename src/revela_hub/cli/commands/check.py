@@ -8,6 +8,10 @@ With --against, reports instead which evaluation queries the training text conta
 Models record only names and digests of their training data, so pass the text with --data. The exit status is 1 if a
 query is found.
 
+With --endpoint, the vectors of a running server (text-embeddings-inference, vLLM, infinity, any OpenAI-compatible one) are
+compared with the folder's instead. If they differ, the folder's vectors are recomputed with the usual mistakes (pooling,
+missing EOS, missing or repeated prompt, ignored Dense module, missing normalisation, one or two at a time) to name the cause.
+
 Examples:
   revela-hub check my-retriever
   revela-hub check sentence-transformers/all-MiniLM-L6-v2
@@ -15,18 +19,24 @@ Examples:
   revela-hub check my-retriever --json
   revela-hub check --data path/to/text --against path/to/beir
   revela-hub check --data pairs.jsonl --text_column anchor --against test-queries.txt
+  revela-hub check my-retriever --endpoint http://localhost:8080
 """
 
 import json
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from revela_hub.cli.endpoint_options import EndpointOptions
 from revela_hub.ranges import PositiveInt
+
+if TYPE_CHECKING:
+    from revela_hub.hub_cards import Check
 
 POSITIONALS = ("model",)
 
 
-@dataclass
-class Arguments:
+@dataclass(kw_only=True)
+class Arguments(EndpointOptions):
     """Arguments of `revela-hub check`."""
 
     model: str | None = field(default=None, metadata={"help": "Model folder or Hub id."})
@@ -60,6 +70,9 @@ def run(arguments: Arguments) -> None:
     """Print the table of checks, or the overlap."""
     from revela_hub.errors import UserError
 
+    arguments.check_endpoint()
+    if arguments.endpoint and arguments.model is None:
+        raise UserError("--endpoint requires the model folder that the server was started with")
     if arguments.against is not None:
         _check_overlap(arguments)
     elif arguments.data:
@@ -102,13 +115,16 @@ def _check_model(arguments: Arguments, model: str) -> None:
         raise UserError(f"{model} is a training checkpoint: `{publish}` exports it and checks the result")
     if arguments.revision and Path(model).expanduser().exists():
         raise UserError(f"--revision is for a model on the Hub, but {model} is a folder")
-    checks = check(
-        model,
-        revision=arguments.revision,
-        trust_remote_code=arguments.trust_remote_code,
-        timeout=arguments.timeout,
-        methods=METHODS,
-    )
+    if arguments.endpoint:
+        checks = _compared(arguments, model)
+    else:
+        checks = check(
+            model,
+            revision=arguments.revision,
+            trust_remote_code=arguments.trust_remote_code,
+            timeout=arguments.timeout,
+            methods=METHODS,
+        )
     failed = [row.name for row in checks if not row.ok]
     if arguments.json:
         print(json.dumps({"model": model, "ok": not failed, "checks": [row._asdict() for row in checks]}, indent=2))
@@ -117,3 +133,24 @@ def _check_model(arguments: Arguments, model: str) -> None:
         print(f"{as_table(checks)}\n\n{model}: {said or f'all {len(checks)} checks passed'}")
     if failed:
         raise SystemExit(1)
+
+
+def _compared(arguments: Arguments, model: str) -> "list[Check]":
+    """Compare a server with the model."""
+    from revela_hub.checkpoints import method_of_model
+    from revela_hub.errors import UserError
+    from revela_hub.hub_cards.served.compare import compare
+    from revela_hub.retrieval.encoder import load_encoder
+    from revela_hub.retrieval.model_settings import ModelSettings
+
+    if arguments.revision or arguments.timeout:
+        raise UserError("--revision and --timeout have no effect with --endpoint; see --request_timeout")
+    method = method_of_model(model)
+    if method is not None and method.encoder:
+        raise UserError(f"{model} was trained with {method.title}, which servers cannot encode with")
+    trusted = arguments.trust_remote_code
+    settings = ModelSettings.read(model, trust_remote_code=trusted)
+    server = arguments.server()
+    assert server is not None
+    encoder = load_encoder(model, device="cpu", trust_remote_code=trusted)
+    return list(compare(encoder, server, settings))

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from revela_hub.cli.ranker_options import RankerOptions, check_used, given, load_models
+from revela_hub.cli.ranker_options import RankerOptions, check_used, given, load_models, load_reranker
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 POSITIONALS = ("models",)
 
 QA_OPTIONS = ("data", "index", "num_passages", "max_new_tokens")
-COMMON_OPTIONS = ("models", "task", "batch_size", "device", "json")
+COMMON_OPTIONS = ("models", "task", "batch_size", "device", "json", "rerank", "rerank_depth", "trust_remote_code")
 METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
 
 
@@ -89,12 +89,10 @@ def run(arguments: Arguments) -> None:
             batch_size=arguments.batch_size,
             device=arguments.device,
             as_json=arguments.json,
+            reranker=load_reranker(arguments),
+            rerank_depth=arguments.rerank_depth,
         )
         return
-    if bool(arguments.corpus) == bool(arguments.tasks):
-        raise UserError("give either --corpus BEIR_FOLDER or --tasks NAME ... (see revela-hub evaluate --help)")
-    if arguments.tasks and arguments.mode:
-        raise UserError("--mode requires --corpus: mteb evaluates its tasks with dense retrieval or with its own BM25")
     failure: Exception | None = None
     results: list[tuple[str, RetrievalScores]] = []
     try:
@@ -129,26 +127,44 @@ def _check_used(arguments: Arguments) -> None:
     for name in sorted(unused):
         other = "qa" if retrieval else "retrieval"
         raise UserError(f"--{name} requires --task {other}")
+    if retrieval:
+        _check_retrieval(arguments)
+
+
+def _check_retrieval(arguments: Arguments) -> None:
+    """Reject combinations of options for --task retrieval."""
+    if bool(arguments.corpus) == bool(arguments.tasks):
+        raise UserError("give either --corpus BEIR_FOLDER or --tasks NAME ... (see revela-hub evaluate --help)")
+    if arguments.endpoint and (arguments.tasks or len({*arguments.models} - {"bm25"}) != 1):
+        raise UserError(
+            "--endpoint requires --corpus and one model (besides bm25): a server has the vectors of one model"
+        )
+    if arguments.tasks and arguments.rerank:
+        raise UserError("--rerank requires --corpus: mteb reranks only with its own two-stage tasks")
+    if arguments.tasks and arguments.mode:
+        raise UserError("--mode requires --corpus: mteb evaluates its tasks with dense retrieval or with its own BM25")
 
 
 def _on_folder(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
     from revela_hub.data.sources.beir import read_beir
-    from revela_hub.evaluation import evaluate_ranking
+    from revela_hub.evaluation.retrieval import evaluate_ranking, evaluate_reranking
 
     assert arguments.corpus is not None
     check_used(arguments, arguments.mode or [])
     task = read_beir(arguments.corpus, arguments.split)
+    reranker = load_reranker(arguments)
     for name in arguments.models:
         modes = ["bm25"] if name == "bm25" else arguments.mode or ["dense"]
         for mode in modes:
-            models = load_models(arguments, name, mode)
+            models = load_models(arguments, name, mode, rerank=False)
             label = name if len(modes) == 1 else f"{name} [{mode}]"
-            yield (
-                label,
-                evaluate_ranking(
-                    task, models.settings, dense=models.dense, sparse=models.sparse, cache_dir=arguments.cache_dir
-                ),
-            )
+            given_models = {"dense": models.dense, "sparse": models.sparse, "cache_dir": arguments.cache_dir}
+            if reranker is None:
+                yield label, evaluate_ranking(task, models.settings, **given_models)
+                continue
+            before, after = evaluate_reranking(task, models.settings, reranker, **given_models)
+            yield label, before
+            yield f"{label} > {arguments.rerank}", after
 
 
 def _on_mteb(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":

@@ -57,6 +57,7 @@ def run(arguments: Arguments) -> None:
         loaded.settings,
         model=arguments.model,
         max_length=arguments.max_length,
+        endpoint=getattr(getattr(loaded.encoder, "server", None), "description", None),
     )
     print(
         f"{len(store):,} passages, {store.metadata.dimension}-dimensional vectors ({store.metadata.options.type}),"

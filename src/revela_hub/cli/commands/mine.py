@@ -105,12 +105,25 @@ def run(arguments: Arguments) -> None:
     output = Path(arguments.output).expanduser()
     _check_output(arguments, output)
     check_used(arguments, [arguments.mode])
+    if arguments.endpoint and arguments.model == "bm25":
+        raise UserError(
+            "--endpoint requires a model, not bm25: give the folder or Hub id that the server was started with"
+        )
     folder = Path(arguments.cache_dir or default_cache_folder("mining")).expanduser()
     check_folder(folder, "--cache_dir")
     make_folder(output.parent, "--output")
     pairs, corpus = _input(arguments)
     models = load_models(arguments, arguments.model, arguments.mode)
-    mined = mine(pairs, corpus, models.dense, settings, models.settings, folder=folder, sparse=models.sparse)
+    mined = mine(
+        pairs,
+        corpus,
+        models.dense,
+        settings,
+        models.settings,
+        folder=folder,
+        sparse=models.sparse,
+        reranker=models.reranker,
+    )
     _write(mined.rows, output)
     print(mined.report)
     note(f"cache: {folder}")

@@ -73,6 +73,10 @@ def run(arguments: Arguments) -> None:
     _check_corpus(arguments)
     _use_adapted(arguments)
     check_used(arguments, [arguments.mode])
+    if arguments.endpoint and arguments.model == "bm25":
+        raise UserError(
+            "--endpoint requires a model, not bm25: give the folder or Hub id that the server was started with"
+        )
     if arguments.query is not None and not arguments.query.strip():
         raise UserError("the query is empty")
     with contextlib.ExitStack() as stack:
@@ -132,6 +136,7 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
     from revela_hub.retrieval.disk import claim_folder
     from revela_hub.retrieval.encoder import document_identity
     from revela_hub.retrieval.ranking import VectorRanker
+    from revela_hub.retrieval.rerank import RerankedRanker
     from revela_hub.retrieval.store import with_index_settings
 
     models = load_models(arguments, arguments.model, arguments.mode)
@@ -145,8 +150,10 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
         folder = temporary  # BM25 statistics are computed from the current files
     else:
         claim_folder(folder)
-    ranker = build_ranker(passages.texts, settings, folder, dense=models.dense, sparse=models.sparse)
-    vectors = [part.vectors for part in getattr(ranker, "parts", [ranker]) if isinstance(part, VectorRanker)]
+    loaded = {"dense": models.dense, "sparse": models.sparse, "reranker": models.reranker}
+    ranker = build_ranker(passages.texts, settings, folder, **loaded)
+    first = ranker.ranker if isinstance(ranker, RerankedRanker) else ranker
+    vectors = [part.vectors for part in getattr(first, "parts", [first]) if isinstance(part, VectorRanker)]
     reused = f", {vectors[0].reused:,} of them from the cache" if vectors and vectors[0].reused else ""
     note(f"{len(passages):,} passages{reused}")
     return ranker, passages

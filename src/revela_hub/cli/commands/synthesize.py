@@ -146,7 +146,8 @@ def run(arguments: Arguments) -> None:
 
 
 def _endpoint(arguments: Arguments, sampling: "Sampling") -> "Endpoint | None":
-    from revela_hub.data.synthesis.endpoint import Endpoint, api_key
+    from revela_hub.data.http_client import api_key
+    from revela_hub.data.synthesis.endpoint import Endpoint
 
     if arguments.endpoint is None:
         given = [name for name in ("api_key_env", "extra_body") if getattr(arguments, name) is not None]

@@ -1,0 +1,133 @@
+"""Access to servers with OpenAI's API through the `openai` client: URL, key, retries, concurrency and error messages.
+
+The client retries temporary failures (408, 409, 429, 5xx, a timeout, a lost connection) after 0.5, 1, 2, ... 8 seconds, or
+after the time in `Retry-After`.
+"""
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from revela_hub.errors import UserError, install_hint
+
+if TYPE_CHECKING:
+    from openai import APIStatusError
+
+ResultT = TypeVar("ResultT")
+
+
+def server_url(url: str) -> SplitResult:
+    """Return the parts of the URL of a server.
+
+    Raises:
+        UserError: It is not a URL, or it contains a password.
+    """
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is not a number
+        valid = False
+    if not valid:
+        raise UserError(f"{public_url(url)} is not the URL of a server, such as http://localhost:8000/v1")
+    if parts.username or parts.password:
+        raise UserError(f"{public_url(url)}: remove user and password from the URL; use --api_key_env instead")
+    return parts
+
+
+def connect(parts: SplitResult, path: str, *, key: str | None, timeout: float, retries: int) -> Any:
+    """Return a client of a server; nothing is sent yet.
+
+    Args:
+        parts: The URL (`server_url`).
+        path: The path that replaces the URL's own.
+        key: The API key; None sends `EMPTY`, as expected by servers without keys.
+        timeout: Seconds without data after which a request fails.
+        retries: Number of retries of a failed request.
+
+    Raises:
+        UserError: The key is not a valid HTTP header, or the package `openai` is not installed.
+    """
+    if key and not re.fullmatch(r"[!-~]+", key):
+        raise UserError("the API key (--api_key_env) contains characters that are not allowed in an HTTP header")
+    try:
+        from openai import Omit, OpenAI
+    except ModuleNotFoundError as error:
+        raise UserError(install_hint("openai")) from error
+    if parts.query:  # it may contain a key, and the HTTP library logs whole URLs
+        for library in ("httpx", "httpx2"):
+            logging.getLogger(library).addFilter(_reject)
+    return OpenAI(
+        base_url=f"{parts.scheme}://{parts.netloc}{path}",
+        # Always set: otherwise the client would send the environment's OpenAI key and ids to this server.
+        api_key=key or "EMPTY",
+        default_headers={"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()},  # type: ignore[dict-item]
+        default_query=dict(parse_qsl(parts.query)),
+        timeout=timeout,
+        max_retries=retries,
+    )
+
+
+def in_thread(function: Callable[..., ResultT], *arguments: Any) -> "Future[ResultT]":
+    """Call a function in a new daemon thread.
+
+    Not a ThreadPoolExecutor: Python waits for its threads at exit, so Ctrl-C could take as long as the timeout.
+    """
+    future: Future[ResultT] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:  # raised in the caller's thread
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
+def one_line(error: object, secrets: Iterable[object]) -> str:
+    """Return an error message in one line of at most 300 characters, without secrets and without passwords in URLs."""
+    text = " ".join(str(error).split())
+    for secret in secrets:
+        text = text.replace(secret, "***") if isinstance(secret, str) and len(secret) > 7 else text
+    return re.sub(r"(\w+://)[^\s/@]+@", r"\1", text)[:300]
+
+
+def public_url(url: str) -> str:
+    """Return the URL for messages: without user, password and query, which may contain a key.
+
+    >>> public_url("https://me:secret@example.org:8000/v1?key=abc")
+    'https://example.org:8000/v1'
+    """
+    return re.sub(r"(?<=://)[^/]*@|[?#].*", "", url)
+
+
+def api_key(variable: str | None) -> str | None:
+    """Return the key from an environment variable.
+
+    Raises:
+        UserError: The variable is missing or empty. The message does not repeat the name, because a user may have passed
+            the key itself, which must not end up in a log.
+    """
+    key = os.environ.get(variable, "").strip() if variable is not None else None
+    if key == "":
+        raise UserError(
+            "--api_key_env: there is no environment variable of that name, or it is empty; it must hold the key"
+        )
+    return key
+
+
+def server_message(error: "APIStatusError") -> str:
+    """Return the server's message, from variants of OpenAI's `{"error": {"message": ...}}`; "" for an HTML page."""
+    said: Any = error.body
+    while isinstance(said, dict):
+        said = next((said[key] for key in ("message", "error", "detail") if said.get(key)), None)
+    return str(said) if said and "<html" not in str(said).lower() else ""
+
+
+def _reject(_: logging.LogRecord) -> bool:
+    return False

@@ -1,0 +1,1 @@
+"""Comparison of a server's vectors with those of a model folder."""

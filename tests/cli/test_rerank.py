@@ -1,0 +1,148 @@
+"""`--rerank` of search, evaluate and mine, with a tiny CrossEncoder and a tiny MultiVectorEncoder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import CrossEncoder, MultiVectorEncoder
+
+from revela_hub.cli.main import main
+from revela_hub.errors import UserError
+from revela_hub.retrieval import BM25, TextList
+from revela_hub.retrieval.rerank import RerankedRanker, Reranker
+
+
+@pytest.fixture
+def cross_encoder(tmp_path: Path, bert_folder: Path) -> Path:
+    model = CrossEncoder(str(bert_folder), num_labels=1, device="cpu")
+    model.save_pretrained(str(tmp_path / "cross-encoder"))
+    return tmp_path / "cross-encoder"
+
+
+@pytest.fixture
+def multi_vector(tmp_path: Path, bert_folder: Path) -> Path:
+    model = MultiVectorEncoder(str(bert_folder), device="cpu")
+    model.save_pretrained(str(tmp_path / "multi-vector"))
+    return tmp_path / "multi-vector"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    file = tmp_path / "corpus.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return file
+
+
+QUERY = "the river and the fox"
+
+
+def test_scores_are_those_of_the_cross_encoder(cross_encoder: Path, texts: list[str]) -> None:
+    model = CrossEncoder(str(cross_encoder), device="cpu")
+    scores = Reranker(str(cross_encoder), device="cpu", batch_size=2).scores([(QUERY, text) for text in texts])
+    assert np.abs(scores - model.predict([(QUERY, text) for text in texts])).max() < 1e-5
+    assert Reranker(str(cross_encoder)).scores([]).shape == (0,)
+
+
+def test_scores_are_those_of_the_multi_vector_encoder(multi_vector: Path, texts: list[str]) -> None:
+    model = MultiVectorEncoder(str(multi_vector), device="cpu")
+    expected = model.similarity(model.encode_query([QUERY]), model.encode_document(texts))[0]
+    scores = Reranker(str(multi_vector), device="cpu").scores([(QUERY, text) for text in texts])
+    assert np.abs(scores - np.asarray(expected)).max() < 1e-4
+
+
+def test_the_best_results_are_reordered_and_the_rest_follows(cross_encoder: Path, texts: list[str]) -> None:
+    passages = TextList(texts)
+    bm25, reranker = BM25(texts), Reranker(str(cross_encoder), device="cpu")
+    queries = [QUERY, "width of the rectangle", "zebra"]
+    plain = bm25.search(bm25.encode(queries), 10)
+    for depth in (1, 3, 100):
+        ranker = RerankedRanker(bm25, reranker, passages, depth)
+        found = ranker.search(ranker.encode(queries), 10)
+        for query, (rows, scores, before) in enumerate(zip(found.rows_QK, found.scores_QK, plain.rows_QK, strict=True)):
+            known, before = rows[rows >= 0], before[before >= 0]
+            assert sorted(known) == sorted(before)
+            top = reranker.scores([(queries[query], texts[row]) for row in before[:depth]])
+            assert known[:depth].tolist() == before[:depth][np.argsort(-top, kind="stable")].tolist()
+            assert known[depth:].tolist() == before[depth:].tolist()
+            assert (np.diff(scores[: len(known)]) <= 0).all()
+        assert ranker.why_nothing(ranker.encode(["zebra"])) == bm25.why_nothing(bm25.encode(["zebra"]))
+    assert ranker.search(ranker.encode(queries), 1).rows_QK.shape == (3, 1)
+
+
+def test_search_prints_the_order_of_the_reranker(
+    cross_encoder: Path, corpus: Path, texts: list[str], retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reranker = Reranker(str(cross_encoder), device="cpu")
+    expected = sorted(reranker.scores([(QUERY, text) for text in texts]).tolist(), reverse=True)
+    for model, options in ((str(retriever_folder), []), (str(retriever_folder), ["--mode", "hybrid"])):
+        words = ["search", model, QUERY, "--corpus", str(corpus), "--rerank", str(cross_encoder), "--json", *options]
+        assert main([*words, "--top_k", "6"]) == 0
+        hits = json.loads(capsys.readouterr().out)["hits"]
+        assert np.abs(np.array([hit["score"] for hit in hits]) - expected[: len(hits)]).max() < 1e-4
+        assert len(hits) == 6
+
+
+def test_evaluation_shows_both_rows(
+    cross_encoder: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "beir/qrels").mkdir(parents=True)
+    rows = {"corpus": texts, "queries": [" ".join(text.split()[-2:]) for text in texts]}
+    for name, column in rows.items():
+        lines = (json.dumps({"_id": str(n), "text": text}) + "\n" for n, text in enumerate(column))
+        (tmp_path / f"beir/{name}.jsonl").write_text("".join(lines))
+    judged = "".join(f"{n}\t{n}\t1\n" for n in range(len(texts)))
+    (tmp_path / "beir/qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
+    words = ["evaluate", "bm25", "--corpus", str(tmp_path / "beir"), "--json"]
+    assert main(words) == 0
+    [alone] = json.loads(capsys.readouterr().out)
+    assert main([*words, "--rerank", str(cross_encoder), "--rerank_depth", "2"]) == 0
+    before, after = json.loads(capsys.readouterr().out)
+    assert before == alone
+    assert after["model"] == f"bm25 > {cross_encoder}" and after["compared_with"] == "bm25"
+    assert after["recall_at_100"] == before["recall_at_100"]
+
+
+def test_mining_filters_by_the_scores_of_the_reranker(
+    cross_encoder: Path, corpus: Path, texts: list[str], tmp_path: Path
+) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps({"anchor": text.split()[1], "positive": text}) + "\n" for text in texts))
+    words = ["mine", "bm25", "--pairs", str(pairs), "--corpus", str(corpus), "--output", str(tmp_path / "mined.jsonl")]
+    words += ["--rerank", str(cross_encoder), "--scores", "--positive_aware", "false", "--fewer", "keep"]
+    assert main([*words, "--cache_dir", str(tmp_path / "cache")]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]
+    reranker = Reranker(str(cross_encoder), device="cpu")
+    assert any(row["negative_1"] for row in rows)
+    for row in rows:
+        read = [row["positive"], *([row["negative_1"]] if row["negative_1"] else [])]
+        expected = reranker.scores([(row["anchor"], text) for text in read])
+        assert np.abs(expected - np.array(row["scores"])).max() < 1e-4
+
+
+def test_models_of_the_wrong_kind_are_rejected(
+    cross_encoder: Path,
+    retriever_folder: Path,
+    tiny_sparse_folder: Path,
+    corpus: Path,
+    bert_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def error(model: Any, *options: Any) -> str:
+        assert main(["search", str(model), "x", "--corpus", str(corpus), *map(str, options)]) == 2
+        return capsys.readouterr().err
+
+    message = "--rerank needs a CrossEncoder or a MultiVectorEncoder"
+    assert f"is a retriever (SentenceTransformer): {message}" in error("bm25", "--rerank", retriever_folder)
+    assert f"is a retriever (SparseEncoder): {message}" in error("bm25", "--rerank", tiny_sparse_folder)
+    assert f"is no reranker (a model without a classifier): {message}" in error("bm25", "--rerank", bert_folder)
+    assert "is a reranker (CrossEncoder)" in error(cross_encoder)
+    assert "--rerank_depth requires --rerank MODEL" in error("bm25", "--rerank_depth", "3")
+    three = tmp_path / "three"
+    CrossEncoder(str(bert_folder), num_labels=3, device="cpu").save_pretrained(str(three))
+    assert "has 3 outputs; a reranker has one" in error("bm25", "--rerank", three)
+    with pytest.raises(UserError, match="no reranker"):
+        Reranker(str(tmp_path / "nothing"))
