@@ -71,6 +71,28 @@ def test_answers_are_those_of_generate_on_the_best_passages(bpe_tokenizer: PreTr
         assert answer.to_dict()["passages"][0]["place"] == f"p:{best.indices[0]}"
 
 
+def test_a_reranker_chooses_among_more_passages(bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    built, collection = together(bpe_tokenizer)
+    answerer = Answerer(built, bpe_tokenizer, collection)
+    answerer.rerank_depth = 5
+    retrieved = list(Answerer(built, bpe_tokenizer, collection).answer(PROMPTS, max_new_tokens=2))
+    asked: list[tuple[str, str]] = []
+
+    class ByText:
+        def scores(self, pairs: list[tuple[str, str]]) -> np.ndarray:
+            asked.extend(pairs)
+            return np.array([-PASSAGES.index(passage) for _, passage in pairs], dtype=np.float32)
+
+    answerer.reranker = ByText()  # type: ignore[assignment]
+    answers = list(answerer.answer(PROMPTS, max_new_tokens=2, batch_size=2))
+    assert [prompt for prompt, _ in asked] == [prompt for prompt in PROMPTS for _ in range(5)]
+    for number, (before, answer) in enumerate(zip(retrieved, answers, strict=True)):
+        seen = [PASSAGES.index(passage) for _, passage in asked[5 * number : 5 * number + 5]]
+        assert {read.number for read in before.passages} <= set(seen)
+        assert [read.number for read in answer.passages] == sorted(seen)[:2]
+        assert [read.score for read in answer.passages] == [-n for n in sorted(seen)[:2]]
+
+
 def test_stored_states_are_the_computed_ones(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
     built, _ = together(bpe_tokenizer, passage_encoding="independent")
     tokens = tokenize_passages(bpe_tokenizer, PASSAGES, 48)
