@@ -66,20 +66,16 @@ class Hypotheses:
         self.prompts = self._prompt_choices(prompts)
         self.tokens = _TOKENS if self._standard else {"": None}
         pooling = modules[names.index("Pooling")] if self._standard else None
-        self.pooling = (
-            {"": None}
-            | {
-                f"pooling of {words} instead of {_POOLING.get(pooling.pooling_mode, pooling.pooling_mode)}": mode
-                for mode, words in _POOLING.items()
-                if mode != pooling.pooling_mode
-            }
-            if pooling is not None
-            else {"": None}
-        )
-        if pooling is not None and not pooling.include_prompt and prompt:
-            self.pooling["the tokens of the prompt are pooled too (the folder leaves them out: include_prompt)"] = (
-                "prompt"
-            )
+        self.pooling: dict[str, str | None] = {"": None}
+        if pooling is not None:
+            own = _POOLING.get(pooling.pooling_mode, pooling.pooling_mode)
+            for mode, words in _POOLING.items():
+                if mode != pooling.pooling_mode:
+                    self.pooling[f"pooling of {words} instead of {own}"] = mode
+            if not pooling.include_prompt and prompt:
+                self.pooling["the tokens of the prompt are pooled too (include_prompt is false in the folder)"] = (
+                    "prompt"
+                )
         self.dense = ["", "the Dense module is ignored"] if self._standard and "Dense" in names else [""]
         self.normalisations = [
             "",
@@ -170,10 +166,10 @@ class Hypotheses:
         for at, name in enumerate(names):
             for choice in choices[name]:
                 if axes == 1:
-                    yield Mistake(**{name: choice}, dimension=dimension)  # type: ignore[arg-type]
+                    yield Mistake(**{name: choice}, dimension=dimension)
                 for other in names[at + 1 :] if axes == 2 else ():
                     for second in choices[other]:
-                        yield Mistake(**{name: choice, other: second}, dimension=dimension)  # type: ignore[arg-type]
+                        yield Mistake(**{name: choice, other: second}, dimension=dimension)
 
     def best(self, served_ND: NDArray[np.float32]) -> Fit:
         """Return the simplest mistake that explains the vectors; if none does, the closest one."""
@@ -204,7 +200,8 @@ class Hypotheses:
 
 
 def _unit(vectors_ND: NDArray[np.float32]) -> NDArray[np.float32]:
-    return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
+    unit_ND: NDArray[np.float32] = vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
+    return unit_ND
 
 
 def relative_difference(got_ND: NDArray[np.float32], expected_ND: NDArray[np.float32]) -> float:
