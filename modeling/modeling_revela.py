@@ -13,6 +13,7 @@ V vocabulary, P pairs. A row with an attention mask of zeros is an absent chunk:
 """
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -74,6 +75,8 @@ class RevelaForCausalLM(PreTrainedModel):
 
     # Set while only the language model is trained. Not requires_grad, which must not change during a run with DDP.
     freeze_retriever: bool = False
+    # In training, the loss is the mean of those with the first d components of the embeddings, for these d (Matryoshka).
+    matryoshka_dims: Sequence[int] = ()
 
     def __init__(
         self, config: RevelaConfig, retriever: PreTrainedModel | None = None, lm: PreTrainedModel | None = None
@@ -236,15 +239,44 @@ class RevelaForCausalLM(PreTrainedModel):
                     )
                 with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_retriever):
                     embeddings = self.embed(retriever_input_ids, retriever_attention_mask)
-            present_N = attention_mask.any(-1)
-            similarity = self.similarity(embeddings, present_N.view(-1, size))
-            pairs_2P = self._pairs(similarity, self._resolution(similarity))
+            present_GB = attention_mask.any(-1).view(-1, size)
+            if self.training and labels is not None and len(self.matryoshka_dims):
+                given = (input_ids, attention_mask, labels, num_items_in_batch, return_logits)
+                return self._mean_over_dims(embeddings, present_GB, *given)
+            similarity = self.similarity(embeddings, present_GB)
+            lowest = self._resolution(similarity)
         else:  # may be a leaf, whose zeros need a gradient, too
-            pairs_2P = self._pairs(similarity, 0.0)
+            lowest = 0.0
+        output = self._predict(similarity, lowest, input_ids, attention_mask, labels, num_items_in_batch, return_logits)
+        output.embeddings = embeddings
+        return output
+
+    def _mean_over_dims(self, embeddings: Tensor, present_GB: Tensor, *given: Any) -> RevelaOutput:
+        """Return the mean loss over `matryoshka_dims`; the rest of the output belongs to the first of them."""
+        outputs = []
+        for dims in self.matryoshka_dims:
+            similarity = self.similarity(embeddings[:, :dims], present_GB)
+            outputs.append(self._predict(similarity, self._resolution(similarity), *given))
+        outputs[0].loss = torch.stack([output.loss for output in outputs]).mean()
+        outputs[0].embeddings = embeddings
+        return outputs[0]
+
+    def _predict(
+        self,
+        similarity: Tensor,
+        lowest: float,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor | None,
+        num_items_in_batch: Tensor | int | None,
+        return_logits: bool | None,
+    ) -> RevelaOutput:
+        """Return the output of `forward` given Sim; pairs at or below the lowest similarity are skipped."""
+        pairs_2P = self._pairs(similarity, lowest)
         if labels is not None:
             labels = next_token_labels(labels, attention_mask)
         in_batch = self._in_batch(similarity, attention_mask.sum(-1), pairs_2P)
-        output = RevelaOutput(similarity=similarity, embeddings=embeddings)
+        output = RevelaOutput(similarity=similarity)
         if labels is None or (not self.training if return_logits is None else return_logits):
             output.logits = self._language_model(input_ids, attention_mask, in_batch).logits
             total = None if labels is None else summed_cross_entropy(output.logits, labels)

@@ -104,6 +104,29 @@ def compare(model: RevelaForCausalLM, side: str, reference: Callable[..., list[T
         assert expected.abs().max() > 1e-6, f"{name}: the test would pass with a gradient of zero"
 
 
+def test_the_matryoshka_loss_is_the_mean_over_truncated_embeddings() -> None:
+    model = build(False, "sdpa").train()
+    chunks, ids, mask = batch("right")
+    model.matryoshka_dims = (16, 7, 3)
+    output = model(
+        ids, mask, labels=ids.masked_fill(mask == 0, -100), retriever_input_ids=ids, retriever_attention_mask=mask
+    )
+    vectors = model.embed(ids, mask).detach()
+    losses = []
+    for dims in model.matryoshka_dims:
+        cut = torch.tensor([[x / sum(y * y for y in v[:dims]) ** 0.5 for x in v[:dims]] for v in vectors.tolist()])
+        similarity = reference_similarity(cut.double(), SIZE, 0.3)
+        logits = reference_logits(model.lm, chunks, similarity, v_normalization=False)
+        losses.append(float(reference_loss(logits, chunks).detach()))
+    assert float(output.loss.detach()) == pytest.approx(sum(losses) / 3, abs=1e-6)
+    output.loss.backward()
+    assert all(p.grad is not None and p.grad.any() for n, p in model.retriever.named_parameters() if "layers" in n)
+    whole = model.eval()(
+        ids, mask, labels=ids.masked_fill(mask == 0, -100), retriever_input_ids=ids, retriever_attention_mask=mask
+    ).loss
+    assert float(whole.detach()) == pytest.approx(losses[0], abs=1e-6)  # evaluation uses the whole embeddings
+
+
 def test_the_retriever_gets_the_gradient_of_its_embeddings() -> None:
     model = build(True, "sdpa")
     _, ids, mask = batch("right")

@@ -14,6 +14,7 @@ texts are tokenised as at inference time; q . k is the similarity of the publish
 import copy
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,6 +35,7 @@ from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.epochs import NewEpoch, SharedEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
+from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, freeze_pooler, load_retriever
 
 View = Literal["cropping", "inverse_cloze"]
@@ -42,7 +44,7 @@ _WORD = re.compile(rf"{UNSPACED_CHARACTER.pattern}|\S+")
 
 
 @dataclass
-class ContrieverTrainingArguments(RunArguments):
+class ContrieverTrainingArguments(MatryoshkaArguments, RunArguments):
     """`TrainingArguments` for an existing retriever; the paper starts from BERT, with learning rate 5e-5."""
 
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate (paper: 5e-5)."})
@@ -146,6 +148,7 @@ class Contriever(nn.Module):
         temperature: temperature of the softmax.
         queue_size: keys of earlier batches; 0 for in-batch negatives.
         momentum: of the keys' encoder.
+        matryoshka_dims: the loss is the mean of those with the first d components, for these d; empty for whole vectors.
     """
 
     queue_KD: Tensor
@@ -153,9 +156,16 @@ class Contriever(nn.Module):
     place: Tensor
 
     def __init__(
-        self, retriever: SentenceTransformer, *, temperature: float, queue_size: int = 0, momentum: float = 0.9995
+        self,
+        retriever: SentenceTransformer,
+        *,
+        temperature: float,
+        queue_size: int = 0,
+        momentum: float = 0.9995,
+        matryoshka_dims: Sequence[int] = (),
     ) -> None:
         super().__init__()
+        self.matryoshka_dims = tuple(matryoshka_dims)
         self.retriever = retriever
         self.temperature, self.momentum, self.queue_size = temperature, momentum, queue_size
         self.cosine = similarity_of(retriever, "the retriever") == "cosine"
@@ -185,23 +195,32 @@ class Contriever(nn.Module):
         with torch.autocast(query_BD.device.type, enabled=False):
             wide = torch.promote_types(query_BD.dtype, torch.float32)
             score = self._queued if self.queue_size else self._in_batch
-            logits, target = score(query_BD.to(wide), key_BD.to(wide))
-            loss = F.cross_entropy(logits / self.temperature, target)
-        return {"loss": loss, "accuracy": (logits.argmax(1) == target).float().mean().detach()}
+            losses, hits = [], []
+            for dims in self.matryoshka_dims or [None]:
+                logits, target = score(self._cut(query_BD.to(wide), dims), self._cut(key_BD.to(wide), dims), dims)
+                losses.append(F.cross_entropy(logits / self.temperature, target))
+                hits.append((logits.argmax(1) == target).float().mean().detach())
+            if self.queue_size and self.training:
+                self._enqueue(key_BD.to(wide))
+        return {"loss": torch.stack(losses).mean(), "accuracy": hits[0]}
 
-    def _in_batch(self, query_BD: Tensor, key_BD: Tensor) -> tuple[Tensor, Tensor]:
+    def _cut(self, vectors_BD: Tensor, dims: int | None) -> Tensor:
+        """Return the first components of vectors, normalized again if the model compares by cosine."""
+        if dims is None:
+            return vectors_BD
+        return F.normalize(vectors_BD[:, :dims], dim=-1) if self.cosine else vectors_BD[:, :dims]
+
+    def _in_batch(self, query_BD: Tensor, key_BD: Tensor, _dims: int | None) -> tuple[Tensor, Tensor]:
         first = _first_row_of_process(len(key_BD))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             key_BD = all_gather_with_grad(key_BD.contiguous())
         return query_BD @ key_BD.T, first + torch.arange(len(query_BD), device=query_BD.device)
 
-    def _queued(self, query_BD: Tensor, key_BD: Tensor) -> tuple[Tensor, Tensor]:
+    def _queued(self, query_BD: Tensor, key_BD: Tensor, dims: int | None) -> tuple[Tensor, Tensor]:
         own_B1 = (query_BD * key_BD).sum(-1, keepdim=True)
-        others_BK = query_BD @ self.queue_KD.T
+        others_BK = query_BD @ self._cut(self.queue_KD, dims).T
         empty_K = torch.arange(self.queue_size, device=query_BD.device) >= self.filled
         logits = torch.cat([own_B1, others_BK.masked_fill(empty_K, -torch.inf)], dim=1)
-        if self.training:
-            self._enqueue(key_BD)
         return logits, torch.zeros(len(query_BD), dtype=torch.long, device=query_BD.device)
 
     @torch.no_grad()
@@ -285,7 +304,11 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
             raise UserError("--queue_size must not be smaller than the number of processes")
         freeze_pooler(retriever)
         contrastive = Contriever(
-            retriever, temperature=args.temperature, queue_size=args.queue_size, momentum=args.momentum
+            retriever,
+            temperature=args.temperature,
+            queue_size=args.queue_size,
+            momentum=args.momentum,
+            matryoshka_dims=args.checked_dims(retriever.get_embedding_dimension(), similarity_of(retriever)),
         )
         collator = ViewCollator(retriever, args)
         super().__init__(model=contrastive, args=args, data_collator=collator, **kwargs)

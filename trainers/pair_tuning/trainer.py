@@ -4,7 +4,8 @@ r"""Fine-tunes a retriever on query-passage pairs with sentence-transformers' lo
 
 P holds the passages and hard negatives of the whole batch, on all devices; s is the model's own similarity. With a
 `mini_batch_size` below the batch size the loss is `CachedMultipleNegativesRankingLoss` (GradCache, Gao et al. 2021, arXiv 2101.06983,
-equation 2): less memory, a second forward pass, the same result.
+equation 2): less memory, a second forward pass, the same result. With `matryoshka_dims` L is the mean over truncated vectors
+(`MatryoshkaLoss`).
 """
 
 from collections.abc import Callable
@@ -17,17 +18,20 @@ from peft import PeftConfig
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
+    MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
 from sentence_transformers.util import cos_sim, dot_score
 from torch import Tensor, nn
 from transformers import set_seed
 
+from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
 from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, wrong_columns
+from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.common.query_route import (
     DOCUMENT,
     QUERY,
@@ -42,7 +46,7 @@ from revela_hub.trainers.pair_tuning import PAIR_TUNING
 
 
 @dataclass
-class PairsTrainingArguments(AdapterArguments, RunArguments, SentenceTransformerTrainingArguments):
+class PairsTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArguments, SentenceTransformerTrainingArguments):
     """`SentenceTransformerTrainingArguments` for fine-tuning on pairs."""
 
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
@@ -134,6 +138,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             args.prompts = {name: prompts.get("query" if name == "anchor" else "document") or "" for name in texts}
         if args.query_only:
             args.router_mapping = {name: QUERY if name == "anchor" else DOCUMENT for name in texts}
+        if loss is not None and args.matryoshka_dims:
+            raise UserError("--matryoshka_dims changes the contrastive loss: leave it out, or the other loss")
         made = self._contrastive(retriever, args) if loss is None else loss(retriever)
         labels = ["label"] if loss is not None and "label" in columns else []
         rows = train_dataset.select_columns([*texts, *labels])
@@ -148,9 +154,14 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         }
         # GradCache needs gradients of all columns; frozen documents keep no activations in memory anyway.
         if args.mini_batch_size < args.per_device_train_batch_size and not args.query_only:
-            return CachedMultipleNegativesRankingLoss(retriever, mini_batch_size=args.mini_batch_size, **settings)
-        # The same loss without a second forward pass.
-        return MultipleNegativesRankingLoss(retriever, **settings)
+            loss: nn.Module = CachedMultipleNegativesRankingLoss(
+                retriever, mini_batch_size=args.mini_batch_size, **settings
+            )
+        else:  # the same loss without a second forward pass
+            loss = MultipleNegativesRankingLoss(retriever, **settings)
+        if dims := args.checked_dims(retriever.get_embedding_dimension(), similarity_of(retriever, "the retriever")):
+            loss = MatryoshkaLoss(retriever, loss, dims, [1 / len(dims)] * len(dims))
+        return loss
 
     @property
     def retriever(self) -> Any:

@@ -15,13 +15,14 @@ from revela_hub.data.text.groups import (
 from revela_hub.errors import UserError
 from revela_hub.ranges import GroupSize, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, TextLength
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments, TextArguments
+from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
 @dataclass
-class RevelaTrainingArguments(AdapterArguments, RunArguments):
+class RevelaTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArguments):
     """`TrainingArguments` with the paper's defaults; a row of the data set is a group of chunks.
 
     `per_device_train_batch_size` counts groups: by default, a step has 8 micro-batches of 1 group of 16 chunks.

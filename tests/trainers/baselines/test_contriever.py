@@ -71,6 +71,34 @@ def test_in_batch_loss_is_the_equation(retriever_folder: Path, tmp_path: Path) -
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
+def truncated(vectors: list[list[float]], dims: int) -> list[list[float]]:
+    return [[x / math.sqrt(sum(y * y for y in vector[:dims])) for x in vector[:dims]] for vector in vectors]
+
+
+def test_the_matryoshka_loss_is_the_mean_over_truncated_vectors(retriever_folder: Path, tmp_path: Path) -> None:
+    model, sizes = load_retriever(str(retriever_folder)).double().eval(), (32, 9, 4)
+    batches = [
+        ViewCollator(model, arguments(tmp_path))([passages()[5 * step + n] for n in range(5)]) for step in (0, 1)
+    ]
+    q, k = embed(model, batches[0], "query_"), embed(model, batches[0], "key_")
+    expected = []
+    for dims in sizes:
+        a, b = truncated(q, dims), truncated(k, dims)
+        expected.append(loop_loss(a, [[b[i], *(b[j] for j in range(5) if j != i)] for i in range(5)], 0.05))
+    outputs = Contriever(model, temperature=0.05, matryoshka_dims=sizes).eval()(**batches[0])
+    assert float(outputs["loss"]) == pytest.approx(sum(expected) / 3, abs=1e-5)
+    queued = Contriever(model, temperature=0.5, queue_size=8, momentum=1.0, matryoshka_dims=sizes).double().train()
+    model.eval(), queued.key_encoder.eval()
+    queued(**batches[0])
+    assert int(queued.filled) == 5  # each key once, not once for each size
+    q, new = embed(model, batches[1], "query_"), embed(model, batches[1], "key_")
+    losses = [
+        loop_loss(truncated(q, dims), [[truncated(new, dims)[i], *truncated(k, dims)] for i in range(5)], 0.5)
+        for dims in sizes
+    ]
+    assert float(queued(**batches[1])["loss"]) == pytest.approx(sum(losses) / 3, abs=1e-5)
+
+
 def test_queue_and_momentum_are_the_equations(retriever_folder: Path, tmp_path: Path) -> None:
     """Three steps: the first has no negatives, the third sees a queue that has lost its oldest keys."""
     model = load_retriever(str(retriever_folder)).double()

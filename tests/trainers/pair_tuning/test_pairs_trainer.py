@@ -51,6 +51,46 @@ def test_the_loss_is_the_equation_with_the_prompts_and_hard_negatives(
     assert float(run.compute_loss(run.retriever, batch)) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("mini_batch_size", [3, 64])
+def test_the_matryoshka_loss_is_the_mean_over_truncated_vectors(
+    mini_batch_size: int, retriever_folder: Path, tmp_path: Path
+) -> None:
+    options = {"temperature": 0.1, "mini_batch_size": mini_batch_size, "matryoshka_dims": [8, 32, 3]}
+    run = trainer(tmp_path, retriever_folder, pairs(4), **options)
+    model = run.retriever.double().eval()
+    rows = pairs(4)
+    queries = model.encode(["Query: " + text for text in rows["anchor"]]).tolist()
+    passages = model.encode(["Passage: " + text for text in rows["positive"]]).tolist()
+    expected = 0.0
+    for dims in (3, 8, 32):
+        cut = [
+            [[x / math.sqrt(sum(y * y for y in v[:dims])) for x in v[:dims]] for v in side]
+            for side in (queries, passages)
+        ]
+        for row, query in enumerate(cut[0]):
+            scores = [math.exp(sum(a * b for a, b in zip(query, key, strict=True)) / 0.1) for key in cut[1]]
+            expected -= math.log(scores[row] / sum(scores)) / 4 / 3
+    batch = run.data_collator([dict(row) for row in rows])
+    loss = run.compute_loss(run.retriever, batch)
+    assert float(loss) == pytest.approx(expected, abs=1e-5)
+    loss.backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_sizes_that_the_model_does_not_have(retriever_folder: Path, tmp_path: Path) -> None:
+    for dims, said in (
+        ([64, 8], "--matryoshka_dims 64 8: the model's vectors have only 32"),
+        ([8, 8], "8 8 contains a number twice"),
+    ):
+        with pytest.raises(UserError, match=said):
+            trainer(tmp_path, retriever_folder, pairs(4), matryoshka_dims=dims)
+    args = PairsTrainingArguments(output_dir=str(tmp_path), matryoshka_dims=[8])
+    with pytest.raises(UserError, match="--matryoshka_dims changes the contrastive loss"):
+        PairsTrainer(str(retriever_folder), args, train_dataset=pairs(4), loss=torch.nn.Identity)
+    with pytest.raises(UserError, match="requires a model that compares by cosine, not by dot"):
+        PairsTrainingArguments(output_dir=str(tmp_path), matryoshka_dims=[8]).checked_dims(32, "dot")
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_resumed_run_ends_with_the_same_weights(rank: int, retriever_folder: Path, tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 2, "lora_rank": rank, "learning_rate": 1e-3}
