@@ -19,6 +19,7 @@ from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker
 from revela_hub.retrieval.rerank import RerankedRanker, Reranker
 from revela_hub.retrieval.texts import TextList
+from revela_hub.retrieval.top_k import Hits
 
 TOP_K = 100
 """Hits per query that are scored, as needed for Recall@100."""
@@ -182,7 +183,7 @@ def _built(
     task: RetrievalTask, settings: RankerSettings, cache_dir: str | Path | None, **models: Any
 ) -> Iterator[Ranker]:
     """Yield a ranker of the documents; without a cache folder, its vectors are deleted afterwards."""
-    texts = TextList([task.corpus[id_] for id_ in _documents(task)])
+    texts = TextList([task.corpus[id_] for id_ in documents_of(task)])
     with contextlib.ExitStack() as stack:
         if cache_dir is None:
             cache_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="revela-hub-evaluation-"))
@@ -204,8 +205,12 @@ def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
         task: The queries.
         depth: Hits to keep per query.
     """
-    documents = _documents(task)
-    hits = ranker.search(ranker.encode(list(task.queries.values())), depth + 1)
+    return rankings_of(ranker.search(ranker.encode(list(task.queries.values())), depth + 1), task, depth)
+
+
+def rankings_of(hits: Hits, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
+    """Return hits of all queries of a task by id; see `run_of`, which searches for `depth + 1` hits."""
+    documents = documents_of(task)
 
     def kept() -> Iterator[tuple[str, dict[str, float]]]:
         for query, rows, scores in zip(task.queries, hits.rows_QK.tolist(), hits.scores_QK.tolist(), strict=True):
@@ -248,7 +253,8 @@ def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
     )
 
 
-def _documents(task: RetrievalTask) -> list[str]:
+def documents_of(task: RetrievalTask) -> list[str]:
+    """Return the ids of the documents in the order of their numbers."""
     return sorted(task.corpus, reverse=True)
 
 

@@ -8,6 +8,12 @@
                 are rescored with the vectors on disk
     milvus      a Milvus server or cluster, or a local file (`milvus.MilvusIndex`)
 
+With a lower precision, exact and flat become FAISS indexes in memory:
+
+    int8        one byte per component, scaled to its range; scored by the dot product with the float32 query
+    binary      the sign of each component, one bit; compared by Hamming distance with the signs of the query, then rescored
+                like ivfpq
+
 Letters in names: Q queries, N vectors of a block, D their dimension, K hits.
 """
 
@@ -26,6 +32,9 @@ from revela_hub.retrieval.vectors import NumberedVectors
 
 if TYPE_CHECKING:
     import torch
+
+RESCORED = ("ivfpq", "binary")
+"""Kinds of FAISS indexes whose 10 * k best hits are rescored with the vectors on disk."""
 
 QUERY_BLOCK = 4096
 """Queries searched together."""
@@ -98,8 +107,8 @@ class FaissIndex:
     """A FAISS index, built from vectors or read from its file.
 
     Args:
-        vectors: The vectors to search; the hits of `ivfpq` are rescored with them.
-        kind: "flat", "hnsw" or "ivfpq".
+        vectors: The vectors to search; the hits of compressed vectors are rescored with them.
+        kind: "flat", "hnsw", "ivfpq", "int8" or "binary".
         path: The index file; None builds the index in memory each time.
         option: The command-line option that sets the folder, for messages.
 
@@ -117,7 +126,8 @@ class FaissIndex:
         self._kind = kind
         if path is not None and path.is_file():
             try:
-                self._index = self._faiss.read_index(str(path))
+                read = self._faiss.read_index_binary if kind == "binary" else self._faiss.read_index
+                self._index = read(str(path))
             except (RuntimeError, MemoryError) as error:  # a damaged file may ask for an absurd size
                 raise UserError(f"{path} is damaged: delete it, and it will be rebuilt") from error
             if self._index.ntotal != len(vectors):
@@ -128,8 +138,9 @@ class FaissIndex:
             self._index = self._built()
             if path is not None:
                 # Not faiss.write_index(path): on a full disk it may stop early without an error.
+                write = self._faiss.write_index_binary if kind == "binary" else self._faiss.write_index
                 with whole_file(path, option) as stream:
-                    self._faiss.write_index(self._index, self._faiss.PyCallbackIOWriter(stream.write))
+                    write(self._index, self._faiss.PyCallbackIOWriter(stream.write))
         if kind == "ivfpq":
             self._index.nprobe = min(self._index.nlist, 32)
         elif kind == "hnsw":
@@ -142,9 +153,11 @@ class FaissIndex:
         """See `VectorIndex`."""
         if not len(self) or not len(vectors_QD):
             return Hits.none(len(vectors_QD))
-        wanted = min(10 * k if self._kind == "ivfpq" else k, len(self))
-        scores_QK, rows_QK = self._index.search(np.ascontiguousarray(vectors_QD, dtype=np.float32), wanted)
-        if self._kind == "ivfpq":
+        wanted = min(10 * k if self._kind in RESCORED else k, len(self))
+        queries = signs(vectors_QD) if self._kind == "binary" else np.ascontiguousarray(vectors_QD, dtype=np.float32)
+        found_QK, rows_QK = self._index.search(queries, wanted)
+        scores_QK = found_QK.astype(np.float32)  # Hamming distances are integers
+        if self._kind in RESCORED:
             self._rescore(vectors_QD, rows_QK, scores_QK)
         scores_QK = np.where(rows_QK >= 0, scores_QK, -np.inf)
         order_QK = np.lexsort((rows_QK, -scores_QK))[:, : min(k, len(self))]  # ties: the lower number first
@@ -167,6 +180,12 @@ class FaissIndex:
             index = faiss.IndexFlatIP(dimension)
         elif self._kind == "hnsw":
             index = faiss.IndexHNSWFlat(dimension, 32, faiss.METRIC_INNER_PRODUCT)
+        elif self._kind == "binary":
+            index = faiss.IndexBinaryFlat(8 * -(-dimension // 8))
+        elif self._kind == "int8":
+            kind = faiss.ScalarQuantizer.QT_8bit
+            index = faiss.IndexScalarQuantizer(dimension, kind, faiss.METRIC_INNER_PRODUCT)
+            index.train(self._sample(TRAINING_SIZE))
         else:
             if size < 1000:
                 raise UserError(
@@ -183,13 +202,21 @@ class FaissIndex:
             index = faiss.IndexIVFPQ(
                 faiss.IndexFlatIP(dimension), dimension, lists, parts, 8, faiss.METRIC_INNER_PRODUCT
             )
-            sample = np.sort(
-                np.random.default_rng(0).choice(size, min(size, max(TRAINING_SIZE, 40 * lists)), replace=False)
-            )
-            index.train(self._vectors.take(sample))
+            index.train(self._sample(max(TRAINING_SIZE, 40 * lists)))
         for start in range(0, size, 65_536):
-            index.add(self._vectors.read(start, start + 65_536))
+            block_ND = self._vectors.read(start, start + 65_536)
+            index.add(signs(block_ND) if self._kind == "binary" else block_ND)
         return index
+
+    def _sample(self, number: int) -> NDArray[np.float32]:
+        """Return up to this many vectors, drawn with a fixed seed."""
+        size = len(self._vectors)
+        return self._vectors.take(np.sort(np.random.default_rng(0).choice(size, min(size, number), replace=False)))
+
+
+def signs(vectors_ND: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return one bit per component, 1 where it is positive: (N, ceil(D / 8)), as `quantize_embeddings` does."""
+    return np.packbits(vectors_ND > 0, axis=1)
 
 
 def open_index(
@@ -213,17 +240,18 @@ def open_index(
         UserError: A package is not installed, or a server does not answer.
     """
     options = options or IndexOptions()
-    if options.type == "exact":
+    kind = options.type if options.precision == "float32" else options.precision
+    if kind == "exact":
         return ExactIndex(vectors, device)
-    if options.type == "milvus":
+    if kind == "milvus":
         from revela_hub.retrieval.milvus import MilvusIndex
 
         uri = options.milvus_uri or (folder and str(folder / "milvus.db"))
         if not uri:
             raise UserError("a Milvus index needs the URI of a server, or a folder for its local file")
         return MilvusIndex(vectors, uri)
-    path = None if folder is None else folder / f"{options.type}-{vectors.key[:16]}.faiss"
-    return FaissIndex(vectors, options.type, path, option)
+    path = None if folder is None else folder / f"{kind}-{vectors.key[:16]}.faiss"
+    return FaissIndex(vectors, kind, path, option)
 
 
 def require_faiss() -> Any:

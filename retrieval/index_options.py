@@ -3,10 +3,14 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
+import numpy as np
+
 from revela_hub.errors import UserError
+from revela_hub.ranges import PositiveInt
 
 IndexType = Literal["exact", "flat", "hnsw", "ivfpq", "milvus"]
 Precision = Literal["float32", "float16"]
+Quantization = Literal["float32", "int8", "binary"]
 
 
 @dataclass(frozen=True)
@@ -17,22 +21,41 @@ class IndexOptions:
         type: The index type, see `revela_hub.retrieval.dense`.
         dtype: The precision in which vectors are stored on disk.
         milvus_uri: A Milvus server for the type "milvus"; None stores the index in a local file.
+        truncate_dim: The number of leading components of each vector to search with; None: all. The rest stays on disk.
+        precision: The precision of the vectors in memory: "int8" and "binary" (one bit per component) are FAISS indexes;
+            the results of "binary" are rescored with the vectors on disk.
 
     Raises:
-        UserError: An unknown type or precision, or a Milvus server for another index type.
+        UserError: An unknown type or precision, or an option that the index type does not have.
     """
 
     type: IndexType | str = "exact"
     dtype: Precision | str = "float32"
     milvus_uri: str | None = None
+    truncate_dim: int | None = None
+    precision: Quantization | str = "float32"
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        for name, value, choices in (("index type", self.type, IndexType), ("dtype", self.dtype, Precision)):
+        for name, value, choices in (
+            ("index type", self.type, IndexType),
+            ("dtype", self.dtype, Precision),
+            ("precision", self.precision, Quantization),
+        ):
             if value not in get_args(choices):
                 raise UserError(f"the {name} must be one of {', '.join(get_args(choices))}, not {value!r}")
         if self.milvus_uri is not None and self.type != "milvus":
             raise UserError(f"a Milvus server needs the index type milvus, not {self.type}")
+        if self.precision != "float32" and self.type not in ("exact", "flat"):
+            raise UserError(f"the precision {self.precision} is for the index types exact and flat, not {self.type}")
+        if self.truncate_dim is not None and self.truncate_dim < 1:
+            raise UserError(f"truncate_dim must be at least 1, not {self.truncate_dim}")
+
+    def bytes_per_vector(self, dimension: int) -> int:
+        """Return the bytes that the index compares for one vector of this dimension, after truncation."""
+        size = min(dimension, self.truncate_dim or dimension)
+        number = np.dtype(self.dtype).itemsize if self.type == "exact" else 4
+        return {"int8": size, "binary": -(-size // 8)}.get(self.precision, number * size)
 
 
 @dataclass(kw_only=True)
@@ -53,3 +76,21 @@ class IndexArguments:
     def index_options(self, dtype: Precision = "float32") -> IndexOptions:
         """Return the options as one value."""
         return IndexOptions(self.index_type, dtype, self.milvus_uri)
+
+
+@dataclass(kw_only=True)
+class SmallVectorArguments(IndexArguments):
+    """The command-line options of an index, with those of smaller vectors."""
+
+    truncate_dim: PositiveInt | None = field(
+        default=None,
+        metadata={"help": "Search with the first N components of each vector (default: all, or as in the index)."},
+    )
+    precision: Quantization | None = field(
+        default=None,
+        metadata={"help": "Vectors in memory; int8 and binary use FAISS (default: float32, or as in the index)."},
+    )
+
+    def index_options(self, dtype: Precision = "float32") -> IndexOptions:
+        """Return the options as one value."""
+        return IndexOptions(self.index_type, dtype, self.milvus_uri, self.truncate_dim, self.precision or "float32")

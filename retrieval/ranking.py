@@ -22,7 +22,7 @@ from revela_hub.retrieval.rerank import RerankedRanker, Reranker
 from revela_hub.retrieval.sparse import SparseIndex, as_terms, pack_terms
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.retrieval.vectors import Vectors, VectorStore
+from revela_hub.retrieval.vectors import Vectors, VectorStore, truncated_dimension
 
 if TYPE_CHECKING:
     import torch
@@ -151,10 +151,12 @@ def document_vectors(
         UserError: Vectors with NaN or infinity; a full disk; an encoder that compares by a distance.
     """
     normalize = similarity_of(encoder) == "cosine"  # raises before the texts are encoded
+    size = getattr(encoder, "get_embedding_dimension", int)() or 0
+    truncated_dimension(size, settings.index.truncate_dim)
     identity = f"{settings.identity} document {settings.document_prompt!r}"
     store = VectorStore(folder, identity, dtype=settings.index.dtype, option=option)
     _fill(store, texts, encoder, settings, "Encoding passages")
-    return store.vectors(texts, normalize=normalize)
+    return store.vectors(texts, normalize=normalize, truncate_dim=settings.index.truncate_dim)
 
 
 def _fill(store: VectorStore, texts: TextSource, encoder: Any, settings: RankerSettings, bar: str, **how: Any) -> None:
@@ -187,7 +189,8 @@ class VectorRanker:
     def __init__(self, encoder: Encoder, vectors: Vectors, index: VectorIndex, settings: RankerSettings) -> None:
         """Keeps its parts; encodes nothing yet."""
         self.vectors = vectors
-        self.key = key_of("dense", vectors.key, settings.query_prompt, settings.index.type)
+        quantized = [settings.index.precision] if settings.index.precision != "float32" else []
+        self.key = key_of("dense", vectors.key, settings.query_prompt, settings.index.type, *quantized)
         self._encoder = encoder
         self._index = index
         self._settings = settings
@@ -200,6 +203,8 @@ class VectorRanker:
         vectors_QD = encode_texts(
             self._encoder, list(queries), "query", batch_size=settings.batch_size, prompt=settings.query_prompt
         )
+        if settings.index.truncate_dim is not None:
+            vectors_QD = vectors_QD[:, : settings.index.truncate_dim]
         return as_vectors(vectors_QD, len(queries), normalize=similarity_of(self._encoder) == "cosine")
 
     def search(self, queries: NDArray[np.float32], k: int) -> Hits:

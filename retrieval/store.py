@@ -10,7 +10,7 @@ An index belongs to one model: opening it with another one raises an error.
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ METADATA = "index.json"
 
 @dataclass(frozen=True)
 class IndexMetadata:
-    """The content of `index.json`, in which the fields of `options` are stored as `index`, `dtype` and `milvus_uri`.
+    """The content of `index.json`, in which the field `type` of `options` is stored as `index`, and its others under their names.
 
     Attributes:
         model: The Hub id or folder from which the model was loaded.
@@ -75,7 +75,7 @@ class IndexMetadata:
             ValueError, TypeError, UserError: It is not such metadata.
         """
         values = dict(json.loads(text))
-        names = {"index": "type", "dtype": "dtype", "milvus_uri": "milvus_uri"}
+        names = {"index": "type"} | {each.name: each.name for each in fields(IndexOptions) if each.name != "type"}
         options = {field: values.pop(name) for name, field in names.items() if name in values}
         return cls(**values, options=IndexOptions(**options))
 
@@ -120,8 +120,11 @@ class PassageStore:
         self.passages = Passages(Texts(self.folder / f"texts-{self.metadata.texts}.arrow"))
         identity = f"{self.metadata.fingerprint} document {self.metadata.document_prompt!r}"
         store = VectorStore(self.folder, identity, dtype=self.metadata.options.dtype, option="--output_dir")
-        self.vectors = store.vectors(self.passages.texts, normalize=self.metadata.similarity == "cosine")
-        self.index = open_index(self.vectors, self.metadata.options, folder=self.folder)
+        options = self.metadata.options
+        self.vectors = store.vectors(
+            self.passages.texts, normalize=self.metadata.similarity == "cosine", truncate_dim=options.truncate_dim
+        )
+        self.index = open_index(self.vectors, options, folder=self.folder)
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -129,12 +132,13 @@ class PassageStore:
     def search(self, vectors: NDArray[np.float32], k: int) -> Hits:
         """Return the best `k` passages for Q query vectors (Q, D): scores (Q, K) and numbers (Q, K), padded with -1.
 
-        The vectors need not have unit length; if the model compares by cosine, they are normalised.
+        The vectors need not have unit length; if the model compares by cosine, they are normalised. If the index is
+        truncated, so are they.
 
         Raises:
             UserError: The vectors have the wrong dimension.
         """
-        vectors_QD = np.ascontiguousarray(vectors, dtype=np.float32)
+        vectors_QD = np.ascontiguousarray(vectors, dtype=np.float32)[..., : self.metadata.options.truncate_dim]
         if vectors_QD.ndim != 2 or vectors_QD.shape[1] != self.metadata.dimension:
             raise UserError(
                 f"{self.folder} has vectors of dimension {self.metadata.dimension}, but the queries have the shape {vectors_QD.shape}"
@@ -204,7 +208,18 @@ def build_store(
 
 
 def with_index_settings(settings: RankerSettings, metadata: IndexMetadata) -> RankerSettings:
-    """Return the settings with the options and the prompt that an index was built with."""
+    """Return the settings with the options and the prompt that an index was built with.
+
+    Raises:
+        UserError: The settings ask for another precision or truncation than the index has.
+    """
+    asked, built = settings.index, metadata.options
+    for name, default in (("truncate_dim", None), ("precision", "float32")):
+        if (value := getattr(asked, name)) not in (default, getattr(built, name)):
+            found = getattr(built, name) or f"none ({metadata.dimension} dimensions)"
+            raise UserError(
+                f"the index was built with --{name} {found}, not {value}: leave out --{name}, or build another index"
+            )
     return replace(settings, index=metadata.options, document_prompt=metadata.document_prompt)
 
 

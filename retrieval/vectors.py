@@ -117,8 +117,8 @@ class Vectors:
         files: The shards.
         shards_N: The shard of each vector.
         places_N: Its position in the shard.
-        dimension: D.
-        normalize: Whether vectors are returned with unit length.
+        dimension: D; of longer vectors on disk, the first D components are returned.
+        normalize: Whether vectors are returned with unit length, after truncation.
         key: A hash that changes with the model and the texts.
         reused: The number of vectors that existed when the store was opened.
     """
@@ -151,7 +151,7 @@ class Vectors:
                     f"{self.files[number]} cannot be read ({first_line(error)}): run the command again to encode it again"
                 ) from error
             chosen_R = shards_R == number
-            vectors_RD[chosen_R] = records["vector"][self.places_N[rows_R[chosen_R]]]
+            vectors_RD[chosen_R] = records["vector"][self.places_N[rows_R[chosen_R]]][:, : self.dimension]
         if self.normalize:  # a zero vector stays zero
             vectors_RD /= np.maximum(np.linalg.norm(vectors_RD, axis=1, keepdims=True), 1e-12)
         return vectors_RD
@@ -213,11 +213,11 @@ class VectorStore:
                     size = min(2 * size, SHARD_SIZE)
         self._save_checked()
 
-    def vectors(self, texts: TextSource, *, normalize: bool = False) -> Vectors:
-        """Return the vectors of these texts, in their order.
+    def vectors(self, texts: TextSource, *, normalize: bool = False, truncate_dim: int | None = None) -> Vectors:
+        """Return the vectors of these texts, in their order, or their first `truncate_dim` components.
 
         Raises:
-            UserError: Some texts are not encoded.
+            UserError: Some texts are not encoded, or the vectors have fewer components.
         """
         places_N = self._find(texts.digests_N2)
         if (absent := int((places_N < 0).sum())) > 0:
@@ -228,9 +228,9 @@ class VectorStore:
             tuple(self.folder / stamp.name for stamp in self._shards),
             shards_N.astype(np.int32),
             (places_N - starts[shards_N]).astype(np.int32),
-            self._dimension or 0,
+            truncated_dimension(self._dimension or 0, truncate_dim),
             normalize,
-            key_of(self.identity, self._dtype.name, texts.fingerprint, normalize),
+            key_of(self.identity, self._dtype.name, texts.fingerprint, normalize, *filter(None, [truncate_dim])),
             int((shards_N < self._opened).sum()),
         )
 
@@ -316,6 +316,19 @@ class VectorStore:
             np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(records))
             stream.write(records.view(np.uint8).data)
         self._add(_Stamp.of(path), records)
+
+
+def truncated_dimension(dimension: int, truncate_dim: int | None) -> int:
+    """Return the dimension of truncated vectors.
+
+    Raises:
+        UserError: The vectors have fewer components.
+    """
+    if truncate_dim is not None and dimension and truncate_dim > dimension:
+        raise UserError(
+            f"the model's vectors have {dimension} dimensions, fewer than the {truncate_dim} requested: lower the number"
+        )
+    return truncate_dim or dimension
 
 
 def _checksum(records: NDArray[Any]) -> str:

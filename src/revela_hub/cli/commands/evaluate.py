@@ -7,6 +7,9 @@ BEIR, a document with the id of the query is ignored unless it is judged relevan
 Each row after the first is compared with the first, query by query: difference, 95% confidence interval and p-value
 (paired bootstrap). Each p-value is for one comparison; with ten rows, divide the significance level by nine.
 
+--dims and --precision measure shorter and quantized vectors of dense models, in all combinations: quality, bytes per
+passage in memory and milliseconds per query (one query at a time, without encoding it).
+
 With --task qa, an ImpRAG model answers questions: exact match and F1 (normalised as in SQuAD), and the fraction of
 questions for which a retrieved passage contains an answer.
 
@@ -15,6 +18,7 @@ Examples:
   revela-hub evaluate bm25 my-retriever sentence-transformers/all-MiniLM-L6-v2 --corpus data/beir/scifact --json
   revela-hub evaluate my-retriever --corpus data/beir/scifact --mode dense hybrid --weights 0.7 0.3
   revela-hub evaluate bm25 --corpus data/beir/scifact --bm25 anserini
+  revela-hub evaluate my-retriever --corpus data/beir/scifact --dims 384 192 96 --precision float32 int8 binary
   revela-hub evaluate my-retriever --tasks SciFact NFCorpus
   revela-hub evaluate my-retriever --tasks CoIR
   revela-hub evaluate outputs/imprag/model --task qa --data dev.jsonl --index my-index
@@ -31,7 +35,9 @@ from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
+    from revela_hub.data.sources.beir import RetrievalTask
     from revela_hub.evaluation import PairedDifference, RetrievalScores
+    from revela_hub.evaluation.vector_sizes import SizeScores
 
 POSITIONALS = ("models",)
 
@@ -57,6 +63,14 @@ class Arguments(RankerOptions):
     mode: list[str] = field(
         default_factory=list,
         metadata={"help": "One or more of dense, sparse, bm25 and hybrid (default: dense, or bm25 for bm25)."},
+    )
+    dims: list[PositiveInt] = field(
+        default_factory=list,
+        metadata={"help": "Numbers of leading components of the vectors to compare, e.g. 384 192 96 (default: all)."},
+    )
+    precision: list[str] = field(
+        default_factory=list,
+        metadata={"help": "One or more of float32, int8 and binary for the vectors in memory (default: float32)."},
     )
     json: bool = field(default=False, metadata={"help": "Print JSON."})
     task: Literal["retrieval", "qa"] = field(
@@ -95,8 +109,9 @@ def run(arguments: Arguments) -> None:
         return
     failure: Exception | None = None
     results: list[tuple[str, RetrievalScores]] = []
+    sizes: dict[str, SizeScores] = {}
     try:
-        for row in _on_mteb(arguments) if arguments.tasks else _on_folder(arguments):
+        for row in _on_mteb(arguments) if arguments.tasks else _on_folder(arguments, sizes):
             results.append(row)
     except Exception as error:  # one of several models: print the results of the others first
         if not results:
@@ -107,6 +122,7 @@ def run(arguments: Arguments) -> None:
         rows = [
             {"model": model}
             | scores.to_dict()
+            | (sizes[model].to_dict() if model in sizes else {})
             | ({"compared_with": results[0][0], "difference": found} if found else {})
             for (model, scores), found in zip(
                 results, [{name: each.to_dict() for name, each in pair.items()} for pair in compared], strict=True
@@ -114,7 +130,7 @@ def run(arguments: Arguments) -> None:
         ]
         print(json_format.dumps(rows, indent=2))
     else:
-        print("\n\n".join(_tables(results, compared)))
+        print("\n\n".join([*_tables(results, compared), *_size_table(sizes)]))
     if failure is not None:
         sys.stdout.flush()
         raise failure
@@ -139,13 +155,18 @@ def _check_retrieval(arguments: Arguments) -> None:
         raise UserError(
             "--endpoint requires --corpus and one model (besides bm25): a server has the vectors of one model"
         )
+    if (arguments.dims or arguments.precision) and (
+        arguments.tasks or arguments.rerank or set(arguments.mode) - {"dense"}
+    ):
+        raise UserError("--dims and --precision require --corpus and dense retrieval without --rerank")
     if arguments.tasks and arguments.rerank:
         raise UserError("--rerank requires --corpus: mteb reranks only with its own two-stage tasks")
     if arguments.tasks and arguments.mode:
         raise UserError("--mode requires --corpus: mteb evaluates its tasks with dense retrieval or with its own BM25")
 
 
-def _on_folder(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
+def _on_folder(arguments: Arguments, sizes: "dict[str, SizeScores]") -> "Iterator[tuple[str, RetrievalScores]]":
+    """Yield the name and the scores of each row, and add the sizes of vectors that are asked for to `sizes`."""
     from revela_hub.data.sources.beir import read_beir
     from revela_hub.evaluation.retrieval import evaluate_ranking, evaluate_reranking
 
@@ -154,6 +175,11 @@ def _on_folder(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
     task = read_beir(arguments.corpus, arguments.split)
     reranker = load_reranker(arguments)
     for name in arguments.models:
+        if (arguments.dims or arguments.precision) and name != "bm25":
+            found = {f"{name} [{size.dims} {size.precision}]": size for size in _sizes(arguments, name, task)}
+            sizes |= found
+            yield from ((label, size.scores) for label, size in found.items())
+            continue
         modes = ["bm25"] if name == "bm25" else arguments.mode or ["dense"]
         for mode in modes:
             models = load_models(arguments, name, mode, rerank=False)
@@ -165,6 +191,15 @@ def _on_folder(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
             before, after = evaluate_reranking(task, models.settings, reranker, **given_models)
             yield label, before
             yield f"{label} > {arguments.rerank}", after
+
+
+def _sizes(arguments: Arguments, name: str, task: "RetrievalTask") -> "Iterator[SizeScores]":
+    """Yield the scores of a model with each size of vectors."""
+    from revela_hub.evaluation.vector_sizes import evaluate_sizes, sizes_of
+
+    wanted = sizes_of(arguments.dims, arguments.precision)  # before the model is loaded
+    models = load_models(arguments, name, "dense", rerank=False)
+    yield from evaluate_sizes(models.dense, task, models.settings, wanted, cache_dir=arguments.cache_dir)
 
 
 def _on_mteb(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
@@ -220,3 +255,18 @@ def _tables(
     ]
     if lines:
         yield "\n".join([f"compared with {results[0][0]} (paired bootstrap over queries, 95% interval):", *lines])
+
+
+def _size_table(sizes: "dict[str, SizeScores]") -> Iterator[str]:
+    """Yield a table of bytes and times, if sizes of vectors were measured."""
+    if sizes:
+        width = max(map(len, sizes))
+        yield "\n".join(
+            [
+                f"{'vectors':<{width}}  nDCG@10  bytes per passage  ms per query",
+                *(
+                    f"{label:<{width}}  {size.scores.ndcg_at_10:7.4f}  {size.bytes_per_passage:17,}  {size.milliseconds:12.2f}"
+                    for label, size in sizes.items()
+                ),
+            ]
+        )

@@ -4,6 +4,9 @@ An index can only be used with the model that made it. exact reads the vectors f
 memory; hnsw and ivfpq (FAISS) are faster and approximate; milvus stores the vectors in a Milvus server or a local
 file. Interrupted runs resume, and shards from `revela-hub encode` are used.
 
+--truncate_dim searches with the first components of the vectors, --precision with int8 or binary vectors in memory
+(FAISS); results of binary ones are rescored with the vectors on disk. With --probe, the command prints what that costs.
+
 For an ImpRAG model with independent passage encoding, --states float16 also stores the keys and values of the
 passages, so that `revela-hub answer` does not compute them again.
 
@@ -11,40 +14,56 @@ Examples:
   revela-hub index my-retriever --corpus docs --output_dir my-index
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type hnsw
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type milvus --milvus_uri http://db:19530
+  revela-hub index my-retriever --corpus docs --output_dir my-index --truncate_dim 192 --precision int8 --probe my-probe
   revela-hub search my-retriever --index my-index "what is a shard?"
   revela-hub index outputs/imprag/model --corpus docs --output_dir my-index --states float16
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
 from revela_hub.errors import UserError
 from revela_hub.output import note, shows_progress
-from revela_hub.retrieval.index_options import IndexArguments
+from revela_hub.retrieval.index_options import IndexOptions, SmallVectorArguments
+
+if TYPE_CHECKING:
+    from revela_hub.data.sources.beir import RetrievalTask
+    from revela_hub.retrieval import RankerSettings
 
 POSITIONALS = ("model",)
 
 
 @dataclass(kw_only=True)
-class Arguments(PassageOptions, IndexArguments):
+class Arguments(PassageOptions, SmallVectorArguments):
     """Arguments of `revela-hub index`."""
 
     states: Literal["none", "float16"] = field(
         default="none", metadata={"help": "ImpRAG: Also store the keys and values of the passages."}
+    )
+    probe: str | None = field(
+        default=None,
+        metadata={
+            "help": "BEIR folder, e.g. of `revela-hub probe`, to measure --truncate_dim and --precision on.",
+            "metavar": "FOLDER",
+        },
     )
 
 
 def run(arguments: Arguments) -> None:
     """Write the index and print its size."""
     from revela_hub.checkpoints import METHODS, method_of_model
+    from revela_hub.data.sources.beir import read_beir
     from revela_hub.retrieval import build_store
 
     method, stores_states = method_of_model(arguments.model), arguments.states != "none"
     if stores_states and not (method and method.states):
         titles = ", ".join(each.title for each in METHODS.values() if each.states)
         raise UserError(f"--states requires a model of {titles}, but {arguments.model} is not one")
+    if arguments.probe and arguments.truncate_dim is None and arguments.precision in (None, "float32"):
+        raise UserError("--probe measures --truncate_dim and --precision: give one of them")
+    task = read_beir(arguments.probe, "test") if arguments.probe else None
     check_output(arguments)
     loaded = load_passage_encoder(arguments, arguments.index_options(arguments.dtype))
     states = import_module(method.states) if method and stores_states else None
@@ -59,10 +78,11 @@ def run(arguments: Arguments) -> None:
         max_length=arguments.max_length,
         endpoint=getattr(getattr(loaded.encoder, "server", None), "description", None),
     )
-    print(
-        f"{len(store):,} passages, {store.metadata.dimension}-dimensional vectors ({store.metadata.options.type}),"
-        f" in {store.folder}"
-    )
+    options, dimension = store.metadata.options, store.metadata.dimension
+    kind = options.type if options.precision == "float32" else options.precision
+    print(f"{len(store):,} passages, {dimension}-dimensional vectors ({kind}), in {store.folder}")
+    if task is not None:
+        print(_cost(loaded.encoder, loaded.settings, task, options))
     for line in loaded.encoder.warnings() if method and method.encoder else ():
         note(line)
     if states is not None:
@@ -70,3 +90,18 @@ def run(arguments: Arguments) -> None:
             loaded.encoder, store, batch_size=arguments.batch_size, show_progress_bar=shows_progress()
         )
         print(f"states of {len(stored):,} passages, {stored.bytes / 1e6:,.1f} MB")
+
+
+def _cost(encoder: Any, settings: "RankerSettings", task: "RetrievalTask", options: IndexOptions) -> str:
+    """Return a line that compares an index with one of whole float32 vectors, on a probe."""
+    from revela_hub.evaluation import compare_queries
+    from revela_hub.evaluation.vector_sizes import VectorSize, evaluate_sizes
+
+    sizes = [VectorSize(), VectorSize(options.truncate_dim, str(options.precision))]
+    whole, small = evaluate_sizes(encoder, task, replace(settings, index=IndexOptions(dtype=options.dtype)), sizes)
+    first, second = whole.scores, small.scores
+    found = compare_queries(first.per_query["ndcg_at_10"], second.per_query["ndcg_at_10"])
+    return (
+        f"on {first.name}, {first.queries:,} queries: nDCG@10 {first.ndcg_at_10:.4f} with {whole.bytes_per_passage:,} bytes per"
+        f" passage, {second.ndcg_at_10:.4f} with {small.bytes_per_passage:,}: {found}"
+    )

@@ -30,6 +30,7 @@ from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.errors import UserError
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import PositiveInt
+from revela_hub.retrieval.index_options import SmallVectorArguments
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import Hit, Passages, Ranker
@@ -42,7 +43,7 @@ SNIPPET_CHARACTERS = 10 * SNIPPET_LINES * SNIPPET_WIDTH  # wrapping a word takes
 
 
 @dataclass(kw_only=True)
-class Arguments(RankerOptions):
+class Arguments(SmallVectorArguments, RankerOptions):
     """Arguments of `revela-hub search`."""
 
     basic_options = ("corpus", "index", "mode", "top_k", "json")
