@@ -137,4 +137,5 @@ def sizes_of(dims: Sequence[int], precisions: Sequence[str]) -> list[VectorSize]
             raise UserError(f"--{name} contains {repeated[0]} twice")
     if unknown := [name for name in precisions if name not in ("float32", "int8", "binary")]:
         raise UserError(f"--precision must be float32, int8 or binary, not {unknown[0]!r}")
-    return [VectorSize(size, kind) for size in list(dims) or [None] for kind in list(precisions) or ["float32"]]
+    numbers: list[int | None] = [*dims] or [None]
+    return [VectorSize(size, kind) for size in numbers for kind in list(precisions) or ["float32"]]

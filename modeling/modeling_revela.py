@@ -257,7 +257,7 @@ class RevelaForCausalLM(PreTrainedModel):
         for dims in self.matryoshka_dims:
             similarity = self.similarity(embeddings[:, :dims], present_GB)
             outputs.append(self._predict(similarity, self._resolution(similarity), *given))
-        outputs[0].loss = torch.stack([output.loss for output in outputs]).mean()
+        outputs[0].loss = torch.stack([output.loss for output in outputs if output.loss is not None]).mean()
         outputs[0].embeddings = embeddings
         return outputs[0]
 

@@ -104,7 +104,7 @@ class RevelaTrainer(MethodTrainer):
         retriever_tokenizer = tokenizer_of(model.retriever, retriever_tokenizer)
         lm_tokenizer = with_padding(tokenizer_of(model.lm, lm_tokenizer))
         self.revela = model
-        model.matryoshka_dims = args.checked_dims(model.config.retriever.get_text_config().hidden_size)
+        model.matryoshka_dims = args.checked_dims(model.retriever.config.get_text_config().hidden_size)
         if model.config.pooling == "last":  # as in the exported retriever
             retriever_tokenizer = with_eos(retriever_tokenizer)
         self.retriever_tokenizer, self.lm_tokenizer = retriever_tokenizer, lm_tokenizer
