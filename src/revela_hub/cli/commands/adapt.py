@@ -89,7 +89,7 @@ def run(arguments: Arguments) -> None:
     from revela_hub.adaptation.adapt import Adaptation
 
     output = Path(arguments.output_dir)
-    adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), print)
+    adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), say)
     settings = {} if arguments.dry_run else _claim(arguments, output)
     _inspect(arguments, adaptation)
     if arguments.dry_run:
@@ -101,7 +101,7 @@ def run(arguments: Arguments) -> None:
         ("BM25", 1.0),
         (f"hybrid, BM25 weight {base.weight:.1f}", base.weight),
     ):
-        print(f"{name}: nDCG@10 {adaptation.dev_mean(base, weight):.3f} on the dev half")
+        say(f"{name}: nDCG@10 {adaptation.dev_mean(base, weight):.3f} on the dev half")
     adaptation.try_candidates()
     adaptation.average()
     verdict = adaptation.verdict()
@@ -109,6 +109,11 @@ def run(arguments: Arguments) -> None:
     print(f"\n{verdict.table()}\n")
     print_commands(output, arguments.data)
     print(verdict.line(output / "retriever"))
+
+
+def say(line: object) -> None:
+    """Print a line at once, also into a pipe: the command takes minutes."""
+    print(line, flush=True)
 
 
 def print_commands(output: Path, data: list[str]) -> None:
@@ -201,11 +206,11 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> None:
     sources = parse_sources(arguments.data, **given)
     report = ReadReport()
     found = inspect(sources, report)
-    print(found)
+    say(found)
     probe = adaptation.probe(sources, found, write=not arguments.dry_run)
-    print(f"{probe}; dev half {len(adaptation.dev.queries)}, test half {len(adaptation.test.queries)}")
+    say(f"{probe}; dev half {len(adaptation.dev.queries)}, test half {len(adaptation.test.queries)}")
     plan = ", ".join(f"{name.replace('_', ' ')} {each / 60:.1f}" for name, each in adaptation.seconds().items())
-    print(f"plan, in minutes: {plan}; measuring {adaptation.budget * OVERHEAD / 60:.1f}")
+    say(f"plan, in minutes: {plan}; measuring {adaptation.budget * OVERHEAD / 60:.1f}")
     note(report)
 
 
