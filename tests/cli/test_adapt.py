@@ -138,6 +138,7 @@ def test_json_lines_of_code_are_read_as_code(
         (["empty"], "no documents in empty"),
         (["code", "--lm", "/nowhere"], "cannot load the language model '/nowhere': no such folder"),
         (["code", "--labels", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["code", "--example_queries", "nowhere.txt"], "nowhere.txt"),
         (["code", "--retriever", "./nowhere"], "no such folder"),
         (["code", "--output_dir", "code/out"], "code/out"),
     ],

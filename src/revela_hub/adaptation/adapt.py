@@ -208,7 +208,7 @@ class Adaptation:
         self.inputs = replace(self.inputs, passages=passages)
         most = int(passages * QUERIES_PER_PASSAGE)
         queries = max(MIN_QUERIES, min(most, found.natural_pairs // 2))
-        probe = build_probe(sources, ProbeSettings(queries, passages, seed=0))
+        probe = build_probe(sources, ProbeSettings(queries, passages, seed=0), examples=self.inputs.examples)
         if self.inputs.labels:
             rows, report = read_labelled_pairs(self.inputs.labels)
             self.say(f"labels: {report}")

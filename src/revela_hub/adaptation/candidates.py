@@ -37,6 +37,7 @@ class Inputs:
         learning_rate: of the trainings on pairs; the others have a part of it.
         max_length: maximum number of tokens per text; None for the retriever's own.
         options: other options of all runs: `trust_remote_code`, `exclude`, ...
+        examples: real queries without labels, which the probe's queries are made to resemble.
     """
 
     retriever: str
@@ -51,6 +52,7 @@ class Inputs:
     max_length: int | None
     options: dict[str, Any]
     bm25_weight: float = PRIOR
+    examples: tuple[str, ...] = ()
 
     def common(self, name: str) -> dict[str, Any]:
         """Return the arguments of a run."""

@@ -38,7 +38,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 class Arguments:
     """Arguments of `revela-hub adapt`."""
 
-    basic_options = ("retriever", "lm", "labels", "budget", "dry_run")
+    basic_options = ("retriever", "lm", "labels", "example_queries", "budget", "dry_run")
 
     data: list[str] = field(
         metadata={"help": "Your text: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."}
@@ -55,6 +55,13 @@ class Arguments:
     )
     labels: str | None = field(
         default=None, metadata={"help": "Labelled pairs: JSON lines with anchor and positive, or a BEIR folder."}
+    )
+    example_queries: str | None = field(
+        default=None,
+        metadata={
+            "help": "Some real queries, which need no labels: the queries made from the text are shortened to resemble them.",
+            "metavar": "FILE",
+        },
     )
     budget: str = field(default="10m", metadata={"help": "Time for everything, for example 90s, 30m or 2h."})
     output_dir: str = field(default="outputs/adapted", metadata={"help": "Output folder."})
@@ -142,6 +149,7 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
 
     from revela_hub.adaptation.adapt import PASSAGES, WORK
     from revela_hub.adaptation.candidates import Inputs
+    from revela_hub.data.sources.queries import read_queries
     from revela_hub.errors import loading, refuse_missing_folder
     from revela_hub.gguf_files import model_folder
 
@@ -151,6 +159,7 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
         refuse_missing_folder(folder, "the language model")
         with loading(f"cannot load the language model {arguments.lm!r}", arguments.lm):
             AutoConfig.from_pretrained(folder, trust_remote_code=arguments.trust_remote_code)
+    examples = tuple(read_queries(arguments.example_queries).values()) if arguments.example_queries else ()
     shared = ("kind", "text_column", "exclude", "max_documents", "cache_dir", "trust_remote_code")
     options = {name: getattr(arguments, name) for name in shared}
     work = output / WORK
@@ -166,6 +175,7 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
         arguments.learning_rate,
         arguments.max_length,
         options,
+        examples=examples,
     )
 
 
@@ -255,7 +265,7 @@ def _portable(arguments: Arguments) -> dict[str, Any]:
     settings = dict(vars(arguments))
     for name in ("output_dir", "cache_dir", "dry_run", "data"):
         settings.pop(name)
-    for name in ("retriever", "lm", "labels"):
+    for name in ("retriever", "lm", "labels", "example_queries"):
         if settings[name] and Path(settings[name]).exists():
             settings[name] = Path(settings[name]).name
     return {name: value for name, value in settings.items() if value not in (None, [], False)}
