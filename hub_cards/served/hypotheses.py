@@ -61,7 +61,7 @@ class Hypotheses:
         names = [type(module).__name__ for module in modules]
         # Other structures (a Router, static vectors) are computed as a whole.
         self._standard = names[0] == "Transformer" and names.count("Pooling") == 1 and "Normalize" not in names[:-1]
-        self._modules = modules
+        self._layers = modules
         self._normalizes = names[-1] == "Normalize"
         self.prompts = self._prompt_choices(prompts)
         self.tokens = _TOKENS if self._standard else {"": None}
@@ -132,13 +132,13 @@ class Hypotheses:
             features = change(features, self.model.tokenizer)
             if features is None:
                 return None
-        states: dict[str, Any] = self._modules[0](features)
+        states: dict[str, Any] = self._layers[0](features)
         return states
 
     @torch.inference_mode()
     def _head(self, state: dict[str, Any], mistake: Mistake) -> NDArray[np.float32]:
         """Apply the modules after the transformer, without normalisation."""
-        for module in self._modules[1:] if self._standard else ():
+        for module in self._layers[1:] if self._standard else ():
             name = type(module).__name__
             if name == "Normalize" or (name == "Dense" and mistake.dense):
                 continue
@@ -196,7 +196,7 @@ class Hypotheses:
     @property
     def _width(self) -> int:
         """The dimension of the states, which is that of the vectors without Dense modules."""
-        return next(int(m.get_embedding_dimension()) for m in self._modules if type(m).__name__ == "Pooling")
+        return next(int(m.get_embedding_dimension()) for m in self._layers if type(m).__name__ == "Pooling")
 
 
 def _unit(vectors_ND: NDArray[np.float32]) -> NDArray[np.float32]:

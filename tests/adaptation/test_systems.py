@@ -7,6 +7,7 @@ import pytest
 from revela_hub.adaptation.systems import (
     System,
     compare,
+    measured_in_training,
     query_scores,
     select,
     split_by_document,
@@ -85,3 +86,14 @@ def test_the_best_candidate_is_selected_and_the_base_if_none_is_better() -> None
     assert select(base, [worse], bm25, whole) is base
     assert select(base, [], bm25, whole) is base
     assert compare(base, better, bm25, whole).verdict == "better"
+
+
+def test_runs_measure_on_half_of_the_dev_queries_and_their_passages() -> None:
+    whole = task(100)
+    queries, qrels = dict(list(whole.queries.items())[:40]), dict(list(whole.qrels.items())[:40])
+    dev = RetrievalTask(whole.corpus, queries, qrels, "probe")
+    part = measured_in_training(dev)
+    assert list(part.queries) == list(dev.queries)[::2]
+    assert {passage for gold in part.qrels.values() for passage in gold} <= part.corpus.keys() <= whole.corpus.keys()
+    assert len(part.corpus) == 25
+    assert part.name == "probe"

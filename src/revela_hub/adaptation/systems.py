@@ -16,6 +16,7 @@ import numpy as np
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fuse_runs
 from revela_hub.evaluation.hybrid_weight import halves as query_halves
+from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.evaluation.retrieval import Rankings, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
 
@@ -104,13 +105,18 @@ def _part(task: RetrievalTask, queries: Iterable[str]) -> RetrievalTask:
     return RetrievalTask(task.corpus, texts, {query: task.qrels[query] for query in texts}, task.name)
 
 
-def with_half_of_the_passages(task: RetrievalTask) -> RetrievalTask:
-    """Return the task with half of its passages, or all relevant ones if they are more: it is measured often."""
-    kept = {passage for gold in task.qrels.values() for passage in gold}
-    others = [passage for passage in task.corpus if passage not in kept]
-    kept |= set(others[: max(0, len(task.corpus) // 2 - len(kept))])
-    corpus = {passage: text for passage, text in task.corpus.items() if passage in kept}
-    return RetrievalTask(corpus, task.queries, task.qrels, task.name)
+def measured_in_training(dev: RetrievalTask) -> RetrievalTask:
+    """Return half of the dev queries (few: all) with a quarter of the passages, or the relevant ones if they are more.
+
+    Runs measure on it often.
+    """
+    queries = dict(list(dev.queries.items())[:: 2 if len(dev.queries) >= 2 * MIN_QUERIES else 1])
+    qrels = {query: dev.qrels[query] for query in queries}
+    kept = {passage for gold in qrels.values() for passage in gold}
+    others = [passage for passage in dev.corpus if passage not in kept]
+    kept |= set(others[: max(0, len(dev.corpus) // 4 - len(kept))])
+    corpus = {passage: text for passage, text in dev.corpus.items() if passage in kept}
+    return RetrievalTask(corpus, queries, qrels, dev.name)
 
 
 def write_rankings(file: Path, rankings: Rankings) -> None:
