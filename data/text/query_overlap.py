@@ -135,7 +135,7 @@ class _Finder:
                 self.short[" ".join(found)].append(query)
                 continue
             length = min(n, len(found))
-            for gram in set(ngram_hashes(hash_words(found), length).tolist()):
+            for gram in np.unique(ngram_hashes(hash_words(found), length)).tolist():
                 self.of_gram[length][gram].append(query)
         self.hashes = {length: np.array(sorted(grams), np.uint64) for length, grams in self.of_gram.items()}
 

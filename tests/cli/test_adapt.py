@@ -108,8 +108,8 @@ def test_the_average_of_two_retrievers(retriever_folder: Path, tmp_path: Path) -
     other = SentenceTransformer(str(retriever_folder), device="cpu")
     for parameter in other.parameters():
         parameter.data += 0.5
-    other.save_pretrained(str(tmp_path / "other"))
-    folder = candidates.average("mean", [retriever_folder, tmp_path / "other"], tmp_path)
+    folder = tmp_path / "mean"
+    candidates.average([SentenceTransformer(str(retriever_folder), device="cpu"), other], folder)
     mean = SentenceTransformer(str(folder), device="cpu")
     for a, b in zip(one.parameters(), mean.parameters(), strict=True):
         assert (b - a - 0.25).abs().max() < 1e-5

@@ -282,7 +282,7 @@ class Adaptation:
         folder = self.work / "average" / RETRIEVER
         if "folder" not in self._state("average"):
             shutil.rmtree(folder, ignore_errors=True)
-            candidates.average("average", [Path(system.folder) for system in helped], self.work)
+            candidates.average([self._load(system.folder) for system in helped], folder)
             self._remember("average", {"folder": str(folder), "of": [system.name for system in helped]})
         self._add("average of " + " and ".join(system.name for system in helped), "average", folder, 0.0)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 
 from revela_hub.adaptation.time_limit import TimeLimit
 from revela_hub.evaluation.hybrid_weight import PRIOR
@@ -159,16 +160,13 @@ def question_writer(lm: str | None) -> Any:  # noqa: ANN401 (a backend, or None)
     return LocalModel(lm, Sampling(temperature=0.7, max_new_tokens=64))
 
 
-def average(name: str, folders: list[Path], output: Path) -> Path:
-    """Write the mean of the weights of several retrievers; return its folder."""
-    models = [load_retriever(str(folder)) for folder in folders]
+def average(models: list[SentenceTransformer], folder: Path) -> None:
+    """Write a retriever with the mean of the weights of several ones, the first of which is changed."""
     mean, others = models[0], [model.state_dict() for model in models[1:]]
     for key, weight in mean.state_dict().items():
         if weight.is_floating_point():
             weight.add_(sum(other[key] for other in others)).div_(len(models))
-    folder = output / name / RETRIEVER
     mean.save_pretrained(str(folder), create_model_card=False)
-    return folder
 
 
 RATES = {"distillation": 0.4, "revela": 0.2}
