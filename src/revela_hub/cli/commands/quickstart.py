@@ -33,7 +33,7 @@ class Arguments:
     models_dir: str = field(
         default="examples/quickstart", metadata={"help": "Folder with the models to start from: retriever/ and lm/."}
     )
-    budget: str = field(default="4m", metadata={"help": "Time for everything, for example 90s, 30m or 2h."})
+    budget: str = field(default="3m", metadata={"help": "Time for everything, for example 90s, 30m or 2h."})
     seed: Seed = field(default=0, metadata={"help": "Random seed."})
 
 
