@@ -116,7 +116,7 @@ class Probe:
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(self.kinds.items()))
         used, read = self.documents
         share = f"{used:,} of {'' if self.complete else 'at least '}{counted(read, 'document')}"
-        queries = counted(len(self.task.queries), "query").replace("querys", "queries")
+        queries = counted(len(self.task.queries), "query")
         return f"probe: {queries} ({kinds}) for {len(self.task.corpus):,} passages from {share}"
 
     def examples(self, number: int = 5) -> list[tuple[str, str]]:

@@ -1,77 +1,43 @@
 """A server of vectors on this machine's loopback interface: TEI's `/embed` and OpenAI's `/v1/embeddings`, with faults to choose."""
 
-import json
-import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
+from loopback_server import Answer, LoopbackServer, Sent
 
-Answer = tuple[int, dict[str, str], Any]
 Embed = Callable[[list[str]], Any]
 
 
-class EmbeddingServer:
+class EmbeddingServer(LoopbackServer):
     """Answers with the vectors of `embed`.
 
     Attributes:
         embed: Returns the vectors of a list of texts.
         answer: If set, called with the path, the body and the number of the request; a result replaces the regular answer.
-        requests: The path and body of each request that was a POST.
+        url: The address.
     """
 
     def __init__(self, embed: Embed, kind: str = "tei") -> None:
         """Starts to listen."""
-        self.embed, self.kind, self.key = embed, kind, ""
+        self.embed, self.kind, self.key, self.gets = embed, kind, "", 0
         self.info: dict[str, Any] = {"model_id": "tiny", "version": "1.9.3", "model_dtype": "float32"}
         self.answer: Callable[[str, Any, int], Answer | None] = lambda path, body, number: None
-        self.requests: list[tuple[str, Any]] = []
-        self.open = self.most_open = self.gets = 0
-        self.lock = threading.Lock()
-        outer = self
+        super().__init__()
+        self.url = self.root
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.gets += 1
-                path = self.path.partition("?")[0]
-                self.send(outer.answer(path, None, outer.gets) or outer.report(path))
+    def on_get(self, path: str) -> Answer:
+        """Return what the server says about itself."""
+        self.gets += 1
+        return self.answer(path, None, self.gets) or self.report(path.partition("?")[0])
 
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                path = self.path.partition("?")[0]
-                with outer.lock:
-                    outer.requests.append((path, body))
-                    number = len(outer.requests)
-                    outer.open += 1
-                    outer.most_open = max(outer.most_open, outer.open)
-                refused = outer.key and self.headers.get("Authorization") != f"Bearer {outer.key}"
-                found = (401, {}, {"error": "invalid key"}) if refused else outer.answer(path, body, number)
-                found = found or outer.vectors(path, body)
-                with outer.lock:
-                    outer.open -= 1
-                self.send(found)
-
-            def send(self, found: Answer) -> None:
-                status, headers, answer = found
-                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                kind = {} if "Content-Type" in headers else {"Content-Type": "application/json"}
-                try:
-                    self.send_response(status)
-                    for name, value in (kind | headers | {"Content-Length": str(len(content))}).items():
-                        self.send_header(name, value)
-                    self.end_headers()
-                    self.wfile.write(content)
-                except (BrokenPipeError, ConnectionResetError):
-                    pass  # who asked has gone
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    def on_post(self, sent: Sent, number: int) -> Answer:
+        """Return vectors."""
+        if self.key and sent.headers.get("authorization") != f"Bearer {self.key}":
+            return 401, {}, {"error": "invalid key"}
+        path = sent.path.partition("?")[0]
+        return self.answer(path, sent.body, number) or self.vectors(path, sent.body)
 
     def report(self, path: str) -> Answer:
         """Return what the server says about itself."""
@@ -92,11 +58,6 @@ class EmbeddingServer:
             data = [{"object": "embedding", "index": at, "embedding": row} for at, row in enumerate(rows)]
             return 200, {}, {"object": "list", "model": body["model"], "data": data[::-1]}
         return 404, {}, {"error": "not found"}
-
-    def close(self) -> None:
-        """Stops listening."""
-        self.http.shutdown()
-        self.http.server_close()
 
 
 def late(seconds: float) -> Callable[[str, Any, int], Answer | None]:

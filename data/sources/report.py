@@ -6,8 +6,9 @@ from typing import Any
 
 
 def counted(number: int, noun: str) -> str:
-    """`counted(1234, "chunk")` -> `"1,234 chunks"`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """`counted(1234, "chunk")` -> `"1,234 chunks"`; "query" becomes "queries"."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 @dataclass

@@ -76,9 +76,7 @@ class QueryOverlap:
 
     def __str__(self) -> str:
         """The counts, and some examples."""
-        lines = [
-            f"{counted(self.queries, 'query').replace('querys', 'queries')}, {counted(self.documents, 'document')} of training text"
-        ]
+        lines = [f"{counted(self.queries, 'query')}, {counted(self.documents, 'document')} of training text"]
         for name, number in (
             ("contained exactly", self.exact),
             (f"exactly, or by {self.n} words in a row", len(self.matches)),

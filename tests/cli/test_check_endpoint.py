@@ -145,7 +145,7 @@ def test_a_faithful_server_passes(
     assert list(rows) == ["server", QUERY, "document vectors", "prompts", "batching", "length", "empty text"]
     assert rows["prompts"][1].startswith("the server adds none")
     assert "reads all of a text of 256 tokens" in rows["length"][1]
-    assert {path for path, _ in server.requests} == {
+    assert {sent.path for sent in server.posts} == {
         {"tei": "/embed", "openai": "/v1/embeddings", "infinity": "/embeddings"}[kind]
     }
 

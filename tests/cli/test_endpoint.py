@@ -56,11 +56,11 @@ def test_the_number_of_open_requests_is_bounded_and_the_order_kept(server: Embed
     client = Client(server.url, concurrency=3)
     assert client.embed([str(n) for n in range(50)], batch_size=4)[:, 0].tolist() == list(range(50))
     assert server.most_open == 3
-    assert [len(body["inputs"]) for _, body in server.requests] == [4] * 12 + [2]
+    assert [len(sent.body["inputs"]) for sent in server.posts] == [4] * 12 + [2]
     server.info["max_client_batch_size"] = 2
-    server.requests.clear()
+    server.posts.clear()
     Client(server.url).embed(["1", "2", "3"])
-    assert sorted(len(body["inputs"]) for _, body in server.requests) == [1, 2]
+    assert sorted(len(sent.body["inputs"]) for sent in server.posts) == [1, 2]
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

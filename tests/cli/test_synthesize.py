@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from loopback_server import Answer, LoopbackServer, Sent
 
 from revela_hub.cli.main import main
 from revela_hub.data.synthesis.backends import Request, Sampling
@@ -26,10 +26,10 @@ from revela_hub.errors import UserError
 KEY = "sk-a-key-that-nobody-may-see"
 WORDS = [f"{a}{b}" for a in ("ba", "de", "fi", "go", "lu", "mo", "ne", "ri") for b in "kmnprstvxz"]
 
-Respond = Callable[[dict[str, Any], int], "tuple[int, dict[str, str], Any]"]
+Respond = Callable[[dict[str, Any], int], Answer]
 
 
-def completion(text: str | None, finish_reason: str = "stop") -> tuple[int, dict[str, str], Any]:
+def completion(text: str | None, finish_reason: str = "stop") -> Answer:
     choice = {"index": 0, "finish_reason": finish_reason, "message": {"role": "assistant", "content": text}}
     return 200, {}, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
 
@@ -44,57 +44,24 @@ def write(body: dict[str, Any]) -> str:
     return json.dumps({part.key: " ".join(random.choices(WORDS, k=20)) for part in FORMS[form].parts})
 
 
-def good(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+def good(body: dict[str, Any], number: int) -> Answer:
     return completion(write(body))
 
 
-class Server:
-    """Answers with `respond(body, number of the request)`, and keeps what it was sent."""
+class Server(LoopbackServer):
+    """Answers with `respond(body, number of the request)`."""
 
     def __init__(self) -> None:
         self.respond: Respond = good
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.paths: list[str] = []
-        self.times: list[float] = []
-        self.open = self.most_open = 0
-        self.lock = threading.Lock()
-        outer = self
+        super().__init__()
+        self.url = f"{self.root}/v1"
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with outer.lock:
-                    outer.bodies.append(body)
-                    outer.headers.append({name.lower(): value for name, value in self.headers.items()})
-                    outer.paths.append(self.path)
-                    outer.times.append(time.monotonic())
-                    number = len(outer.bodies)
-                    outer.open += 1
-                    outer.most_open = max(outer.most_open, outer.open)
-                status, headers, answer = outer.respond(body, number)
-                with outer.lock:
-                    outer.open -= 1
-                if not status:  # the server dies
-                    self.connection.close()
-                    return
-                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                try:
-                    self.send_response(status)
-                    for name, value in headers.items():
-                        self.send_header(name, value)
-                    self.send_header("Content-Length", str(len(content)))
-                    self.end_headers()
-                    self.wfile.write(content)
-                except (BrokenPipeError, ConnectionResetError):
-                    pass  # who asked has gone
+    def on_post(self, sent: Sent, number: int) -> Answer:
+        return self.respond(sent.body, number)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    @property
+    def bodies(self) -> list[Any]:
+        return [sent.body for sent in self.posts]
 
 
 @pytest.fixture
@@ -103,8 +70,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     server = Server()
     yield server
-    server.http.shutdown()
-    server.http.server_close()
+    server.close()
 
 
 def endpoint(server: Server, **options: Any) -> Endpoint:
@@ -140,13 +106,13 @@ def test_the_command_makes_what_was_asked_for(
     assert "12 pairs (4 short-long, 4 long-short, 4 short-short) of 6 tasks" in out
     assert str(tmp_path / "out" / "pairs.jsonl") in out
     assert len(pairs(tmp_path / "out")) == 12
-    assert set(server.paths) == {"/v1/chat/completions"} and len(server.bodies) == 15
+    assert {sent.path for sent in server.posts} == {"/v1/chat/completions"} and len(server.bodies) == 15
     body = server.bodies[-1]
     assert (
         body["model"] == "m" and body["temperature"] == 0.7 and body["top_p"] == 1.0 and isinstance(body["seed"], int)
     )
     assert body["max_completion_tokens"] == 99 and body["reasoning_effort"] == "low" and "max_tokens" not in body
-    assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
+    assert {sent.headers["authorization"] for sent in server.posts} == {f"Bearer {KEY}"}
     assert not any(KEY in file.read_text() for file in (tmp_path / "out").iterdir())
     # again: there is nothing to do; and with a higher count, three more; with other settings, none
     again = command(server, tmp_path / "out", *options[2:], "--extra_body", extra)
@@ -170,7 +136,7 @@ def test_the_recipe_is_a_configuration_of_the_command(
 
 
 def test_bad_replies_are_counted_by_reason(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def respond(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+    def respond(body: dict[str, Any], number: int) -> Answer:
         if "JSON list" in body["messages"][0]["content"] or number % 2:
             return good(body, number)
         return completion("I can't help with that.") if number % 4 else completion('{"input": "wh', "length")
@@ -199,7 +165,7 @@ def test_ctrl_c_stops_at_once_and_loses_nothing(server: Server, tmp_path: Path) 
     """Request 7 never comes back in time; those before and after it that have been answered are kept."""
     release = threading.Event()
 
-    def respond(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+    def respond(body: dict[str, Any], number: int) -> Answer:
         if number == 7:
             release.wait(60)
         return good(body, number)
@@ -283,13 +249,16 @@ def test_secrets_are_in_no_file_and_no_message(
     given = ["synthesize", "--model", "m", "--api_key_env", "MY_KEY", "--output_dir", str(tmp_path), "--retries", "0"]
     given += ["--endpoint", f"{server.url}?key={KEY}-url", "--extra_body", json.dumps({"token": f"{KEY}-body"})]
     assert main([*given, "--count", "3"]) == 0
-    assert all(path.endswith(f"?key={KEY}-url") for path in server.paths) and server.bodies[0]["token"] == f"{KEY}-body"
+    assert (
+        all(sent.path.endswith(f"?key={KEY}-url") for sent in server.posts)
+        and server.bodies[0]["token"] == f"{KEY}-body"
+    )
     server.respond = lambda body, number: (500, {}, {"error": f"{KEY}-MY_KEY {KEY}-url {KEY}-body"})
     assert main([*given, "--count", "6"]) == 2
     captured = capsys.readouterr()
     assert KEY not in captured.out + captured.err and "HTTP 500 (*** *** ***)" in captured.err
     assert not any(KEY in file.read_text() for file in tmp_path.iterdir())
-    headers = str(server.headers)
+    headers = str([sent.headers for sent in server.posts])
     assert f"{KEY}-MY_KEY" in headers and f"{KEY}-O" not in headers
 
 
@@ -313,7 +282,7 @@ def test_examples_follow_a_schema_where_the_server_knows_it(server: Server, tmp_
     assert list(schema["properties"]) == schema["required"] == ["input_text", "label", "misleading_label"]
     assert schema["additionalProperties"] is False and formats[1]["json_schema"]["strict"] is True
 
-    def refuses(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+    def refuses(body: dict[str, Any], number: int) -> Answer:
         return (400, {}, {"error": "response_format?"}) if "response_format" in body else good(body, number)
 
     server.respond, asked = refuses, len(server.bodies)
@@ -323,7 +292,7 @@ def test_examples_follow_a_schema_where_the_server_knows_it(server: Server, tmp_
 
 
 def test_replies_come_in_order_and_several_are_under_way(server: Server) -> None:
-    def respond(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+    def respond(body: dict[str, Any], number: int) -> Answer:
         time.sleep(0.03 if body["seed"] % 2 else 0.06)
         return completion(body["messages"][0]["content"])
 
@@ -336,8 +305,9 @@ def test_no_token_of_the_user_is_sent(server: Server, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 34)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     ask(endpoint(server))
-    assert server.headers[0]["authorization"] == "Bearer EMPTY"
-    assert "hf_xx" not in str(server.headers) and KEY not in str(server.headers)
+    assert server.posts[0].headers["authorization"] == "Bearer EMPTY"
+    headers = str([sent.headers for sent in server.posts])
+    assert "hf_xx" not in headers and KEY not in headers
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 0])
@@ -349,7 +319,7 @@ def test_what_fails_for_a_while_is_asked_again(server: Server, status: int) -> N
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_retry_after_is_respected(server: Server, form: str) -> None:
-    def respond(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+    def respond(body: dict[str, Any], number: int) -> Answer:
         if number == 2:
             wait = "1" if form == "seconds" else formatdate(time.time() + 2, usegmt=True)  # 1 to 2 seconds
             return 429, {"Retry-After": wait}, {"error": {"message": "slow down"}}
@@ -357,7 +327,7 @@ def test_retry_after_is_respected(server: Server, form: str) -> None:
 
     server.respond = respond
     assert len(ask(endpoint(server, concurrency=1), 2)) == 2
-    assert len(server.times) == 3 and server.times[2] - server.times[1] > 0.9
+    assert len(server.posts) == 3 and server.posts[2].time - server.posts[1].time > 0.9
 
 
 def test_failures_end_after_as_many_tries_as_allowed(server: Server) -> None:
@@ -371,7 +341,7 @@ def test_failures_end_after_as_many_tries_as_allowed(server: Server) -> None:
 
 
 def test_a_server_that_does_not_answer(server: Server) -> None:
-    def respond(body: dict[str, Any], number: int) -> tuple[int, dict[str, str], Any]:
+    def respond(body: dict[str, Any], number: int) -> Answer:
         time.sleep(0.4 if number <= 2 else 0)
         return good(body, number)
 
@@ -463,7 +433,7 @@ def test_replies_without_text(server: Server) -> None:
 def test_the_url_may_be_of_the_server_or_of_its_api(server: Server) -> None:
     for url in (server.url, server.url.removesuffix("/v1"), f"{server.url}/chat/completions"):
         ask(endpoint(server, url=url))
-    assert server.paths == ["/v1/chat/completions"] * 3
+    assert [sent.path for sent in server.posts] == ["/v1/chat/completions"] * 3
 
 
 def test_the_key_is_in_no_log_and_no_representation(server: Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -35,6 +35,7 @@ from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run
 from revela_hub.evaluation.significance import PairedDifference
 from revela_hub.hub_cards.export import make_readable
+from revela_hub.retrieval.disk import whole_path
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.common.stopping import Interrupted
@@ -160,13 +161,10 @@ class Verdict:
 
     def export(self, folder: Path, *, max_length: int | None, trust: bool) -> Path:
         """Write the retriever of the chosen system; replaces an earlier one."""
-        part = folder.with_name(f"{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
         model = load_retriever(self.chosen.folder, max_length=max_length, trust_remote_code=trust)
-        model.save_pretrained(str(part), create_model_card=False)
-        make_readable(part)
-        shutil.rmtree(folder, ignore_errors=True)
-        part.rename(folder)
+        with whole_path(folder, "--output_dir") as part:
+            model.save_pretrained(str(part), create_model_card=False)
+            make_readable(part)
         return folder
 
 
@@ -333,9 +331,8 @@ class Adaptation:
     def _remember(self, name: str, values: dict[str, Any]) -> None:
         file = self.work / STATE
         known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(known | {name: values}, indent=2), encoding="utf-8")
-        part.replace(file)
+        with whole_path(file, "--output_dir") as part:
+            part.write_text(json.dumps(known | {name: values}, indent=2), encoding="utf-8")
 
 
 def _title(name: str) -> str:

@@ -6,10 +6,7 @@ passages (KL divergence), not that one passage is right and the others are wrong
 2505.19274).
 """
 
-import math
-import re
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from random import Random
@@ -17,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import PRIOR, fuse_runs
+from revela_hub.evaluation.query_shapes import in_shape
 from revela_hub.evaluation.retrieval import bm25_run, retrieval_run
 from revela_hub.retrieval.encoder import similarity_of
 
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 WAYS = 8
 """Passages per query: the best ones of the teacher."""
-KEYWORDS = 5
 QUERIES_PER_PASSAGE = 2
 STUDENT_TEMPERATURE, TEACHER_TEMPERATURE = 0.05, 0.1
 
@@ -61,16 +58,14 @@ def distillation_rows(
     order = random.sample(range(len(pairs)), min(len(pairs), most))
     chosen = pairs.select(order)
     passages = list(dict.fromkeys(chosen["positive"]))
-    queries = [*chosen["anchor"], *keyword_queries(passages)]
+    queries = [*chosen["anchor"], *in_shape("keywords", {text: text for text in passages}, passages).values()]
     if questions is not None:
         queries += list(_questions(questions, passages, seconds, seed))
     queries = random.sample(queries, min(len(queries), QUERIES_PER_PASSAGE * most))
-    task = RetrievalTask(
-        {str(place): text for place, text in enumerate(passages)},
-        {str(place): text for place, text in enumerate(dict.fromkeys(queries))},
-        {str(place): {"0": 1} for place in range(len(set(queries)))},
-        "distillation",
-    )
+    # Queries and passages have different names: a query never finds a passage with its own name.
+    corpus = {f"p{place}": text for place, text in enumerate(passages)}
+    asked = {f"q{place}": text for place, text in enumerate(dict.fromkeys(queries))}
+    task = RetrievalTask(corpus, asked, {query: {"p0": 1} for query in asked}, "distillation")
     fused = fuse_runs(retrieval_run(teacher, task), bm25_run(task), task, bm25_weight)
     rows: dict[str, list[Any]] = {"anchor": [], "positive": [], "label": []}
     rows |= {f"negative_{number}": [] for number in range(1, WAYS)}
@@ -97,19 +92,6 @@ def distillation_loss(student: "SentenceTransformer") -> "nn.Module":
         student_temperature=STUDENT_TEMPERATURE,
         teacher_temperature=TEACHER_TEMPERATURE,
     )
-
-
-def keyword_queries(passages: Sequence[str]) -> list[str]:
-    """Return a query of the rarest words of each passage that occur in at least two passages, in their order in the text."""
-    words = [list(dict.fromkeys(re.findall(r"[^\W\d_]{3,}", passage.lower()))) for passage in passages]
-    in_passages = Counter(word for of_one in words for word in of_one)
-    rarity = {word: math.log(len(passages) / count) for word, count in in_passages.items() if count > 1}
-    queries = []
-    for of_one in words:
-        known = sorted((word for word in of_one if word in rarity), key=lambda word: (-rarity[word], word))[:KEYWORDS]
-        if len(known) == KEYWORDS:
-            queries.append(" ".join(word for word in of_one if word in known))
-    return queries
 
 
 def _questions(backend: "Backend", passages: Sequence[str], seconds: float, seed: int) -> Iterable[str]:

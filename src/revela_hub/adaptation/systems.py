@@ -19,6 +19,7 @@ from revela_hub.evaluation.hybrid_weight import halves as query_halves
 from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.evaluation.retrieval import Rankings, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
+from revela_hub.retrieval.disk import whole_path
 
 if TYPE_CHECKING:
     from revela_hub.evaluation.probe import Probe
@@ -121,9 +122,8 @@ def measured_in_training(dev: RetrievalTask) -> RetrievalTask:
 
 def write_rankings(file: Path, rankings: Rankings) -> None:
     """Write rankings as JSON."""
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(rankings), encoding="utf-8")
-    part.replace(file)
+    with whole_path(file, "--output_dir") as part:
+        part.write_text(json.dumps(rankings), encoding="utf-8")
 
 
 def read_rankings(file: Path) -> Rankings:

@@ -1,0 +1,39 @@
+"""Rows for listwise distillation, against plain loops."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+
+from revela_hub.adaptation.distillation import WAYS, distillation_rows
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.evaluation.retrieval import bm25_run
+
+
+def scaled(hits: dict[str, float]) -> dict[str, float]:
+    """Min-max normalised scores of the hits of one query."""
+    low, high = min(hits.values()), max(hits.values())
+    return {passage: (score - low) / (high - low) for passage, score in hits.items()}
+
+
+@pytest.mark.parametrize("weight", [0.3, 0.7])
+def test_the_labels_are_the_hybrid_scores_of_the_best_passages(retriever_folder: Path, weight: float) -> None:
+    words = "river sea mountain quick brown fox lazy dog sediment layer stone wind".split()
+    passages = [f"{words[n % 12]} {words[n * 5 % 11]} {words[n * 7 % 9]} number {n}" for n in range(40)]
+    pairs = Dataset.from_dict({"anchor": [f"where is {text}" for text in passages], "positive": passages})
+    teacher = SentenceTransformer(str(retriever_folder), device="cpu")
+    rows = distillation_rows(pairs, teacher, bm25_weight=weight, seed=1)
+    assert len(rows) > 40  # natural queries and keywords
+    names = ["positive", *(f"negative_{number}" for number in range(1, WAYS))]
+    corpus = {text: text for text in passages}
+    for row in rows:
+        query = row["anchor"]
+        scores = teacher.encode_query([query]) @ teacher.encode_document(passages).T
+        dense = scaled(dict(zip(passages, scores[0].astype(np.float64).tolist(), strict=True)))
+        task = RetrievalTask(corpus, {"q": query}, {"q": {passages[0]: 1}}, "t")
+        bm25 = scaled(bm25_run(task)["q"])
+        hybrid = {text: (1 - weight) * dense[text] + weight * bm25.get(text, 0.0) for text in passages}
+        assert row["label"] == pytest.approx(sorted(hybrid.values(), reverse=True)[:WAYS], abs=1e-5)
+        assert [hybrid[row[name]] for name in names] == pytest.approx(row["label"], abs=1e-5)
