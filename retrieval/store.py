@@ -3,6 +3,7 @@
     index.json           metadata: model, fingerprint, similarity, index type
     texts-<hash>.arrow   the passages with their files and lines, next to a file of numbers
     vectors-<hash>/      their vectors, in shards (`vectors`)
+    canary-<hash>.json   16 passages with their vectors (`canary`)
     *.faiss, milvus.db   an approximate index, if there is one
 
 An index belongs to one model: opening it with another one raises an error.
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
+from revela_hub.retrieval.canary import Canary, finding, server_change, spread
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.disk import claim_folder, whole_file
 from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
@@ -46,6 +48,7 @@ class IndexMetadata:
         max_length: The number of tokens to which passages were truncated, None for the model's own limit.
         options: How vectors are stored and searched.
         endpoint: The server that computed the vectors: its kind, address and model; None for this machine.
+        canary: The name of the canary (`Canary.write`); None in indexes of earlier versions.
     """
 
     model: str
@@ -58,13 +61,13 @@ class IndexMetadata:
     max_length: int | None = None
     options: IndexOptions = IndexOptions()
     endpoint: str | None = None
+    canary: str | None = None
 
     def to_json(self) -> str:
         """Return the content of the file."""
         values = asdict(self) | {"index": self.options.type, **asdict(self.options)}
-        del values["options"], values["type"]
-        if self.endpoint is None:
-            del values["endpoint"]
+        for name in ("options", "type", *(name for name in ("endpoint", "canary") if values[name] is None)):
+            del values[name]
         return json.dumps(values, indent=2) + "\n"
 
     @classmethod
@@ -147,6 +150,44 @@ class PassageStore:
             vectors_QD = vectors_QD / np.maximum(np.linalg.norm(vectors_QD, axis=1, keepdims=True), 1e-12)
         return self.index.search(vectors_QD, k)
 
+    def compare_canary(self, encoder: Encoder) -> str:
+        """Compare the vectors of 16 passages with those that an encoder of the same model computes now.
+
+        Returns:
+            A warning if they differ by no more than an int8 model's rounding; empty if they do not differ.
+
+        Raises:
+            UserError: They differ by more, so that search would return the wrong passages; or the canary is damaged.
+        """
+        metadata = self.metadata
+        if metadata.canary is not None:
+            canary = Canary.read(self.folder, metadata.canary)
+        else:  # an index of an earlier version
+            canary = self._stored_canary()
+        similarities = canary.similarities(
+            encoder,
+            metadata.similarity,
+            prompt=metadata.document_prompt,
+            truncate_dim=metadata.options.truncate_dim,
+        )
+        causes = [*canary.changes(), *server_change(metadata.endpoint, encoder)]
+        usable, sentence = finding(similarities, metadata.similarity, causes)
+        if not usable:
+            server = metadata.endpoint is not None
+            cause = (
+                "the server or its settings (see revela-hub check --endpoint)" if server else "a library or the device"
+            )
+            raise UserError(
+                f"{self.folder}: {sentence}. Queries would find the wrong passages: undo the change of {cause}, or build the"
+                " index in a new folder"
+            )
+        return f"{self.folder}: {sentence}. Results may differ slightly" if sentence else ""
+
+    def _stored_canary(self) -> Canary:
+        """Return the canary made of the stored vectors, without versions."""
+        rows = spread(len(self))
+        return Canary(self.texts(rows), replace(self.vectors, normalize=False).take(rows).tolist())
+
     def texts(self, rows: Any) -> list[str]:
         """Return the passages with these numbers."""
         return self.passages.texts.read(int(row) for row in rows)
@@ -189,6 +230,8 @@ def build_store(
     if not len(passages):
         raise UserError("no passage contains any text")
     vectors = document_vectors(passages.texts, encoder, settings, folder, option="--output_dir")
+    rows = spread(len(passages))
+    canary = Canary.of(passages.texts.read(rows.tolist()), replace(vectors, normalize=False).take(rows))
     metadata = IndexMetadata(
         model=model,
         fingerprint=settings.identity,
@@ -200,6 +243,7 @@ def build_store(
         max_length=max_length,
         options=settings.index,
         endpoint=endpoint,
+        canary=canary.write(folder),
     )
     open_index(vectors, settings.index, folder=folder, option="--output_dir")
     with whole_file(folder / METADATA, "--output_dir") as stream:

@@ -161,6 +161,22 @@ def test_an_index_names_its_server_and_is_searched_with_it(
     assert "which may differ" in capsys.readouterr().err
 
 
+def test_a_server_with_other_vectors_is_noticed(
+    index: Path, server: EmbeddingServer, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = ["search", str(retriever_folder), "river", "--index", str(index), "--endpoint", server.url]
+    embed, server.info["version"] = server.embed, "2.0.0"
+    server.posts.clear()
+    assert main(search) == 0  # another version with the same vectors
+    assert [len(sent.body["inputs"]) for sent in server.posts][0] > 1
+    server.embed = lambda texts: np.roll(embed(texts), 1, axis=1)
+    assert main(search) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "have other vectors now than when it was built" in error
+    assert "changed since: server text-embeddings-inference 1.9.3 at" in error
+    assert "undo the change of the server or its settings (see revela-hub check --endpoint)" in error
+
+
 def test_the_key_is_sent_and_stored_nowhere(
     server: EmbeddingServer,
     retriever_folder: Path,

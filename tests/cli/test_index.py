@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +67,31 @@ def test_mistakes_are_one_line(
     assert "bm25 has no vectors" in message("index", "bm25", *common)
     assert "is not an index" in message("search", "bm25", "x", "--index", "nowhere")
     assert "give either --corpus PATH ... or --index FOLDER" in message("search", "bm25", "x")
+
+
+def test_a_library_that_pools_in_another_way_is_noticed(
+    corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    model = str(retriever_folder)
+    assert main(["index", model, "--corpus", "notes.jsonl", "--output_dir", "index", "--device", "cpu"]) == 0
+    search = ["search", model, "rivers", "--index", "index", "--device", "cpu"]
+    assert main(search) == 0
+    assert "warning" not in capsys.readouterr().err
+    forward = Pooling.forward
+
+    def shifted_mean(module: Pooling, features: dict[str, Any], **options: Any) -> dict[str, Any]:
+        forward(module, features, **options)
+        return features | {"sentence_embedding": features["token_embeddings"].mean(dim=1) - 1}
+
+    monkeypatch.setattr(Pooling, "forward", shifted_mean)
+    assert main(search) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "index: 16 of 16 of its passages have other vectors now than when it was built (cosine to the stored" in error
+    )
+    assert main([*search, "--mode", "bm25"]) == 0  # no vectors are compared
 
 
 @pytest.fixture

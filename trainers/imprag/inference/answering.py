@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.output import note
 from revela_hub.trainers.common.passages import tokenize_passages
-from revela_hub.trainers.imprag.inference.encoder import on_device
+from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder, on_device
 
 if TYPE_CHECKING:
     from revela_hub.retrieval.rerank import Reranker
@@ -235,7 +236,8 @@ def open_answerer(name: str, index: str, *, k: int | None = None, device: str | 
         device: by default the fastest device.
 
     Raises:
-        UserError: the model or the index cannot be read, the index belongs to another model, or it holds fewer than k passages.
+        UserError: the model or the index cannot be read, the index belongs to another model, its vectors are no longer those of
+            the model (`PassageStore.compare_canary`), or it holds fewer than k passages.
     """
     from revela_hub.retrieval.encoder import model_identity
     from revela_hub.retrieval.store import PassageStore
@@ -248,4 +250,7 @@ def open_answerer(name: str, index: str, *, k: int | None = None, device: str | 
     if (store.folder / FOLDER).is_dir():
         fingerprint = store.metadata.fingerprint + store.metadata.texts
         states = StoredStates(store.folder / FOLDER, loaded.model.config.b, fingerprint)
-    return Answerer(on_device(loaded.model, device), loaded.tokenizer, store, k, states)
+    model = on_device(loaded.model, device)
+    if warning := store.compare_canary(ImpRAGEncoder(model, loaded.tokenizer)):
+        note(f"warning: {warning}")
+    return Answerer(model, loaded.tokenizer, store, k, states)

@@ -147,6 +147,8 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
         documents = document_identity(arguments.model, arguments.max_length) if settings.identity else None
         store = PassageStore(arguments.index or "", settings.identity or None, arguments.model, documents=documents)
         passages, folder, settings = store.passages, store.folder, with_index_settings(settings, store.metadata)
+        if models.dense is not None and (warning := store.compare_canary(models.dense)):
+            note(f"warning: {warning}")
     elif "dense" not in settings.used and "sparse" not in settings.used:
         folder = temporary  # BM25 statistics are computed from the current files
     else:
