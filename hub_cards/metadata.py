@@ -100,6 +100,7 @@ class ModelCardMetadata:
         datasets: Hub ids of the training data.
         training_data: description of the training data.
         training_run: steps, duration and hardware of the training.
+        co2_eq_emissions: grams of CO2 and their source, as the Hub expects them.
         command: the command that trained the model.
         config: the configuration file of that command, as YAML text.
         results: evaluation results.
@@ -116,6 +117,7 @@ class ModelCardMetadata:
     datasets: Sequence[str] = ()
     training_data: str = ""
     training_run: str = ""
+    co2_eq_emissions: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
     config: str = ""
     results: Sequence[Result] = ()

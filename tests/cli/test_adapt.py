@@ -63,6 +63,9 @@ def test_a_verdict_a_retriever_and_a_weight(
     assert "training for" not in again
     assert {file: file.stat().st_mtime_ns for file in times} == times
 
+    card = (output / "retriever" / "README.md").read_text(encoding="utf-8")
+    assert re.search(r"Training all candidates took \d+ s on ", card)
+
     # search uses the folder as it is, and the fitted weight.
     assert main(["search", str(output), "area number 7", "--corpus", str(code), "--top_k", "1"]) == 0
     assert "m" in capsys.readouterr().out

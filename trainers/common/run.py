@@ -29,6 +29,7 @@ from revela_hub.trainers.common.checkpoints import (
     remove_checkpoint,
     step_of,
 )
+from revela_hub.trainers.common.cost import co2_emissions, describe_cost
 from revela_hub.trainers.common.measuring import KEPT, MIN_QUERIES, BestWeights
 from revela_hub.trainers.common.outcome import CURVE, OUTCOME, Outcome
 from revela_hub.trainers.common.processes import from_main
@@ -135,7 +136,7 @@ class Run:
             metadata = card_metadata(
                 self.arguments, method=self.method, summary=summary, sources=map(str, sources), record=trainer.record
             )
-            metadata = replace(metadata, training_run=_steps_and_hardware(trainer))
+            metadata = replace(metadata, training_run=describe_cost(trainer), co2_eq_emissions=co2_emissions(trainer))
             if self.outcome is not None:
                 figures = (self.outcome.figure(self.output),)
                 results, verdict = self.outcome.results(), self.outcome.explained()
@@ -259,11 +260,3 @@ def _has_finished(run: Run, checkpoint: Path) -> str | None:
     if same_length and not changes(record.settings, run.settings, run.method, type(run.arguments), by_name=by_name):
         return f"the run in {run.output} finished at step {step}"
     return None
-
-
-def _steps_and_hardware(trainer: MethodTrainer) -> str:
-    import torch
-
-    device, processes = trainer.args.device, trainer.args.world_size * max(trainer.args.n_gpu, 1)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
-    return f"Trained for {trainer.state.global_step:,} steps on {f'{processes} x ' if processes > 1 else ''}{name}."

@@ -33,6 +33,7 @@ from revela_hub.trainers.common.checkpoints import (
     step_of,
     whats_missing,
 )
+from revela_hub.trainers.common.cost import WallTime
 from revela_hub.trainers.common.early import MEASURING
 from revela_hub.trainers.common.processes import from_main
 from revela_hub.trainers.common.progress import Progress, count
@@ -81,7 +82,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         super().__init__(*args, **kwargs)
         self._stop = StopOnSignal()
         self.remove_callback(PrinterCallback)
-        for callback in (self._stop, Progress(self.args, self.describe_run)):
+        for callback in (self._stop, WallTime(), Progress(self.args, self.describe_run)):
             self.add_callback(callback)
 
     # --- retrieval

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from sentence_transformers.util import get_device_name
+
 from revela_hub.adaptation import candidates
 from revela_hub.adaptation.inspection import Inspection
 from revela_hub.adaptation.labels import hold_out_labels
@@ -37,6 +40,8 @@ from revela_hub.evaluation.significance import PairedDifference
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.retrieval.disk import whole_path
 from revela_hub.retrieval.encoding import encode_texts
+from revela_hub.trainers.common.cost import hardware
+from revela_hub.trainers.common.progress import clock
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.common.stopping import Interrupted
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
@@ -109,6 +114,11 @@ class Verdict:
             f"The selected candidate ({self.best.name}, with BM25 weight {self.best.weight:.1f}) differs from the base retriever"
             f" with BM25 by {interval} in nDCG@10 on queries that were used for this comparison only."
         )
+
+    def cost(self) -> str:
+        """Return the time of training and the hardware as a sentence, for the model card."""
+        tried = sum(system.seconds for system in self.systems)
+        return f"Training all candidates took {clock(tried)} on {hardware(torch.device(get_device_name()))}."
 
     def differences(self) -> dict[str, PairedDifference]:
         """Return each candidate's difference from the base on the test half, both with BM25."""

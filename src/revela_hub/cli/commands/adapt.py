@@ -244,6 +244,7 @@ def _deliver(verdict: "Verdict", arguments: Arguments, output: Path) -> None:
         ),
         base_model=None if Path(arguments.retriever).exists() else arguments.retriever,
         training_data="Queries and passages made from raw text.",
+        training_run=verdict.cost(),
         command="revela-hub adapt",
         config=json.dumps(_portable(arguments), indent=2),
         results=[

@@ -1,0 +1,89 @@
+"""Time, hardware and (with codecarbon) energy of a run, for the model card."""
+
+import time
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import CodeCarbonCallback
+from transformers.trainer_callback import ExportableState
+
+from revela_hub.trainers.common.progress import clock
+
+
+class WallTime(TrainerCallback, ExportableState):
+    """Callback that counts the seconds of training and evaluation, over all parts of a resumed run."""
+
+    def __init__(self) -> None:
+        self.earlier = 0.0
+        self._began: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return self.earlier + (time.monotonic() - self._began if self._began is not None else 0)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"args": {}, "attributes": {"earlier": round(self.seconds, 1)}}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start with the checkpoint's seconds. Checkpoints of earlier versions have none."""
+        kept = state.stateful_callbacks or {}
+        self.earlier = kept.get(type(self).__name__, self.state())["attributes"]["earlier"]
+        self._began = time.monotonic()
+        state.stateful_callbacks = kept | {type(self).__name__: self.state()}
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop counting."""
+        self.earlier, self._began = self.seconds, None
+
+
+def hardware(device: torch.device, processes: int = 1) -> str:
+    """Describe the hardware: `2 x NVIDIA H100` or `CPU (2 threads, AVX2)`."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    elif device.type == "cpu":
+        threads = torch.get_num_threads()
+        name = f"CPU ({threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()})"
+    else:
+        name = device.type.upper()
+    return f"{processes} x {name}" if processes > 1 else name
+
+
+def describe_cost(trainer: Trainer) -> str:
+    """Return the steps, duration, hardware and energy of a run as sentences."""
+    processes = trainer.args.world_size * max(trainer.args.n_gpu, 1)
+    took = next((each.seconds for each in trainer.callback_handler.callbacks if isinstance(each, WallTime)), 0.0)
+    where = hardware(trainer.args.device, processes)
+    text = f"Trained for {trainer.state.global_step:,} steps in {clock(took)} on {where}."
+    if emissions := co2_emissions(trainer):
+        text += (
+            f" codecarbon estimates {emissions['energy_consumed'] * 1000:.3g} Wh of energy and"
+            f" {emissions['emissions']:.3g} g of CO2"
+        )
+        text += " since the run was last resumed." if trainer.args.resume_from_checkpoint else "."
+    return text
+
+
+def co2_emissions(trainer: Trainer) -> dict[str, Any]:
+    """Return the Hub's `co2_eq_emissions` as codecarbon measured them (`--report_to codecarbon`): grams and kWh; empty without it.
+
+    The place of the machine, which codecarbon also finds out, is left out.
+    """
+    trackers = [each.tracker for each in trainer.callback_handler.callbacks if isinstance(each, CodeCarbonCallback)]
+    found = getattr(trackers[0], "final_emissions_data", None) if trackers else None
+    if found is None:
+        return {}
+    used = found.gpu_model or found.cpu_model
+    return {
+        "emissions": float(f"{found.emissions * 1000:.4g}"),
+        "energy_consumed": float(f"{found.energy_consumed:.4g}"),
+        "source": "codecarbon",
+        "training_type": "fine-tuning",
+        **({"hardware_used": used} if used else {}),
+    }
