@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from revela_hub.errors import UserError, install_hint
 from revela_hub.retrieval.disk import whole_file
 from revela_hub.retrieval.index_options import IndexOptions
+from revela_hub.retrieval.stored_vectors import NumberedVectors
 from revela_hub.retrieval.top_k import Hits, best_hits
-from revela_hub.retrieval.vectors import NumberedVectors
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +40,8 @@ QUERY_BLOCK = 4096
 """Queries searched together."""
 COLUMNS = 2048
 """Vectors per matrix product: with 4,096 queries, 32 MiB of scores."""
+FEW, BLOCK_BYTES = 128, 1 << 21
+"""Up to this number of queries, the vectors of up to eight products are read and multiplied together, if they are this small."""
 
 CACHED_BYTES = 1 << 28
 """Bytes of vectors that an exact index keeps in memory between searches: 170,000 texts with 384 dimensions."""
@@ -93,14 +95,17 @@ class ExactIndex:
 
         self._searches += 1
         queries_QD = queries_QD.to(self._device)
-        for start in range(0, len(self), COLUMNS):
+        size = COLUMNS * max(1, min(8, BLOCK_BYTES // (4 * COLUMNS * max(1, self._vectors.dimension))))
+        for start in range(0, len(self), size):
             block_ND = self._cached.get(start)
             if block_ND is None:
-                block_ND = torch.from_numpy(self._vectors.read(start, start + COLUMNS)).to(self._device)
+                block_ND = torch.from_numpy(self._vectors.read(start, start + size)).to(self._device)
                 # Not in the first search: a program that searches once needs no cache.
-                if self._searches > 1 and 4 * (start + COLUMNS) * self._vectors.dimension <= CACHED_BYTES:
+                if self._searches > 1 and 4 * (start + size) * self._vectors.dimension <= CACHED_BYTES:
                     self._cached[start] = block_ND
-            yield start, queries_QD @ block_ND.T
+            columns = size if len(queries_QD) <= FEW else COLUMNS
+            for first in range(0, len(block_ND), columns):
+                yield start + first, queries_QD @ block_ND[first : first + columns].T
 
 
 class FaissIndex:

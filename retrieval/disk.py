@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from revela_hub.data.own_folder import check_free, claim, names_in
 from revela_hub.errors import DISK_FULL, UserError
 
@@ -147,6 +150,26 @@ def whole_path(path: Path, option: str = "--cache_dir") -> Iterator[Path]:
                 temporary.replace(path)
     finally:
         _remove(temporary)
+
+
+def write_array(stream: IO[bytes], array: NDArray[Any]) -> None:
+    """Write an array as a `.npy` file to a stream of `whole_file`.
+
+    Not numpy.save and not a writable memory map: on a full disk, the first raises an OSError without an errno, and the second
+    kills the process.
+    """
+    array = np.ascontiguousarray(array)
+    np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
+    stream.write(array.reshape(-1).view(np.uint8).data)
+
+
+def mapped(path: Path) -> NDArray[Any]:
+    """Map the array of a `.npy` file into memory.
+
+    Raises:
+        OSError, ValueError, EOFError: The file is missing, damaged or too short.
+    """
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def _temporary_name(path: Path) -> Path:

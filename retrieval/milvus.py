@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, first_line, install_hint
+from revela_hub.retrieval.stored_vectors import NumberedVectors
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.retrieval.vectors import NumberedVectors
 
 INSERT = 1000
 """Vectors per call: Milvus accepts up to 64 MB at a time."""

@@ -20,9 +20,10 @@ from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.rerank import RerankedRanker, Reranker
 from revela_hub.retrieval.sparse import SparseIndex, as_terms, pack_terms
+from revela_hub.retrieval.stored_vectors import Vectors, truncated_dimension
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.retrieval.vectors import Vectors, VectorStore, truncated_dimension
+from revela_hub.retrieval.vectors import VectorStore
 
 if TYPE_CHECKING:
     import torch
@@ -100,6 +101,7 @@ def build_ranker(
     dense: Encoder | None = None,
     sparse: Any = None,
     reranker: Reranker | None = None,
+    vectors: Vectors | None = None,
 ) -> Ranker:
     """Builds a ranker of these texts; encodes the texts that are not in the folder yet.
 
@@ -110,12 +112,13 @@ def build_ranker(
         dense: The encoder for vectors, if the settings need one.
         sparse: The `SparseEncoder` for terms, if the settings need one.
         reranker: Scores the best `settings.rerank_depth` results again.
+        vectors: The vectors of the texts, if they are known (`PassageStore.vectors`).
 
     Raises:
         UserError: A package is not installed; vectors with NaN or infinity; a full disk.
         ValueError: An encoder, or its identity, is missing.
     """
-    rankers = [_build(part, texts, settings, folder, dense, sparse) for part in settings.used]
+    rankers = [_build(part, texts, settings, folder, dense, sparse, vectors) for part in settings.used]
     ranker: Ranker = rankers[0]
     if settings.mode == "hybrid":
         ranker = Hybrid(rankers, settings.fusion, settings.weights, settings.depth)
@@ -125,7 +128,15 @@ def build_ranker(
     return ranker
 
 
-def _build(part: str, texts: TextSource, settings: RankerSettings, folder: Path, dense: Any, sparse: Any) -> Ranker:
+def _build(
+    part: str,
+    texts: TextSource,
+    settings: RankerSettings,
+    folder: Path,
+    dense: Any,
+    sparse: Any,
+    vectors: Vectors | None,
+) -> Ranker:
     if part == "bm25":
         return BM25(texts, settings.bm25, show_progress_bar=settings.show_progress_bar, folder=folder)
     if part == "sparse":
@@ -136,7 +147,8 @@ def _build(part: str, texts: TextSource, settings: RankerSettings, folder: Path,
         raise ValueError(f"the ranker must be an encoder or bm25, not {dense!r}")
     if not settings.identity:
         raise ValueError("a cache needs the model's identity: RankerSettings(identity=model_identity(name))")
-    vectors = document_vectors(texts, dense, settings, folder)
+    if vectors is None:
+        vectors = document_vectors(texts, dense, settings, folder)
     return VectorRanker(
         dense, vectors, open_index(vectors, settings.index, folder=folder, device=settings.device), settings
     )

@@ -9,9 +9,11 @@
 An index belongs to one model: opening it with another one raises an error.
 """
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,16 @@ from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.canary import Canary, finding, server_change, spread
-from revela_hub.retrieval.dense import open_index
+from revela_hub.retrieval.dense import VectorIndex, open_index
 from revela_hub.retrieval.disk import claim_folder, whole_file
 from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import RankerSettings, document_vectors
+from revela_hub.retrieval.stored_vectors import Vectors
 from revela_hub.retrieval.texts import Texts
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.retrieval.vectors import VectorStore
+from revela_hub.retrieval.vectors import VectorStore, store_folder, vectors_key
 
 METADATA = "index.json"
 
@@ -104,7 +107,7 @@ class PassageStore:
         *,
         documents: str | None = None,
     ) -> None:
-        """Opens the index without reading texts or vectors."""
+        """Opens the index without reading texts or vectors, in the same time for any size."""
         self.folder = Path(folder).expanduser()
         self.metadata = read_metadata(self.folder)
         if fingerprint is not None and self.metadata.fingerprint not in (fingerprint, documents):
@@ -121,13 +124,37 @@ class PassageStore:
                 f"for it (revela-hub index {model} --corpus ... --output_dir ...)"
             )
         self.passages = Passages(Texts(self.folder / f"texts-{self.metadata.texts}.arrow"))
-        identity = f"{self.metadata.fingerprint} document {self.metadata.document_prompt!r}"
-        store = VectorStore(self.folder, identity, dtype=self.metadata.options.dtype, option="--output_dir")
-        options = self.metadata.options
-        self.vectors = store.vectors(
-            self.passages.texts, normalize=self.metadata.similarity == "cosine", truncate_dim=options.truncate_dim
+        self.vectors = self._vectors()
+
+    def _vectors(self) -> Vectors:
+        """Return the vectors; those of an index of an earlier version, or with changed files, are looked up by their texts."""
+        metadata, texts = self.metadata, self.passages.texts
+        identity, dtype = f"{metadata.fingerprint} document {metadata.document_prompt!r}", metadata.options.dtype
+        how: dict[str, Any] = {
+            "normalize": metadata.similarity == "cosine",
+            "truncate_dim": metadata.options.truncate_dim,
+        }
+        found = Vectors.from_layout(
+            store_folder(self.folder, identity, dtype),
+            texts.fingerprint,
+            texts.digests_N2,
+            key=vectors_key(identity, dtype, texts.fingerprint, **how),
+            **how,
         )
-        self.index = open_index(self.vectors, options, folder=self.folder)
+        if found is None:
+            found = VectorStore(self.folder, identity, dtype=dtype, option="--output_dir").vectors(texts, **how)
+            with contextlib.suppress(UserError):  # a read-only index
+                found.write_layout(texts.fingerprint)
+        return found
+
+    @cached_property
+    def index(self) -> VectorIndex:
+        """The index over the vectors.
+
+        Raises:
+            UserError: Its file is damaged, or a package is not installed.
+        """
+        return open_index(self.vectors, self.metadata.options, folder=self.folder)
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -230,6 +257,7 @@ def build_store(
     if not len(passages):
         raise UserError("no passage contains any text")
     vectors = document_vectors(passages.texts, encoder, settings, folder, option="--output_dir")
+    vectors.write_layout(passages.texts.fingerprint)
     rows = spread(len(passages))
     canary = Canary.of(passages.texts.read(rows.tolist()), replace(vectors, normalize=False).take(rows))
     metadata = IndexMetadata(

@@ -11,10 +11,9 @@ import uuid
 import zipfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import whole_file
+from revela_hub.retrieval.disk import whole_file, write_array
 
 LINES_PER_BATCH = 1024
 
@@ -81,56 +80,60 @@ class Rows:
 class Texts:
     """The distinct texts of a file, numbered in the order of their first appearance.
 
+    Opening takes the same time and memory for any number of texts: everything is read through memory maps, and the offsets
+    of the file's batches are in its footer.
+
     Args:
-        path: The Arrow file; a .npz file of numbers with the same name is next to it.
+        path: The Arrow file; the `.npy` files of `_Numbers` with the same name are next to it.
 
     Raises:
-        UserError: One of the two files cannot be read.
+        UserError: A file is missing or incomplete.
+
+    Attributes:
+        rows_L: The number of the text on each line.
+        keys_N: A 64-bit hash of each text without its white space.
+        digests_N2: A 128-bit hash of each text.
     """
 
     def __init__(self, path: Path) -> None:
-        """Maps the file into memory."""
+        """Maps the files into memory."""
         self.path = path
         try:
-            with np.load(path.with_suffix(".npz"), allow_pickle=False) as numbers:
-                self.rows_L: NDArray[np.int64] = numbers["rows"]
-                self.keys_N: NDArray[np.uint64] = numbers["keys"]
-                self.digests_N2: NDArray[np.uint64] = numbers["digests"]
-            # Neither reads the file: the columns are views of the memory map.
-            self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-            if len(self._table) != len(self.rows_L) or len(self.keys_N) != len(self.digests_N2):
-                raise ValueError("the .npz file belongs to other texts")
+            self._numbers = numbers = _Numbers.read(path)
+            self._file = pa.ipc.open_file(pa.memory_map(str(path)))
+            if self._file.num_record_batches != -(-len(numbers.rows) // LINES_PER_BATCH):
+                raise ValueError("the numbers next to it belong to other texts")
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pa.ArrowInvalid) as error:
             raise UserError(f"{path} cannot be read ({error}): delete its folder, and build it again") from error
+        self.rows_L, self.keys_N, self.digests_N2 = numbers.rows, numbers.keys, numbers.digests
         self.fingerprint = path.stem.removeprefix("texts-")
-        # The line on which each text first appears, which is the order of their numbers.
-        self._lines_N = np.flatnonzero(np.diff(np.maximum.accumulate(self.rows_L), prepend=-1))
+        self._batch: tuple[int, pa.RecordBatch] = (-1, None)  # the one read last
         self._order_N: NDArray[np.int64] | None = None  # the sorting order of the keys
 
     def __len__(self) -> int:
-        return len(self._lines_N)
+        return len(self.keys_N)
 
     def read(self, rows: Iterable[int]) -> list[str]:
         """See `TextSource`."""
-        return self.column("text", [int(self._lines_N[row]) for row in rows])
+        return self.column("text", (int(self._numbers.lines[row]) for row in rows))
 
     def column(self, name: str, lines: Iterable[int]) -> list[Any]:
         """Return the values of a column on these lines of the file."""
-        column = self._table.column(name)
-        places = (divmod(line, LINES_PER_BATCH) for line in lines)
-        return [column.chunk(batch)[line].as_py() for batch, line in places]
+        return [self._batch_of(line).column(name)[line % LINES_PER_BATCH].as_py() for line in lines]
+
+    def _batch_of(self, line: int) -> pa.RecordBatch:
+        number, batch = self._batch
+        if number != line // LINES_PER_BATCH:
+            number = line // LINES_PER_BATCH
+            batch = self._file.get_batch(number)
+            self._batch = number, batch
+        return batch
 
     def lines_of(self, row: int) -> list[int]:
         """Return the lines that hold a text."""
-        begin, end = np.searchsorted(self._repeated_M[0], [row, row + 1])
-        return [int(self._lines_N[row]), *map(int, self._repeated_M[1][begin:end])]
-
-    @cached_property
-    def _repeated_M(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The M lines that repeat an earlier text: the numbers of the texts, ascending, and the lines."""
-        lines_M = np.delete(np.arange(len(self.rows_L)), self._lines_N)
-        order_M = np.argsort(self.rows_L[lines_M], kind="stable")
-        return self.rows_L[lines_M][order_M], lines_M[order_M]
+        repeated_2M = self._numbers.repeated
+        begin, end = np.searchsorted(repeated_2M[0], [row, row + 1])
+        return [int(self._numbers.lines[row]), *map(int, repeated_2M[1, begin:end])]
 
     def find(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the number of the text with each of these keys, -1 for an unknown key."""
@@ -139,6 +142,59 @@ class Texts:
         places = np.searchsorted(self.keys_N, keys, sorter=self._order_N)
         rows: NDArray[np.int64] = self._order_N[np.minimum(places, len(self) - 1)]
         return np.where(self.keys_N[rows] == keys, rows, -1)
+
+
+class _Numbers(NamedTuple):
+    """The numbers of a file of texts, each in a `.npy` file that is mapped into memory: `texts-<hash>.rows.npy`, ...
+
+    Attributes:
+        rows: The number of the text on each line (L,).
+        keys: See `Texts` (N,).
+        digests: See `Texts` (N, 2).
+        lines: The line on which each text first appears (N,).
+        repeated: The M lines that repeat an earlier text: the numbers of the texts, ascending, and the lines (2, M).
+    """
+
+    rows: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+    digests: NDArray[np.uint64]
+    lines: NDArray[np.int64]
+    repeated: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows_L: NDArray[np.int64], keys_N: NDArray[np.uint64], digests_N2: NDArray[np.uint64]) -> "_Numbers":
+        """Return all numbers."""
+        lines_N = np.flatnonzero(np.diff(np.maximum.accumulate(rows_L), prepend=-1))
+        lines_M = np.delete(np.arange(len(rows_L)), lines_N)
+        lines_M = lines_M[np.argsort(rows_L[lines_M], kind="stable")]
+        return cls(rows_L, keys_N, digests_N2, lines_N, np.stack([rows_L[lines_M], lines_M]))
+
+    @classmethod
+    def read(cls, path: Path) -> "_Numbers":
+        """Map the numbers of a file of texts into memory.
+
+        Raises:
+            OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile: They cannot be read, or do not belong together.
+        """
+        if path.with_suffix(".npz").is_file():  # earlier versions
+            with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
+                numbers = cls.of(arrays["rows"], arrays["keys"], arrays["digests"])
+        else:
+            numbers = cls(*(np.load(_beside(path, name), mmap_mode="r", allow_pickle=False) for name in cls._fields))
+        distinct = {len(numbers.keys), len(numbers.digests), len(numbers.lines)}
+        if len(distinct) > 1 or len(numbers.rows) != len(numbers.lines) + numbers.repeated.shape[1]:
+            raise ValueError("the numbers next to it do not belong together")
+        return numbers
+
+    def write(self, path: Path) -> None:
+        """Write the numbers of a file of texts."""
+        for name, numbers in self._asdict().items():
+            with whole_file(_beside(path, name)) as stream:
+                write_array(stream, numbers)
+
+
+def _beside(path: Path, name: str) -> Path:
+    return path.with_suffix(f".{name}.npy")
 
 
 def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: pa.Schema = TEXT) -> Texts:
@@ -169,8 +225,8 @@ def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: 
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     digests_L2 = np.array(digests, dtype="<u8").reshape(-1, 2)
-    with whole_file(path.with_suffix(".npz")) as stream:
-        np.savez(stream, rows=rank[inverse_L.reshape(-1)], keys=distinct[order], digests=digests_L2[first_L[order]])
+    _Numbers.of(rank[inverse_L.reshape(-1)], distinct[order], digests_L2[first_L[order]]).write(path)
+    path.with_suffix(".npz").unlink(missing_ok=True)  # of an earlier version
     return Texts(path)
 
 

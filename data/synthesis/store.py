@@ -11,6 +11,7 @@ Each line has the number of its draw. These files are the only state: a resumed 
 import json
 import os
 import reprlib
+import uuid
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -199,7 +200,7 @@ class SyntheticFolder:
                     f"{self.path} was created with {what}; choose another --output_dir, or start over with --overwrite"
                 )
         if begun != settings:
-            draft = self.path / f"{SETTINGS}.{os.getpid()}.tmp"
+            draft = self.path / f"{SETTINGS}.{uuid.uuid4().hex}.tmp"  # machines may share the disk
             draft.write_text(json.dumps(settings | begun, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             os.replace(draft, self.path / SETTINGS)
 

@@ -8,7 +8,7 @@ import pytest
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval import milvus
-from revela_hub.retrieval.vectors import VectorsInMemory
+from revela_hub.retrieval.stored_vectors import VectorsInMemory
 
 VECTORS = VectorsInMemory(np.random.default_rng(0).normal(size=(57, 4)).astype(np.float32))
 

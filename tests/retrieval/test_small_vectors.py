@@ -15,7 +15,8 @@ from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.passages import write_passages
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker
 from revela_hub.retrieval.store import PassageStore, build_store, with_index_settings
-from revela_hub.retrieval.vectors import Vectors, VectorStore
+from revela_hub.retrieval.stored_vectors import Vectors
+from revela_hub.retrieval.vectors import VectorStore
 
 NUMBER, DIMENSION, K = 80, 20, 4
 

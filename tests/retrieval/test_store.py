@@ -1,6 +1,7 @@
 """Passages and indexes on disk: what stands where, what belongs to which model, and the four ways to search them."""
 
 import hashlib
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from revela_hub.retrieval import (
     read_passages,
     write_passages,
 )
+from revela_hub.retrieval.vectors import VectorStore
 
 DIMENSION = 16
 
@@ -133,7 +135,7 @@ def test_what_is_no_index(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="index.json is damaged"):
         PassageStore(tmp_path)
     build(tmp_path / "index")
-    next((tmp_path / "index").glob("texts-*.npz")).write_bytes(b"")
+    next((tmp_path / "index").glob("texts-*.lines.npy")).write_bytes(b"")
     with pytest.raises(UserError, match="cannot be read .*build it again"):
         PassageStore(tmp_path / "index")
     with pytest.raises(UserError, match="no passage contains any text"):
@@ -171,3 +173,89 @@ def test_nothing_to_search(tmp_path: Path) -> None:
 def test_settings_that_are_none(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         RankerSettings(**options)
+
+
+@pytest.fixture
+def no_reading(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Every vector store that is opened; opening one reads the hashes of all vectors."""
+    opened: list[Path] = []
+    real = VectorStore.__init__
+
+    def init(store: VectorStore, folder: Path, *args: Any, **options: Any) -> None:
+        opened.append(folder)
+        real(store, folder, *args, **options)
+
+    monkeypatch.setattr(VectorStore, "__init__", init)
+    return opened
+
+
+def test_an_index_is_opened_without_its_vectors_or_hashes(tmp_path: Path, no_reading: list[Path]) -> None:
+    made = build(tmp_path / "index", index=IndexOptions(truncate_dim=4))
+    shutil.copytree(tmp_path / "index", tmp_path / "copy")  # with other times than those that were checked
+    no_reading.clear()
+    opened = PassageStore(tmp_path / "copy", "folder@0123")
+    assert no_reading == []
+    assert (opened.vectors.dimension, opened.vectors.key) == (4, made.vectors.key)
+    np.testing.assert_array_equal(opened.vectors.read(0, 10), made.vectors.read(0, 10))
+    settings = RankerSettings(identity="folder@0123", index=opened.metadata.options)
+    ranker = build_ranker(opened.passages.texts, settings, opened.folder, dense=Words(), vectors=opened.vectors)
+    assert ranker.search(ranker.encode([TEXTS[7]]), 1).rows_QK.tolist() == [[7]] and no_reading == []
+
+
+def test_an_index_without_a_layout_gets_one(tmp_path: Path, no_reading: list[Path]) -> None:
+    build(tmp_path / "index")
+    [layout] = (tmp_path / "index").glob("vectors-*/layout-*")
+    shutil.rmtree(layout)
+    for stores in (1, 0):
+        no_reading.clear()
+        assert PassageStore(tmp_path / "index").search(np.ones((1, DIMENSION)), 3).rows_QK.shape == (1, 3)
+        assert len(no_reading) == stores and layout.is_dir()
+
+
+@pytest.mark.parametrize("file", ["shards.npy", "places.npy", "shards.json"])
+def test_a_damaged_layout_is_written_again(tmp_path: Path, file: str) -> None:
+    expected = build(tmp_path / "index").vectors.read(0, 10)
+    [layout] = (tmp_path / "index").glob("vectors-*/layout-*")
+    for content in (b"", (layout / file).read_bytes()[:-20], None):
+        (layout / file).write_bytes(content) if content is not None else (layout / file).unlink()
+        np.testing.assert_array_equal(PassageStore(tmp_path / "index").vectors.read(0, 10), expected)
+    assert (layout / file).is_file()
+
+
+def test_places_of_other_vectors_are_noticed(tmp_path: Path) -> None:
+    expected = build(tmp_path / "index").vectors.read(0, 10)
+    [layout] = (tmp_path / "index").glob("vectors-*/layout-*")
+    places = np.load(layout / "places.npy")
+    np.save(layout / "places.npy", places[::-1])
+    np.testing.assert_array_equal(PassageStore(tmp_path / "index").vectors.read(0, 10), expected)
+    np.testing.assert_array_equal(np.load(layout / "places.npy"), places)
+
+
+def test_a_damaged_shard_is_reported_when_the_index_is_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build(tmp_path / "index")
+    [shard] = (tmp_path / "index").glob("vectors-*/*.npy")
+    shard.write_bytes(shard.read_bytes()[:-5])
+    with pytest.raises(UserError, match="10 of 10 texts are not encoded in .*: run revela-hub index again"):
+        PassageStore(tmp_path / "index")
+    assert f"{shard} is damaged" in caplog.text
+    build(tmp_path / "index", encoder := Words())
+    assert encoder.encoded == TEXTS
+
+
+def test_two_processes_may_build_one_index(tmp_path: Path) -> None:
+    class Meanwhile(Words):
+        """While this one encodes its passages, another process builds the same index."""
+
+        def encode_document(self, inputs: list[str], /, **options: Any) -> np.ndarray:
+            if not self.encoded:
+                build(tmp_path / "index")
+                assert list((tmp_path / "index").rglob("*.tmp")) == []
+            return super().encode_document(inputs, **options)
+
+    store = build(tmp_path / "index", Meanwhile())
+    expected = Words().encode_document(TEXTS)
+    np.testing.assert_allclose(
+        store.vectors.read(0, 10), expected / np.linalg.norm(expected, axis=1, keepdims=True), rtol=1e-5
+    )
+    assert PassageStore(tmp_path / "index").metadata == store.metadata
+    assert list((tmp_path / "index").rglob("*.tmp")) == []

@@ -21,9 +21,46 @@ def test_the_lines_of_a_text_are_those_that_hold_it(tmp_path: Path) -> None:
 
 def test_numbers_of_other_texts_are_named(tmp_path: Path) -> None:
     first, second = write_texts(["one", "two"], tmp_path), write_texts(["three"], tmp_path)
-    second.path.with_suffix(".npz").replace(first.path.with_suffix(".npz"))
-    with pytest.raises(UserError, match=f"{first.path.name} cannot be read .*the .npz file belongs to other texts"):
+    second.path.with_suffix(".lines.npy").replace(first.path.with_suffix(".lines.npy"))
+    with pytest.raises(
+        UserError, match=f"{first.path.name} cannot be read .*the numbers next to it do not belong together"
+    ):
         Texts(first.path)
+    with pytest.raises(UserError, match=f"{second.path.name} cannot be read .*No such file"):
+        Texts(second.path)
+
+
+@pytest.mark.parametrize("name", ["arrow", "rows.npy", "keys.npy", "digests.npy", "lines.npy", "repeated.npy"])
+def test_a_file_that_was_cut_is_noticed_when_it_is_opened(tmp_path: Path, name: str) -> None:
+    texts = write_texts([f"text {number % 2000}" for number in range(3000)], tmp_path)
+    file = texts.path.with_suffix(f".{name}")
+    del texts
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"texts-.*\.arrow cannot be read .*build it again"):
+        Texts(next(tmp_path.glob("*.arrow")))
+
+
+def test_texts_of_another_size_are_noticed(tmp_path: Path) -> None:
+    first, second = write_texts(map(str, range(1024)), tmp_path), write_texts(map(str, range(1025)), tmp_path)
+    second.path.replace(first.path)
+    with pytest.raises(UserError, match="the numbers next to it belong to other texts"):
+        Texts(first.path)
+
+
+def test_texts_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    given = [f"text {number % 1500}" for number in range(2100)]
+    new = write_texts(given, tmp_path)
+    expected = [new.lines_of(row) for row in range(len(new))]
+    rows, keys, digests = (np.array(numbers) for numbers in (new.rows_L, new.keys_N, new.digests_N2))
+    np.savez(new.path.with_suffix(".npz"), rows=rows, keys=keys, digests=digests)
+    for file in tmp_path.glob("*.npy"):
+        file.unlink()
+    old = Texts(new.path)
+    assert [old.lines_of(row) for row in range(len(old))] == expected
+    assert old.read([1400, 3, 1400]) == ["text 1400", "text 3", "text 1400"]
+    assert sorted(old.find(old.keys_N)) == list(range(1500))
+    write_texts(given, tmp_path)
+    assert not list(tmp_path.glob("*.npz"))
 
 
 def test_lone_surrogates_are_written_and_read(tmp_path: Path) -> None:

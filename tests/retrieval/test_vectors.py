@@ -283,6 +283,15 @@ def test_a_shard_that_disappears_while_it_is_searched_is_named(tmp_path: Path) -
         found.read(0, len(TEXTS))
 
 
+def test_any_rows_in_any_order_are_those_of_the_files(tmp_path: Path) -> None:
+    texts = [f"text number{number}" for number in range(300)]
+    found = fill(tmp_path, Encode(), texts).vectors(TextList(texts))
+    expected = Encode()(texts)
+    random = np.random.default_rng(0)
+    for rows in (random.integers(0, 300, 500), random.permutation(300), np.arange(290, 300), np.array([5, 5, 4]), []):
+        np.testing.assert_array_equal(found.take(np.array(rows, dtype=np.int64)), expected[np.array(rows, dtype=int)])
+
+
 def test_a_folder_replaces_one_of_another_process(tmp_path: Path) -> None:
     for content in ("first", "second"):
         with whole_path(tmp_path / "index") as temporary:

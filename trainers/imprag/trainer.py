@@ -30,7 +30,7 @@ from revela_hub.evaluation.question_answering import holds_answer
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.milvus import MilvusIndex
-from revela_hub.retrieval.vectors import VectorsInMemory
+from revela_hub.retrieval.stored_vectors import VectorsInMemory
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages

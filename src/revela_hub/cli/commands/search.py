@@ -23,7 +23,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.adaptation import HYBRID
 from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
@@ -143,17 +143,18 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
     models = load_models(arguments, arguments.model, arguments.mode)
     settings = models.settings
     folder = Path(arguments.cache_dir or default_cache_folder("passages")).expanduser()
+    loaded: dict[str, Any] = {"dense": models.dense, "sparse": models.sparse, "reranker": models.reranker}
     if passages is None:
         documents = document_identity(arguments.model, arguments.max_length) if settings.identity else None
         store = PassageStore(arguments.index or "", settings.identity or None, arguments.model, documents=documents)
         passages, folder, settings = store.passages, store.folder, with_index_settings(settings, store.metadata)
+        loaded["vectors"] = store.vectors
         if models.dense is not None and (warning := store.compare_canary(models.dense)):
             note(f"warning: {warning}")
     elif "dense" not in settings.used and "sparse" not in settings.used:
         folder = temporary  # BM25 statistics are computed from the current files
     else:
         claim_folder(folder)
-    loaded = {"dense": models.dense, "sparse": models.sparse, "reranker": models.reranker}
     ranker = build_ranker(passages.texts, settings, folder, **loaded)
     first = ranker.ranker if isinstance(ranker, RerankedRanker) else ranker
     vectors = [part.vectors for part in getattr(first, "parts", [first]) if isinstance(part, VectorRanker)]
