@@ -208,7 +208,7 @@ class Repository:
         stale = {name for name in old - delete if _OTHER_FORMATS.fullmatch(name)}
         if self.destination.delete_stale:
             delete, stale = delete | stale, set()
-        add = {name: file for name, file in local.items() if name not in remote or not _same(file, remote[name])}
+        add = {name: file for name, file in local.items() if name not in remote or not same_file(file, remote[name])}
         return Plan(add, sorted(delete), sorted(stale))
 
     def prepare(self, info: ModelInfo | None) -> ModelInfo:
@@ -293,7 +293,8 @@ def sha256(file: Path) -> str:
         return sha_fileobj(stream).hex()
 
 
-def _same(file: Path, remote: RepoSibling) -> bool:
+def same_file(file: Path, remote: RepoSibling) -> bool:
+    """Return whether a file has the content of one on the Hub."""
     if remote.lfs is not None:
         return remote.lfs.sha256 == sha256(file)
     return remote.blob_id == git_hash(file.read_bytes())

@@ -110,7 +110,9 @@ class Canary:
         then_N, now_N = np.linalg.norm(then_ND, axis=1), np.linalg.norm(now_ND, axis=1)
         scale_N = then_N * now_N if similarity == "cosine" else np.maximum(then_N, now_N) ** 2
         products_N = (then_ND * now_ND).sum(axis=1)
-        return np.where(scale_N > 0, products_N / np.maximum(scale_N, 1e-30), (then_N == now_N).astype(float))
+        found_N: NDArray[np.float64] = products_N / np.maximum(scale_N, 1e-30)
+        found_N[scale_N == 0] = (then_N == now_N)[scale_N == 0]  # two zero vectors are equal
+        return found_N
 
     def changes(self) -> list[str]:
         """Return the libraries whose version is another one now: `transformers 5.17.0 -> 5.23.0`."""

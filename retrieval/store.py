@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.canary import Canary, finding, server_change, spread
+from revela_hub.retrieval.canary import SAME, Canary, finding, server_change, spread
 from revela_hub.retrieval.dense import VectorIndex, open_index
 from revela_hub.retrieval.disk import claim_folder, whole_file
 from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
@@ -110,19 +110,8 @@ class PassageStore:
         """Opens the index without reading texts or vectors, in the same time for any size."""
         self.folder = Path(folder).expanduser()
         self.metadata = read_metadata(self.folder)
-        if fingerprint is not None and self.metadata.fingerprint not in (fingerprint, documents):
-            if fingerprint.partition(SERVED)[0] == self.metadata.fingerprint.partition(SERVED)[0]:
-                built = self.metadata.endpoint
-                with_server = "with --endpoint and a server that reports the same model and type of numbers"
-                raise UserError(
-                    f"{self.folder} was built with vectors of {built or 'this machine'}, which may differ from those that"
-                    f" the queries would get: search it {with_server if built else 'without --endpoint'}"
-                )
-            raise UserError(
-                f"{self.folder} was built with {self.metadata.model} ({_short(self.metadata.fingerprint)}), but {model} is "
-                f"a different model or version ({_short(fingerprint)}), whose vectors are not comparable; build an index "
-                f"for it (revela-hub index {model} --corpus ... --output_dir ...)"
-            )
+        if fingerprint is not None:
+            self.check_fingerprint(fingerprint, model, documents=documents)
         self.passages = Passages(Texts(self.folder / f"texts-{self.metadata.texts}.arrow"))
         self.vectors = self._vectors()
 
@@ -156,6 +145,27 @@ class PassageStore:
         """
         return open_index(self.vectors, self.metadata.options, folder=self.folder)
 
+    def check_fingerprint(self, fingerprint: str, model: str, *, documents: str | None = None) -> None:
+        """Check that the index was built with a model; for the arguments see `PassageStore`.
+
+        Raises:
+            UserError: It was built with another model, or on another server.
+        """
+        if self.metadata.fingerprint in (fingerprint, documents):
+            return
+        if fingerprint.partition(SERVED)[0] == self.metadata.fingerprint.partition(SERVED)[0]:
+            built = self.metadata.endpoint
+            with_server = "with --endpoint and a server that reports the same model and type of numbers"
+            raise UserError(
+                f"{self.folder} was built with vectors of {built or 'this machine'}, which may differ from those that"
+                f" the queries would get: search it {with_server if built else 'without --endpoint'}"
+            )
+        raise UserError(
+            f"{self.folder} was built with {self.metadata.model} ({_short(self.metadata.fingerprint)}), but {model} is "
+            f"a different model or version ({_short(fingerprint)}), whose vectors are not comparable; build an index "
+            f"for it (revela-hub index {model} --corpus ... --output_dir ...)"
+        )
+
     def __len__(self) -> int:
         return len(self.passages)
 
@@ -186,17 +196,8 @@ class PassageStore:
         Raises:
             UserError: They differ by more, so that search would return the wrong passages; or the canary is damaged.
         """
-        metadata = self.metadata
-        if metadata.canary is not None:
-            canary = Canary.read(self.folder, metadata.canary)
-        else:  # an index of an earlier version
-            canary = self._stored_canary()
-        similarities = canary.similarities(
-            encoder,
-            metadata.similarity,
-            prompt=metadata.document_prompt,
-            truncate_dim=metadata.options.truncate_dim,
-        )
+        metadata, canary = self.metadata, self.canary()
+        similarities = self._similarities(canary, encoder)
         causes = [*canary.changes(), *server_change(metadata.endpoint, encoder)]
         usable, sentence = finding(similarities, metadata.similarity, causes)
         if not usable:
@@ -210,10 +211,37 @@ class PassageStore:
             )
         return f"{self.folder}: {sentence}. Results may differ slightly" if sentence else ""
 
-    def _stored_canary(self) -> Canary:
-        """Return the canary made of the stored vectors, without versions."""
+    def has_vectors_of(self, encoder: Encoder) -> bool:
+        """Return whether an encoder, loaded from wherever, computes the stored vectors of the canary.
+
+        Raises:
+            UserError: The canary is damaged.
+        """
+        canary = self.canary()
+        try:
+            return bool(self._similarities(canary, encoder).min(initial=1) >= SAME)
+        except UserError:  # another dimension
+            return False
+
+    def canary(self) -> Canary:
+        """Return the canary; that of an index of an earlier version is made of its vectors.
+
+        Raises:
+            UserError: Its file is missing or damaged.
+        """
+        if self.metadata.canary is not None:
+            return Canary.read(self.folder, self.metadata.canary)
         rows = spread(len(self))
         return Canary(self.texts(rows), replace(self.vectors, normalize=False).take(rows).tolist())
+
+    def _similarities(self, canary: Canary, encoder: Encoder) -> NDArray[np.float64]:
+        metadata = self.metadata
+        return canary.similarities(
+            encoder,
+            metadata.similarity,
+            prompt=metadata.document_prompt,
+            truncate_dim=metadata.options.truncate_dim,
+        )
 
     def texts(self, rows: Any) -> list[str]:
         """Return the passages with these numbers."""

@@ -174,7 +174,7 @@ class VectorStore:
 
     def _save_checked(self) -> None:
         """Writes which shards were checked."""
-        if list(self._checked) == list(self._shards) or not self._shards:
+        if list(self._checked) == list(self._shards) or not self._shards or self._dimension is None:
             return
         arrays: dict[str, Any] = dict(zip(_STAMP, zip(*self._shards, strict=True), strict=True))
         counts, digests = list(map(len, self._shards.values())), np.concatenate(list(self._shards.values()))

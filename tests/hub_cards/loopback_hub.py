@@ -1,6 +1,6 @@
 """A local Hub with the part of the HTTP interface that uploads and downloads use.
 
-Repositories are in memory. A commit maps file names to contents; large files use the LFS batch interface. Attributes simulate
+Repositories are in memory; the names of data sets begin with `datasets/`. A commit maps file names to contents; large files use the LFS batch interface. Attributes simulate
 errors: `cut_uploads` cuts connections in the middle of a large file, `corrupt_downloads` changes downloads, and
 `before_request` and `after_request` are called with "METHOD /path".
 """
@@ -132,10 +132,14 @@ class Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         self.query = {key: values[0] for key, values in parse_qs(address.query).items()}
         self.server.requests.append(f"{self.command} {address.path}")
+        path = re.sub(r"^(/api)?/datasets/", lambda found: "/api/models/" if found[1] else "/", address.path)
+        of_datasets = path != address.path
         for method, pattern, name in self.ROUTES:
-            match = re.fullmatch(pattern, address.path)
+            match = re.fullmatch(pattern, path)
             if method == self.command and match:
                 found = {key: unquote(value) for key, value in match.groupdict().items() if value is not None}
+                if of_datasets and "repo" in found:
+                    found["repo"] = f"datasets/{found['repo']}"
                 if name == "put":
                     return self.put(**found)
                 self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -158,6 +162,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _may(self, namespace: str) -> bool:
         """Return whether the token can write to the namespace; if not, send the response."""
+        namespace = namespace.removeprefix("datasets/")
         if self._token() not in (WRITER, READER):
             self._answer(401, {"error": "Invalid username or password."})
         elif self._token() != WRITER or namespace != "org":
@@ -195,15 +200,18 @@ class Handler(BaseHTTPRequestHandler):
     def create(self) -> None:
         wanted = json.loads(self.body)
         repo = f"{wanted.get('organization') or 'org'}/{wanted['name']}"
-        if not self._may(repo.partition("/")[0]):
+        if not self._may(repo.rpartition("/")[0]):
             return
+        if wanted.get("type") == "dataset":
+            repo = f"datasets/{repo}"
         if repo in self.server.repositories:
             self._answer(409, {"error": "You already created this model repo"})
             return
         repository = Repository(private=wanted.get("visibility") == "private" or bool(wanted.get("private")))
         repository.commit("main", {".gitattributes": b"*.safetensors filter=lfs\n"}, "initial commit")
         self.server.repositories[repo] = repository
-        self._answer(200, {"url": f"{self.server.endpoint}/{repo}", "id": "0", "name": repo})
+        name = repo.removeprefix("datasets/")
+        self._answer(200, {"url": f"{self.server.endpoint}/{repo}", "id": "0", "name": name})
 
     def info(self, repo: str, revision: str = "main") -> None:
         if (repository := self._repository(repo)) is None:
@@ -216,7 +224,14 @@ class Handler(BaseHTTPRequestHandler):
         siblings = [{"rfilename": name} | self._metadata(content, name) for name, content in files.items()]
         self._answer(
             200,
-            {"id": repo, "modelId": repo, "sha": sha, "private": repository.private, "siblings": siblings, "tags": []},
+            {
+                "id": repo.removeprefix("datasets/"),
+                "modelId": repo,
+                "sha": sha,
+                "private": repository.private,
+                "siblings": siblings,
+                "tags": [],
+            },
         )
 
     def _metadata(self, content: bytes, name: str) -> dict[str, Any]:
@@ -281,7 +296,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, entries)
 
     def preupload(self, repo: str, revision: str) -> None:
-        if self._repository(repo) is None or not self._may(repo.partition("/")[0]):
+        if self._repository(repo) is None or not self._may(repo.rpartition("/")[0]):
             return
         files = [
             {
@@ -314,7 +329,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def commit(self, repo: str, revision: str) -> None:
         repository = self._repository(repo)
-        if repository is None or not self._may(repo.partition("/")[0]):
+        if repository is None or not self._may(repo.rpartition("/")[0]):
             return
         lines = [json.loads(line) for line in self.body.splitlines()]
         header = lines[0]["value"]
@@ -343,7 +358,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def ref(self, repo: str, kind: str, revision: str) -> None:
         repository = self._repository(repo)
-        if repository is None or not self._may(repo.partition("/")[0]):
+        if repository is None or not self._may(repo.rpartition("/")[0]):
             return
         wanted = json.loads(self.body or b"{}")
         name = wanted["tag"] if kind == "tag" else revision

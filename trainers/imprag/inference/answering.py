@@ -231,7 +231,7 @@ def open_answerer(name: str, index: str, *, k: int | None = None, device: str | 
 
     Args:
         name: folder or Hub id of the model.
-        index: folder written by `revela-hub index`; if it has stored states, these are used instead of the passages' texts.
+        index: folder written by `revela-hub index`, or `hf:owner/name` on the Hub; if it has stored states, these are used instead of the passages' texts.
         k: passages per prompt.
         device: by default the fastest device.
 
@@ -239,18 +239,18 @@ def open_answerer(name: str, index: str, *, k: int | None = None, device: str | 
         UserError: the model or the index cannot be read, the index belongs to another model, its vectors are no longer those of
             the model (`PassageStore.compare_canary`), or it holds fewer than k passages.
     """
+    from revela_hub.hub_cards.index_repository import open_index_of
     from revela_hub.retrieval.encoder import model_identity
-    from revela_hub.retrieval.store import PassageStore
     from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
     from revela_hub.trainers.imprag.inference.stored_states import FOLDER, StoredStates
 
     loaded = load_imprag_checkpoint(name, dtype="auto")
-    store = PassageStore(index, model_identity(name), name)
+    model = on_device(loaded.model, device)
+    store, warning = open_index_of(index, ImpRAGEncoder(model, loaded.tokenizer), model_identity(name), name)
+    if warning:
+        note(f"warning: {warning}")
     states = None
     if (store.folder / FOLDER).is_dir():
         fingerprint = store.metadata.fingerprint + store.metadata.texts
         states = StoredStates(store.folder / FOLDER, loaded.model.config.b, fingerprint)
-    model = on_device(loaded.model, device)
-    if warning := store.compare_canary(ImpRAGEncoder(model, loaded.tokenizer)):
-        note(f"warning: {warning}")
     return Answerer(model, loaded.tokenizer, store, k, states)

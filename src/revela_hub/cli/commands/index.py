@@ -7,6 +7,9 @@ file. Interrupted runs resume, and shards from `revela-hub encode` are used.
 --truncate_dim searches with the first components of the vectors, --precision with int8 or binary vectors in memory
 (FAISS); results of binary ones are rescored with the vectors on disk. With --probe, the command prints what that costs.
 
+--push_to_hub publishes the index in a data set repository, as parquet files that `datasets` reads, too: the text of the
+passages, their vectors and their places, without paths of this machine. Others search it with --index hf:owner/name.
+
 For an ImpRAG model with independent passage encoding, --states float16 also stores the keys and values of the
 passages, so that `revela-hub answer` does not compute them again.
 
@@ -16,6 +19,7 @@ Examples:
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type milvus --milvus_uri http://db:19530
   revela-hub index my-retriever --corpus docs --output_dir my-index --truncate_dim 192 --precision int8 --probe my-probe
   revela-hub search my-retriever --index my-index "what is a shard?"
+  revela-hub index my-name/my-retriever --corpus docs --output_dir my-index --push_to_hub my-name/my-index --private
   revela-hub index outputs/imprag/model --corpus docs --output_dir my-index --states float16
 """
 
@@ -30,6 +34,7 @@ from revela_hub.retrieval.index_options import IndexOptions, SmallVectorArgument
 
 if TYPE_CHECKING:
     from revela_hub.data.sources.beir import RetrievalTask
+    from revela_hub.hub_cards.index_repository import IndexDestination
     from revela_hub.retrieval import RankerSettings
 
 POSITIONALS = ("model",)
@@ -49,6 +54,12 @@ class Arguments(PassageOptions, SmallVectorArguments):
             "metavar": "FOLDER",
         },
     )
+    push_to_hub: str | None = field(
+        default=None,
+        metadata={"help": "Data set repository to push the index to; the text is published.", "metavar": "REPO_ID"},
+    )
+    private: bool = field(default=False, metadata={"help": "Make a new repository private."})
+    update: bool = field(default=False, metadata={"help": "Replace the index in an existing repository."})
 
 
 def run(arguments: Arguments) -> None:
@@ -63,6 +74,9 @@ def run(arguments: Arguments) -> None:
         raise UserError(f"--states requires a model of {titles}, but {arguments.model} is not one")
     if arguments.probe and arguments.truncate_dim is None and arguments.precision in (None, "float32"):
         raise UserError("--probe measures --truncate_dim and --precision: give one of them")
+    if arguments.push_to_hub is None and (arguments.private or arguments.update):
+        raise UserError(f"--{'private' if arguments.private else 'update'} requires --push_to_hub OWNER/NAME")
+    destination = _destination(arguments)
     task = read_beir(arguments.probe, "test") if arguments.probe else None
     check_output(arguments)
     loaded = load_passage_encoder(arguments, arguments.index_options(arguments.dtype))
@@ -90,6 +104,21 @@ def run(arguments: Arguments) -> None:
             loaded.encoder, store, batch_size=arguments.batch_size, show_progress_bar=shows_progress()
         )
         print(f"states of {len(stored):,} passages, {stored.bytes / 1e6:,.1f} MB")
+    if destination is not None:
+        from revela_hub.hub_cards.index_repository import push_index
+
+        print(f"pushed to {push_index(store, destination, arguments.corpus, note)}")
+
+
+def _destination(arguments: Arguments) -> "IndexDestination | None":
+    """Return where to push the index, after the checks that need no index."""
+    if arguments.push_to_hub is None:
+        return None
+    from revela_hub.hub_cards.index_repository import IndexDestination
+
+    destination = IndexDestination(arguments.push_to_hub, arguments.private, arguments.update)
+    destination.current()
+    return destination
 
 
 def _cost(encoder: Any, settings: "RankerSettings", task: "RetrievalTask", options: IndexOptions) -> str:

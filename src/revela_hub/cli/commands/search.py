@@ -2,7 +2,8 @@
 
 The model is a sentence-transformers folder, a Hub id, or bm25. --mode hybrid combines it with BM25, which finds more
 than either on most texts; --mode sparse needs a SparseEncoder. Vectors are cached, so an interrupted search resumes,
-and later searches only encode what has changed. With --index, the index of `revela-hub index` is searched instead.
+and later searches only encode what has changed. With --index, the index of `revela-hub index` is searched instead, from a
+folder or from the Hub (hf:owner/name, hf:owner/name@revision).
 
 Queries are read from standard input, one per line, if none is given. Progress is printed to standard error, results
 to standard output; --json prints one object per query.
@@ -12,6 +13,7 @@ Examples:
   revela-hub search my-retriever "where is the timeout of a request set?" --corpus src docs --mode hybrid
   revela-hub search bm25 "request timeout" --corpus src --top_k 3
   revela-hub search my-retriever --index my-index < queries.txt
+  revela-hub search my-name/my-retriever "what is a shard?" --index hf:my-name/my-index
 """
 
 import contextlib
@@ -54,7 +56,10 @@ class Arguments(SmallVectorArguments, RankerOptions):
         metadata={"help": "Text to search: folders, files, glob patterns or data sets (hf:owner/name)."},
     )
     index: str | None = field(
-        default=None, metadata={"help": "Index that `revela-hub index` made, instead of --corpus."}
+        default=None,
+        metadata={
+            "help": "Index that `revela-hub index` made (folder, or hf:owner/name[@revision]), instead of --corpus."
+        },
     )
     query: str | None = field(default=None, metadata={"help": "Query (default: the lines of standard input)."})
     mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = field(
@@ -133,7 +138,7 @@ def _read(arguments: Arguments, folder: Path) -> "Passages":
 
 
 def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) -> "tuple[Ranker, Passages]":
-    from revela_hub.retrieval import PassageStore, build_ranker, default_cache_folder
+    from revela_hub.retrieval import build_ranker, default_cache_folder
     from revela_hub.retrieval.disk import claim_folder
     from revela_hub.retrieval.encoder import document_identity
     from revela_hub.retrieval.ranking import VectorRanker
@@ -145,12 +150,15 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
     folder = Path(arguments.cache_dir or default_cache_folder("passages")).expanduser()
     loaded: dict[str, Any] = {"dense": models.dense, "sparse": models.sparse, "reranker": models.reranker}
     if passages is None:
+        from revela_hub.hub_cards.index_repository import open_index_of
+
         documents = document_identity(arguments.model, arguments.max_length) if settings.identity else None
-        store = PassageStore(arguments.index or "", settings.identity or None, arguments.model, documents=documents)
+        identity = settings.identity or None
+        store, warning = open_index_of(arguments.index or "", models.dense, identity, arguments.model, documents)
+        if warning:
+            note(f"warning: {warning}")
         passages, folder, settings = store.passages, store.folder, with_index_settings(settings, store.metadata)
         loaded["vectors"] = store.vectors
-        if models.dense is not None and (warning := store.compare_canary(models.dense)):
-            note(f"warning: {warning}")
     elif "dense" not in settings.used and "sparse" not in settings.used:
         folder = temporary  # BM25 statistics are computed from the current files
     else:

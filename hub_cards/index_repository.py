@@ -1,0 +1,286 @@
+"""Push an index to a data set repository on the Hub, and download one (`hub_index` has the files)."""
+
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    DatasetInfo,
+    HfApi,
+    hf_hub_download,
+    snapshot_download,
+)
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id
+
+from revela_hub import __version__
+from revela_hub.errors import UserError
+from revela_hub.hub_cards.hub_index import PREFIX, Written, open_downloaded, read_index, write_files
+from revela_hub.hub_cards.repository import hub_errors, same_file
+from revela_hub.retrieval.encoder import Encoder
+from revela_hub.retrieval.store import METADATA, PassageStore
+
+_OURS = re.compile(r"index\.json|canary-[0-9a-f]+\.json|data/passages-\d+\.parquet|README\.md|\.gitattributes")
+_AGAIN = "run the same command again"
+
+
+@dataclass(frozen=True)
+class IndexDestination:
+    """Where to push an index.
+
+    Attributes:
+        repo_id: `namespace/name` of a data set repository.
+        private: Create a private repository.
+        update: Replace an index in it.
+        token: A token instead of that of `hf auth login` or HF_TOKEN.
+
+    Raises:
+        UserError: The name is invalid.
+    """
+
+    repo_id: str
+    private: bool = False
+    update: bool = False
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the name."""
+        _check_name(self.repo_id)
+        if "/" not in self.repo_id:
+            raise UserError(f"{self.repo_id!r} has no namespace: use your-name/{self.repo_id}")
+
+    @property
+    def api(self) -> HfApi:
+        """The client."""
+        return HfApi(token=self.token, library_name="revela-hub", library_version=__version__)
+
+    def current(self) -> DatasetInfo | None:
+        """Return the current state of the repository; None if it does not exist.
+
+        Raises:
+            UserError: It cannot be written to, is public although it should be private, or holds something else.
+        """
+        with hub_errors(self.repo_id, f"nothing was pushed: {_AGAIN}"):
+            try:
+                info = self.api.dataset_info(self.repo_id, files_metadata=True)
+            except RepositoryNotFoundError:
+                self.api.whoami()
+                return None
+        names = {file.rfilename for file in info.siblings or ()}
+        if others := sorted(name for name in names if not _OURS.fullmatch(name)):
+            raise UserError(f"{self.repo_id} holds other files ({others[0]}): choose another name for the index")
+        if self.private and not info.private:
+            raise UserError(
+                f"{self.repo_id} is public already: make it private in its settings, or choose another name"
+            )
+        return info
+
+
+def push_index(
+    store: PassageStore,
+    destination: IndexDestination,
+    corpus: Sequence[str],
+    say: Callable[[str], None] = lambda _: None,
+) -> str:
+    """Push an index in one commit, and return its URL with the commit.
+
+    An interrupted push is resumed by running it again: files that the Hub has are not uploaded again.
+
+    Args:
+        store: The index.
+        destination: Where to push it.
+        corpus: The paths that it was made of.
+        say: Called with lines about the progress.
+
+    Raises:
+        UserError: See `IndexDestination.current`; the repository holds another index and `update` is off; the connection fails.
+    """
+    before, repo_id = destination.current(), destination.repo_id
+    # Not in the folder for temporary files, which may be small. If this process is killed, the next index command removes it.
+    folder = store.folder / f"hub.{uuid.uuid4().hex}.tmp"
+    try:
+        written = write_files(store, folder, corpus)
+        (folder / "README.md").write_text(card(written, repo_id), encoding="utf-8")
+        names = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()]
+        say(f"pushing {sum((folder / name).stat().st_size for name in names):,} bytes in {len(names)} files")
+        with hub_errors(repo_id, f"nothing was pushed: {_AGAIN} to resume"):
+            return _commit(destination, before, folder, names)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _commit(destination: IndexDestination, before: DatasetInfo | None, folder: Path, names: list[str]) -> str:
+    api, repo_id = destination.api, destination.repo_id
+    if before is None:
+        api.create_repo(repo_id, repo_type="dataset", private=destination.private or None, exist_ok=True)
+        before = api.dataset_info(repo_id, files_metadata=True)
+    remote = {file.rfilename: file for file in before.siblings or ()}
+    same = {name for name in names if name in remote and same_file(folder / name, remote[name])}
+    stale = [name for name in remote if name not in names and name not in ("README.md", ".gitattributes")]
+    url = f"{api.endpoint}/datasets/{repo_id}"
+    if same == set(names) and not stale:
+        return f"{url} (commit {str(before.sha)[:10]}, unchanged)"
+    if METADATA in remote and not destination.update:
+        raise UserError(f"{repo_id} already holds another index: choose another name, or add --update to replace it")
+    operations: list[Any] = [CommitOperationAdd(name, folder / name) for name in names if name not in same]
+    operations += [CommitOperationDelete(name) for name in stale]
+    done = api.create_commit(
+        repo_id,
+        operations,
+        repo_type="dataset",
+        commit_message=f"Index by revela-hub {__version__}",
+        parent_commit=before.sha,
+    )
+    return f"{url} (commit {done.oid[:10]})"
+
+
+def download_index(index: str, token: str | None = None) -> Path:
+    """Download `hf:namespace/name` or `hf:namespace/name@revision`, and return the folder of a local index.
+
+    What is in the Hub's cache is not downloaded again, and works offline.
+
+    Raises:
+        UserError: The repository or revision does not exist or holds no index; a file is damaged; no connection.
+    """
+    repo_id, _, revision = index.removeprefix(PREFIX).partition("@")
+    _check_name(repo_id)
+    name = f"{PREFIX}{repo_id}"
+    options: dict[str, Any] = {"repo_type": "dataset", "revision": revision or None, "token": token}
+    with hub_errors(index, _AGAIN):
+        try:
+            first = hf_hub_download(repo_id, METADATA, **options)
+        except LocalEntryNotFoundError as error:
+            raise UserError(
+                f"the Hub cannot be reached, and {index} was not downloaded before: try again later"
+            ) from error
+        except EntryNotFoundError as error:
+            raise UserError(
+                f"{index} holds no index ({METADATA} is missing): push one with revela-hub index"
+            ) from error
+        commit = Path(first).parent.name
+        metadata, files = read_index(Path(first).parent, name)
+        wanted = [METADATA, f"canary-{metadata.canary}.json", *files]
+        snapshot = snapshot_download(repo_id, allow_patterns=wanted, **options | {"revision": commit})
+    return open_downloaded(Path(snapshot), name)
+
+
+def open_index_of(
+    index: str, encoder: Encoder | None, fingerprint: str | None, model: str, documents: str | None = None
+) -> tuple[PassageStore, str]:
+    """Open a local index or one on the Hub, and compare its canary; returns it with a warning, or an empty string.
+
+    An index on the Hub may name the same model in another way, for example as a folder. Its canary decides then.
+
+    Args:
+        index: A folder, or `hf:namespace/name[@revision]`.
+        encoder: The model; None if no vectors are used.
+        fingerprint: See `PassageStore`.
+        model: See `PassageStore`.
+        documents: See `PassageStore`.
+
+    Raises:
+        UserError: See `PassageStore`, `PassageStore.compare_canary` and `download_index`.
+    """
+    if not index.startswith(PREFIX):
+        store = PassageStore(index, fingerprint, model, documents=documents)
+        return store, "" if encoder is None else store.compare_canary(encoder)
+    store = PassageStore(download_index(index))
+    if encoder is None or fingerprint is None:
+        return store, ""
+    if store.metadata.fingerprint in (fingerprint, documents):
+        return store, store.compare_canary(encoder)
+    if not store.has_vectors_of(encoder):
+        store.check_fingerprint(fingerprint, model, documents=documents)
+    return store, ""
+
+
+def _check_name(repo_id: str) -> None:
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise UserError(f"{repo_id!r} is not a valid name of a repository: {error}") from error
+
+
+def card(written: Written, repo_id: str) -> str:
+    """Return the card of the repository."""
+    metadata = written.metadata
+    size = sum((written.folder / name).stat().st_size for name in written.files)
+    prompt = "the model's own" if metadata.document_prompt is None else f"`{metadata.document_prompt!r}`"
+    kept = "" if metadata.options.truncate_dim is None else " (the first components of the model's)"
+    rows = [
+        ("passages", f"{metadata.passages:,}"),
+        ("model", f"`{metadata.model}`"),
+        ("fingerprint of the model", f"`{metadata.fingerprint}`"),
+        ("dimension", f"{metadata.dimension}{kept}"),
+        ("numbers", f"{metadata.options.dtype}, not scaled to unit length"),
+        ("similarity", metadata.similarity),
+        ("prompt of the passages", prompt),
+        ("tokens per passage", "the model's limit" if metadata.max_length is None else str(metadata.max_length)),
+        (
+            "index type",
+            metadata.options.type if metadata.options.precision == "float32" else metadata.options.precision,
+        ),
+        ("computed by", metadata.endpoint or "the model's folder"),
+        ("files", f"{len(written.files)} parquet files, {size:,} bytes"),
+    ]
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    return f"""---
+configs:
+- config_name: default
+  data_files: data/passages-*.parquet
+size_categories:
+- {_category(metadata.passages)}
+task_categories:
+- text-retrieval
+tags:
+- revela-hub
+- retrieval-index
+- embeddings
+---
+
+# {repo_id.rpartition("/")[2]}
+
+{metadata.passages:,} passages with their vectors, made with [revela-hub](https://pypi.org/project/revela-hub/) {__version__}.
+
+| | |
+|---|---|
+{table}
+
+Search it with the same model:
+
+```bash
+pip install revela-hub
+revela-hub search {metadata.model} "your question" --index hf:{repo_id}
+```
+
+Read the rows:
+
+```python
+from datasets import load_dataset
+
+rows = load_dataset("{repo_id}", split="train")
+print(rows[0]["text"], len(rows[0]["vector"]))
+```
+
+`copies` lists further places with the same text. `canary-{metadata.canary}.json` holds 16 passages with their vectors: compare
+yours with them before you search.
+"""
+
+
+def _category(count: int) -> str:
+    names = ["1K", "10K", "100K", "1M", "10M", "100M", "1B"]
+    place = next((at for at, bound in enumerate(10**power for power in range(3, 10)) if count < bound), None)
+    if place is None:
+        return "n>1T" if count >= 10**12 else "1B<n<10B" if count < 10**10 else "10B<n<100B"
+    return "n<1K" if place == 0 else f"{names[place - 1]}<n<{names[place]}"
