@@ -27,6 +27,10 @@ from revela_hub.retrieval.top_k import Hits, top_hits
 logger = logging.getLogger(__name__)
 
 _UNSPACED_RUN = re.compile(f"{UNSPACED_CHARACTER.pattern}+")
+_WORD_OR_PAIR = re.compile(
+    rf"[^\W{UNSPACED_CHARACTER.pattern[1:-1]}]{{2,}}|{UNSPACED_CHARACTER.pattern}(?={UNSPACED_CHARACTER.pattern})"
+)
+"""A word, or the first character of a pair in a script without spaces."""
 MAX_K1 = 1_000_000
 """Upper limit of k1: term frequency is practically linear there, and much larger values overflow in float32."""
 METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")
@@ -142,6 +146,25 @@ class BM25:
         """See `Ranker`."""
         stop = "" if self.settings.stopwords == "none" else " (stop words such as 'the' are ignored)"
         return ["" if words else f"no text contains a word of the query{stop}" for words in queries]
+
+    @property
+    def bytes(self) -> int:
+        """The size of the index."""
+        if self._index is None:
+            return 0
+        return sum(int(self._index.scores[name].nbytes) for name in ("data", "indices", "indptr"))
+
+    def matches(self, query: str, text: str) -> list[tuple[int, int]]:
+        """Return the places of the text's words that match a word of the query, as (start, end) in ascending order."""
+        [stems] = self._words([query], return_ids=False)
+        found: list[tuple[int, int]] = []
+        for word in _WORD_OR_PAIR.finditer(text):
+            start, end = word.start(), word.end() + (len(word[0]) == 1)
+            piece = text[start:end].lower()
+            if (piece if self._stemmer is None else self._stemmer.stemWord(piece)) in stems:
+                joined = bool(found) and found[-1][1] >= start  # pairs of Han and kana overlap
+                found.append((found.pop()[0] if joined else start, end))
+        return found
 
     def pair_scores(
         self, queries: list[list[int]], queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]

@@ -77,7 +77,7 @@ def publish(
     Raises:
         UserError: the checkpoint cannot be assembled, a check fails, or the Hub rejects it.
     """
-    checkpoint = _exported_retriever(Path(checkpoint))
+    checkpoint = exported_retriever(Path(checkpoint))
     finished = (checkpoint / "modules.json").is_file()
     assemble: Assemble = copy_finished if finished else partial(assemble_part, method_of(checkpoint))
     return publish_assembled(
@@ -85,7 +85,7 @@ def publish(
     )
 
 
-def _exported_retriever(folder: Path) -> Path:
+def exported_retriever(folder: Path) -> Path:
     """Return `retriever/` of a finished run that exported nothing else, such as `train pairs` or `adapt`; else the folder."""
     exported = folder / "retriever"
     ours = (folder / RECORD).is_file() or (folder / REPORT).is_file()

@@ -249,6 +249,7 @@ PACKAGES = {
     "bm25s": "bm25s PyStemmer",
     "Stemmer": "bm25s PyStemmer",
     "faiss": "faiss-cpu",
+    "gradio": '"revela-hub[demo]"',
     "gguf": '"revela-hub[gguf]"',
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), '"revela-hub[onnx]"'),
     "pydantic": "openai pydantic",

@@ -39,6 +39,7 @@ Negatives = Annotated[int, Interval(ge=1, le=1024)]  # one column each
 Layers = Annotated[int, Interval(ge=1, le=256)]
 Latents = Annotated[int, Interval(ge=1, le=65_536)]
 Rank = Annotated[int, Interval(ge=1, le=1_000_000)]
+Port = Annotated[int, Interval(ge=1, le=65_535)]
 TwoOrMore = Annotated[int, Ge(2)]
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # the seeds that numpy accepts
 

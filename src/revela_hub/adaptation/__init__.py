@@ -3,6 +3,7 @@
 Attributes:
     HYBRID: file of its output folder with the weight of BM25.
     REPORT: file with all its results.
+    SETTINGS: file with its arguments.
 """
 
-HYBRID, REPORT = "hybrid.json", "adapt.json"
+HYBRID, REPORT, SETTINGS = "hybrid.json", "adapt.json", "settings.json"

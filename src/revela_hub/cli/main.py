@@ -39,6 +39,7 @@ COMMANDS = {
     "encode": Command(f"{OWN}.encode", "encode a corpus, or a shard of it; resumable"),
     "index": Command(f"{OWN}.index", "build a passage index for search and answer"),
     "search": Command(f"{OWN}.search", "search your files with a retriever or BM25"),
+    "demo": Command(f"{OWN}.demo", "open a page in the browser that searches with a model"),
     "check": Command(f"{OWN}.check", "verify that a model loads and embeds correctly"),
     "publish": Command(f"{OWN}.publish", "verify a model and upload it to the Hugging Face Hub"),
     **{name: command for name, command in METHOD_COMMANDS.items() if not name.startswith("train ")},

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from revela_hub.adaptation import HYBRID, REPORT
+from revela_hub.adaptation import HYBRID, REPORT, SETTINGS
 from revela_hub.errors import UserError
 from revela_hub.output import command_line, note
 from revela_hub.ranges import PositiveFloat, PositiveInt, Seed, TextLength
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from revela_hub.adaptation.adapt import Adaptation, Verdict
 
 POSITIONALS = ("data",)
-FIGURE, SETTINGS = "adapt.png", "settings.json"
+FIGURE = "adapt.png"
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 

@@ -1,0 +1,291 @@
+"""Open a page in the browser that searches with a model, and shows what training changed.
+
+For the output folder of `revela-hub adapt`, the page compares the base model, the adapted retriever, BM25 and their
+hybrid, with a slider for the weight of BM25. It shows the verdict, the table of the evaluation and the cost of training.
+For other retrievers, --base adds a column to compare with. For an ImpRAG model, it answers questions.
+
+Without --corpus, it searches the passages of the adaptation's evaluation set, or a small built-in sample. Visitors can
+paste or upload their own text. The page is served on this machine only, unless you set --host. Ctrl-C stops it.
+`revela-hub publish --space` publishes the same page as a Space.
+
+Examples:
+  revela-hub demo outputs/adapted
+  revela-hub demo outputs/adapted --corpus path/to/text
+  revela-hub demo sentence-transformers/all-MiniLM-L6-v2 --corpus docs --port 7861
+"""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from revela_hub.adaptation import REPORT
+from revela_hub.errors import UserError, require
+from revela_hub.output import note
+from revela_hub.ranges import Port, PositiveInt, TextLength
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gradio import Blocks
+
+    from revela_hub.data.sources.source import Document
+    from revela_hub.demo.report import Report
+    from revela_hub.demo.search import Retriever
+
+POSITIONALS = ("model",)
+EXAMPLES, LONGEST_EXAMPLE = 6, 90
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """Arguments of `revela-hub demo`."""
+
+    model: str = field(
+        metadata={"help": "Output folder of adapt, sentence-transformers folder, ImpRAG model, or Hub id."}
+    )
+    corpus: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Text to search: folders, files, glob patterns or data sets (hf:owner/name)."},
+    )
+    index: str | None = field(
+        default=None, metadata={"help": "Index of an ImpRAG model, made by `revela-hub index`, instead of --corpus."}
+    )
+    base: str | None = field(
+        default=None,
+        metadata={"help": "Retriever to compare with: folder or Hub id (default: the base model of adapt)."},
+    )
+    report: str | None = field(
+        default=None,
+        metadata={"help": "Report of adapt (adapt.json) to show (default: the one in the folder).", "metavar": "FILE"},
+    )
+    example_queries: str | None = field(
+        default=None, metadata={"help": "Queries to offer as examples, one per line.", "metavar": "FILE"}
+    )
+    host: str = field(
+        default="127.0.0.1",
+        metadata={
+            "help": "Address to listen on; 0.0.0.0 makes the page available to other machines.",
+            "metavar": "HOST",
+        },
+    )
+    port: Port | None = field(
+        default=None, metadata={"help": "Port to listen on (default: the first free one from 7860)."}
+    )
+    top_k: PositiveInt = field(default=5, metadata={"help": "Number of passages per column."})
+    max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per passage."})
+    max_new_tokens: PositiveInt = field(
+        default=64, metadata={"help": "Maximum number of tokens per answer of an ImpRAG model."}
+    )
+    max_length: TextLength | None = field(
+        default=None, metadata={"help": "Maximum number of tokens per text (default: the model's own limit)."}
+    )
+    cache_dir: str | None = field(
+        default=None,
+        metadata={"help": "Cache folder for the vectors of --corpus (default: in the user's cache folder)."},
+    )
+    device: str | None = field(
+        default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+
+
+def run(arguments: Arguments) -> None:
+    """Load the models, index the text, and serve the page until Ctrl-C."""
+    with demo_page(arguments) as page:
+        from revela_hub.demo.page import launch
+
+        address = launch(page, arguments.host, arguments.port, block=False)
+        print(f"demo of {arguments.model}: {address} (Ctrl-C stops it)", flush=True)
+        page.block_thread()
+
+
+@contextlib.contextmanager
+def demo_page(arguments: Arguments) -> "Iterator[Blocks]":
+    """Return the page; its temporary files are deleted at the end.
+
+    Raises:
+        UserError: gradio is not installed, or a model or text cannot be read.
+    """
+    require("gradio")
+    from revela_hub.checkpoints import exported_retriever, method_of_model
+
+    if arguments.model == "bm25":
+        raise UserError("the demo needs a model besides BM25: give a folder or a Hub id")
+    folder = Path(arguments.model).expanduser()
+    place = str(exported_retriever(folder)) if folder.is_dir() else arguments.model
+    method = method_of_model(place)
+    with tempfile.TemporaryDirectory(prefix="revela-hub-demo-") as temporary:
+        if method is not None and method.answerer:
+            yield _answer_page(arguments, place, method, Path(temporary))
+        else:
+            yield _search_page(arguments, folder, place, Path(temporary))
+
+
+def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path) -> "Blocks":
+    from revela_hub.demo.code import snippets
+    from revela_hub.demo.page import Shown, search_page
+    from revela_hub.demo.report import read_report
+    from revela_hub.demo.search import Collection
+    from revela_hub.demo.texts import MAX_PASSAGES
+    from revela_hub.evaluation.hybrid_weight import PRIOR
+    from revela_hub.retrieval.disk import claim_folder, default_cache_folder
+
+    if arguments.index:
+        raise UserError(f"--index is for ImpRAG models, which {arguments.model} is not: use --corpus")
+    file = Path(arguments.report) if arguments.report else folder / REPORT
+    report = read_report(file) if arguments.report or file.is_file() else None
+    documents, corpus_name = _documents(arguments, folder)
+    queries = _queries(arguments, folder)
+    retrievers, notes = _retrievers(arguments, folder, place, report)
+    encoder = retrievers[-1].encoder
+    cache = claim_folder(Path(arguments.cache_dir or default_cache_folder("passages")).expanduser())
+    collection = Collection(
+        documents, retrievers, temporary, cache=cache, name=corpus_name, max_words=arguments.max_words
+    )
+    note(f"{len(collection):,} passages")
+    weight = report.bm25_weight if report else PRIOR
+    collection.search("the first query takes longer", weight, 1)  # so that the times on the page are those of others
+
+    def index(documents: "Iterable[Document]", folder: Path) -> Collection:
+        return Collection(documents, retrievers, folder, max_words=arguments.max_words, most=MAX_PASSAGES)
+
+    name = _name(folder, place)
+    code = snippets(name, getattr(encoder, "prompts", {}), weight, remote_code=arguments.trust_remote_code)
+    shown = Shown(name, code, queries, report, **_card(place), notes=notes)
+    return search_page(shown, collection, index, weight, arguments.top_k)
+
+
+def _retrievers(
+    arguments: Arguments, folder: Path, place: str, report: "Report | None"
+) -> "tuple[list[Retriever], list[str]]":
+    """Load the model and the one to compare with; return also notes for the page."""
+    from revela_hub.cli.encoders import encoder_identity, load_dense
+    from revela_hub.demo.search import Retriever
+
+    def load(title: str, model: str) -> Retriever:
+        encoder = load_dense(
+            model,
+            device=arguments.device,
+            trust_remote_code=arguments.trust_remote_code,
+            max_seq_length=arguments.max_length,
+        )
+        return Retriever(title, encoder, encoder_identity(encoder, model, arguments.max_length))
+
+    adapted = load("adapted" if report and not report.is_base else "retriever", place)
+    if arguments.base:
+        return [load("base", arguments.base), adapted], []
+    if report is None:
+        return [adapted], []
+    if report.is_base:
+        return [adapted], ["The exported retriever is the base model, unchanged."]
+    base = _base_of(folder)
+    if base is None:
+        return [adapted], []
+    try:
+        return [load("base", base), adapted], []
+    except UserError as error:
+        note(f"without the column of the base model: {error}")
+        return [adapted], ["The base model is not available on this machine, so there is no column for it."]
+
+
+def _base_of(folder: Path) -> str | None:
+    """Return the base model in the settings of an adaptation."""
+    from revela_hub.adaptation import SETTINGS
+
+    try:
+        values = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        return str(values["retriever"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _documents(arguments: Arguments, folder: Path) -> "tuple[Iterable[Document], str]":
+    """Return the text to search, and its name on the page."""
+    from revela_hub.data.sources.documents import read_documents
+    from revela_hub.demo.texts import sample_documents
+
+    if arguments.corpus:
+        names = ", ".join(Path(path).name or path for path in arguments.corpus[:3])
+        return read_documents(arguments.corpus), names + (", ..." if len(arguments.corpus) > 3 else "")
+    if (probe := _probe(folder) / "corpus.jsonl").is_file():
+        return read_documents([str(probe)]), "the passages of the evaluation set"
+    return sample_documents(), "the built-in sample"
+
+
+def _queries(arguments: Arguments, folder: Path) -> list[str]:
+    """Return queries to offer as examples; those of an evaluation set are short ones."""
+    from revela_hub.data.sources.queries import read_queries
+    from revela_hub.demo.texts import sample
+
+    if arguments.example_queries:
+        return list(read_queries(arguments.example_queries).values())[:EXAMPLES]
+    if (_probe(folder) / "queries.jsonl").is_file():
+        made = read_queries(_probe(folder)).values()
+        return [query for query in made if len(query) <= LONGEST_EXAMPLE][:EXAMPLES]
+    return [] if arguments.corpus or arguments.index else list(sample()["queries"])
+
+
+def _probe(folder: Path) -> Path:
+    return folder / "work" / "probe"
+
+
+def _answer_page(arguments: Arguments, place: str, method: Any, temporary: Path) -> "Blocks":
+    from pkgutil import resolve_name
+
+    from revela_hub.demo.answers import stream
+    from revela_hub.demo.code import answer_snippets
+    from revela_hub.demo.page import Shown, answer_page
+
+    for option in ("base", "report", "max_length"):
+        if getattr(arguments, option):
+            raise UserError(f"--{option} is for retrievers, but {arguments.model} was trained with {method.title}")
+    if arguments.corpus and arguments.index:
+        raise UserError("give either --corpus PATH ... or --index FOLDER")
+    index = arguments.index or _build_index(arguments, place, temporary)
+    answerer = resolve_name(method.answerer)(place, index, device=arguments.device)
+    name = _name(Path(arguments.model).expanduser(), place)
+    shown = Shown(name, answer_snippets(name), _queries(arguments, Path(place)), **_card(place))
+    return answer_page(shown, lambda question: stream(answerer, question, max_new_tokens=arguments.max_new_tokens))
+
+
+def _build_index(arguments: Arguments, place: str, folder: Path) -> str:
+    """Build an index of the text in a folder, and return the folder."""
+    from revela_hub.cli.encoders import encoder_identity, load_dense
+    from revela_hub.retrieval import RankerSettings, build_store, read_passages
+
+    documents, _ = _documents(arguments, folder)
+    encoder = load_dense(place, device=arguments.device, trust_remote_code=False, max_seq_length=None)
+    settings = RankerSettings(identity=encoder_identity(encoder, place, None), device=encoder.device)
+    build_store(
+        lambda output: read_passages(documents, output, max_words=arguments.max_words),
+        encoder,
+        folder / "index",
+        settings,
+        model=place,
+    )
+    return str(folder / "index")
+
+
+def _name(folder: Path, place: str) -> str:
+    """Return a name without the folders of this machine: `adapted/retriever`, or a Hub id."""
+    if not folder.is_dir():
+        return place
+    name = folder.resolve().name
+    return name if Path(place) == folder else f"{name}/{Path(place).name}"
+
+
+def _card(place: str) -> dict[str, Any]:
+    """Return the address of the model card on the Hub, or the text of the one in the folder."""
+    from huggingface_hub import constants
+
+    folder = Path(place).expanduser()
+    if not folder.is_dir():
+        return {"url": f"{constants.ENDPOINT}/{place if '/' in place else f'sentence-transformers/{place}'}"}
+    from revela_hub.demo.texts import card_text
+
+    file = folder / "README.md"
+    return {"card": card_text(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""}

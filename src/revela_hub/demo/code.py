@@ -1,0 +1,85 @@
+"""Code to copy: how to use the model of the page in sentence-transformers, text-embeddings-inference, vLLM and this package."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+QUERY, PASSAGE = "how do birds find their way?", "Swallows navigate by the sun and the stars."
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """Code to copy: the title of its tab, its language, and the code."""
+
+    title: str
+    language: str
+    code: str
+
+
+def snippets(name: str, prompts: Mapping[str, str], weight: float, *, remote_code: bool = False) -> list[Snippet]:
+    """Return code that embeds a query and a passage.
+
+    Args:
+        name: Hub id of the model, or the name of its folder.
+        prompts: Prompts of the model by name, as sentence-transformers has them; empty ones are ignored.
+        weight: Weight of BM25 in the hybrid.
+        remote_code: Whether the model requires its own code, which servers do not run.
+    """
+    trust = ", trust_remote_code=True" if remote_code else ""
+    python = f"""from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer({json.dumps(name)}{trust})
+queries = model.encode_query([{json.dumps(QUERY)}])
+passages = model.encode_document([{json.dumps(PASSAGE)}])
+print(model.similarity(queries, passages))"""
+    found = [Snippet("sentence-transformers", "python", python)]
+    if not remote_code:
+        found += [Snippet("TEI", "shell", _tei(name, prompts)), Snippet("vLLM", "python", _vllm(name, prompts))]
+    search = (
+        f"revela-hub search {shlex.quote(name)} {shlex.quote(QUERY)} --corpus my-documents --mode hybrid"
+        f" --weights {1 - weight:.1f} {weight:.1f}"
+    )
+    return [*found, Snippet("revela-hub", "shell", search)]
+
+
+def answer_snippets(name: str) -> list[Snippet]:
+    """Return the commands that answer a question with an ImpRAG model."""
+    quoted = shlex.quote(name)
+    code = f"""revela-hub index {quoted} --corpus my-documents --output_dir my-index
+revela-hub answer {quoted} --index my-index --task question_answering {shlex.quote(QUERY)}"""
+    return [Snippet("revela-hub", "shell", code)]
+
+
+def _query_prompt(prompts: Mapping[str, str]) -> str:
+    return prompts.get("query") or ""
+
+
+def _document_prompt(prompts: Mapping[str, str]) -> str:
+    return next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), "")
+
+
+def _tei(name: str, prompts: Mapping[str, str]) -> str:
+    prompt = _query_prompt(prompts)
+    body = {"inputs": [prompt + QUERY]}
+    note = (
+        "# The text starts with the model's prompt for queries. Passages have another one, or none.\n" if prompt else ""
+    )
+    return f"""# text-embeddings-inference: https://github.com/huggingface/text-embeddings-inference
+text-embeddings-router --model-id {shlex.quote(name)} --port 8080
+{note}curl http://localhost:8080/embed -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}
+# Compare the server's vectors with the model's:
+revela-hub check {shlex.quote(name)} --endpoint http://localhost:8080"""
+
+
+def _vllm(name: str, prompts: Mapping[str, str]) -> str:
+    texts = [_query_prompt(prompts) + QUERY, _document_prompt(prompts) + PASSAGE]
+    note = "  # with the model's prompts" if _query_prompt(prompts) or _document_prompt(prompts) else ""
+    return f"""# Start the server: vllm serve {shlex.quote(name)} --runner pooling
+from openai import OpenAI
+
+client = OpenAI(base_url="http://localhost:8000/v1", api_key="none")
+texts = {json.dumps(texts)}{note}
+answer = client.embeddings.create(model={json.dumps(name)}, input=texts)
+vectors = [item.embedding for item in answer.data]
+# Compare the server's vectors with the model's: revela-hub check {shlex.quote(name)} --endpoint http://localhost:8000"""

@@ -1,0 +1,281 @@
+"""The page: gradio components around `search.Collection`, or around a model that answers questions.
+
+Nothing is sent from this machine: no analytics, no fonts of other sites, no shared link. Uploaded files are deleted when they have been read.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from revela_hub.data.sources.source import Document
+from revela_hub.demo.code import Snippet
+from revela_hub.demo.rendering import CSS, header_html, message_html, passages_html, report_html, results_html
+from revela_hub.demo.report import Report
+from revela_hub.demo.search import Collection
+from revela_hub.demo.texts import (
+    MAX_BYTES,
+    MAX_PASSAGES,
+    MAX_QUERY,
+    UPLOADS,
+    documents_of_text,
+    documents_of_upload,
+    without_paths,
+)
+from revela_hub.errors import UserError
+
+if TYPE_CHECKING:
+    from gradio import Blocks
+
+MOST_RESULTS = 20
+HOUR = 3600
+FONTS = ("system-ui", "sans-serif")
+MONO = ("ui-monospace", "monospace")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the page shows of the model.
+
+    Attributes:
+        name: Hub id of the model, or the name of its folder.
+        code: Code to copy.
+        queries: Example queries.
+        report: Report of the adaptation.
+        url: Page of the model on the Hub.
+        card: Model card as Markdown, of a model that is not on the Hub.
+        notes: Notes under the title.
+    """
+
+    name: str
+    code: Sequence[Snippet] = ()
+    queries: Sequence[str] = ()
+    report: Report | None = None
+    url: str | None = None
+    card: str = ""
+    notes: Sequence[str] = ()
+
+
+def search_page(
+    shown: Shown, collection: Collection, index: Callable[[list[Document], Path], Collection], weight: float, top_k: int
+) -> "Blocks":
+    """Return the page that compares systems.
+
+    Args:
+        shown: What it shows of the model.
+        collection: The texts to search at first.
+        index: Indexes other documents in a folder.
+        weight: Weight of BM25 in the hybrid at first.
+        top_k: Number of results per column at first.
+    """
+    gr = _gradio()
+
+    def search(query: str, weight: float, top_k: float, own: Collection | None) -> str:
+        with _errors():
+            texts = collection if own is None else own
+            return results_html(texts.search(_query(query), min(max(weight, 0), 1), min(int(top_k), MOST_RESULTS)))
+
+    def search_again(query: str, *values: Any) -> str:
+        return search(query, *values) if query and query.strip() else ""
+
+    def use(text: str, file: str | None) -> tuple[Collection, str, None, str]:
+        with _errors():
+            own = _own_texts(index, text, file)
+        return own, message_html(_searching(own)), None, ""
+
+    def back() -> tuple[None, str, str]:
+        return None, message_html(_searching(collection)), ""
+
+    with gr.Blocks(title=f"Search with {shown.name}", analytics_enabled=False, delete_cache=(HOUR, HOUR)) as page:
+        own = gr.State(None, time_to_live=HOUR)
+        gr.HTML(header_html(shown.name, shown.url, shown.notes, shown.report))
+        with gr.Row(equal_height=True):
+            query = gr.Textbox(
+                label="Query",
+                placeholder="Type a question or some words",
+                max_length=MAX_QUERY,
+                scale=5,
+                autofocus=True,
+            )
+            button = gr.Button("Search", variant="primary", scale=1, min_width=120)
+        found = gr.HTML(render=False)
+        examples = gr.Examples([[text] for text in shown.queries], [query], label="Examples") if shown.queries else None
+        with gr.Row():
+            slider = gr.Slider(
+                0, 1, weight, step=0.1, label="Weight of BM25 in the hybrid", info=_fitted(shown, weight)
+            )
+            number = gr.Slider(1, MOST_RESULTS, top_k, step=1, label="Results", info="Number of passages per column")
+        status = gr.HTML(message_html(_searching(collection)))
+        found.render()
+        with gr.Accordion("Search your own text", open=False):
+            gr.HTML(message_html(_limits()))
+            with gr.Row():
+                text = gr.Textbox(label="Text", lines=6, max_lines=12, placeholder="Paste text here", scale=2)
+                file = gr.File(label="or a file", file_types=list(UPLOADS), file_count="single", scale=1, height=180)
+            with gr.Row():
+                use_button = gr.Button("Search this text", variant="primary")
+                back_button = gr.Button("Back to the first collection")
+        _about(shown)
+        inputs = [query, slider, number, own]
+        gr.on([button.click, query.submit], search, inputs, found, api_name="search")
+        gr.on([slider.release, number.release], search_again, inputs, found, api_visibility="private")
+        if examples is not None:
+            examples.load_input_event.then(search, inputs, found, api_visibility="private")
+        used = use_button.click(use, [text, file], [own, status, file, found], api_name="use_text")
+        used.success(search_again, inputs, found, api_visibility="private")
+        returned = back_button.click(back, None, [own, status, found], api_visibility="private")
+        returned.success(search_again, inputs, found, api_visibility="private")
+    return page
+
+
+def answer_page(shown: Shown, answer: Callable[[str], Iterator[tuple[str, list[tuple[str, str, float]]]]]) -> "Blocks":
+    """Return the page of a model that retrieves passages and answers.
+
+    Args:
+        shown: What it shows of the model.
+        answer: Yields the growing answer to a question, with the passages (text, source, score) that the model reads.
+    """
+    gr = _gradio()
+
+    def ask(question: str) -> Iterator[tuple[str, str]]:
+        with _errors():
+            for text, passages in answer(_query(question)):
+                yield text, passages_html(passages)
+
+    with gr.Blocks(title=f"Ask {shown.name}", analytics_enabled=False) as page:
+        gr.HTML(header_html(shown.name, shown.url, shown.notes, None))
+        with gr.Row(equal_height=True):
+            question = gr.Textbox(
+                label="Question", placeholder="Type a question", max_length=MAX_QUERY, scale=5, autofocus=True
+            )
+            button = gr.Button("Answer", variant="primary", scale=1, min_width=120)
+        text = gr.Textbox(label="Answer", lines=2, interactive=False, render=False)
+        passages = gr.HTML(render=False)
+        examples = (
+            gr.Examples([[each] for each in shown.queries], [question], label="Examples") if shown.queries else None
+        )
+        text.render()
+        passages.render()
+        _about(shown)
+        gr.on([button.click, question.submit], ask, question, [text, passages], api_name="answer")
+        if examples is not None:
+            examples.load_input_event.then(ask, question, [text, passages], api_visibility="private")
+    return page
+
+
+def launch(page: "Blocks", host: str, port: int | None, *, block: bool = True) -> str:
+    """Serve the page, and return its address.
+
+    Args:
+        page: The page.
+        host: Address to listen on.
+        port: Port (default: the first free one from 7860).
+        block: Whether to wait until Ctrl-C.
+
+    Raises:
+        UserError: The port is in use, or the address is not one of this machine.
+    """
+    gr = _gradio()
+    try:
+        _, address, _ = page.launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            max_file_size=MAX_BYTES,
+            ssr_mode=False,
+            run_history=False,
+            enable_monitoring=False,
+            footer_links=["api", "settings"],
+            theme=gr.themes.Default(font=FONTS, font_mono=MONO),
+            css=CSS,
+        )
+    except OSError as error:
+        where = host if port is None else f"{host}:{port}"
+        raise UserError(
+            f"cannot listen on {where}: the port is in use, or not allowed: choose another --port"
+        ) from error
+    if block:
+        page.block_thread()
+    return str(address)
+
+
+def _gradio() -> Any:
+    """Import gradio, which is an extra, without its reports of usage."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    import gradio
+
+    return gradio
+
+
+class _errors:
+    """Shows a `UserError` as a message, without paths of this machine."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, UserError):
+            message = without_paths(error.message)
+            raise _gradio().Error(escape(message[0].upper() + message[1:]), print_exception=False) from error
+
+
+def _query(query: str | None) -> str:
+    query = (query or "").strip()
+    if not query:
+        raise UserError("the query is empty: type a question or some words")
+    if len(query) > MAX_QUERY:
+        raise UserError(f"the query has {len(query):,} characters, more than {MAX_QUERY:,}: shorten it")
+    return query
+
+
+def _own_texts(index: Callable[[list[Document], Path], Collection], text: str, file: str | None) -> Collection:
+    """Index the pasted text and the uploaded file, which is deleted."""
+    documents = documents_of_text(text) if (text or "").strip() or not file else []
+    if file:
+        try:
+            documents += documents_of_upload(Path(file))
+        finally:
+            Path(file).unlink(missing_ok=True)
+    folder = tempfile.TemporaryDirectory(prefix="revela-hub-demo-")
+    own = index(documents, Path(folder.name))
+    own.folder = folder  # deleted together with the collection
+    return own
+
+
+def _searching(collection: Collection) -> str:
+    return f"Searching {collection.name}: {len(collection):,} passages. Ranks are compared with the first column."
+
+
+def _limits() -> str:
+    return (
+        f"Text or {', '.join(UPLOADS)} (JSON lines with the field text), up to {MAX_BYTES / 1e6:.0f} MB and {MAX_PASSAGES:,}"
+        " passages. It is processed on the machine that runs this page, and deleted after an hour."
+    )
+
+
+def _fitted(shown: Shown, weight: float) -> str:
+    how = "fitted on held-out queries" if shown.report else "the default"
+    return f"0: the retriever alone; 1: BM25 alone; {weight:.1f} is {how}"
+
+
+def _about(shown: Shown) -> None:
+    """Render the report, the code to copy and the card."""
+    gr = _gradio()
+    if shown.report:
+        with gr.Accordion("Was training worth it?", open=False):
+            gr.HTML(report_html(shown.report))
+    if shown.code:
+        with gr.Accordion("Use the model", open=False), gr.Tabs():
+            for snippet in shown.code:
+                with gr.Tab(snippet.title):
+                    gr.Code(snippet.code, language=snippet.language, interactive=False, label=snippet.title)  # type: ignore[arg-type]
+    if shown.card:
+        with gr.Accordion("Model card", open=False):
+            gr.Markdown(shown.card)
+    if os.environ.get("SPACE_ID"):
+        gr.DuplicateButton("Duplicate this Space")

@@ -1,0 +1,102 @@
+"""The results of `revela-hub adapt`, read from its report for the page."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from revela_hub.errors import UserError
+
+BASE = "base retriever"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report of an adaptation.
+
+    Attributes:
+        bm25_weight: Weight of BM25 in the hybrid.
+        exported: Name of the exported system.
+        verdict: The verdict in one sentence, with its interval.
+        table: Rows of the probe's table: system, nDCG@10, weight of BM25, training time, difference from the base.
+        cost: What the training cost, in one sentence.
+    """
+
+    bm25_weight: float
+    exported: str
+    verdict: str
+    table: tuple[tuple[str, ...], ...]
+    cost: str
+
+    @property
+    def is_base(self) -> bool:
+        """Whether the base retriever was exported, because no training was better."""
+        return self.exported == BASE
+
+
+HEADER = ("system", "nDCG@10", "weight of BM25", "training time", "difference, 95% interval")
+
+
+def read_report(file: Path) -> Report:
+    """Read the report that `revela-hub adapt` wrote.
+
+    Raises:
+        UserError: The file does not exist or is damaged.
+    """
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return _report(values)
+    except OSError as error:
+        raise UserError(f"{file}: no such file: --report takes adapt.json of `revela-hub adapt`") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{file} is not a report of `revela-hub adapt`, or is damaged: run that command again"
+        ) from error
+
+
+def _report(values: dict[str, Any]) -> Report:
+    means, systems = values["ndcg_at_10"], values["systems"]
+    rows = [("BM25", f"{means['BM25']:.3f}", "", "", ""), (BASE, f"{means[f'{BASE} alone']:.3f}", "", "", "")]
+    for system in systems:
+        name = str(system["name"])
+        shown = f"{name}, with BM25" + (" (exported)" if name == values["exported"] else "")
+        mean, weight = means[f"{name}, with BM25"], system["bm25_weight"]
+        time = duration(system["seconds"]) if system["seconds"] else ""
+        rows.append((shown, f"{mean:.3f}", f"{weight:.1f}", time, _interval(system.get("difference"))))
+    return Report(
+        float(values["bm25_weight"]), values["exported"], _verdict(values), tuple(rows), _cost(values, systems)
+    )
+
+
+def _verdict(values: dict[str, Any]) -> str:
+    found = values["difference"]
+    queries = f"{found['queries']} test queries"
+    word = str(values["verdict"]).capitalize()
+    if not found["difference"] and values["exported"] == BASE:
+        return f"{word}: no training was better than the base retriever with BM25 ({queries})."
+    return f"{word}: {_interval(found)} nDCG@10 compared with the base retriever, both with BM25 ({queries})."
+
+
+def _cost(values: dict[str, Any], systems: list[dict[str, Any]]) -> str:
+    whole = sum(system["seconds"] for system in systems)
+    of_exported = next((system["seconds"] for system in systems if system["name"] == values["exported"]), 0)
+    budget = values.get("settings", {}).get("budget")
+    parts = [f"{duration(whole)} of training for all candidates"]
+    if of_exported:
+        parts.append(f"{duration(of_exported)} for the exported one")
+    return ", ".join(parts) + (f"; budget with measuring: {budget}." if budget else ".")
+
+
+def _interval(found: dict[str, Any] | None) -> str:
+    return "" if found is None else f"{found['difference']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for reading.
+
+    >>> duration(42), duration(178.4), duration(7500)
+    ('42 s', '3.0 min', '2.1 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
