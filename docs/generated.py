@@ -22,7 +22,7 @@ PICTURE = r"(!\[[^\]]*\]\([^)]*)-light\.svg\)"
 GROUPS = {
     "Train": r"quickstart|adapt|train ",
     "Prepare data": r"mine|synthesize|probe",
-    "Search and measure": r"encode|index|search|answer|evaluate",
+    "Search and measure": r"encode|index|search|answer|demo|evaluate",
     "Export and publish": r"export|check|publish",
 }
 

@@ -42,7 +42,11 @@ LAYERS = {
     "trainers": {*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards"},
     "adaptation": {*BASE, "data", "retrieval", "evaluation", "hub_cards", "trainers"},
     "checkpoints": {*BASE, "data", "modeling", "trainers", "hub_cards", "adaptation"},
-    "cli": {*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards", "trainers", "adaptation", "checkpoints"},
+    "demo": {*BASE, "data", "retrieval", "hub_cards", "adaptation"},
+    "cli": {
+        *(*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards", "trainers"),
+        *("adaptation", "checkpoints", "demo"),
+    },
     "__main__": {"cli"},
 }
 # A method's training imports what two methods share, and no other method.

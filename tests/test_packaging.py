@@ -151,7 +151,7 @@ def requirements(lines: Iterable[str]) -> dict[str, Requirement]:
     return {canonicalize_name(requirement.name): requirement for requirement in wanted}
 
 
-EXTRAS = ("endpoint", "eval", "gguf", "milvus", "mteb", "onnx", "search", "synthesis", "test", "docs", "dev")
+EXTRAS = ("demo", "endpoint", "eval", "gguf", "milvus", "mteb", "onnx", "search", "synthesis", "test", "docs", "dev")
 
 
 def test_version_and_extras_of_the_installed_package() -> None:

@@ -110,3 +110,24 @@ def test_a_damaged_index_on_disk_is_made_again(tmp_path: Path, caplog: pytest.Lo
         for file in saved.glob("*.npy"):
             file.write_bytes(b"")
     assert "is damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("the dogs running", ["running", "Dogs", "runs"]),
+        ("日本語", ["日本語", "日本"]),
+        ("the", []),
+        ("zebra", []),
+        ("", []),
+    ],
+)
+def test_the_words_of_a_text_that_match(query: str, found: list[str]) -> None:
+    text = "A running dog_x, Dogs ran, the runs 日本語 and abc日本 end"
+    index = BM25(["The dog runs in 日本語", "x y"])
+    assert [text[start:end] for start, end in index.matches(query, text)] == found
+
+
+def test_the_size_of_an_index() -> None:
+    assert BM25(["river sea", "sea"]).bytes > 0
+    assert BM25([""]).bytes == 0

@@ -107,7 +107,9 @@ def search_page(
             slider = gr.Slider(
                 0, 1, weight, step=0.1, label="Weight of BM25 in the hybrid", info=_fitted(shown, weight)
             )
-            number = gr.Slider(1, MOST_RESULTS, top_k, step=1, label="Results", info="Number of passages per column")
+            number = gr.Slider(
+                1, MOST_RESULTS, top_k, step=1, label="Results", info="Number of passages per column", min_width=260
+            )
         status = gr.HTML(message_html(_searching(collection)))
         found.render()
         with gr.Accordion("Search your own text", open=False):

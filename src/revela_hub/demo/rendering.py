@@ -17,7 +17,7 @@ CSS = """
 .rh-column {min-width: 0}
 .rh-column h3 {margin: 0; font-size: 1rem; color: var(--body-text-color)}
 .rh-facts, .rh-source, .rh-nothing {font-size: .8rem; color: var(--body-text-color); opacity: .75; overflow-wrap: anywhere}
-.rh-facts {min-height: 2.6em}
+.rh-facts {min-height: 3em; line-height: 1.5}
 .rh-row {border: 1px solid var(--border-color-primary); border-radius: .5rem; padding: .6rem .7rem; margin-top: .6rem;
   background: var(--block-background-fill); color: var(--body-text-color)}
 .rh-head {display: flex; gap: .5rem; align-items: baseline; justify-content: space-between}
@@ -34,7 +34,7 @@ CSS = """
 .rh-note {color: var(--body-text-color); margin: .2rem 0}
 .rh-scroll {overflow-x: auto}
 .rh-table {border-collapse: collapse; width: 100%; font-size: .875rem; color: var(--body-text-color)}
-.rh-table th, .rh-table td {border-bottom: 1px solid var(--border-color-primary); padding: .35rem .6rem; text-align: left}
+.rh-table.rh-table th, .rh-table.rh-table td {border: 0; border-bottom: 1px solid var(--border-color-primary); padding: .35rem .6rem; text-align: left}
 .rh-same {opacity: .75}
 """
 

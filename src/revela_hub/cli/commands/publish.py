@@ -9,18 +9,25 @@ With --update, remaining files of the previous model are deleted; --delete_stale
 model card uses the metadata of the checkpoint and of card.yaml or --card. Log in with `hf auth login` or set
 HF_TOKEN.
 
+With --space, the page of `revela-hub demo` is published as a Space of the same name. It searches a built-in sample;
+your text is uploaded only if you give it with --space_corpus.
+
 Examples:
   revela-hub publish outputs/revela my-name/my-retriever --dry_run
   revela-hub publish outputs/revela my-name/my-retriever --private --card card.yaml --tag v1
   revela-hub publish outputs/revela my-name/my-retriever --adapter_only
+  revela-hub publish outputs/adapted my-name/my-retriever --space --dry_run
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt, TextLength
+
+if TYPE_CHECKING:
+    from revela_hub.hub_cards import Assembly, Destination, Published
 
 POSITIONALS = ("checkpoint", "repo_id")
 
@@ -58,6 +65,24 @@ class Arguments:
     adapter_only: bool = field(
         default=False, metadata={"help": "Publish only the LoRA adapter; its base must be a model on the Hub."}
     )
+    space: bool = field(default=False, metadata={"help": "Also publish a demo of the model, a Space of the same name."})
+    space_corpus: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Text that the Space searches and that is uploaded with it (default: a built-in sample).",
+            "metavar": "PATH",
+        },
+    )
+    space_queries: str | None = field(
+        default=None, metadata={"help": "Example queries of the Space, one per line.", "metavar": "FILE"}
+    )
+    space_package: str | None = field(
+        default=None,
+        metadata={
+            "help": "Requirement that installs revela-hub in the Space (default: this version, from PyPI).",
+            "metavar": "REQUIREMENT",
+        },
+    )
     card: str | None = field(default=None, metadata={"help": "YAML file with metadata for the model card."})
     max_length: TextLength | None = field(
         default=None, metadata={"help": "Maximum number of tokens per text, including EOS (default: the checkpoint's)."}
@@ -74,18 +99,45 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Publish, and print the checks, the files and the URL."""
-    import torch
-
     from revela_hub.checkpoints import publish
-    from revela_hub.hub_cards import Assembly, Destination, ModelCardMetadata, as_table
+    from revela_hub.demo.space import check_space, publish_space
     from revela_hub.retrieval.disk import try_folder
-    from revela_hub.trainers.methods import METHODS
 
     if arguments.output_dir:
         try_folder(Path(arguments.output_dir), "--output_dir")
     if arguments.adapter_only and arguments.part != "retriever":
         raise UserError("--adapter_only applies to the retriever: leave out --part")
-    destination = Destination(
+    destination, assembly = _destination(arguments), _assembly(arguments)
+    space = _space(arguments)
+    if space and not arguments.dry_run:
+        check_space(destination)
+    published = publish(
+        arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.output_dir, say=print
+    )
+    _print_checks_and_files(published)
+    if published.url is None:
+        for name in published.deleted:
+            print(f"would delete from {arguments.repo_id}: {name}")
+        for name in published.stale:
+            print(
+                f"would keep in {arguments.repo_id}, though made from the previous weights: {name} (see --delete_stale)"
+            )
+        _print_space(space)
+        print(f"\ndry run: nothing was uploaded to {arguments.repo_id}")
+        return
+    print(f"\npublished and verified: {published.url} (commit {str(published.commit)[:10]})")
+    if space:
+        print(f"demo: {publish_space(space, destination)}")
+        if arguments.private:
+            print(
+                "The Space is private, too, and needs a secret HF_TOKEN with read access to the model (its settings)."
+            )
+
+
+def _destination(arguments: Arguments) -> "Destination":
+    from revela_hub.hub_cards import Destination
+
+    return Destination(
         arguments.repo_id,
         private=arguments.private,
         revision=arguments.revision,
@@ -95,7 +147,15 @@ def run(arguments: Arguments) -> None:
         delete_stale=arguments.delete_stale,
         collection=arguments.collection,
     )
-    assembly = Assembly(
+
+
+def _assembly(arguments: Arguments) -> "Assembly":
+    import torch
+
+    from revela_hub.hub_cards import Assembly, ModelCardMetadata
+    from revela_hub.trainers.methods import METHODS
+
+    return Assembly(
         part=arguments.part,
         adapter_only=arguments.adapter_only,
         max_length=arguments.max_length,
@@ -104,9 +164,36 @@ def run(arguments: Arguments) -> None:
         trust_remote_code=arguments.trust_remote_code,
         timeout=arguments.timeout,
     )
-    published = publish(
-        arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.output_dir, say=print
+
+
+def _space(arguments: Arguments) -> dict[str, str]:
+    """Return the files of the Space; empty without --space."""
+    from revela_hub.demo.space import SpaceSettings, space_files
+
+    if not arguments.space:
+        for option in ("space_corpus", "space_queries", "space_package"):
+            if getattr(arguments, option):
+                raise UserError(f"--{option} requires --space")
+        return {}
+    if arguments.revision or arguments.pull_request:
+        raise UserError("--space shows the model of the main branch: leave out --revision and --pull_request")
+    if arguments.part not in ("retriever", "model"):
+        raise UserError(f"--space has no page for the part {arguments.part}: leave out --space")
+    return space_files(
+        SpaceSettings(
+            arguments.repo_id,
+            Path(arguments.checkpoint).expanduser(),
+            arguments.space_corpus,
+            arguments.space_queries,
+            arguments.space_package,
+            arguments.trust_remote_code,
+        )
     )
+
+
+def _print_checks_and_files(published: "Published") -> None:
+    from revela_hub.hub_cards import as_table
+
     print(as_table(published.checks))
     print()
     for name, size in published.files.items():
@@ -116,13 +203,12 @@ def run(arguments: Arguments) -> None:
         print(f"\nskipped, because they are not model files ({len(published.skipped)}):")
         for name, why in published.skipped.items():
             print(f"  {name}: {why}")
-    if published.url is None:
-        for name in published.deleted:
-            print(f"would delete from {arguments.repo_id}: {name}")
-        for name in published.stale:
-            print(
-                f"would keep in {arguments.repo_id}, though made from the previous weights: {name} (see --delete_stale)"
-            )
-        print(f"\ndry run: nothing was uploaded to {arguments.repo_id}")
-    else:
-        print(f"\npublished and verified: {published.url} (commit {str(published.commit)[:10]})")
+
+
+def _print_space(files: dict[str, str]) -> None:
+    """Print the files of the Space, and the whole program."""
+    if files:
+        print("\nfiles of the Space:")
+        for name, text in files.items():
+            print(f"{len(text.encode()):>14,}  {name}")
+        print(f"\napp.py:\n\n{files['app.py']}")

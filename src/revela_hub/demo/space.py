@@ -1,0 +1,198 @@
+"""Publish the page as a Space: an `app.py` that runs `revela-hub demo` with the published model.
+
+The Space has no path of this machine and no token. The text of the adaptation and its queries are not uploaded: the page searches the
+built-in sample, or the text that is given for it.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import RepositoryNotFoundError
+
+from revela_hub import __version__
+from revela_hub.adaptation import REPORT, SETTINGS
+from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.sources.queries import read_queries
+from revela_hub.data.text.chunks import chunk_document
+from revela_hub.demo.report import read_report
+from revela_hub.demo.texts import MAX_PASSAGES
+from revela_hub.errors import UserError
+from revela_hub.hub_cards.repository import Destination, hub_errors
+
+GRADIO = "6.31.0"
+"""Version of gradio for the Space, if it is not installed here."""
+MESSAGE = "Publish with revela-hub"
+PUBLISHED = ("verdict", "difference", "exported", "bm25_weight", "ndcg_at_10", "systems")
+"""The parts of the report that the page shows."""
+MOST_QUERIES = 20
+
+
+@dataclass(frozen=True)
+class SpaceSettings:
+    """What a Space shows.
+
+    Attributes:
+        repo_id: Id of the model, and of the Space.
+        folder: Output folder of `adapt` or of a training, for its report.
+        corpus: Text to upload and to search (default: the built-in sample).
+        queries: File of example queries.
+        package: Requirement that installs this package in the Space.
+        trust_remote_code: Whether the Space runs the model's own code.
+    """
+
+    repo_id: str
+    folder: Path
+    corpus: Sequence[str] = ()
+    queries: str | None = None
+    package: str | None = None
+    trust_remote_code: bool = False
+
+
+def space_files(settings: SpaceSettings) -> dict[str, str]:
+    """Return the files of the Space.
+
+    Raises:
+        UserError: The text or the queries cannot be read, or the text is too large.
+    """
+    files: dict[str, str] = {}
+    options: dict[str, object] = {"model": settings.repo_id}
+    base = None
+    if (file := settings.folder / REPORT).is_file():
+        report = read_report(file)
+        base = None if report.is_base else _base_on_the_hub(settings.folder)
+        files[REPORT] = json.dumps(_published(file), indent=2) + "\n"
+        options |= {"report": REPORT} | ({"base": base} if base else {})
+    if settings.corpus:
+        files["sample.jsonl"] = _sample(settings.corpus)
+        options["corpus"] = ["sample.jsonl"]
+    if settings.queries:
+        queries = list(read_queries(settings.queries).values())[:MOST_QUERIES]
+        files["queries.txt"] = "".join(f"{query}\n" for query in queries)
+        options["example_queries"] = "queries.txt"
+    if settings.trust_remote_code:
+        options["trust_remote_code"] = True
+    models = [settings.repo_id, *([base] if base else [])]
+    package = settings.package or f"revela-hub[demo]=={__version__}"
+    index = "--extra-index-url https://download.pytorch.org/whl/cpu"
+    return {"README.md": _readme(models), "app.py": _app(options), "requirements.txt": f"{index}\n{package}\n"} | files
+
+
+def check_space(destination: Destination) -> None:
+    """Check that the Space can be written to, before the model is published.
+
+    Raises:
+        UserError: A Space of this name exists that this package did not write, without `--update`.
+    """
+    api, repo_id = _api(destination), destination.repo_id
+    with hub_errors(_named(repo_id), "nothing was published: run the same command again"):
+        try:
+            commits = api.list_repo_commits(repo_id, repo_type="space")
+        except RepositoryNotFoundError:
+            return
+    # A single commit: an earlier run was stopped when it had created the Space.
+    ours = len(commits) == 1 or any(commit.title.startswith(MESSAGE) for commit in commits)
+    if not ours and not destination.update:
+        raise UserError(
+            f"{_named(repo_id)} exists already, and was not made by revela-hub: add --update to replace its files"
+        )
+
+
+def publish_space(files: dict[str, str], destination: Destination) -> str:
+    """Upload the files in one commit, and return the address of the Space.
+
+    Raises:
+        UserError: The Hub rejects it.
+    """
+    api, repo_id = _api(destination), destination.repo_id
+    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=text.encode()) for name, text in files.items()]
+    with hub_errors(_named(repo_id), f"the model {repo_id} is published, its Space is not: run the same command again"):
+        api.create_repo(
+            repo_id, repo_type="space", space_sdk="gradio", private=destination.private or None, exist_ok=True
+        )
+        api.create_commit(repo_id, operations, commit_message=f"{MESSAGE} {__version__}", repo_type="space")
+    return f"{api.endpoint}/spaces/{repo_id}"
+
+
+def _api(destination: Destination) -> HfApi:
+    return HfApi(token=destination.token, library_name="revela-hub", library_version=__version__)
+
+
+def _named(repo_id: str) -> str:
+    return f"the Space {repo_id}"
+
+
+def _base_on_the_hub(folder: Path) -> str | None:
+    """Return the Hub id of the base model of an adaptation; None if it is a folder or unknown."""
+    try:
+        base = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["retriever"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_id = isinstance(base, str) and base.count("/") <= 1 and not base.startswith((".", "/", "~")) and "\\" not in base
+    return base if is_id and not Path(base).exists() else None
+
+
+def _published(file: Path) -> dict[str, Any]:
+    values = json.loads(file.read_text(encoding="utf-8"))
+    budget = values.get("settings", {}).get("budget")
+    return {name: values[name] for name in PUBLISHED} | ({"settings": {"budget": budget}} if budget else {})
+
+
+def _sample(corpus: Sequence[str]) -> str:
+    """Return the passages of a text as JSON lines, with the names of their files."""
+    lines = [
+        json.dumps({"_id": Path(chunk.document).name, "text": chunk.text}, ensure_ascii=False)
+        for document in read_documents(list(corpus))
+        for chunk in chunk_document(document)
+    ]
+    if len(lines) > MAX_PASSAGES:
+        raise UserError(f"--space_corpus has {len(lines):,} passages, more than {MAX_PASSAGES:,}: give a part of it")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _readme(models: list[str]) -> str:
+    name = models[0].rpartition("/")[2]
+    metadata = {
+        "title": name,
+        "emoji": "🔎",
+        "colorFrom": "blue",
+        "colorTo": "green",
+        "sdk": "gradio",
+        "sdk_version": _gradio_version(),
+        "python_version": "3.11",
+        "app_file": "app.py",
+        "pinned": False,
+        "models": models,
+        "tags": ["revela-hub", "retrieval"],
+        "short_description": "Compare a retriever with BM25 and their hybrid",
+    }
+    header = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
+    return f"---\n{header}---\n\nSearch with [{models[0]}](https://huggingface.co/{models[0]}). Made with revela-hub.\n"
+
+
+def _app(options: dict[str, object]) -> str:
+    shown = {name: repr(value) if isinstance(value, bool) else json.dumps(value) for name, value in options.items()}
+    arguments = "".join(f"        {name}={value},\n" for name, value in shown.items())
+    return f'''"""The page of `revela-hub demo`."""
+
+from revela_hub.cli.commands.demo import Arguments, run
+
+run(
+    Arguments(
+{arguments}        host="0.0.0.0",
+        port=7860,
+    )
+)
+'''
+
+
+def _gradio_version() -> str:
+    try:
+        return version("gradio")
+    except PackageNotFoundError:
+        return GRADIO

@@ -1,0 +1,33 @@
+"""The code to copy."""
+
+import ast
+
+from revela_hub.demo.code import QUERY, answer_snippets, snippets
+
+
+def test_code_for_each_library() -> None:
+    found = {snippet.title: snippet for snippet in snippets("org/x", {}, 0.2)}
+    assert list(found) == ["sentence-transformers", "TEI", "vLLM", "revela-hub"]
+    for snippet in found.values():
+        assert "org/x" in snippet.code
+        if snippet.language == "python":
+            ast.parse(snippet.code)
+    assert "--weights 0.8 0.2" in found["revela-hub"].code
+
+
+def test_prompts_are_part_of_the_texts_that_servers_get() -> None:
+    prompts = {"query": 'Q\'s "query": ', "passage": "passage: "}
+    found = {snippet.title: snippet.code for snippet in snippets("org/x", prompts, 0.3)}
+    ast.parse(found["vLLM"])
+    assert f'\\"query\\": {QUERY}' in found["vLLM"] and '"passage: Swallows' in found["vLLM"]
+    assert "curl" in found["TEI"] and "starts with the model's prompt" in found["TEI"]
+
+
+def test_servers_do_not_run_the_code_of_a_model() -> None:
+    found = {snippet.title: snippet.code for snippet in snippets("org/x", {}, 0.3, remote_code=True)}
+    assert list(found) == ["sentence-transformers", "revela-hub"]
+    assert "trust_remote_code=True" in found["sentence-transformers"]
+
+
+def test_names_are_quoted_for_the_shell() -> None:
+    assert all("'my model'" in snippet.code for snippet in answer_snippets("my model"))

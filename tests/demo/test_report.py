@@ -1,0 +1,85 @@
+"""The report of an adaptation on the page."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from revela_hub.demo.rendering import report_html
+from revela_hub.demo.report import read_report
+from revela_hub.errors import UserError
+
+
+def values(verdict: str = "BETTER", exported: str = "natural pairs", gain: float = 0.05) -> dict[str, Any]:
+    """A report as `adapt` writes it."""
+    difference = {
+        "difference": gain,
+        "low": gain - 0.02,
+        "high": gain + 0.02,
+        "queries": 182,
+        "verdict": verdict.lower(),
+    }
+    return {
+        "verdict": verdict,
+        "difference": difference,
+        "exported": exported,
+        "bm25_weight": 0.2,
+        "queries": {"dev": 182, "test": 182},
+        "ndcg_at_10": {
+            "exported": 0.766,
+            "base retriever alone": 0.701,
+            "BM25": 0.522,
+            "base retriever, with BM25": 0.712,
+            "natural pairs, with BM25": 0.766,
+        },
+        "systems": [
+            {"name": "base retriever", "bm25_weight": 0.3, "seconds": 0.0},
+            {"name": "natural pairs", "bm25_weight": 0.2, "seconds": 178.4, "difference": difference},
+        ],
+        "settings": {"retriever": "all-MiniLM-L6-v2", "budget": "6m"},
+    }
+
+
+def write(folder: Path, report: object) -> Path:
+    file = folder / "adapt.json"
+    file.write_text(json.dumps(report))
+    return file
+
+
+def test_the_verdict_the_table_and_the_cost(tmp_path: Path) -> None:
+    report = read_report(write(tmp_path, values()))
+    assert report.bm25_weight == 0.2 and not report.is_base
+    assert report.verdict == (
+        "Better: +0.050 [+0.030, +0.070] nDCG@10 compared with the base retriever, both with BM25 (182 test queries)."
+    )
+    assert [row[:2] for row in report.table] == [
+        ("BM25", "0.522"),
+        ("base retriever", "0.701"),
+        ("base retriever, with BM25", "0.712"),
+        ("natural pairs, with BM25 (exported)", "0.766"),
+    ]
+    assert report.table[-1][2:] == ("0.2", "3.0 min", "+0.050 [+0.030, +0.070]")
+    assert (
+        report.cost
+        == "3.0 min of training for all candidates, 3.0 min for the exported one; budget with measuring: 6m."
+    )
+    html = report_html(report)
+    assert html.count("<tr>") == 5 and "Training cost: 3.0 min" in html
+
+
+def test_the_base_was_exported(tmp_path: Path) -> None:
+    report = read_report(write(tmp_path, values("NO DIFFERENCE", "base retriever", 0.0)))
+    assert report.is_base
+    assert report.verdict.startswith("No difference: no training was better than the base retriever")
+    report = read_report(write(tmp_path, values("NO DIFFERENCE", "base retriever", 0.01)))
+    assert report.verdict.startswith("No difference: +0.010 [-0.010, +0.030] nDCG@10")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"ndcg_at_10": 3, "systems": []}', "null"])
+def test_a_damaged_report(tmp_path: Path, content: str) -> None:
+    (tmp_path / "adapt.json").write_text(content)
+    with pytest.raises(UserError, match=r"adapt\.json is not a report of `revela-hub adapt`, or is damaged"):
+        read_report(tmp_path / "adapt.json")
+    with pytest.raises(UserError, match="no such file"):
+        read_report(tmp_path / "other.json")

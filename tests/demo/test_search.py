@@ -1,0 +1,110 @@
+"""The results of the demo as plain data, against the rankers that `search` uses."""
+
+from pathlib import Path
+
+import pytest
+from word_encoder import WORDS, Encoder
+
+from revela_hub.data.sources.source import Document
+from revela_hub.demo.search import Collection, Retriever, hybrid
+from revela_hub.errors import UserError
+from revela_hub.retrieval import BM25, TextList, fuse
+from revela_hub.retrieval.hybrid import Hybrid
+
+TEXTS = [" ".join(WORDS[place : place + 3]) for place in range(len(WORDS) - 2)]
+
+
+class Backwards(Encoder):
+    """Finds the opposite of what `Encoder` finds."""
+
+    def encode_query(self, inputs: list[str], /, **options: object) -> object:
+        return -super().encode_query(inputs, batch_size=1, show_progress_bar=False)
+
+
+def documents() -> list[Document]:
+    return [Document(f"/home/me/secret/{place}.txt", text, None, "text") for place, text in enumerate(TEXTS)]
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Collection:
+    retrievers = [Retriever("base", Backwards(), "backwards"), Retriever("adapted", Encoder(), "words")]
+    return Collection(documents(), retrievers, tmp_path)
+
+
+def test_columns_and_their_order(collection: Collection) -> None:
+    columns = collection.search("river sea", 0.3, top_k=4)
+    assert [column.title for column in columns] == ["base", "adapted", "BM25", "hybrid, BM25 weight 0.3"]
+    base, adapted, bm25, _ = columns
+    assert [row.rank for row in adapted.rows] == [1, 2, 3, 4]
+    assert adapted.rows[0].text == "river sea stone"
+    assert base.rows[0].text != adapted.rows[0].text
+    assert {"river", "sea"} & set(bm25.rows[0].text.split())
+    assert base.sizes == adapted.sizes == {"float32": len(TEXTS) * 8 * 4, "int8": len(TEXTS) * 8, "binary": len(TEXTS)}
+    assert bm25.sizes[""] == collection.bm25.bytes > 0
+    assert all(column.milliseconds > 0 for column in columns)
+
+
+def test_ranks_are_compared_with_the_first_column(collection: Collection) -> None:
+    base, *others = collection.search("river sea", 0.3, top_k=len(TEXTS))
+    assert {row.change for row in base.rows} == {""}
+    places = {row.text: row.rank for row in base.rows}
+    for column in others:
+        for row in column.rows:
+            gain = places[row.text] - row.rank
+            assert row.change == ("=" if not gain else f"▲{gain}" if gain > 0 else f"▼{-gain}")
+    _, adapted, *_ = collection.search("river sea", 0.3, top_k=1)
+    assert adapted.rows[0].change == "new"
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.5, 0.9])
+def test_the_hybrid_is_that_of_search(collection: Collection, weight: float) -> None:
+    parts = [collection.rankers["adapted"], collection.bm25]
+    ranker = Hybrid(parts, "minmax", [1 - weight, weight])
+    [expected] = collection.passages.found(ranker.search(ranker.encode(["sea moon"]), 5))
+    shown = collection.search("sea moon", weight, 5)[-1]
+    assert [(row.text, row.score) for row in shown.rows] == [(hit.text, hit.score) for hit in expected]
+
+
+def test_weights_0_and_1_are_the_parts_alone(collection: Collection) -> None:
+    for weight, title in ((0, "adapted"), (1, "BM25")):
+        columns = {column.title: column for column in collection.search("river sea", weight, 3)}
+        alone, both = columns[title], columns[f"hybrid, BM25 weight {weight:.1f}"]
+        assert [row.text for row in both.rows] == [row.text for row in alone.rows]
+
+
+def test_hybrid_keeps_as_many_hits_as_wanted() -> None:
+    texts = TextList(["a river", "a sea", "river sea"])
+    hits = BM25(texts).search(["river sea"], 3)
+    assert hybrid(hits, hits, 0.5, 2).rows_QK.shape == (1, 2)
+    assert hybrid(hits, hits, 0.5, 2).rows_QK.tolist() == fuse([hits, hits], 2).rows_QK.tolist()
+
+
+def test_folders_of_this_machine_are_not_shown(collection: Collection) -> None:
+    for column in collection.search("river", 0.3, 5):
+        assert all("/" not in row.source and row.source.endswith(".txt") for row in column.rows)
+
+
+def test_words_of_the_query_are_matched_by_their_stems(collection: Collection) -> None:
+    row = collection.search("the rivers", 0.3, 1)[-1].rows[0]
+    assert [row.text[start:end] for start, end in row.matches] == ["river"]
+
+
+def test_a_query_without_a_known_word_has_no_bm25_results(collection: Collection) -> None:
+    _, adapted, bm25, both = collection.search("zebra", 0.3, 3)
+    assert bm25.rows == () and "no text contains a word of the query" in bm25.nothing
+    assert [row.text for row in both.rows] == [row.text for row in adapted.rows]
+
+
+def test_one_retriever(tmp_path: Path) -> None:
+    columns = Collection(documents(), [Retriever("retriever", Encoder(), "words")], tmp_path).search("river", 0.3)
+    assert [column.title for column in columns] == ["retriever", "BM25", "hybrid, BM25 weight 0.3"]
+    assert len(columns[0].rows) == 5
+
+
+def test_what_cannot_be_searched(collection: Collection, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the query is empty"):
+        collection.search(" \n", 0.3)
+    with pytest.raises(UserError, match="the text is empty"):
+        Collection([Document("x", "  ", None, "text")], [], tmp_path)
+    with pytest.raises(UserError, match=r"14 passages, more than the 5 allowed"):
+        Collection(documents(), [], tmp_path, most=5)
