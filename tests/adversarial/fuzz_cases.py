@@ -911,6 +911,18 @@ publish done-cot-mote-nan me/model --dry_run --part dense
 check done-cot-mote
 synthesize
 synthesize --count 1
+demo
+demo bm25
+demo ./nowhere
+demo text
+demo retriever --corpus nowhere
+demo retriever --corpus empty
+demo retriever --index other-index
+demo retriever --report bad.yaml
+demo retriever --port 0
+publish retriever me/model --dry_run --space_corpus text
+publish retriever me/model --dry_run --space --revision next
+publish retriever me/model --dry_run --space --space_corpus nowhere
 quickstart --modles x
 --config recipe.yaml
 """

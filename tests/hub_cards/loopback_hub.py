@@ -1,6 +1,6 @@
 """A local Hub with the part of the HTTP interface that uploads and downloads use.
 
-Repositories are in memory; the names of data sets begin with `datasets/`. A commit maps file names to contents; large files use the LFS batch interface. Attributes simulate
+Repositories are in memory; the names of data sets begin with `datasets/`, those of Spaces with `spaces/`. A commit maps file names to contents; large files use the LFS batch interface. Attributes simulate
 errors: `cut_uploads` cuts connections in the middle of a large file, `corrupt_downloads` changes downloads, and
 `before_request` and `after_request` are called with "METHOD /path".
 """
@@ -132,14 +132,15 @@ class Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         self.query = {key: values[0] for key, values in parse_qs(address.query).items()}
         self.server.requests.append(f"{self.command} {address.path}")
-        path = re.sub(r"^(/api)?/datasets/", lambda found: "/api/models/" if found[1] else "/", address.path)
-        of_datasets = path != address.path
+        kind = re.match(r"(/api)?/(datasets/|spaces/)", address.path)
+        prefix = kind[2] if kind else ""
+        path = ("/api/models/" if kind[1] else "/") + address.path[kind.end() :] if kind else address.path
         for method, pattern, name in self.ROUTES:
             match = re.fullmatch(pattern, path)
             if method == self.command and match:
                 found = {key: unquote(value) for key, value in match.groupdict().items() if value is not None}
-                if of_datasets and "repo" in found:
-                    found["repo"] = f"datasets/{found['repo']}"
+                if "repo" in found:
+                    found["repo"] = f"{prefix}{found['repo']}"
                 if name == "put":
                     return self.put(**found)
                 self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -162,7 +163,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _may(self, namespace: str) -> bool:
         """Return whether the token can write to the namespace; if not, send the response."""
-        namespace = namespace.removeprefix("datasets/")
+        namespace = namespace.rpartition("/")[2]
         if self._token() not in (WRITER, READER):
             self._answer(401, {"error": "Invalid username or password."})
         elif self._token() != WRITER or namespace != "org":
@@ -202,15 +203,15 @@ class Handler(BaseHTTPRequestHandler):
         repo = f"{wanted.get('organization') or 'org'}/{wanted['name']}"
         if not self._may(repo.rpartition("/")[0]):
             return
-        if wanted.get("type") == "dataset":
-            repo = f"datasets/{repo}"
+        name, prefix = repo, {"dataset": "datasets/", "space": "spaces/"}.get(wanted.get("type"), "")
+        repo = f"{prefix}{repo}"
         if repo in self.server.repositories:
-            self._answer(409, {"error": "You already created this model repo"})
+            url = f"{self.server.endpoint}/{repo}"
+            self._answer(409, {"error": "You already created this model repo", "url": url})
             return
         repository = Repository(private=wanted.get("visibility") == "private" or bool(wanted.get("private")))
         repository.commit("main", {".gitattributes": b"*.safetensors filter=lfs\n"}, "initial commit")
         self.server.repositories[repo] = repository
-        name = repo.removeprefix("datasets/")
         self._answer(200, {"url": f"{self.server.endpoint}/{repo}", "id": "0", "name": name})
 
     def info(self, repo: str, revision: str = "main") -> None:
@@ -225,7 +226,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(
             200,
             {
-                "id": repo.removeprefix("datasets/"),
+                "id": "/".join(repo.split("/")[-2:]),
                 "modelId": repo,
                 "sha": sha,
                 "private": repository.private,
