@@ -38,7 +38,7 @@ MONO = ("ui-monospace", "monospace")
 
 @dataclass(frozen=True)
 class Shown:
-    """What the page shows of the model.
+    """Description of the model on the page.
 
     Attributes:
         name: Hub id of the model, or the name of its folder.
@@ -65,7 +65,7 @@ def search_page(
     """Return the page that compares systems.
 
     Args:
-        shown: What it shows of the model.
+        shown: Description of the model.
         collection: The texts to search at first.
         index: Indexes other documents in a folder.
         weight: Weight of BM25 in the hybrid at first.
@@ -95,6 +95,7 @@ def search_page(
         with gr.Row(equal_height=True):
             query = gr.Textbox(
                 label="Query",
+                container=False,
                 placeholder="Type a question or some words",
                 max_length=MAX_QUERY,
                 scale=5,
@@ -104,12 +105,8 @@ def search_page(
         found = gr.HTML(render=False)
         examples = gr.Examples([[text] for text in shown.queries], [query], label="Examples") if shown.queries else None
         with gr.Row():
-            slider = gr.Slider(
-                0, 1, weight, step=0.1, label="Weight of BM25 in the hybrid", info=_fitted(shown, weight)
-            )
-            number = gr.Slider(
-                1, MOST_RESULTS, top_k, step=1, label="Results", info="Number of passages per column", min_width=260
-            )
+            slider = gr.Slider(0, 1, weight, step=0.1, label=_weight(shown, weight), min_width=300)
+            number = gr.Slider(1, MOST_RESULTS, top_k, step=1, label="Results per column", min_width=300)
         status = gr.HTML(message_html(_searching(collection)))
         found.render()
         with gr.Accordion("Search your own text", open=False):
@@ -137,7 +134,7 @@ def answer_page(shown: Shown, answer: Callable[[str], Iterator[tuple[str, list[t
     """Return the page of a model that retrieves passages and answers.
 
     Args:
-        shown: What it shows of the model.
+        shown: Description of the model.
         answer: Yields the growing answer to a question, with the passages (text, source, score) that the model reads.
     """
     gr = _gradio()
@@ -151,7 +148,12 @@ def answer_page(shown: Shown, answer: Callable[[str], Iterator[tuple[str, list[t
         gr.HTML(header_html(shown.name, shown.url, shown.notes, None))
         with gr.Row(equal_height=True):
             question = gr.Textbox(
-                label="Question", placeholder="Type a question", max_length=MAX_QUERY, scale=5, autofocus=True
+                label="Question",
+                container=False,
+                placeholder="Type a question",
+                max_length=MAX_QUERY,
+                scale=5,
+                autofocus=True,
             )
             button = gr.Button("Answer", variant="primary", scale=1, min_width=120)
         text = gr.Textbox(label="Answer", lines=2, interactive=False, render=False)
@@ -260,16 +262,16 @@ def _limits() -> str:
     )
 
 
-def _fitted(shown: Shown, weight: float) -> str:
-    how = "fitted on held-out queries" if shown.report else "the default"
-    return f"0: the retriever alone; 1: BM25 alone; {weight:.1f} is {how}"
+def _weight(shown: Shown, weight: float) -> str:
+    fitted = f"{weight:.1f} was fitted on held-out queries" if shown.report else f"default: {weight:.1f}"
+    return f"BM25 weight in the hybrid ({fitted})"
 
 
 def _about(shown: Shown) -> None:
     """Render the report, the code to copy and the card."""
     gr = _gradio()
     if shown.report:
-        with gr.Accordion("Was training worth it?", open=False):
+        with gr.Accordion("Gain and cost of training", open=False):
             gr.HTML(report_html(shown.report))
     if shown.code:
         with gr.Accordion("Use the model", open=False), gr.Tabs():

@@ -19,7 +19,7 @@ class Report:
         exported: Name of the exported system.
         verdict: The verdict in one sentence, with its interval.
         table: Rows of the probe's table: system, nDCG@10, weight of BM25, training time, difference from the base.
-        cost: What the training cost, in one sentence.
+        cost: Cost of the training, in one sentence.
     """
 
     bm25_weight: float

@@ -182,7 +182,7 @@ def check_size(passages: Passages, most: int | None) -> None:
     """Check the number of passages.
 
     Raises:
-        UserError: There is none, or there are more than `most`.
+        UserError: There is no passage, or there are more than `most`.
     """
     if not len(passages):
         raise UserError("the text is empty: no passage contains any text")

@@ -35,7 +35,7 @@ MOST_QUERIES = 20
 
 @dataclass(frozen=True)
 class SpaceSettings:
-    """What a Space shows.
+    """Content of a Space.
 
     Attributes:
         repo_id: Id of the model, and of the Space.

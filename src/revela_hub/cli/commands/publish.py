@@ -211,4 +211,4 @@ def _print_space(files: dict[str, str]) -> None:
         print("\nfiles of the Space:")
         for name, text in files.items():
             print(f"{len(text.encode()):>14,}  {name}")
-        print(f"\napp.py:\n\n{files['app.py']}")
+        print(f"\napp.py:\n\n{files['app.py'].rstrip()}")
