@@ -277,7 +277,7 @@ def _about(shown: Shown) -> None:
         with gr.Accordion("Use the model", open=False), gr.Tabs():
             for snippet in shown.code:
                 with gr.Tab(snippet.title):
-                    gr.Code(snippet.code, language=snippet.language, interactive=False, label=snippet.title)  # type: ignore[arg-type]
+                    gr.Code(snippet.code, language=snippet.language, interactive=False, label=snippet.title)
     if shown.card:
         with gr.Accordion("Model card", open=False):
             gr.Markdown(shown.card)
