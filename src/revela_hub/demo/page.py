@@ -89,6 +89,7 @@ def search_page(
     def back() -> tuple[None, str, str]:
         return None, message_html(_searching(collection)), ""
 
+    page: Blocks
     with gr.Blocks(title=f"Search with {shown.name}", analytics_enabled=False, delete_cache=(HOUR, HOUR)) as page:
         own = gr.State(None, time_to_live=HOUR)
         gr.HTML(header_html(shown.name, shown.url, shown.notes, shown.report))
@@ -144,6 +145,7 @@ def answer_page(shown: Shown, answer: Callable[[str], Iterator[tuple[str, list[t
             for text, passages in answer(_query(question)):
                 yield text, passages_html(passages)
 
+    page: Blocks
     with gr.Blocks(title=f"Ask {shown.name}", analytics_enabled=False) as page:
         gr.HTML(header_html(shown.name, shown.url, shown.notes, None))
         with gr.Row(equal_height=True):
