@@ -49,6 +49,7 @@ def test_a_verdict_a_retriever_and_a_weight(
     report = json.loads((output / "adapt.json").read_text())
     assert [system["name"] for system in report["systems"]][:3] == ["base retriever", "natural pairs", "distillation"]
     assert report["verdict"] in last
+    assert report["cost"] in (output / "retriever" / "README.md").read_text()
     assert json.loads((output / "hybrid.json").read_text())["bm25_weight"] == report["bm25_weight"]
     assert SentenceTransformer(str(output / "retriever"), device="cpu").encode_query("area").shape == (32,)
     card = (output / "retriever" / "README.md").read_text()

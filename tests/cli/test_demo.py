@@ -75,7 +75,12 @@ def titles(html: str) -> list[str]:
 def test_the_output_of_adapt(adapted: Path) -> None:
     page, html = config("adapted")
     assert titles(html) == ["base", "adapted", "BM25", "hybrid, BM25 weight 0.3"]
-    for text in ("adapted/retriever", "Better: +0.050 [+0.020, +0.080]", "70 s for the exported one", "which passage?"):
+    for text in (
+        "adapted/retriever",
+        "Better: +0.050 [+0.020, +0.080]",
+        "The exported one took 70 s.",
+        "which passage?",
+    ):
         assert text in page
     assert '"value": 0.2' in page and "--weights 0.8 0.2" in page
     assert "long long" not in page

@@ -60,12 +60,13 @@ def test_the_verdict_the_table_and_the_cost(tmp_path: Path) -> None:
         ("natural pairs, with BM25 (exported)", "0.766"),
     ]
     assert report.table[-1][2:] == ("0.2", "3.0 min", "+0.050 [+0.030, +0.070]")
-    assert (
-        report.cost
-        == "3.0 min of training for all candidates, 3.0 min for the exported one; budget with measuring: 6m."
+    assert report.cost == (
+        "Training all candidates took 3.0 min. The exported one took 3.0 min. The budget was 6m, including the evaluation."
     )
+    cost = "Training all candidates took 5:00 on CPU (1 thread, AVX2)."
+    assert read_report(write(tmp_path, values() | {"cost": cost})).cost.startswith(f"{cost} The exported one took")
     html = report_html(report)
-    assert html.count("<tr>") == 5 and "Training cost: 3.0 min" in html
+    assert html.count("<tr>") == 5 and "The exported one took 3.0 min." in html
 
 
 def test_the_base_was_exported(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def report_html(report: Report) -> str:
     return (
         '<p class="rh-note">Queries of the text that were used neither for training nor for selection:</p>'
         f'<div class="rh-scroll"><table class="rh-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-        f'<p class="rh-note">Training cost: {escape(report.cost)}</p>'
+        f'<p class="rh-note">{escape(report.cost)}</p>'
     )
 
 

@@ -19,7 +19,7 @@ class Report:
         exported: Name of the exported system.
         verdict: The verdict in one sentence, with its interval.
         table: Rows of the probe's table: system, nDCG@10, weight of BM25, training time, difference from the base.
-        cost: Cost of the training, in one sentence.
+        cost: Time and hardware of the training.
     """
 
     bm25_weight: float
@@ -79,12 +79,14 @@ def _verdict(values: dict[str, Any]) -> str:
 
 def _cost(values: dict[str, Any], systems: list[dict[str, Any]]) -> str:
     whole = sum(system["seconds"] for system in systems)
-    of_exported = next((system["seconds"] for system in systems if system["name"] == values["exported"]), 0)
+    exported = next((system["seconds"] for system in systems if system["name"] == values["exported"]), 0)
     budget = values.get("settings", {}).get("budget")
-    parts = [f"{duration(whole)} of training for all candidates"]
-    if of_exported:
-        parts.append(f"{duration(of_exported)} for the exported one")
-    return ", ".join(parts) + (f"; budget with measuring: {budget}." if budget else ".")
+    parts = [str(values.get("cost") or f"Training all candidates took {duration(whole)}.")]
+    if exported:
+        parts.append(f"The exported one took {duration(exported)}.")
+    if budget:
+        parts.append(f"The budget was {budget}, including the evaluation.")
+    return " ".join(parts)
 
 
 def _interval(found: dict[str, Any] | None) -> str:

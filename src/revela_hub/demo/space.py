@@ -28,7 +28,7 @@ from revela_hub.hub_cards.repository import Destination, hub_errors
 GRADIO = "6.31.0"
 """Version of gradio for the Space, if it is not installed here."""
 MESSAGE = "Publish with revela-hub"
-PUBLISHED = ("verdict", "difference", "exported", "bm25_weight", "ndcg_at_10", "systems")
+PUBLISHED = ("verdict", "difference", "exported", "bm25_weight", "ndcg_at_10", "systems", "cost")
 """The parts of the report that the page shows."""
 MOST_QUERIES = 20
 
@@ -140,7 +140,9 @@ def _base_on_the_hub(folder: Path) -> str | None:
 def _published(file: Path) -> dict[str, Any]:
     values = json.loads(file.read_text(encoding="utf-8"))
     budget = values.get("settings", {}).get("budget")
-    return {name: values[name] for name in PUBLISHED} | ({"settings": {"budget": budget}} if budget else {})
+    return {name: values[name] for name in PUBLISHED if name in values} | (
+        {"settings": {"budget": budget}} if budget else {}
+    )
 
 
 def _sample(corpus: Sequence[str]) -> str:

@@ -233,7 +233,11 @@ def _deliver(verdict: "Verdict", arguments: Arguments, output: Path) -> None:
     hybrid = {"bm25_weight": verdict.chosen.weight, "fusion": "minmax"}
     (output / HYBRID).write_text(json.dumps(hybrid, indent=2) + "\n", encoding="utf-8")
     draw(verdict, output / FIGURE)
-    report = verdict.to_dict() | {"command": "revela-hub adapt", "settings": _portable(arguments)}
+    report = verdict.to_dict() | {
+        "cost": verdict.cost(),
+        "command": "revela-hub adapt",
+        "settings": _portable(arguments),
+    }
     (output / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     is_base = verdict.chosen is verdict.base
     metadata = ModelCardMetadata(
