@@ -12,6 +12,8 @@ With --endpoint, the vectors of a running server (text-embeddings-inference, vLL
 compared with the folder's instead. If they differ, the folder's vectors are recomputed with the usual mistakes (pooling,
 missing EOS, missing or repeated prompt, ignored Dense module, missing normalisation, one or two at a time) to name the cause.
 
+For the folder of an index, every text and vector is compared with its checksum; opening an index compares only a sample.
+
 Examples:
   revela-hub check my-retriever
   revela-hub check sentence-transformers/all-MiniLM-L6-v2
@@ -20,6 +22,7 @@ Examples:
   revela-hub check --data path/to/text --against path/to/beir
   revela-hub check --data pairs.jsonl --text_column anchor --against test-queries.txt
   revela-hub check my-retriever --endpoint http://localhost:8080
+  revela-hub check my-index
 """
 
 import json
@@ -39,7 +42,7 @@ POSITIONALS = ("model",)
 class Arguments(EndpointOptions):
     """Arguments of `revela-hub check`."""
 
-    model: str | None = field(default=None, metadata={"help": "Model folder or Hub id."})
+    model: str | None = field(default=None, metadata={"help": "Model folder, Hub id, or folder of an index."})
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a model on the Hub."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
     timeout: PositiveInt | None = field(
@@ -115,7 +118,9 @@ def _check_model(arguments: Arguments, model: str) -> None:
         raise UserError(f"{model} is a training checkpoint: `{publish}` exports it and checks the result")
     if arguments.revision and Path(model).expanduser().exists():
         raise UserError(f"--revision is for a model on the Hub, but {model} is a folder")
-    if arguments.endpoint:
+    if (Path(model).expanduser() / "index.json").is_file():
+        checks = _index_checks(arguments, model)
+    elif arguments.endpoint:
         checks = _compared(arguments, model)
     else:
         checks = check(
@@ -133,6 +138,16 @@ def _check_model(arguments: Arguments, model: str) -> None:
         print(f"{as_table(checks)}\n\n{model}: {said or f'all {len(checks)} checks passed'}")
     if failed:
         raise SystemExit(1)
+
+
+def _index_checks(arguments: Arguments, index: str) -> "list[Check]":
+    from revela_hub.errors import UserError
+    from revela_hub.hub_cards import Check
+    from revela_hub.retrieval.index_check import check_index
+
+    if arguments.endpoint:
+        raise UserError(f"{index} is an index: leave out --endpoint, or give the model's folder")
+    return [Check(*row) for row in check_index(index)]
 
 
 def _compared(arguments: Arguments, model: str) -> "list[Check]":

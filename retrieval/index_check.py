@@ -1,0 +1,107 @@
+"""The full check of an index, which reads every byte; opening one compares names, sizes and a sample (`PassageStore`)."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval.canary import Canary, spread
+from revela_hub.retrieval.store import IndexMetadata, PassageStore, read_metadata
+from revela_hub.retrieval.stored_vectors import Vectors
+from revela_hub.retrieval.texts import TextList, Texts
+from revela_hub.retrieval.vectors import store_folder
+
+ROWS = 8192
+_AGAIN = "run revela-hub index again with the same model, corpus and folder"
+
+
+class IndexCheck(NamedTuple):
+    """A row of the result."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def check_index(folder: str | Path) -> Iterator[IndexCheck]:
+    """Yield the checks of an index: its texts, the checksums of its vectors, their places, and its canary.
+
+    Raises:
+        UserError: There is no index, or its `index.json` is damaged.
+    """
+    folder = Path(folder).expanduser()
+    metadata = read_metadata(folder)
+    yield IndexCheck(
+        "index", True, f"{metadata.passages:,} passages, {metadata.dimension} dimensions, of {metadata.model}"
+    )
+    try:
+        texts = Texts(folder / f"texts-{metadata.texts}.arrow")
+    except UserError as error:
+        yield IndexCheck("texts", False, str(error))
+        return
+    yield _texts(texts, metadata)
+    yield (vectors := _shards(folder, metadata))
+    if vectors.ok:
+        yield from _places(folder, metadata, texts)
+
+
+def _texts(texts: Texts, metadata: IndexMetadata) -> IndexCheck:
+    wrong = 0
+    for start in range(0, len(texts), ROWS):
+        rows = range(start, min(start + ROWS, len(texts)))
+        found_R2 = TextList(texts.read(rows)).digests_N2
+        wrong += int((found_R2 != texts.digests_N2[start : rows.stop]).any(axis=1).sum())
+    if wrong or len(texts) != metadata.passages:
+        found = f"{wrong:,} texts have changed" if wrong else f"{len(texts):,} texts, not {metadata.passages:,}"
+        return IndexCheck("texts", False, f"{texts.path}: {found}: delete it, and {_AGAIN}")
+    return IndexCheck("texts", True, "their hashes match")
+
+
+def _shards(folder: Path, metadata: IndexMetadata) -> IndexCheck:
+    identity = f"{metadata.fingerprint} document {metadata.document_prompt!r}"
+    store = store_folder(folder, identity, metadata.options.dtype)
+    shards = [path for path in sorted(store.glob("*.npy")) if len(path.stem) == 32]
+    damaged = [path for path in shards if _checksum(path) != path.stem]
+    if damaged or not shards:
+        first = damaged[0] if damaged else store
+        count = f"{len(damaged):,} of {len(shards):,} shards are damaged, such as" if damaged else "no vectors in"
+        return IndexCheck("vectors", False, f"{count} {first}: delete them, and {_AGAIN}")
+    return IndexCheck("vectors", True, f"the checksums of {len(shards):,} shards match")
+
+
+def _checksum(path: Path) -> str:
+    """Return the checksum of the records of a shard."""
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as stream:
+        stream.seek(int.from_bytes(stream.read(10)[8:], "little"), 1)  # the header of the .npy format
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _places(folder: Path, metadata: IndexMetadata, texts: Texts) -> Iterator[IndexCheck]:
+    try:
+        store = PassageStore(folder)
+        vectors = replace(store.vectors, normalize=False)
+        wrong = sum(_misplaced(vectors, texts, start) for start in range(0, len(texts), ROWS))
+        found = "each passage has its vector" if not wrong else f"{wrong:,} passages have vectors of others: {_AGAIN}"
+        yield IndexCheck("places", not wrong, found)
+        if metadata.canary is None:
+            yield IndexCheck("canary", True, "none, as in indexes of earlier versions")
+            return
+        canary = Canary.read(folder, metadata.canary)
+        same = np.array_equal(np.array(canary.vectors, np.float32), vectors.take(spread(len(texts))))
+        yield IndexCheck(
+            "canary", same, "equals the vectors" if same else f"its vectors differ from the index: {_AGAIN}"
+        )
+    except UserError as error:
+        yield IndexCheck("places", False, str(error))
+
+
+def _misplaced(vectors: Vectors, texts: Texts, start: int) -> int:
+    rows = np.arange(start, min(start + ROWS, len(texts)))
+    return int((vectors.records(rows)["digest"] != texts.digests_N2[rows]).any(axis=1).sum())
