@@ -28,6 +28,8 @@ from revela_hub.retrieval.vectors import VectorStore
 if TYPE_CHECKING:
     import torch
 
+    from revela_hub.retrieval.ray_engine import RayEngine
+
 Part = Literal["dense", "sparse", "bm25"]
 Mode = Literal["dense", "sparse", "bm25", "hybrid"]
 
@@ -54,6 +56,7 @@ class RankerSettings:
         device: The device of exact search.
         show_progress_bar: Whether to show progress bars on standard error.
         rerank_depth: Number of results per query that a reranker scores again.
+        engine: A Ray cluster that encodes the passages; None: this process does.
     """
 
     mode: Mode | str = "dense"
@@ -73,6 +76,7 @@ class RankerSettings:
     device: "str | torch.device" = "cpu"
     show_progress_bar: bool = False
     rerank_depth: int = 50
+    engine: "RayEngine | None" = None
 
     def __post_init__(self) -> None:
         """Raises UserError for an unknown choice or a value out of range."""
@@ -167,7 +171,16 @@ def document_vectors(
     truncated_dimension(size, settings.index.truncate_dim)
     identity = f"{settings.identity} document {settings.document_prompt!r}"
     store = VectorStore(folder, identity, dtype=settings.index.dtype, option=option)
-    _fill(store, texts, encoder, settings, "Encoding passages")
+    if settings.engine is None:
+        _fill(store, texts, encoder, settings, "Encoding passages")
+    else:
+        settings.engine.fill(
+            store,
+            texts,
+            batch_size=settings.batch_size,
+            prompt=settings.document_prompt,
+            show=settings.show_progress_bar,
+        )
     return store.vectors(texts, normalize=normalize, truncate_dim=settings.index.truncate_dim)
 
 

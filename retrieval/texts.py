@@ -69,6 +69,10 @@ class Rows:
         self.digests_N2 = texts.digests_N2[start:stop]
         self.fingerprint = f"{texts.fingerprint}[{start}:{stop}]"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the range, not the hashes."""
+        return Rows, (self._texts, self._start, self._start + len(self))
+
     def __len__(self) -> int:
         return len(self.digests_N2)
 
@@ -109,6 +113,10 @@ class Texts:
         self.fingerprint = path.stem.removeprefix("texts-")
         self._batch: tuple[int, pa.RecordBatch] = (-1, None)  # the one read last
         self._order_N: NDArray[np.int64] | None = None  # the sorting order of the keys
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle where the texts are, not the texts."""
+        return Texts, (self.path,)
 
     def __len__(self) -> int:
         return len(self.keys_N)

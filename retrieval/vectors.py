@@ -25,6 +25,7 @@ import re
 import time
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,21 +82,32 @@ class VectorStore:
     def __init__(self, folder: Path, identity: str, *, dtype: str = "float32", option: str = "--cache_dir") -> None:
         """Reads which vectors exist."""
         self.identity = identity
+        self._arguments = folder, identity, dtype, option
         self.folder = make_folder(store_folder(Path(folder), identity, dtype), option)
         self._dtype = np.dtype(dtype)
         self._option = option
         self._dimension: int | None = None
         self._shards: dict[_Stamp, NDArray[np.uint64]] = {}  # the digests in each
         self._checked = self._read_checked()
-        for path in sorted(self.folder.glob("*.npy")):
-            if _NAME.fullmatch(path.name):
-                self._open(path)
-        with contextlib.suppress(UserError):  # a read-only folder is checked again next time
-            self._save_checked()
+        self.refresh()
         self._opened = len(self._shards)
         if not (self.folder / "store.json").is_file():
             with whole_file(self.folder / "store.json", option) as stream:
                 stream.write(json.dumps({"model": identity, "dtype": dtype}, indent=2).encode())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle where the store is, not what it holds."""
+        folder, identity, dtype, option = self._arguments
+        return partial(VectorStore, folder, identity, dtype=dtype, option=option), ()
+
+    def refresh(self) -> None:
+        """Reads which vectors other processes have added."""
+        known = {stamp.name for stamp in self._shards}
+        for path in sorted(self.folder.glob("*.npy")):
+            if _NAME.fullmatch(path.name) and path.name not in known:
+                self._open(path)
+        with contextlib.suppress(UserError):  # a read-only folder is checked again next time
+            self._save_checked()
 
     def fill(self, texts: TextSource, encode: "Encode", description: str | None = None) -> None:
         """Encodes and writes the missing vectors, in shards that start small.
@@ -108,18 +120,35 @@ class VectorStore:
         Raises:
             UserError: The disk is full, or the vectors overflow the dtype.
         """
-        missing = np.flatnonzero(self._find(texts.digests_N2) < 0)
-        # Duplicates are encoded once.
-        missing = missing[np.sort(np.unique(texts.digests_N2[missing], axis=0, return_index=True)[1])]
+        missing = self.missing(texts)
         size, start = FIRST_SHARD, 0
         with tqdm(total=len(missing), desc=description, unit=" texts", disable=description is None) as bar:
             while start < len(missing):
                 rows, began = missing[start : start + size], time.monotonic()
-                self._write(texts.digests_N2[rows], encode(texts.read(rows.tolist()), bar.update))
+                self.add(texts, rows, encode, bar.update)
                 start += len(rows)
                 if time.monotonic() - began < SHARD_SECONDS:
                     size = min(2 * size, SHARD_SIZE)
         self._save_checked()
+
+    def missing(self, texts: TextSource) -> NDArray[np.int64]:
+        """Return the numbers of the texts that have no vector, each of several equal texts once."""
+        missing = np.flatnonzero(self._find(texts.digests_N2) < 0)
+        return missing[np.sort(np.unique(texts.digests_N2[missing], axis=0, return_index=True)[1])]
+
+    def add(
+        self,
+        texts: TextSource,
+        rows: NDArray[np.int64],
+        encode: "Encode",
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        """Encodes the texts with these numbers, and writes their vectors as one shard.
+
+        Raises:
+            UserError: As `fill`.
+        """
+        self._write(texts.digests_N2[rows], encode(texts.read(rows.tolist()), progress))
 
     def vectors(self, texts: TextSource, *, normalize: bool = False, truncate_dim: int | None = None) -> Vectors:
         """Return the vectors of these texts, in their order, or their first `truncate_dim` components.

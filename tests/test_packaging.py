@@ -151,7 +151,10 @@ def requirements(lines: Iterable[str]) -> dict[str, Requirement]:
     return {canonicalize_name(requirement.name): requirement for requirement in wanted}
 
 
-EXTRAS = ("demo", "endpoint", "eval", "gguf", "milvus", "mteb", "onnx", "search", "synthesis", "test", "docs", "dev")
+EXTRAS = (
+    *("datatrove", "demo", "endpoint", "eval", "gguf", "milvus", "mteb", "onnx", "ray", "search", "synthesis"),
+    *("test", "docs", "dev"),
+)
 
 
 def test_version_and_extras_of_the_installed_package() -> None:

