@@ -141,7 +141,7 @@ def test_an_answering_model(work: Path, llama_folder: Path) -> None:
         outputs = list(ask("Where is Dart?"))
         assert outputs[-1][1].count('<article class="rh-row">') == 2
         assert ".txt" in outputs[-1][1] and str(work) not in outputs[-1][1]
-        assert "revela-hub answer model --index my-index" in json.dumps(page.get_config_file(), default=str)
+        assert "revela-hub answer out/model --index my-index" in json.dumps(page.get_config_file(), default=str)
     assert main(["demo", "out/model", "--base", "x"]) == 2
     assert main(["demo", "out/model", "--corpus", "docs", "--index", "x"]) == 2
 

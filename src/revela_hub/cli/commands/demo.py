@@ -271,11 +271,11 @@ def _build_index(arguments: Arguments, place: str, folder: Path) -> str:
 
 
 def _name(folder: Path, place: str) -> str:
-    """Return a name without the folders of this machine: `adapted/retriever`, or a Hub id."""
+    """Return a name without the path of this machine: `adapted/retriever`, `my-retriever`, or a Hub id."""
     if not folder.is_dir():
         return place
-    name = folder.resolve().name
-    return name if Path(place) == folder else f"{name}/{Path(place).name}"
+    whole = Path(place).expanduser().resolve()
+    return "/".join(whole.parts[-2:]) if whole.name in ("retriever", "model") else whole.name
 
 
 def _card(place: str) -> dict[str, Any]:
