@@ -26,7 +26,8 @@ from huggingface_hub.utils import validate_repo_id
 
 from revela_hub import __version__
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.hub_index import PREFIX, Written, open_downloaded, read_index, write_files
+from revela_hub.hub_cards.hub_index import PREFIX, open_downloaded, read_index, write_files
+from revela_hub.hub_cards.index_card import index_card
 from revela_hub.hub_cards.repository import hub_errors, same_file
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.store import METADATA, PassageStore
@@ -111,7 +112,7 @@ def push_index(
     folder = store.folder / f"hub.{uuid.uuid4().hex}.tmp"
     try:
         written = write_files(store, folder, corpus)
-        (folder / "README.md").write_text(card(written, repo_id), encoding="utf-8")
+        (folder / "README.md").write_text(index_card(written, repo_id), encoding="utf-8")
         names = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()]
         say(f"pushing {sum((folder / name).stat().st_size for name in names):,} bytes in {len(names)} files")
         with hub_errors(repo_id, f"nothing was pushed: {_AGAIN} to resume"):
@@ -210,77 +211,3 @@ def _check_name(repo_id: str) -> None:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise UserError(f"{repo_id!r} is not a valid name of a repository: {error}") from error
-
-
-def card(written: Written, repo_id: str) -> str:
-    """Return the card of the repository."""
-    metadata = written.metadata
-    size = sum((written.folder / name).stat().st_size for name in written.files)
-    prompt = "the model's own" if metadata.document_prompt is None else f"`{metadata.document_prompt!r}`"
-    kept = "" if metadata.options.truncate_dim is None else " (the first components of the model's)"
-    rows = [
-        ("passages", f"{metadata.passages:,}"),
-        ("model", f"`{metadata.model}`"),
-        ("fingerprint of the model", f"`{metadata.fingerprint}`"),
-        ("dimension", f"{metadata.dimension}{kept}"),
-        ("numbers", f"{metadata.options.dtype}, not scaled to unit length"),
-        ("similarity", metadata.similarity),
-        ("prompt of the passages", prompt),
-        ("tokens per passage", "the model's limit" if metadata.max_length is None else str(metadata.max_length)),
-        (
-            "index type",
-            metadata.options.type if metadata.options.precision == "float32" else metadata.options.precision,
-        ),
-        ("computed by", metadata.endpoint or "the model's folder"),
-        ("files", f"{len(written.files)} parquet files, {size:,} bytes"),
-    ]
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    return f"""---
-configs:
-- config_name: default
-  data_files: data/passages-*.parquet
-size_categories:
-- {_category(metadata.passages)}
-task_categories:
-- text-retrieval
-tags:
-- revela-hub
-- retrieval-index
-- embeddings
----
-
-# {repo_id.rpartition("/")[2]}
-
-{metadata.passages:,} passages with their vectors, made with [revela-hub](https://pypi.org/project/revela-hub/) {__version__}.
-
-| | |
-|---|---|
-{table}
-
-Search it with the same model:
-
-```bash
-pip install revela-hub
-revela-hub search {metadata.model} "your question" --index hf:{repo_id}
-```
-
-Read the rows:
-
-```python
-from datasets import load_dataset
-
-rows = load_dataset("{repo_id}", split="train")
-print(rows[0]["text"], len(rows[0]["vector"]))
-```
-
-`copies` lists further places with the same text. `canary-{metadata.canary}.json` holds 16 passages with their vectors: compare
-yours with them before you search.
-"""
-
-
-def _category(count: int) -> str:
-    names = ["1K", "10K", "100K", "1M", "10M", "100M", "1B"]
-    place = next((at for at, bound in enumerate(10**power for power in range(3, 10)) if count < bound), None)
-    if place is None:
-        return "n>1T" if count >= 10**12 else "1B<n<10B" if count < 10**10 else "10B<n<100B"
-    return "n<1K" if place == 0 else f"{names[place - 1]}<n<{names[place]}"

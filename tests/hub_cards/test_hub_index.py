@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from huggingface_hub import constants
 from loopback_hub import READER, LoopbackHub, Repository
@@ -13,8 +14,9 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards import hub_index
 from revela_hub.hub_cards.hub_index import public_metadata
 from revela_hub.hub_cards.index_repository import download_index
-from revela_hub.retrieval import IndexOptions, PassageStore
+from revela_hub.retrieval import IndexOptions, PassageStore, vectors
 from revela_hub.retrieval.store import IndexMetadata
+from revela_hub.retrieval.vectors import VectorStore
 
 NAME = "org/my-index"
 REPEATED = "Every file has this line about the licence."
@@ -237,6 +239,28 @@ def test_a_connection_that_breaks_is_resumed(
     assert not list((tmp_path / "index").glob("*.tmp"))
     hub.cut_uploads = False
     assert main([*index, "--push_to_hub", NAME]) == 0
+
+
+def test_a_download_that_was_interrupted_is_resumed(
+    hub: LoopbackHub, index: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([*index, "--push_to_hub", NAME]) == 0
+    monkeypatch.setattr(vectors, "FIRST_SHARD", 2)
+    written, write = [], VectorStore._write
+
+    def interrupted(store: VectorStore, *arrays: np.ndarray) -> None:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(len(arrays[0]))
+        write(store, *arrays)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(VectorStore, "_write", interrupted)
+        download_index(f"hf:{NAME}")
+    assert written == [2, 4]
+    found, expected = PassageStore(download_index(f"hf:{NAME}")), PassageStore(tmp_path / "index")
+    assert found.texts(range(13)) == expected.texts(range(13))
+    np.testing.assert_array_equal(found.vectors.read(0, 13), expected.vectors.read(0, 13))
 
 
 def test_places_and_addresses_are_not_published() -> None:
