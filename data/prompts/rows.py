@@ -19,7 +19,7 @@ import yaml
 from datasets import Dataset
 
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.rows import Row, json_lines_rows
+from revela_hub.data.sources.rows import Row, file_rows
 from revela_hub.errors import UserError
 
 COLUMNS = ("id", "task", "prompt", "input", "answers", "retrieve", "where")
@@ -71,8 +71,8 @@ def read_prompts(sources: Iterable[str | Path], task: str = "question_answering"
     paths = [Path(source) for source in sources]
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        raise UserError(f"{missing[0]}: no such file (prompts are read from JSON lines)")
-    rows = [prompt_row(row, task) for path in paths for row in json_lines_rows(path, ReadReport())]
+        raise UserError(f"{missing[0]}: no such file (prompts are read from JSON lines or parquet files)")
+    rows = [prompt_row(row, task) for path in paths for row in file_rows(path, ReadReport())]
     if not rows:
         raise UserError(f"no prompts in {', '.join(map(str, paths))}")
     return Dataset.from_list(rows)

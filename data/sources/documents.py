@@ -1,8 +1,8 @@
-"""Reading documents from folders, files, patterns, JSON lines and data sets.
+"""Reading documents from folders, files, patterns, JSON lines, parquet files and data sets.
 
 For each source: list its files (`files.source_files`) or open its data set, read rows or text, make documents of them, remove
 held-out text, and skip empty documents. Everything is a generator: a file is opened when its first document is requested, and
-JSON lines and data sets are streamed, so millions of documents never have to fit in memory.
+JSON lines, parquet files and data sets are streamed, so millions of documents never have to fit in memory.
 
 Skipped documents are counted in the report under these words: `binary` files (with a NUL byte in the first 8 KiB, git's
 rule), files that are `too large`, `unreadable` files, and `empty` documents; `files` lists more. Bytes that are not UTF-8 are
@@ -21,7 +21,15 @@ from typing import Any
 
 from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.report import ReadReport, skips
-from revela_hub.data.sources.rows import JSON_LINES, Row, column_text, column_value, dataset_rows, json_lines_rows
+from revela_hub.data.sources.rows import (
+    ROW_FILES,
+    Row,
+    column_text,
+    column_value,
+    dataset_rows,
+    file_rows,
+    json_lines_rows,
+)
 from revela_hub.data.sources.source import Document, Kind, Source, SourceLike, parse_sources
 from revela_hub.data.sources.unicode import printable_name
 from revela_hub.errors import UserError
@@ -99,8 +107,8 @@ def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
         yield from row_documents(dataset_rows(source), source)
         return
     for path in source_files(source, report):
-        if path.name.endswith(JSON_LINES):
-            yield from row_documents(json_lines_rows(path, report), source)
+        if path.name.endswith(ROW_FILES):
+            yield from row_documents(file_rows(path, report), source)
         elif (document := _file_document(path, source, report)) is not None:
             yield document
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from revela_hub.data.sources.beir import find_file, is_beir
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.rows import JSON_LINES, json_lines_rows, text_lines
+from revela_hub.data.sources.rows import ROW_FILES, file_rows, text_lines
 from revela_hub.errors import UserError
 
 COLUMNS = ("text", "query", "question", "anchor")
@@ -32,7 +32,7 @@ def read_queries(path: str | Path) -> dict[str, str]:
         raise UserError(f"no file {path}: give a file with one query per line, JSON lines, or a BEIR folder")
     found: dict[str, str] = {}
     seen: set[str] = set()
-    for id_, text in _rows(place) if place.name.endswith(JSON_LINES) else text_lines(place):
+    for id_, text in _rows(place) if place.name.endswith(ROW_FILES) else text_lines(place):
         query = " ".join(text.split())
         if query and query not in seen:
             seen.add(query)
@@ -43,7 +43,7 @@ def read_queries(path: str | Path) -> dict[str, str]:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str]]:
-    for row in json_lines_rows(path, ReadReport()):
+    for row in file_rows(path, ReadReport()):
         text = next((row.columns[name] for name in COLUMNS if name in row.columns), None)
         if not isinstance(text, str):
             has = ", ".join(row.columns) or "nothing"

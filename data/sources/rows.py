@@ -1,4 +1,4 @@
-"""Reading rows: JSON lines, any data set of `datasets` (streamed), and the relevance judgements of a BEIR folder.
+"""Reading rows: JSON lines, parquet files, any data set of `datasets` (streamed), and the relevance judgements of a BEIR folder.
 
 A row is a mapping; the `Source` says which of its columns hold text, title and id.
 """
@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -22,7 +22,11 @@ from revela_hub.errors import UserError, first_line
 
 logger = logging.getLogger(__name__)
 
-JSON_LINES = (".jsonl", ".jsonl.gz")
+PARQUET = ".parquet"
+ROW_FILES = (".jsonl", ".jsonl.gz", PARQUET)
+"""Endings of the files that `file_rows` reads."""
+ROWS_PER_BATCH = 1024
+"""Rows of a parquet file in memory, besides a row group in its compressed form."""
 QRELS_HEADER = ["query-id", "corpus-id", "score"]
 
 _REMEDY = "each line must be a JSON object (exclude skips a file)"
@@ -62,15 +66,15 @@ def read_rows(source: Source) -> Iterator[Row]:
 def _file_rows(source: Source) -> Iterator[Row]:
     check_exists(source)
     files = list(source_files(source, ReadReport()))
-    readable = [path for path in files if path.name.endswith(JSON_LINES) or _is_judgements(path)]
+    readable = [path for path in files if path.name.endswith(ROW_FILES) or _is_judgements(path)]
     if not readable:
-        forms = f"{', '.join(JSON_LINES)}, a BEIR folder, or a data set ({HUB_PREFIX}csv with data_files, ...)"
+        forms = f"{', '.join(ROW_FILES)}, a BEIR folder, or a data set ({HUB_PREFIX}csv with data_files, ...)"
         raise UserError(f"{source.path}: rows are read from {forms}")
     if skipped := len(files) - len(readable):
-        logger.warning("%s: skipped %d files that are not JSON lines", source.path, skipped)
+        logger.warning("%s: skipped %d files that are neither JSON lines nor parquet", source.path, skipped)
     for path in readable:
         if not _is_judgements(path):
-            yield from json_lines_rows(path, ReadReport())
+            yield from file_rows(path, ReadReport())
             continue
         for where, query, document, grade in read_judgements(path):
             if grade > 0:
@@ -105,6 +109,34 @@ def column_text(row: Row, name: str, remedy: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"{row.where}: column {name!r} holds {type(value).__name__}, not text ({remedy})")
     return value
+
+
+def file_rows(path: Path, report: ReadReport) -> Iterator[Row]:
+    """Read a file of `ROW_FILES`.
+
+    Raises:
+        UserError: The file cannot be read, or a line is not a JSON object.
+    """
+    return parquet_rows(path) if path.name.endswith(PARQUET) else json_lines_rows(path, report)
+
+
+def parquet_rows(path: Path) -> Iterator[Row]:
+    """Read a parquet file in batches; a row's location is `file:number`, from 1.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    name = printable_name(path.as_posix())
+    try:
+        with pq.ParquetFile(path, pre_buffer=False) as file:
+            batches = file.iter_batches(batch_size=ROWS_PER_BATCH)
+            for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1):
+                yield Row(f"{name}:{number}", row)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{name}: damaged or not a parquet file ({first_line(error)})") from error
 
 
 def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:

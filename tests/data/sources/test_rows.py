@@ -3,11 +3,17 @@
 import gzip
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from revela_hub.data.sources.beir import read_beir_pairs
+from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
@@ -19,9 +25,60 @@ def test_other_files_of_a_folder_are_skipped_with_a_warning(tmp_path: Path, capl
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
     with caplog.at_level(logging.WARNING):
         assert [row.columns["text"] for row in read_rows(Source(str(tmp_path), max_documents=1))] == ["a"]
-    assert "skipped 1 files that are not JSON lines" in caplog.text
-    with pytest.raises(UserError, match=r"README\.md: rows are read from \.jsonl, \.jsonl\.gz, a BEIR folder"):
+    assert "skipped 1 files that are neither JSON lines nor parquet" in caplog.text
+    with pytest.raises(
+        UserError, match=r"README\.md: rows are read from \.jsonl, \.jsonl\.gz, \.parquet, a BEIR folder"
+    ):
         list(read_rows(Source(str(tmp_path / "README.md"))))
+
+
+def test_parquet_files_are_read_like_json_lines(tmp_path: Path) -> None:
+    columns = {
+        "text": ["Rivers carry sediment.", None, "Mud."] * 1000,
+        "title": ["Water"] * 3000,
+        "n": list(range(3000)),
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "part-0.parquet", row_group_size=700)
+    (tmp_path / "part-1.jsonl").write_text('{"text": "Stones."}\n')
+    rows = list(read_rows(Source(str(tmp_path))))
+    assert len(rows) == 3001 and rows[2999].columns == {"text": "Mud.", "title": "Water", "n": 2999}
+    assert rows[2999].where.endswith("part-0.parquet:3000")
+    report = ReadReport()
+    documents = list(read_documents([str(tmp_path)], report=report))
+    assert report.documents == 2001 and report.skipped["empty"] == 1000
+    assert (documents[0].text, documents[-1].text) == ("Water\n\nRivers carry sediment.", "Stones.")
+    assert list(read_corpus(str(tmp_path / "part-0.parquet"), "text"))[:1] == ["Water Rivers carry sediment."]
+    with pytest.raises(UserError, match=r"part-0\.parquet:1: no column 'body'; the columns are 'text', 'title', 'n'"):
+        list(read_documents([str(tmp_path)], text_column="body"))
+
+
+@pytest.mark.parametrize("cut", [0, 4, 100])
+def test_a_damaged_parquet_file(tmp_path: Path, cut: int) -> None:
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pa.table({"text": ["Rivers carry sediment."] * 50}), file)
+    file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(UserError, match=r"rows\.parquet: damaged or not a parquet file"):
+        list(read_rows(Source(str(file))))
+
+
+def test_parquet_files_are_streamed(tmp_path: Path) -> None:
+    """Reading 400 MB of text in row groups of 4 MB needs a small part of that; in a process of its own."""
+    file = tmp_path / "large.parquet"
+    with parquet.ParquetWriter(file, pa.schema([("text", pa.large_string())]), compression="none") as writer:
+        for number in range(100):
+            writer.write_table(pa.table({"text": pa.array([f"{number} " * 1000] * 1500, pa.large_string())}))
+    code = f"""
+import resource
+from revela_hub.data.sources.documents import read_documents
+next(iter(read_documents([{str(file)!r}])))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(sum(len(document.text) for document in read_documents([{str(file)!r}])) > 4e8)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    large, mebibytes = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert large == "True" and float(mebibytes) < 60
 
 
 def test_a_compressed_beir_folder_is_one(tmp_path: Path) -> None:
