@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def adapted(work: Path, retriever_folder: Path) -> Path:
     return folder
 
 
-def config(*words: str) -> tuple[str, str]:
+def config(*words: Any) -> tuple[str, str]:
     """The configuration of the page of a command, and the HTML of a search for "river"."""
     pytest.importorskip("gradio", reason="the page needs the extra demo")
     values = {"model": words[0], "device": "cpu"} | dict(zip(words[1::2], words[2::2], strict=True))
@@ -114,7 +115,8 @@ def test_any_retriever_and_files(work: Path, retriever_folder: Path) -> None:
     assert "docs: 6 passages" in page
     assert re.search(r"\b(Alba|Brent|Corve|Dart|Esk|Foss)\.txt:1-1\b", html)
     assert str(work) not in page + html
-    page, html = config(str(retriever_folder), "base", str(retriever_folder))
+    page, html = config(str(retriever_folder), "base", str(retriever_folder), "top_k", 30)
+    assert '"maximum": 30' in page
     assert titles(html)[:2] == ["base", "retriever"]
     assert "the built-in sample: 24 passages" in page and "why do my eyes water" in page
 

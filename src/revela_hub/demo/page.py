@@ -72,11 +72,12 @@ def search_page(
         top_k: Number of results per column at first.
     """
     gr = _gradio()
+    most = max(MOST_RESULTS, top_k)
 
     def search(query: str, weight: float, top_k: float, own: Collection | None) -> str:
         with _errors():
             texts = collection if own is None else own
-            return results_html(texts.search(_query(query), min(max(weight, 0), 1), min(int(top_k), MOST_RESULTS)))
+            return results_html(texts.search(_query(query), min(max(weight, 0), 1), min(int(top_k), most)))
 
     def search_again(query: str, *values: Any) -> str:
         return search(query, *values) if query and query.strip() else ""
@@ -107,7 +108,7 @@ def search_page(
         examples = gr.Examples([[text] for text in shown.queries], [query], label="Examples") if shown.queries else None
         with gr.Row():
             slider = gr.Slider(0, 1, weight, step=0.1, label=_weight(shown, weight), min_width=300)
-            number = gr.Slider(1, MOST_RESULTS, top_k, step=1, label="Results per column", min_width=300)
+            number = gr.Slider(1, most, top_k, step=1, label="Results per column", min_width=300)
         status = gr.HTML(message_html(_searching(collection)))
         found.render()
         with gr.Accordion("Search your own text", open=False):

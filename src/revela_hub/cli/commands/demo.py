@@ -56,7 +56,10 @@ class Arguments:
     )
     base: str | None = field(
         default=None,
-        metadata={"help": "Retriever to compare with: folder or Hub id (default: the base model of adapt)."},
+        metadata={
+            "help": "Retriever to compare with: folder or Hub id (default: the base model of adapt).",
+            "metavar": "MODEL",
+        },
     )
     report: str | None = field(
         default=None,
