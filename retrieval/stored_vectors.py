@@ -11,7 +11,6 @@ Letters in names: N texts, D the dimension of the vectors, R requested rows.
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -202,8 +201,7 @@ class Vectors:
         try:
             shards = json.loads((layout / "shards.json").read_text(encoding="utf-8"))
             shards_N, places_N = (mapped(layout / f"{name}.npy") for name in ("shards", "places"))
-            sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
-            fits = [sizes.get(name) for name in shards["names"]] == shards["sizes"]
+            fits = [(folder / name).stat().st_size for name in shards["names"]] == shards["sizes"]
             if not fits or not shards_N.shape == places_N.shape == (len(digests_N2),):
                 return None
             files = tuple(folder / name for name in shards["names"])
