@@ -20,7 +20,7 @@ tags:
 
 # {title}
 
-{passages:,} passages with their vectors, made with [revela-hub](https://pypi.org/project/revela-hub/) {version}.
+{passages:,} passages with their vectors, made with revela-hub {version}.
 
 | | |
 |---|---|

@@ -46,7 +46,7 @@ class CutPassages(PipelineStep):  # type: ignore[misc]
 
     Args:
         max_words: Maximum number of words per passage.
-        kind: What the documents are: "text" or "code".
+        kind: Type of the documents: "text" or "code".
     """
 
     type = "Passages"

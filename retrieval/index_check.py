@@ -1,6 +1,5 @@
 """The full check of an index, which reads every byte; opening one compares names, sizes and a sample (`PassageStore`)."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,11 @@ import numpy as np
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.canary import Canary, spread
+from revela_hub.retrieval.disk import mapped
 from revela_hub.retrieval.store import IndexMetadata, PassageStore, read_metadata
 from revela_hub.retrieval.stored_vectors import Vectors
 from revela_hub.retrieval.texts import TextList, Texts
-from revela_hub.retrieval.vectors import store_folder
+from revela_hub.retrieval.vectors import checksum, store_folder
 
 ROWS = 8192
 _AGAIN = "run revela-hub index again with the same model, corpus and folder"
@@ -65,7 +65,7 @@ def _shards(folder: Path, metadata: IndexMetadata) -> IndexCheck:
     identity = f"{metadata.fingerprint} document {metadata.document_prompt!r}"
     store = store_folder(folder, identity, metadata.options.dtype)
     shards = [path for path in sorted(store.glob("*.npy")) if len(path.stem) == 32]
-    damaged = [path for path in shards if _checksum(path) != path.stem]
+    damaged = [path for path in shards if not _is_intact(path)]
     if damaged or not shards:
         first = damaged[0] if damaged else store
         count = f"{len(damaged):,} of {len(shards):,} shards are damaged, such as" if damaged else "no vectors in"
@@ -73,14 +73,11 @@ def _shards(folder: Path, metadata: IndexMetadata) -> IndexCheck:
     return IndexCheck("vectors", True, f"the checksums of {len(shards):,} shards match")
 
 
-def _checksum(path: Path) -> str:
-    """Return the checksum of the records of a shard."""
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as stream:
-        stream.seek(int.from_bytes(stream.read(10)[8:], "little"), 1)  # the header of the .npy format
-        while block := stream.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+def _is_intact(path: Path) -> bool:
+    try:
+        return checksum(mapped(path)) == path.stem
+    except (OSError, ValueError, EOFError):
+        return False
 
 
 def _places(folder: Path, metadata: IndexMetadata, texts: Texts) -> Iterator[IndexCheck]:

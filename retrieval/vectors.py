@@ -219,7 +219,7 @@ class VectorStore:
                 self._shards[stamp] = self._checked[stamp]
                 return
             records = np.load(path, mmap_mode="r", allow_pickle=False)
-            if records.ndim != 1 or records.dtype.names != ("digest", "vector") or _checksum(records) != path.stem:
+            if records.ndim != 1 or records.dtype.names != ("digest", "vector") or checksum(records) != path.stem:
                 raise ValueError("wrong checksum")
         except FileNotFoundError:  # another process found it damaged and deleted it
             return
@@ -250,7 +250,7 @@ class VectorStore:
             records["vector"] = vectors_ND
         if not np.isfinite(records["vector"]).all():
             raise UserError(f"the model's vectors overflow {self._dtype}; store them as float32")
-        path = self.folder / f"{_checksum(records)}.npy"
+        path = self.folder / f"{checksum(records)}.npy"
         with whole_file(path, self._option) as stream:
             write_array(stream, records)
         self._add(_Stamp.of(path), records)
@@ -266,5 +266,6 @@ def vectors_key(identity: str, dtype: str, texts: str, normalize: bool, truncate
     return key_of(identity, dtype, texts, normalize, *filter(None, [truncate_dim]))
 
 
-def _checksum(records: NDArray[Any]) -> str:
+def checksum(records: NDArray[Any]) -> str:
+    """Return the checksum of a shard's records, which is its name."""
     return hashlib.blake2b(np.ascontiguousarray(records).view(np.uint8).data, digest_size=16).hexdigest()

@@ -2,43 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from adapt_report import adapt_report
 
 from revela_hub.demo.rendering import report_html
 from revela_hub.demo.report import read_report
 from revela_hub.errors import UserError
-
-
-def values(verdict: str = "BETTER", exported: str = "natural pairs", gain: float = 0.05) -> dict[str, Any]:
-    """A report as `adapt` writes it."""
-    difference = {
-        "difference": gain,
-        "low": gain - 0.02,
-        "high": gain + 0.02,
-        "queries": 182,
-        "verdict": verdict.lower(),
-    }
-    return {
-        "verdict": verdict,
-        "difference": difference,
-        "exported": exported,
-        "bm25_weight": 0.2,
-        "queries": {"dev": 182, "test": 182},
-        "ndcg_at_10": {
-            "exported": 0.766,
-            "base retriever alone": 0.701,
-            "BM25": 0.522,
-            "base retriever, with BM25": 0.712,
-            "natural pairs, with BM25": 0.766,
-        },
-        "systems": [
-            {"name": "base retriever", "bm25_weight": 0.3, "seconds": 0.0},
-            {"name": "natural pairs", "bm25_weight": 0.2, "seconds": 178.4, "difference": difference},
-        ],
-        "settings": {"retriever": "all-MiniLM-L6-v2", "budget": "6m"},
-    }
 
 
 def write(folder: Path, report: object) -> Path:
@@ -48,7 +18,7 @@ def write(folder: Path, report: object) -> Path:
 
 
 def test_the_verdict_the_table_and_the_cost(tmp_path: Path) -> None:
-    report = read_report(write(tmp_path, values()))
+    report = read_report(write(tmp_path, adapt_report()))
     assert report.bm25_weight == 0.2 and not report.is_base
     assert report.verdict == (
         "Better: +0.050 [+0.030, +0.070] nDCG@10 compared with the base retriever, both with BM25 (182 test queries)."
@@ -64,16 +34,18 @@ def test_the_verdict_the_table_and_the_cost(tmp_path: Path) -> None:
         "Training all candidates took 3.0 min. The exported one took 3.0 min. The budget was 6m, including the evaluation."
     )
     cost = "Training all candidates took 5:00 on CPU (1 thread, AVX2)."
-    assert read_report(write(tmp_path, values() | {"cost": cost})).cost.startswith(f"{cost} The exported one took")
+    assert read_report(write(tmp_path, adapt_report() | {"cost": cost})).cost.startswith(
+        f"{cost} The exported one took"
+    )
     html = report_html(report)
     assert html.count("<tr>") == 5 and "The exported one took 3.0 min." in html
 
 
 def test_the_base_was_exported(tmp_path: Path) -> None:
-    report = read_report(write(tmp_path, values("NO DIFFERENCE", "base retriever", 0.0)))
+    report = read_report(write(tmp_path, adapt_report("NO DIFFERENCE", "base retriever", 0.0)))
     assert report.is_base
     assert report.verdict.startswith("No difference: no training was better than the base retriever")
-    report = read_report(write(tmp_path, values("NO DIFFERENCE", "base retriever", 0.01)))
+    report = read_report(write(tmp_path, adapt_report("NO DIFFERENCE", "base retriever", 0.01)))
     assert report.verdict.startswith("No difference: +0.010 [-0.010, +0.030] nDCG@10")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from adapt_report import adapt_report
 from loopback_hub import READER, LoopbackHub, Repository
 
 from revela_hub import __version__
@@ -29,24 +30,8 @@ def adapted(tmp_path: Path, retriever_folder: Path) -> Path:
     folder = tmp_path / "adapted"
     (folder / "work" / "probe").mkdir(parents=True)
     (folder / "retriever").symlink_to(retriever_folder)
-    difference = {"difference": 0.05, "low": 0.02, "high": 0.08, "queries": 182}
-    report = {
-        "verdict": "BETTER",
-        "difference": difference,
-        "exported": "natural pairs",
-        "bm25_weight": 0.2,
-        "ndcg_at_10": {
-            "BM25": 0.5,
-            "base retriever alone": 0.6,
-            "base retriever, with BM25": 0.65,
-            "natural pairs, with BM25": 0.7,
-        },
-        "systems": [
-            {"name": "base retriever", "bm25_weight": 0.3, "seconds": 0.0},
-            {"name": "natural pairs", "bm25_weight": 0.2, "seconds": 70.0, "difference": difference},
-        ],
-        "settings": {"retriever": "all-MiniLM-L6-v2", "budget": "6m", "labels": "secret-labels.jsonl"},
-    }
+    report = adapt_report()
+    report["settings"]["labels"] = "secret-labels.jsonl"
     (folder / "adapt.json").write_text(json.dumps(report))
     (folder / "settings.json").write_text(json.dumps({"retriever": "sentence-transformers/all-MiniLM-L6-v2"}))
     (folder / "work" / "probe" / "corpus.jsonl").write_text('{"text": "a private passage"}\n')

@@ -128,6 +128,14 @@ def test_options_without_effect(
     assert message in capsys.readouterr().err
 
 
+def test_bm25_has_nothing_to_encode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"anchor": "rivers", "positive": "Rivers carry sediment."}\n')
+    words = ["mine", "bm25", "--pairs", str(pairs), "--output", str(tmp_path / "mined.jsonl"), "--engine", "ray"]
+    assert main([*words, "--cache_dir", str(tmp_path / "cache")]) == 2
+    assert "--engine ray encodes vectors: it requires --mode dense" in capsys.readouterr().err
+
+
 def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
     if ray.is_initialized():  # the cluster of the other tests
         ray.shutdown()

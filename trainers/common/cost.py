@@ -55,8 +55,8 @@ def hardware(device: torch.device, processes: int = 1) -> str:
     return f"{processes} x {name}" if processes > 1 else name
 
 
-def describe_cost(trainer: Trainer) -> str:
-    """Return the steps, duration, hardware and energy of a run as sentences."""
+def describe_cost(trainer: Trainer, *, resumed: bool = False) -> str:
+    """Return the steps, duration, hardware and energy of a run as sentences; codecarbon knows only the part since it was resumed."""
     processes = trainer.args.world_size * max(trainer.args.n_gpu, 1)
     took = next((each.seconds for each in trainer.callback_handler.callbacks if isinstance(each, WallTime)), 0.0)
     where = hardware(trainer.args.device, processes)
@@ -66,7 +66,7 @@ def describe_cost(trainer: Trainer) -> str:
             f" codecarbon estimates {emissions['energy_consumed'] * 1000:.3g} Wh of energy and"
             f" {emissions['emissions']:.3g} g of CO2"
         )
-        text += " since the run was last resumed." if trainer.args.resume_from_checkpoint else "."
+        text += " since the run was last resumed." if resumed else "."
     return text
 
 

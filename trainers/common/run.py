@@ -136,7 +136,11 @@ class Run:
             metadata = card_metadata(
                 self.arguments, method=self.method, summary=summary, sources=map(str, sources), record=trainer.record
             )
-            metadata = replace(metadata, training_run=describe_cost(trainer), co2_eq_emissions=co2_emissions(trainer))
+            metadata = replace(
+                metadata,
+                training_run=describe_cost(trainer, resumed=self.resumed),
+                co2_eq_emissions=co2_emissions(trainer),
+            )
             if self.outcome is not None:
                 figures = (self.outcome.figure(self.output),)
                 results, verdict = self.outcome.results(), self.outcome.explained()

@@ -94,18 +94,9 @@ def search_page(
     with gr.Blocks(title=f"Search with {shown.name}", analytics_enabled=False, delete_cache=(HOUR, HOUR)) as page:
         own = gr.State(None, time_to_live=HOUR)
         gr.HTML(header_html(shown.name, shown.url, shown.notes, shown.report))
-        with gr.Row(equal_height=True):
-            query = gr.Textbox(
-                label="Query",
-                container=False,
-                placeholder="Type a question or some words",
-                max_length=MAX_QUERY,
-                scale=5,
-                autofocus=True,
-            )
-            button = gr.Button("Search", variant="primary", scale=1, min_width=120)
+        query, button = _query_row("Query", "Type a question or some words", "Search")
         found = gr.HTML(render=False)
-        examples = gr.Examples([[text] for text in shown.queries], [query], label="Examples") if shown.queries else None
+        examples = _examples(shown, query)
         with gr.Row():
             slider = gr.Slider(0, 1, weight, step=0.1, label=_weight(shown, weight), min_width=300)
             number = gr.Slider(1, most, top_k, step=1, label="Results per column", min_width=300)
@@ -149,21 +140,10 @@ def answer_page(shown: Shown, answer: Callable[[str], Iterator[tuple[str, list[t
     page: Blocks
     with gr.Blocks(title=f"Ask {shown.name}", analytics_enabled=False) as page:
         gr.HTML(header_html(shown.name, shown.url, shown.notes, None))
-        with gr.Row(equal_height=True):
-            question = gr.Textbox(
-                label="Question",
-                container=False,
-                placeholder="Type a question",
-                max_length=MAX_QUERY,
-                scale=5,
-                autofocus=True,
-            )
-            button = gr.Button("Answer", variant="primary", scale=1, min_width=120)
+        question, button = _query_row("Question", "Type a question", "Answer")
         text = gr.Textbox(label="Answer", lines=2, interactive=False, render=False)
         passages = gr.HTML(render=False)
-        examples = (
-            gr.Examples([[each] for each in shown.queries], [question], label="Examples") if shown.queries else None
-        )
+        examples = _examples(shown, question)
         text.render()
         passages.render()
         _about(shown)
@@ -217,6 +197,23 @@ def _gradio() -> Any:
     import gradio
 
     return gradio
+
+
+def _query_row(label: str, placeholder: str, button: str) -> tuple[Any, Any]:
+    """Render a box for the query and its button, side by side, and return both."""
+    gr = _gradio()
+    with gr.Row(equal_height=True):
+        box = gr.Textbox(
+            label=label, container=False, placeholder=placeholder, max_length=MAX_QUERY, scale=5, autofocus=True
+        )
+        return box, gr.Button(button, variant="primary", scale=1, min_width=120)
+
+
+def _examples(shown: Shown, box: Any) -> Any:
+    """Render the example queries, which fill the box; None without any."""
+    if not shown.queries:
+        return None
+    return _gradio().Examples([[query] for query in shown.queries], [box], label="Examples")
 
 
 class _errors:

@@ -3,14 +3,17 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
+from transformers.integrations import CodeCarbonCallback
 
 from revela_hub.cli.main import main
-from revela_hub.trainers.common.cost import hardware
+from revela_hub.trainers.common.cost import co2_emissions, describe_cost, hardware
 from revela_hub.trainers.common.progress import clock
 
 
@@ -70,6 +73,36 @@ def test_codecarbon_adds_energy_and_co2_without_a_place(
     assert emissions == found["co2_eq_emissions"] and emissions["source"] == "codecarbon"
     assert set(emissions) <= {"emissions", "energy_consumed", "source", "training_type", "hardware_used"}
     assert emissions["energy_consumed"] > 0
+
+
+def test_energy_and_co2_in_the_units_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """codecarbon measures kilograms; its place, and a part before a resumption that it does not know, are not claimed."""
+    measured = SimpleNamespace(
+        emissions=0.00123449,
+        energy_consumed=0.004,
+        cpu_model="AMD EPYC",
+        gpu_model=None,
+        country_name="Utopia",
+        latitude=1.0,
+    )
+    monkeypatch.setattr(CodeCarbonCallback, "__init__", lambda self: None)
+    callback = CodeCarbonCallback()
+    callback.tracker = SimpleNamespace(final_emissions_data=measured)
+    arguments = SimpleNamespace(world_size=1, n_gpu=0, device=torch.device("cpu"))
+    trainer: Any = SimpleNamespace(
+        args=arguments, state=SimpleNamespace(global_step=4), callback_handler=SimpleNamespace(callbacks=[callback])
+    )
+    assert co2_emissions(trainer) == {
+        "emissions": 1.234,
+        "energy_consumed": 0.004,
+        "source": "codecarbon",
+        "training_type": "fine-tuning",
+        "hardware_used": "AMD EPYC",
+    }
+    assert describe_cost(trainer).endswith("codecarbon estimates 4 Wh of energy and 1.23 g of CO2.")
+    assert describe_cost(trainer, resumed=True).endswith("1.23 g of CO2 since the run was last resumed.")
+    callback.tracker = None  # not started
+    assert co2_emissions(trainer) == {}
 
 
 def test_trackio_records_the_loss_of_every_step(words: list[str]) -> None:

@@ -117,6 +117,8 @@ def run(arguments: Arguments) -> None:
     pairs, corpus = _input(arguments)
     engine = arguments.ray_engine(partial(load_for_workers, arguments))
     models = load_models(arguments, arguments.model, arguments.mode)
+    if engine is not None and models.dense is None:
+        raise UserError("--engine ray encodes vectors: it requires --mode dense, or hybrid with the part dense")
     mined = mine(
         pairs,
         corpus,
