@@ -1,6 +1,5 @@
 """A server of vectors on this machine's loopback interface: TEI's `/embed` and OpenAI's `/v1/embeddings`, with faults to choose."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -58,13 +57,3 @@ class EmbeddingServer(LoopbackServer):
             data = [{"object": "embedding", "index": at, "embedding": row} for at, row in enumerate(rows)]
             return 200, {}, {"object": "list", "model": body["model"], "data": data[::-1]}
         return 404, {}, {"error": "not found"}
-
-
-def late(seconds: float) -> Callable[[str, Any, int], Answer | None]:
-    """Answer only after some seconds."""
-
-    def wait(path: str, body: Any, number: int) -> None:
-        if body is not None:
-            time.sleep(seconds)
-
-    return wait

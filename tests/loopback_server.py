@@ -27,6 +27,7 @@ class LoopbackServer:
     Attributes:
         posts: The POST requests, in order.
         most_open: The largest number of POST requests at the same time.
+        closing: Set when the server stops listening.
         root: The address, without a path.
     """
 
@@ -34,7 +35,7 @@ class LoopbackServer:
         """Starts to listen."""
         self.posts: list[Sent] = []
         self.open = self.most_open = 0
-        self.lock = threading.Lock()
+        self.lock, self.closing = threading.Condition(), threading.Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -50,6 +51,7 @@ class LoopbackServer:
                     number = len(outer.posts)
                     outer.open += 1
                     outer.most_open = max(outer.most_open, outer.open)
+                    outer.lock.notify_all()
                 answer = outer.on_post(sent, number)
                 with outer.lock:
                     outer.open -= 1
@@ -86,7 +88,13 @@ class LoopbackServer:
         """Return the answer to a POST request, the number-th."""
         raise NotImplementedError
 
+    def wait_for_open(self, count: int) -> None:
+        """Holds an answer back until so many POST requests have been open at the same time, or a minute has passed."""
+        with self.lock:
+            self.lock.wait_for(lambda: self.most_open >= count, timeout=60)
+
     def close(self) -> None:
         """Stops listening."""
+        self.closing.set()
         self.http.shutdown()
         self.http.server_close()
