@@ -1,6 +1,6 @@
 """A probe: a retrieval task made from raw text, for evaluation without labels.
 
-    documents --passages_of--> passages with candidate queries --> without near-duplicates --> a few hundred queries
+    documents --passages_of_each--> passages with candidate queries --> without near-duplicates --> a few hundred queries
               --in_shape, resembling--> shorter queries --> BEIR
 
 The text of a query is removed from its passage and from the training text: `held_out.jsonl` lists documents and texts, and
@@ -24,7 +24,7 @@ from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.ngram_overlap import NearDuplicates
 from revela_hub.errors import UserError
-from revela_hub.evaluation.probe_queries import Candidate, Passage, ProbeKind, passages_of
+from revela_hub.evaluation.probe_queries import Candidate, Passage, ProbeKind, passages_of_each
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, in_shape, resembling
 
 if TYPE_CHECKING:
@@ -237,8 +237,7 @@ def _passages(documents: Iterable[Document], settings: ProbeSettings, random: Ra
     passages: list[Passage] = []
     seen = NearDuplicates()
     used = 0
-    for document in documents:
-        found = passages_of(document, random)
+    for _, found in passages_of_each(documents, lambda _: random):
         used += bool(found)
         for passage in found:
             if passage.text not in seen:

@@ -10,8 +10,9 @@ A passage has a candidate of each applicable kind; at most one of them is used.
 import ast
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from random import Random
 from typing import Literal, TypeAlias
 
@@ -23,6 +24,8 @@ ProbeKind: TypeAlias = Literal["docstring", "title", "sentence", "question"]
 
 MAX_WORDS = 120
 MAX_PASSAGES_OF_A_DOCUMENT = 40
+FEW_DOCUMENTS = 25
+"""Fewer documents than these give more passages each: together as many as this number of documents, 1,000."""
 MIN_TITLE_WORDS, MAX_TITLE_WORDS = 2, 25
 MIN_SENTENCE_WORDS, MAX_SENTENCE_WORDS = 8, 40
 MIN_PASSAGE_WORDS = 20
@@ -63,11 +66,23 @@ class Passage:
     candidates: Mapping[ProbeKind, Candidate] = field(default_factory=dict)
 
 
-def passages_of(document: Document, random: Random) -> list[Passage]:
-    """Return at most `MAX_PASSAGES_OF_A_DOCUMENT` consecutive passages of a document."""
-    found = list(_functions(document) if document.kind == "code" else _sections(document, random))
-    start = random.randrange(max(1, len(found) - MAX_PASSAGES_OF_A_DOCUMENT + 1))
-    return found[start : start + MAX_PASSAGES_OF_A_DOCUMENT]
+def passages_of_each(
+    documents: Iterable[Document], random_of: Callable[[Document], Random]
+) -> Iterator[tuple[Document, list[Passage]]]:
+    """Yield documents, each with consecutive passages: at most 40, or more if there are only a few documents.
+
+    Args:
+        documents: The documents; some are read ahead.
+        random_of: Returns the random numbers for a document.
+    """
+    rest = iter(documents)
+    first = list(islice(rest, FEW_DOCUMENTS))
+    most = MAX_PASSAGES_OF_A_DOCUMENT * FEW_DOCUMENTS // max(1, len(first))
+    for document in chain(first, rest):
+        random = random_of(document)
+        found = list(_functions(document) if document.kind == "code" else _sections(document, random))
+        start = random.randrange(max(1, len(found) - most + 1))
+        yield document, found[start : start + most]
 
 
 def _functions(document: Document) -> Iterator[Passage]:

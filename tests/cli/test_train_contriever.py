@@ -35,7 +35,14 @@ def test_the_run_says_what_it_was_worth(
 ) -> None:
     output = tmp_path / "out"
     options = ["--data", str(text), "--retriever", str(retriever_folder), "--output_dir", str(output), *SHORT]
-    options += ["--cache_dir", str(tmp_path / "cache"), "--learning_rate", "1e-3", "--quiet", "true"]
+    options += [
+        "--cache_dir",
+        str(tmp_path / "cache"),
+        "--learning_rate",
+        "1e-6",
+        "--quiet",
+        "true",
+    ]  # too little to stop early
     assert main(["train", "contriever", *options]) == 0
     out = capsys.readouterr().out
     assert "base model " in out and "(" in out and "BM25 " in out and "hybrid (" in out

@@ -15,6 +15,7 @@ from revela_hub.data.synthesis.backends import Reply, Request
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of, write_probe
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape
+from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
 
 FUNCTION = '''def make_{name}(value):
     """Builds the {name} of a value and returns it with care.
@@ -177,6 +178,20 @@ def test_what_is_too_little_says_what_was_there(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").write_text(sentences("the same"))
     with pytest.raises(UserError, match="has 0 candidate queries.* too few of the 1 distinct passage in 100 documents"):
         build_probe(str(tmp_path), SETTINGS)
+
+
+@pytest.mark.parametrize("documents", [1, 30])
+def test_one_long_document_is_enough_and_many_give_40_passages_each(documents: int, tmp_path: Path) -> None:
+    draw = Random(0)
+    for number in range(documents):
+        text = (" ".join("".join(draw.choices("abcdefghij", k=5)) for _ in range(12)) + ". " for _ in range(600))
+        (tmp_path / f"{number}.txt").write_text("".join(text))
+    probe = build_probe(str(tmp_path), ProbeSettings(queries=50, passages=2000))
+    assert len(probe.task.queries) == 50
+    # Ten sentences of 12 words are a passage: a document has 60.
+    assert len(probe.task.corpus) == (60 if documents == 1 else 40 * documents)
+    pairs = build_text_pairs(str(tmp_path), cache_dir=tmp_path / "cache")
+    assert len(pairs) == len(probe.task.corpus)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import KINDS
-from revela_hub.evaluation.probe_queries import Passage, passages_of
+from revela_hub.evaluation.probe_queries import Passage, passages_of_each
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_FORMAT = 2  # of the cached rows: to be raised when the same settings make other rows
+_FORMAT = 3  # of the cached rows: to be raised when the same settings make other rows
 
 
 def build_text_pairs(
@@ -55,8 +55,8 @@ def build_text_pairs(
 
 def _rows(seed: int, documents: Iterable[Document], report: ReadReport) -> Iterator[dict[str, Any]]:
     number = 0
-    for document in documents:
-        for passage in passages_of(document, Random(f"{seed}/{document.id}")):
+    for _, passages in passages_of_each(documents, lambda document: Random(f"{seed}/{document.id}")):
+        for passage in passages:
             report.chunks += 1
             if pair := _pair(passage):
                 yield pair

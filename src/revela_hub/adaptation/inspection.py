@@ -11,7 +11,7 @@ from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import SourceLike
 from revela_hub.data.text.chunks import count_words
 from revela_hub.data.text.ngram_overlap import NearDuplicates
-from revela_hub.evaluation.probe_queries import passages_of
+from revela_hub.evaluation.probe_queries import passages_of_each
 
 MAX_CHARACTERS = 8_000_000
 """Characters that are inspected."""
@@ -69,14 +69,15 @@ def inspect(sources: Iterable[SourceLike], report: ReadReport) -> Inspection:
     pairs: Counter[str] = Counter()
     seen = NearDuplicates()
     complete, texts = True, list[str]()
-    for document in read_documents(sources, report=report):
+    documents = read_documents(sources, report=report)
+    for document, found in passages_of_each(documents, lambda document: Random(document.id)):
         if characters + len(document.text) > MAX_CHARACTERS and lengths:
             complete = False
             break
         characters += len(document.text)
         code += len(document.text) if document.kind == "code" else 0
         lengths.append(count_words(document.text))
-        for passage in passages_of(document, Random(document.id)):
+        for passage in found:
             passages += 1
             duplicates += passage.text in seen
             seen.add(passage.text)
