@@ -20,7 +20,7 @@ PAGES = [
     for file in sorted((ROOT / "docs" / folder).glob("*.md"))
     if file.name != "api.md" and any(True for _ in SESSIONS["steps"](file.read_text(encoding="utf-8")))
 ]
-# Trainings end after two steps (Revela starts its retriever later). Random models find every passage alike: without limits, there are negatives.
+# Trainings end after two steps. Random models find every passage alike: without limits, there are negatives.
 EXTRA = {"train": ["--max_steps", "2"], "mine": ["--positive_aware", "false"]}
 # Verify in other processes, which takes long; tests/hub_cards runs them.
 NOT_RUN = ("check", "publish")
@@ -121,7 +121,7 @@ def run(step: Any, names: dict[str, str]) -> str:
             exec(compile(text, "a page", "exec"), {"__name__": "a_page"})
         else:
             words = shlex.split(text)[1:]
-            extra = [] if words[1] == "revela" else EXTRA.get(words[0], [])
+            extra = EXTRA.get(words[0], []) + (["--retriever_start_step", "0"] if words[1] == "revela" else [])
             assert cli.main([*words, *extra]) == 0, printed.getvalue()
     output = printed.getvalue()
     for name, stand_in in names.items():
