@@ -8,7 +8,8 @@ reduces padding, and on a CPU the activations stay in the cache (see `benchmarks
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,16 @@ from numpy.typing import NDArray
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.retrieval.encoder import Encoder, as_vectors
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 TOKENS = {"cpu": 1024}
 """Tokens per batch by device; on other devices as many as `batch_size` texts of `TYPICAL` tokens."""
 TYPICAL = 256
 WINDOW = 512
 """Texts tokenised together."""
+_PART: ContextVar[tuple[int, int]] = ContextVar("_PART", default=(0, 1))
+"""Number of this process, and number of processes that divide the batches (`divided`)."""
 
 
 def encode_texts(
@@ -77,10 +83,11 @@ def by_tokens(model: Any, budget: int, most: int, progress: Callable[[int], obje
     forward = model.forward
 
     def in_parts(features: dict[str, Any], **options: Any) -> dict[str, Any]:
-        mask_BL, vectors_BD = features.get("attention_mask"), None
+        mask_BL = features.get("attention_mask")
         if mask_BL is None:  # a custom module
             return dict(forward(features, **options))
-        for chosen in batches(mask_BL.sum(1).cpu().numpy(), budget, most):
+
+        def encode(chosen: NDArray[np.int64]) -> "Tensor":
             rows = torch.from_numpy(chosen).to(mask_BL.device)
             columns = mask_BL[rows].any(0).nonzero()  # padding columns are at either end, or at both
             start, end = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 1)
@@ -88,18 +95,70 @@ def by_tokens(model: Any, budget: int, most: int, progress: Callable[[int], obje
                 key: value[rows, start:end] if getattr(value, "shape", None) == mask_BL.shape else value
                 for key, value in features.items()
             }
-            found_PD = forward(part, **options)["sentence_embedding"]
-            if vectors_BD is None:
-                vectors_BD = found_PD.new_empty(len(mask_BL), *found_PD.shape[1:])
-            vectors_BD[rows] = found_PD
-            progress(len(rows))
-        return {"sentence_embedding": vectors_BD}
+            found_PD: Tensor = forward(part, **options)["sentence_embedding"]
+            return found_PD
+
+        lengths_B = mask_BL.sum(1).cpu().numpy()
+        return {"sentence_embedding": encode_batches(list(batches(lengths_B, budget, most)), encode, progress)}
 
     model.forward = in_parts
     try:
         yield
     finally:
         del model.forward
+
+
+def encode_batches(
+    batches_of_rows: list[NDArray[np.int64]],
+    encode: Callable[[NDArray[np.int64]], "Tensor"],
+    progress: Callable[[int], object] = lambda _: None,
+) -> "Tensor":
+    """Return the vectors (N, D) of N rows, encoded in batches; within `divided`, each process encodes some of the batches.
+
+    Args:
+        batches_of_rows: Row numbers of each batch; together 0 to N - 1.
+        encode: Returns the vectors of a batch.
+        progress: Called with the size of each batch, also of those that other processes encode.
+    """
+    rank, processes = _PART.get()
+    own: list[tuple[NDArray[np.int64], Tensor]] = []
+    for first in range(0, len(batches_of_rows), processes):
+        turn = batches_of_rows[first : first + processes]
+        # With sharded weights, all processes take part in each forward pass: in the last turn, some repeat a batch.
+        rows = turn[rank % len(turn)]
+        vectors_PD = encode(rows)
+        if rank < len(turn):
+            own.append((rows, vectors_PD))
+        progress(sum(map(len, turn)))
+    parts = own if processes == 1 else _gathered(own, vectors_PD.device)
+    vectors_ND = vectors_PD.new_empty(sum(map(len, batches_of_rows)), *vectors_PD.shape[1:])
+    for rows, found_PD in parts:
+        vectors_ND[rows] = found_PD
+    return vectors_ND
+
+
+def _gathered(own: "list[tuple[NDArray[np.int64], Tensor]]", device: Any) -> "list[tuple[NDArray[np.int64], Tensor]]":
+    from torch import distributed
+
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, [(rows, vectors_PD.detach().cpu()) for rows, vectors_PD in own])
+    return [(rows, vectors_PD.to(device)) for part in found for rows, vectors_PD in part]
+
+
+@contextmanager
+def divided() -> Iterator[None]:
+    """Divide the batches of texts between the processes of a training run, all of which must encode the same texts.
+
+    The batches are those of one process, so the vectors are bit-identical to its vectors.
+    """
+    from torch import distributed
+
+    several = distributed.is_available() and distributed.is_initialized()
+    token = _PART.set((distributed.get_rank(), distributed.get_world_size()) if several else (0, 1))
+    try:
+        yield
+    finally:
+        _PART.reset(token)
 
 
 def token_budget(device: str, batch_size: int) -> int:

@@ -67,6 +67,8 @@ class TrainerHooks(Base):
         import torch
         from transformers.trainer import TRAINING_ARGS_NAME
 
+        if not self.args.should_save:  # with FSDP and ZeRO-3, called on all processes
+            return
         folder = Path(output_dir or self.args.output_dir or ".")
         folder.mkdir(parents=True, exist_ok=True)
         self.write_weights(folder, state_dict)

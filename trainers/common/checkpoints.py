@@ -19,6 +19,8 @@ from revela_hub.errors import UserError, first_line
 
 RECORD = "run.json"
 INCOMPLETE = ".incomplete"
+KEPT = "measured"
+"""Folder in the output folder with the scores and the weights of the base model and the best checkpoint."""
 
 
 @dataclass
@@ -50,12 +52,17 @@ class Record:
         except (OSError, ValueError, TypeError):
             return None
 
-    def write(self, folder: Path) -> None:
-        """Write `run.json`, with the sizes of the files in the folder."""
+    def write(self, folder: Path, written: float | None = None) -> None:
+        """Write `run.json`, with the sizes of the files in the folder.
+
+        Args:
+            folder: checkpoint or output folder.
+            written: time of writing, by which nodes recognise the same checkpoint; by default now.
+        """
         files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != RECORD)
         if not self.finished:
             self.files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
-        self.written = time.time()
+        self.written = time.time() if written is None else written
         self.places = "content"
         part = folder / f"{RECORD}.part"
         part.write_text(json.dumps(self.__dict__, indent=1) + "\n", encoding="utf-8")

@@ -7,9 +7,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedTokenizerBase
 
-from revela_hub.retrieval.encoding import batches, token_budget
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.evaluation.retrieval import Rankings, retrieval_run
+from revela_hub.retrieval.encoder import Encoder
+from revela_hub.retrieval.encoding import batches, divided, encode_batches, token_budget
+from revela_hub.trainers.common.processes import from_main
+from revela_hub.trainers.common.weights import reshard
 
 
 class EncoderInTraining:
@@ -49,12 +55,33 @@ class EncoderInTraining:
         texts, cut = [prompt + text for text in texts], {"truncation": True, "max_length": self.max_length}
         lengths_N = np.array([len(ids) for ids in self.tokenizer(texts, **cut)["input_ids"]])
         device = next(self.model.parameters()).device
-        was_training, order, parts = self.model.training, [], []
-        self.model.eval()
-        for rows in batches(lengths_N, token_budget(device.type, batch_size), 8 * batch_size):
+
+        def encode(rows: NDArray[np.int64]) -> Tensor:
             batch = self.tokenizer([texts[row] for row in rows], padding=True, return_tensors="pt", **cut).to(device)
-            parts.append(self.embed(batch["input_ids"], batch["attention_mask"]).float().cpu().numpy())
-            order.append(rows)
+            return self.embed(batch["input_ids"], batch["attention_mask"]).float().cpu()
+
+        was_training = self.model.training
+        self.model.eval()
+        made = list(batches(lengths_N, token_budget(device.type, batch_size), 8 * batch_size))
+        vectors_ND: NDArray[np.float32] = encode_batches(made, encode).numpy()
         self.model.train(was_training)
-        found: NDArray[np.float32] = np.concatenate(parts)[np.argsort(np.concatenate(order))]
-        return found
+        return vectors_ND
+
+
+def rank_together(encoder: Encoder, task: RetrievalTask, model: nn.Module) -> Rankings:
+    """Return the results of a task's queries on every process; each process encodes a part of the texts.
+
+    All processes must call it. They get the main process's results: the others' may differ in the last bits.
+
+    Args:
+        encoder: retriever in training.
+        task: texts and queries.
+        model: model in training, of which the encoder is a part.
+    """
+    # Under FSDP2, the weights outside of the decoder layers are gathered by calls of the model only, not by those of its retriever.
+    if isinstance(model, FSDPModule):
+        model.unshard()
+    with divided():
+        found = retrieval_run(encoder, task)
+    reshard(model)
+    return from_main(lambda: found)

@@ -25,20 +25,20 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, halves
-from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run
+from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.retrieval.encoder import Encoder
+from revela_hub.trainers.common.checkpoints import KEPT
 from revela_hub.trainers.common.early import METRIC
+from revela_hub.trainers.common.encoder_in_training import rank_together
 from revela_hub.trainers.common.outcome import Outcome
-from revela_hub.trainers.common.processes import copy_from_main, from_main
-from revela_hub.trainers.common.weights import is_sharded
+from revela_hub.trainers.common.processes import copy_from_main, from_main, whole
+from revela_hub.trainers.common.weights import reshard
 
 if TYPE_CHECKING:
     from revela_hub.trainers.common.trainer import MethodTrainer
 
 SCORES = "scores.json"
-KEPT = "measured"
-"""Folder in the output folder with the scores and the weights of the base model and the best checkpoint."""
 MIN_QUERIES = 4
 """Smallest number of queries for a comparison: two for selection and two for testing."""
 PATIENCE = 2
@@ -127,13 +127,8 @@ class BestWeights(TrainerCallback):
             folder,
             averages=trainer.adapts_retriever,
             resumed=resumed,
-            main=trainer.is_world_process_zero(),
+            main=trainer.args.should_save,
         )
-
-    @property
-    def keeps(self) -> bool:
-        """Whether weights are stored. Sharded weights (FSDP, ZeRO-3) are not: such runs export their final weights."""
-        return not is_sharded(self.model)
 
     def record(self, step: int, scores: RetrievalScores, rankings: Rankings) -> None:
         """Record the scores of a step, and store its weights if it is the best so far or the base model."""
@@ -163,11 +158,8 @@ class BestWeights(TrainerCallback):
         """
         start, trained = self._candidate(0), self._select()
         difference = compare_queries(self._test_scores(start.scores), self._test_scores(trained.scores))
-        if not self.keeps:
-            chosen = self._candidate(step)
-        else:
-            chosen = trained if keep_worse or _helped(difference, start.scores, trained.scores) else start
-            self._load(*chosen.weights)
+        chosen = trained if keep_worse or _helped(difference, start.scores, trained.scores) else start
+        self._load(*chosen.weights)
         dense = chosen.rankings or self._rank()
         bm25 = bm25_run(self.task)
         return Outcome(
@@ -187,7 +179,7 @@ class BestWeights(TrainerCallback):
     def _select(self) -> _Candidate:
         """Return the best trained weights, or their average with the base model's if that is allowed and as good."""
         best = self._candidate(self.history.best)
-        if not (self.averages and self.keeps and best.step and self._can_average()):
+        if not (self.averages and best.step and self._can_average()):
             return best
         self._load("start", "best")
         rankings = self._rank()
@@ -198,9 +190,7 @@ class BestWeights(TrainerCallback):
         return _Candidate(step, self._scores(step), self.rankings.get(step))
 
     def _rank(self) -> Rankings:
-        """Return the main process's rankings with the current weights; other processes may differ in the last bits."""
-        found = retrieval_run(self.encoder, self.task)
-        return from_main(lambda: found)
+        return rank_together(self.encoder, self.task, self.model)
 
     def _scores(self, step: int) -> RetrievalScores:
         per_query = self.history.scores[step]
@@ -239,8 +229,13 @@ class BestWeights(TrainerCallback):
         return all(compare_queries(best, self._dev_scores(step), samples=1000).verdict == "worse" for step in last)
 
     def _store(self, name: str) -> None:
-        if self.main and self.keeps:
-            weights = {n: p.detach().cpu().contiguous().clone() for n, p in self._trainable()}
+        """Store the trainable weights, gathered one by one if they are sharded."""
+        weights = {}
+        for parameter_name, parameter in self._trainable():
+            value = whole(parameter)
+            if self.main:
+                weights[parameter_name] = value.cpu().contiguous().clone()
+        if self.main:
             part = claim_kept(self.folder) / f"{name}.part"
             save_file(weights, part)
             os.replace(part, self.folder / f"{name}.safetensors")
@@ -254,10 +249,9 @@ class BestWeights(TrainerCallback):
         stored: list[dict[str, Tensor]] = []
         from_main(lambda: stored.extend(load_file(self.folder / f"{name}.safetensors") for name in names))
         for name, parameter in self._trainable():
-            if stored:
-                averaged = stored[-1:] if ".lora_A." in name else stored
-                parameter.copy_(torch.stack([weights[name] for weights in averaged]).mean(0))
-            copy_from_main(parameter)
+            averaged = stored[-1:] if ".lora_A." in name else stored
+            values = torch.stack([weights[name] for weights in averaged]).mean(0) if stored else None
+            copy_from_main(parameter, values)
 
     def _can_average(self) -> bool:
         """Whether weights can be averaged with the base model's: adapters must start with B = 0, unlike those of PiSSA."""
@@ -271,6 +265,7 @@ class BestWeights(TrainerCallback):
         return from_main(starts_at_zero)
 
     def _trainable(self) -> list[tuple[str, nn.Parameter]]:
+        reshard(self.model)
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
 

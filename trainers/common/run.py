@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import datasets
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from transformers import set_seed
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
@@ -22,17 +22,18 @@ from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.card import card_metadata
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
+    KEPT,
     RECORD,
     Record,
-    checkpoint_to_resume,
     checkpoints_in,
     remove_checkpoint,
     step_of,
 )
 from revela_hub.trainers.common.cost import co2_emissions, describe_cost
-from revela_hub.trainers.common.measuring import KEPT, MIN_QUERIES, BestWeights
+from revela_hub.trainers.common.measuring import MIN_QUERIES, BestWeights
+from revela_hub.trainers.common.nodes import RECEIVED, checkpoint_for_all, folder_owners
 from revela_hub.trainers.common.outcome import CURVE, OUTCOME, Outcome
-from revela_hub.trainers.common.processes import from_main
+from revela_hub.trainers.common.processes import explained, from_main, gathered, on_all, rank
 from revela_hub.trainers.common.settings import LENGTH, changes, run_settings
 from revela_hub.trainers.common.trainer import MethodTrainer
 
@@ -81,19 +82,28 @@ class Run:
         return self.checkpoint is not None
 
     def read(self, what: str, load: Callable[[], tuple[Rows, object]]) -> tuple[Rows, str]:
-        """Read the training data, on each node's main process first, and log the report.
+        """Read the training data, on each node's main process first, and log the report. Each node reads its own files.
 
         Args:
             what: description for the log.
             load: returns the data and a report.
         """
-        with self.arguments.main_process_first(desc=what):
-            rows, report = load()
+
+        def read() -> tuple[Rows, object]:
+            with self.arguments.main_process_first(desc=what):
+                return load()
+
+        rows, report = on_all(read)
         self.arguments.say(report)
         return rows, str(report)
 
     def train(self, trainer: MethodTrainer) -> None:
-        """Train. With a retrieval task, also evaluate before, during and after training, and keep the best weights."""
+        """Train. With a retrieval task, also evaluate before, during and after training, and keep the best weights.
+
+        Raises:
+            UserError: the data, the model or the settings of two processes differ; the trainer's errors.
+        """
+        trainer.check_processes()
         if trainer.retrieval_task is None:
             trainer.train(resume_from_checkpoint=self.checkpoint)
         elif len(trainer.retrieval_task.queries) < MIN_QUERIES:
@@ -176,24 +186,46 @@ def open_run(method: Method, arguments: RunArguments) -> Iterator[Run]:
     """
     with ExitStack() as stack:
         output = Path(arguments.output_dir or ".")
-        from_main(lambda: refuse_foreign(output, method.folders))
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            if arguments.process_index == 0:
-                stack.enter_context(FileLock(output / LOCK, timeout=0))
-        except Timeout:
-            raise UserError(
-                f"--output_dir {output} is in use by another training process: wait for it, or choose another folder"
-            ) from None
-        except OSError as error:
-            raise UserError(f"cannot write to --output_dir {output}: {error.strerror}") from error
+        on_all(lambda: refuse_foreign(output, method.folders))
+        owners = _make_output(arguments, output)
+        owns = owners[rank()] == rank()  # one process per disk
+        on_all(lambda: stack.enter_context(_lock(output)) if owns else None)
+        if owns:
+            stack.callback(shutil.rmtree, output / RECEIVED, ignore_errors=True)
         if arguments.disable_tqdm:  # also for loading, writing and mapping
             logging.disable_progress_bar()
             datasets.disable_progress_bars()
         set_seed(arguments.seed)  # before fresh decoders, pooling layers and adapters are initialised
         # Load whole models; they are sharded when training starts. The base model is evaluated and exported by one process.
         unset_hf_deepspeed_config()
-        yield _opened(method, arguments, output)
+        with explained():
+            yield _opened(method, arguments, output, owners)
+
+
+def _make_output(arguments: RunArguments, output: Path) -> list[int]:
+    """Create the output folder on all nodes, and return its `folder_owners`."""
+    try:
+        owners = folder_owners(output)
+    except OSError as error:
+        raise UserError(f"cannot write to --output_dir {output}: {error.strerror}") from error
+    for number, saves in enumerate(gathered(arguments.should_save)):
+        if saves and owners[number] != number:
+            raise UserError(
+                f"--save_on_each_node: processes {owners[number]} and {number} have the same --output_dir {output}: remove the option"
+            )
+    return owners
+
+
+def _lock(output: Path) -> AcquireReturnProxy:
+    """Acquire the lock of an output folder."""
+    try:
+        return FileLock(output / LOCK, timeout=0).acquire()
+    except Timeout:
+        raise UserError(
+            f"--output_dir {output} is in use by another training process: wait for it, or choose another folder"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot write to --output_dir {output}: {error.strerror}") from error
 
 
 def refuse_foreign(output: Path, folders: Iterable[str] = ()) -> None:
@@ -213,28 +245,30 @@ def refuse_foreign(output: Path, folders: Iterable[str] = ()) -> None:
         )
 
 
-def _opened(method: Method, arguments: RunArguments, output: Path) -> Run:
+def _opened(method: Method, arguments: RunArguments, output: Path, owners: list[int]) -> Run:
     run = Run(method, arguments, run_settings(arguments, method))
     if arguments.max_steps == 0 or (arguments.max_steps < 0 and arguments.num_train_epochs == 0):
         arguments.say("nothing to train: --max_steps or --num_train_epochs is 0")
         return replace(run, nothing_to_do=True)
     if not arguments.resume_from_checkpoint:
-        _start_from_scratch(arguments, output)
+        owns = owners[rank()] == rank()
+        on_all(lambda: _start_from_scratch(arguments, output, owns=owns))
         return run
-    checkpoint, skipped = checkpoint_to_resume(arguments.resume_from_checkpoint, output)
+    checkpoint, skipped, source = checkpoint_for_all(arguments.resume_from_checkpoint, output, owners)
     for line in skipped:
         arguments.say(f"skipping {line}")
     if checkpoint is None:
         arguments.say(f"{output} has no complete checkpoint: training from scratch")
         return run
-    if reason := _has_finished(run, checkpoint):
+    found = checkpoint
+    if reason := from_main(lambda: _has_finished(run, found), source):
         arguments.say(f"nothing to do: {reason}")
         return replace(run, nothing_to_do=True)
     arguments.say(f"resuming from {checkpoint}")
     return replace(run, checkpoint=str(checkpoint))
 
 
-def _start_from_scratch(arguments: RunArguments, output: Path) -> None:
+def _start_from_scratch(arguments: RunArguments, output: Path, *, owns: bool) -> None:
     """Delete an earlier run's checkpoints, or raise an error if that was not requested."""
     traces = [
         *checkpoints_in(output),
@@ -245,7 +279,7 @@ def _start_from_scratch(arguments: RunArguments, output: Path) -> None:
             f"--output_dir {output} already contains a run ({traces[0].name}): resume it with --resume_from_checkpoint last,"
             " start over with --overwrite true, or choose another folder"
         )
-    if arguments.process_index == 0:
+    if owns:
         for path in traces:
             path.unlink() if path.is_file() else remove_checkpoint(path)
         shutil.rmtree(output / INCOMPLETE, ignore_errors=True)

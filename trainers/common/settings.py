@@ -3,14 +3,14 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from revela_hub.digests import add_file
@@ -49,6 +49,9 @@ WORDS = {"auto", "none", "bm25", "extractive"}
 NOT_ARCHITECTURE = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache", "auto_map"}
 # Arguments that set the length of a run, which may grow when it resumes.
 LENGTH = {"max_steps", "num_train_epochs"}
+
+# Settings that a model computes, whose last bits may differ between processes.
+COMPUTED = {"likelihoods"}
 
 _HASH = " (sha256 "
 
@@ -140,11 +143,20 @@ def changes(
 
 
 def _without_digests(value: Any) -> Any:
+    return _map_strings(value, lambda text: text.partition(_HASH)[0])
+
+
+def without_names(value: Any) -> Any:
+    """Return a setting with the digests of files and folders, but without their names, which may differ between nodes."""
+    return _map_strings(value, lambda text: text.rpartition(_HASH)[2])
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list):
-        return [_without_digests(item) for item in value]
+        return [_map_strings(item, change) for item in value]
     if isinstance(value, dict):
-        return {key: _without_digests(item) for key, item in value.items()}
-    return value.partition(_HASH)[0] if isinstance(value, str) else value
+        return {key: _map_strings(item, change) for key, item in value.items()}
+    return change(value) if isinstance(value, str) else value
 
 
 def sample_rows(dataset: Any, number: int) -> list[dict[str, Any]]:
@@ -157,20 +169,23 @@ def sample_rows(dataset: Any, number: int) -> list[dict[str, Any]]:
     )
 
 
-def rows_digest(dataset: Any) -> str:
-    """Return the number of rows of a data set and a digest of some of them."""
+def rows_digest(dataset: Any, without: str = "") -> str:
+    """Return the number of rows of a data set and a digest of some of them, without one of the columns."""
     count = sum(map(len, dataset.values())) if isinstance(dataset, dict) else len(dataset)
-    rows = json.dumps(sample_rows(dataset, 64), default=str, sort_keys=True)
+    sample = sample_rows(dataset, 64)
+    if without:
+        sample = [{name: value for name, value in row.items() if name != without} for row in sample]
+    rows = json.dumps(sample, default=str, sort_keys=True)
     return f"{count} rows, {hashlib.sha256(rows.encode()).hexdigest()[:12]}"
 
 
 @torch.no_grad()
-def frozen_digest(model: nn.Module) -> str:
-    """Return a digest of the frozen weights, which checkpoints do not contain; empty without frozen weights."""
-    frozen = [p.flatten()[:4].float() for p in model.parameters() if not p.requires_grad and p.numel()]
-    if not frozen:
+def weights_digest(weights: Iterable[Tensor]) -> str:
+    """Return a digest of the first values of weights; empty without weights."""
+    first = [p.flatten()[:4].float() for p in weights if p.numel()]
+    if not first:
         return ""
-    values = torch.cat(frozen).cpu().contiguous()
+    values = torch.cat(first).cpu().contiguous()
     return hashlib.sha256(values.numpy().tobytes()).hexdigest()[:12]
 
 

@@ -20,7 +20,7 @@ from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError, is_file_error, reason, require
-from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, retrieval_run, score_run
+from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, score_run
 from revela_hub.internals import TrainerHooks
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.arguments import RunArguments
@@ -35,17 +35,21 @@ from revela_hub.trainers.common.checkpoints import (
 )
 from revela_hub.trainers.common.cost import WallTime
 from revela_hub.trainers.common.early import MEASURING
-from revela_hub.trainers.common.processes import from_main
+from revela_hub.trainers.common.encoder_in_training import rank_together
+from revela_hub.trainers.common.nodes import RECEIVED, checkpoint_for_all, copy_missing, folder_owners
+from revela_hub.trainers.common.processes import from_main, gathered, on_all, rank, several
 from revela_hub.trainers.common.progress import Progress, count
 from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.common.settings import (
+    COMPUTED,
     LENGTH,
     changes,
-    frozen_digest,
     model_settings,
     rows_digest,
     run_settings,
     sample_rows,
+    weights_digest,
+    without_names,
 )
 from revela_hub.trainers.common.stopping import Interrupted, StopOnSignal
 
@@ -100,8 +104,8 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         """Evaluate retrieval if there is a `retrieval_task`, and the loss if there is an evaluation data set."""
         if self.retrieval_task is None:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        found = retrieval_run(self.retrieval_encoder(), self.retrieval_task)  # on all processes: weights may be sharded
-        rankings = from_main(lambda: found)
+        model = self.accelerator.unwrap_model(self.model)
+        rankings = rank_together(self.retrieval_encoder(), self.retrieval_task, model)
         scores = score_run(rankings, self.retrieval_task)
         self._measurement = scores, rankings
         metrics = {f"{metric_key_prefix}_{name}": getattr(scores, name) for name in METRICS}
@@ -180,7 +184,8 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         self.check_finite("{what}: this model cannot be trained")
         self.record = Record(self.settings())
         if resume_from_checkpoint is True:
-            found, _ = last_complete(Path(self.args.output_dir or "."))
+            output = Path(self.args.output_dir or ".")
+            found, _, _ = checkpoint_for_all("last", output, folder_owners(output))
             resume_from_checkpoint = str(found) if found else None
         if resume_from_checkpoint:
             self._check_resume(Path(str(resume_from_checkpoint)))
@@ -188,6 +193,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             result: TrainOutput = super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval)
         finally:
             self._stop.restore()
+            shutil.rmtree(Path(self.args.output_dir or ".") / RECEIVED, ignore_errors=True)
         unset_hf_deepspeed_config()  # from now on, models are loaded by one process
         if self._stop.signum:
             saved = Path(self.args.output_dir or ".") / f"checkpoint-{self.state.global_step}"
@@ -207,11 +213,39 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
     def settings(self) -> dict[str, Any]:
         """Return the settings that affect the result, which must not change when the run resumes."""
         assert self.model is not None
+        frozen = weights_digest(p for p in self.model.parameters() if not p.requires_grad)
         settings = run_settings(self.args, self.method) | {"processes": self.args.world_size}
-        settings |= {"train_dataset": rows_digest(self.train_dataset), "frozen_weights": frozen_digest(self.model)}
+        settings |= {"train_dataset": rows_digest(self.train_dataset), "frozen_weights": frozen}
         for name in self.method.data:
             settings.pop(name, None)  # files may move; the digest is of their rows
         return model_settings(self.trained_config()) | settings
+
+    def check_processes(self) -> None:
+        """Check that all processes have the same data, model and settings; each node reads its own files.
+
+        Raises:
+            UserError: those of a process differ from the main process's, or each node would save weights that one process gathers.
+        """
+        if not several():
+            return
+        if self.args.save_on_each_node and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise UserError(
+                "--save_on_each_node: sharded weights are gathered on the main process only: remove the option"
+            )
+        assert self.model is not None
+        own = self.settings() | {"weights": weights_digest(self.model.parameters())}
+        own["train_dataset"] = rows_digest(
+            self.train_dataset, without="document"
+        )  # paths, which nodes may not have in common
+        everyone = gathered({name: value for name, value in own.items() if name not in COMPUTED})
+        for number, other in enumerate(everyone):
+            if name := next(
+                (n for n, v in everyone[0].items() if without_names(v) != without_names(other.get(n))), None
+            ):
+                raise UserError(
+                    f"process {number} differs from the main process in {name}: {other.get(name)!r} instead of"
+                    f" {everyone[0][name]!r}. Every node needs the same data, models and options"
+                )
 
     def trained_config(self) -> PreTrainedConfig:
         """Return the configuration of the model in training."""
@@ -293,17 +327,17 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         self.check_finite(self._failed("{what}"))
         beside, name = output / INCOMPLETE, f"checkpoint-{self.state.global_step}"
         try:
-            if self.args.should_save:
+            owns = folder_owners(output)[rank()] == rank()
+            if owns:
                 shutil.rmtree(beside, ignore_errors=True)
             self.accelerator.wait_for_everyone()
-            write(beside)
-            self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                self._correct_best(output, beside / name)
-                self.record.write(beside / name)
-                publish_checkpoint(beside / name, output / name)
-                rotate(output, self.args.save_total_limit or 0, self.state.best_model_checkpoint)
-            self.accelerator.wait_for_everyone()
+            on_all(lambda: write(beside))
+            # Every process writes its random state, and some formats its part of the weights, to its own node's disk.
+            copy_missing(beside / name, gives=owns, takes=self.args.should_save)
+            written = from_main(time.time)
+            on_all(lambda: self._publish(beside / name, output / name, written) if self.args.should_save else None)
+            if owns and not self.args.should_save:
+                shutil.rmtree(beside, ignore_errors=True)
         except Exception as error:
             shutil.rmtree(beside, ignore_errors=True)
             if not is_file_error(error):
@@ -311,6 +345,12 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             good, _ = last_complete(output)
             kept = f"; the last good checkpoint is {good}" if good else ""
             raise UserError(f"cannot write {output / name}: {reason(error)}{kept}") from error
+
+    def _publish(self, written: Path, folder: Path, when: float) -> None:
+        self._correct_best(folder.parent, written)
+        self.record.write(written, when)
+        publish_checkpoint(written, folder)
+        rotate(folder.parent, self.args.save_total_limit or 0, self.state.best_model_checkpoint)
 
     def _correct_best(self, output: Path, written: Path) -> None:
         """The best checkpoint so far by the name that it will have, where that is the one being written."""

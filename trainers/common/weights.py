@@ -8,6 +8,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -104,6 +105,13 @@ def refuse_remote_code(name: str, model: nn.Module) -> None:
             f"{name} requires remote code ({remote[0]}), so the trained model could not be saved, exported or published:"
             " choose a model whose architecture is part of transformers"
         )
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the weights that FSDP2 gathered for the last forward pass, so that all of them are sharded again."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -25,7 +25,12 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from datasets import load_from_disk
+import torch
+from safetensors.torch import load_file
 from test_revela_trainer import RevelaTrainer, losses, trainer
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.trainers.common.measuring import BestWeights
+from revela_hub.trainers.common.processes import whole
 initialise = RevelaTrainer.create_accelerator_and_postprocess
 def with_cpus(self):  # accelerate shards on GPUs only; FSDP2 itself does not mind CPUs
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
@@ -33,10 +38,28 @@ def with_cpus(self):  # accelerate shards on GPUs only; FSDP2 itself does not mi
 RevelaTrainer.create_accelerator_and_postprocess = with_cpus
 run = trainer(Path({out!r}), Path({llama!r}), load_from_disk({data!r}), gradient_accumulation_steps=2, lora_rank=0,
               train_sampling_strategy="sequential")
+texts = {{f"d{{n}}": f"river {{word}} sea" for n, word in enumerate({words!r})}}
+queries = {{f"q{{n}}": word for n, word in enumerate({words!r}[:8])}}
+run.retrieval_task = RetrievalTask(texts, queries, {{f"q{{n}}": {{f"d{{n}}": 1}} for n in range(8)}}, "words")
+best = BestWeights.of_trainer(run, Path({out!r}), resumed=False)
+run.add_callback(best)
+run.eval_dataset = {{}}
+run.evaluate()
 run.train()
+run.evaluate()
+assert sorted(best.history.scores) == [0, run.state.global_step]
 assert {{type(p.data).__name__ for p in run.model_wrapped.parameters()}} == {{"DTensor"}}
 run.save_model({out!r})
+outcome = best.finish(run.state.global_step, keep_worse=True)  # loads the average or the best
+exported = {{name: whole(p) for name, p in best._trainable()}}
+assert {{type(p.data).__name__ for p in run.model_wrapped.parameters()}} == {{"DTensor"}}
+stored = [load_file(Path({out!r}, "measured", f"{{name}}.safetensors")) for name in ("start", "best")]
+kept = stored if outcome.averaged else stored[1:]
+for name, value in exported.items():
+    assert torch.equal(value, torch.stack([weights[name] for weights in kept]).mean(0)), name
+assert any(not torch.equal(stored[0][name], stored[1][name]) for name in stored[0])
 if run.is_world_process_zero():
+    Path({out!r}, "averaged").write_text(str(outcome.averaged))
     Path({out!r}, "losses.json").write_text(json.dumps(losses(run)))
 """
 
@@ -50,7 +73,12 @@ def test_a_sharded_run_is_a_run_on_one_process(
     environment = {name.upper(): str(value) for name, value in config.items()} | {"ACCELERATE_USE_FSDP": "true"}
     groups.save_to_disk(tmp_path / "data")
     out, script = tmp_path / "sharded", tmp_path / "run.py"
-    names = {"tests": str(Path(__file__).parent), "llama": str(llama_folder), "data": str(tmp_path / "data")}
+    names: dict[str, object] = {
+        "tests": str(Path(__file__).parent),
+        "llama": str(llama_folder),
+        "data": str(tmp_path / "data"),
+        "words": WORDS,
+    }
     script.write_text(_SHARDED.format(out=str(out), **names))
     launch(str(script), processes=2, environment=environment)
     one = trainer(
