@@ -116,7 +116,9 @@ def checkpoint_for_all(wanted: str | None, output: Path, owners: list[int]) -> t
     Raises:
         UserError: the given checkpoint is not complete on any node.
     """
-    found, skipped, error = None, [], None
+    found: Path | None = None
+    skipped: list[str] = []
+    error: UserError | None = None
     try:
         found, skipped = checkpoint_to_resume(wanted, output)
     except UserError as raised:

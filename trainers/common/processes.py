@@ -114,7 +114,7 @@ def copy_from_main(tensor: Tensor, values: Tensor | None = None) -> None:
             whole.copy_(values)
         tensor.to_local().copy_(distribute_tensor(whole, mesh, tensor.placements).to_local())
     elif hasattr(tensor, "ds_id"):
-        from deepspeed.zero import GatheredParameters
+        from deepspeed.zero import GatheredParameters  # type: ignore[import-not-found] # optional
 
         with GatheredParameters([tensor], modifier_rank=0):
             if values is not None:
@@ -132,7 +132,8 @@ def copy_from_main(tensor: Tensor, values: Tensor | None = None) -> None:
 def whole(weight: Tensor) -> Tensor:
     """Return the whole of a weight that FSDP2 or ZeRO-3 may have sharded. All processes must call it."""
     if isinstance(weight, DTensor):
-        return weight.detach().to(weight.device_mesh.device_type).full_tensor()
+        gathered_weight: Tensor = weight.to(weight.device_mesh.device_type).full_tensor()  # type: ignore[attr-defined]
+        return gathered_weight
     if hasattr(weight, "ds_id"):
         from deepspeed.zero import GatheredParameters
 

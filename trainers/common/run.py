@@ -3,13 +3,13 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import datasets
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import FileLock, Timeout
 from transformers import set_seed
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
@@ -216,7 +216,7 @@ def _make_output(arguments: RunArguments, output: Path) -> list[int]:
     return owners
 
 
-def _lock(output: Path) -> AcquireReturnProxy:
+def _lock(output: Path) -> AbstractContextManager[object]:
     """Acquire the lock of an output folder."""
     try:
         return FileLock(output / LOCK, timeout=0).acquire()
