@@ -96,5 +96,5 @@ def test_two_nodes_without_a_shared_disk_are_killed_and_resume(tmp_path: Path, r
     third = nodes.make("third", documents=59)
     with pytest.raises(AssertionError):
         nodes.run(nodes.make("fourth"), third)
-    errors = [file.read_text() for file in tmp_path.glob("*/error.txt")]
-    assert errors and all("process 1 differs from the main process in train_dataset" in error for error in errors)
+    errors = [file.read_text() for file in tmp_path.glob("*/error.txt") if file.parent.name in ("third", "fourth")]
+    assert any("process 1 differs from the main process in train_dataset" in error for error in errors)
