@@ -78,6 +78,7 @@ def write_files(store: PassageStore, folder: Path, corpus: Sequence[str]) -> Wri
             ("vector", pa.list_(pa.float16() if half else pa.float32())),
             *[(field.name, field.type) for field in _PLACE],
             ("copies", pa.list_(_PLACE)),
+            *([("metadata", pa.string())] if "metadata" in store.passages.texts.columns else []),
         ]
     )
     start, public = 0, public_names(corpus)
@@ -116,6 +117,8 @@ def _rows(
     offsets = np.arange(0, vectors_ND.size + 1, vectors_ND.shape[1], dtype=np.int32)
     columns["id"] = np.arange(start, stop)
     columns["vector"] = pa.ListArray.from_arrays(offsets, pa.array(vectors_ND.reshape(-1)))
+    if "metadata" in schema.names:
+        columns["metadata"] = texts.column("metadata", first)
     columns["copies"] = [_copies(texts, each[1:], public) for each in lines]
     return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
@@ -153,12 +156,13 @@ def public_metadata(metadata: IndexMetadata) -> IndexMetadata:
     """Return the metadata without paths of this machine and addresses of servers; a Milvus index becomes an exact one."""
     options = metadata.options
     if options.type == "milvus":
-        options = replace(options, type="exact", milvus_uri=None)
+        options = replace(options, type="exact", milvus_uri=None, milvus_bm25=False)
     server = metadata.endpoint and re.sub(r" at [^\s,]+", "", metadata.endpoint)
     model, served, named = metadata.fingerprint.partition(SERVED)
     return replace(
         metadata,
         model=_last_part(metadata.model),
+        metadata=None,
         fingerprint=model + served + _last_parts(named),
         options=options,
         endpoint=server and _last_parts(server),
@@ -195,7 +199,7 @@ def open_downloaded(snapshot: Path, name: str) -> Path:
             raise _damaged(name, file, "its SHA-256 differs from index.json's")
     canary = Canary.read(snapshot, metadata.canary or "")
     note(f"making a local index of the {metadata.passages:,} passages, once, in {claim_folder(folder)}")
-    passages = write_passages(_chunks(snapshot, files, name), folder)
+    passages = write_passages(_chunks(snapshot, files, name), folder, metadata=_has_metadata(snapshot, files, name))
     if len(passages) != metadata.passages:
         raise _damaged(name, METADATA, f"it names {metadata.passages:,} passages, but there are {len(passages):,}")
     options = metadata.options
@@ -231,11 +235,20 @@ def read_index(snapshot: Path, name: str) -> tuple[IndexMetadata, dict[str, dict
 
 
 def _chunks(snapshot: Path, files: Mapping[str, Any], name: str) -> Iterator[Chunk]:
-    for group in _groups(snapshot, files, name, ["text", *_place_names(), "copies"]):
+    more = ["metadata"] if _has_metadata(snapshot, files, name) else []
+    for group in _groups(snapshot, files, name, ["text", *_place_names(), "copies", *more]):
         for row in group.to_pylist():
-            text, copies = row.pop("text"), row.pop("copies") or ()
+            text, copies, metadata = row.pop("text"), row.pop("copies") or (), row.pop("metadata", None)
             for place in (row, *copies):
-                yield Chunk(text=text, **place)
+                yield Chunk(text=text, metadata=metadata, **place)
+
+
+def _has_metadata(snapshot: Path, files: Mapping[str, Any], name: str) -> bool:
+    file = next(iter(files))
+    try:
+        return "metadata" in pq.read_schema(snapshot / file).names
+    except _FAULTS as error:
+        raise _damaged(name, file, " ".join(str(error).split())[:200]) from error
 
 
 def _place_names() -> list[str]:

@@ -147,6 +147,18 @@ class BM25:
         stop = "" if self.settings.stopwords == "none" else " (stop words such as 'the' are ignored)"
         return ["" if words else f"no text contains a word of the query{stop}" for words in queries]
 
+    def weights(self) -> Any:
+        """Return the weights of the words in the texts, a sparse matrix (N, words) in rows, in memory.
+
+        The score of a text is the sum of the weights of the words of a query.
+        """
+        from scipy.sparse import csc_matrix
+
+        if self._index is None:
+            return csc_matrix((self._size, 0), dtype=np.float32).tocsr()
+        data, indices, starts = (self._index.scores[name] for name in ("data", "indices", "indptr"))
+        return csc_matrix((data, indices, starts), shape=(self._size, len(starts) - 1)).tocsr()
+
     @property
     def bytes(self) -> int:
         """The size of the index."""

@@ -33,6 +33,8 @@ from revela_hub.retrieval.top_k import Hits, best_hits
 if TYPE_CHECKING:
     import torch
 
+    from revela_hub.retrieval.milvus_fields import MilvusFields
+
 RESCORED = ("ivfpq", "binary")
 """Kinds of FAISS indexes whose 10 * k best hits are rescored with the vectors on disk."""
 
@@ -231,6 +233,7 @@ def open_index(
     folder: Path | None = None,
     device: "str | torch.device" = "cpu",
     option: str = "--cache_dir",
+    fields: "MilvusFields | None" = None,
 ) -> VectorIndex:
     """Opens the index over vectors, building it first if it is not on disk yet.
 
@@ -240,6 +243,7 @@ def open_index(
         folder: The folder of FAISS index files and of the local Milvus file.
         device: The device of exact search.
         option: The command-line option that sets the folder, for messages.
+        fields: What Milvus stores with the vectors.
 
     Raises:
         UserError: A package is not installed, or a server does not answer.
@@ -254,7 +258,7 @@ def open_index(
         uri = options.milvus_uri or (folder and str(folder / "milvus.db"))
         if not uri:
             raise UserError("a Milvus index needs the URI of a server, or a folder for its local file")
-        return MilvusIndex(vectors, uri)
+        return MilvusIndex(vectors, uri, fields)
     path = None if folder is None else folder / f"{kind}-{vectors.key[:16]}.faiss"
     return FaissIndex(vectors, kind, path, option)
 

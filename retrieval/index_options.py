@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -21,6 +22,7 @@ class IndexOptions:
         type: The index type, see `revela_hub.retrieval.dense`.
         dtype: The precision in which vectors are stored on disk.
         milvus_uri: A Milvus server for the type "milvus"; None stores the index in a local file.
+        milvus_bm25: Store the BM25 weights of the passages in Milvus, too.
         truncate_dim: The number of leading components of each vector to search with; None: all. The rest stays on disk.
         precision: The precision of the vectors in memory: "int8" and "binary" (one bit per component) are FAISS indexes;
             the results of "binary" are rescored with the vectors on disk.
@@ -34,6 +36,7 @@ class IndexOptions:
     milvus_uri: str | None = None
     truncate_dim: int | None = None
     precision: Quantization | str = "float32"
+    milvus_bm25: bool = False
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -46,6 +49,12 @@ class IndexOptions:
                 raise UserError(f"the {name} must be one of {', '.join(get_args(choices))}, not {value!r}")
         if self.milvus_uri is not None and self.type != "milvus":
             raise UserError(f"a Milvus server needs the index type milvus, not {self.type}")
+        if self.milvus_uri is not None and "@" in urlsplit(self.milvus_uri).netloc:
+            raise UserError(
+                "the address of a Milvus server must not contain a password: set MILVUS_TOKEN to user:password"
+            )
+        if self.milvus_bm25 and self.type != "milvus":
+            raise UserError(f"BM25 weights in Milvus need the index type milvus, not {self.type}")
         if self.precision != "float32" and self.type not in ("exact", "flat"):
             raise UserError(f"the precision {self.precision} is for the index types exact and flat, not {self.type}")
         if self.truncate_dim is not None and self.truncate_dim < 1:

@@ -4,13 +4,21 @@ The URI selects a local file (Milvus Lite, for tests and examples), a server or 
 the environment variable MILVUS_TOKEN and never written to disk.
 """
 
+import copy
+import logging
 import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, first_line, install_hint
+from revela_hub.retrieval.bm25 import BM25
+from revela_hub.retrieval.disk import key_of
+from revela_hub.retrieval.milvus_fields import BM25_WEIGHTS, ID, VECTOR, MilvusFields
 from revela_hub.retrieval.stored_vectors import NumberedVectors
 from revela_hub.retrieval.top_k import Hits
 
@@ -26,32 +34,79 @@ class MilvusIndex:
     Args:
         vectors: The vectors to search; those missing from the collection are inserted.
         uri: `http://host:19530`, or a path that ends in `.db`.
+        fields: Metadata and BM25 weights of the passages, to store with the vectors.
 
     Raises:
-        UserError: pymilvus is not installed, or the server does not answer.
+        UserError: pymilvus is not installed, the server does not answer, or the file is of another version.
     """
 
-    def __init__(self, vectors: NumberedVectors, uri: str) -> None:
+    def __init__(self, vectors: NumberedVectors, uri: str, fields: MilvusFields | None = None) -> None:
         """Connects, and inserts missing vectors."""
         self._size = len(vectors)
         self._uri = uri
-        self._name = f"revela_hub_{vectors.key[:16]}"
+        self.fields = fields
+        self.filter: str | None = None
+        key = vectors.key if fields is None else key_of(vectors.key, fields.key)
+        self._name = f"revela_hub_{key[:16]}"
         self._client = self._call(lambda: _client(uri))
         self._call(lambda: self._fill(vectors))
 
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def bm25(self) -> BM25 | None:
+        """The BM25 index whose weights are in the collection, if they are."""
+        return self.fields.bm25 if self.fields is not None else None
+
+    def where(self, expression: str) -> "MilvusIndex":
+        """Return this index, restricted to the passages whose metadata match an expression of Milvus.
+
+        Raises:
+            UserError: The expression is malformed, or names an unknown field.
+        """
+        from pymilvus.exceptions import MilvusException
+
+        names = self.fields.metadata if self.fields is not None else {}
+        if not names:
+            raise UserError("--filter: the index has no metadata: build it with --metadata_columns COLUMN ...")
+        found = copy.copy(self)
+        found.filter = expression
+        try:
+            self._client.query(self._name, filter=expression, limit=1, output_fields=[ID])
+        except (MilvusException, ValueError) as error:
+            shown = ", ".join(f"{name} ({kind})" for name, kind in names.items())
+            reason = first_line(ValueError(getattr(error, "message", str(error))))
+            raise UserError(f"--filter {expression!r}: {reason}; the fields are {shown}") from error
+        return found
+
     def search(self, vectors_QD: NDArray[np.float32], k: int) -> Hits:
         """See `VectorIndex`; at most 16,384 hits per query, Milvus's limit."""
-        if not self._size or not len(vectors_QD):
-            return Hits.none(len(vectors_QD))
+        return self._search(VECTOR, vectors_QD.astype(np.float32), k)
+
+    def search_words(self, queries: Sequence[Sequence[int]], k: int) -> Hits:
+        """Return the best passages by BM25 for queries as `BM25.encode` returns them."""
+        some = [number for number, words in enumerate(queries) if words]
+        found = self._search(BM25_WEIGHTS, [_counts(queries[number]) for number in some], k)
+        scores_QK = np.full((len(queries), found.scores_QK.shape[1]), -np.inf, dtype=np.float32)
+        rows_QK = np.full(scores_QK.shape, -1, dtype=np.int64)
+        scores_QK[some], rows_QK[some] = found.scores_QK, found.rows_QK
+        return Hits(scores_QK, rows_QK)
+
+    def _search(self, field: str, queries: Any, k: int) -> Hits:
+        if not self._size or not len(queries):
+            return Hits.none(len(queries))
         k = min(k, self._size, MAX_HITS)
-        scores_QK = np.full((len(vectors_QD), k), -np.inf, dtype=np.float32)
-        rows_QK = np.full((len(vectors_QD), k), -1, dtype=np.int64)
-        for start in range(0, len(vectors_QD), INSERT):
-            part = vectors_QD[start : start + INSERT].astype(np.float32).tolist()
-            found = self._call(lambda part=part: self._client.search(self._name, data=part, limit=k))
+        scores_QK = np.full((len(queries), k), -np.inf, dtype=np.float32)
+        rows_QK = np.full((len(queries), k), -1, dtype=np.int64)
+        for start in range(0, len(queries), INSERT):
+            part = queries[start : start + INSERT]
+            part = part.tolist() if isinstance(part, np.ndarray) else part
+            found = self._call(
+                lambda part=part: self._client.search(
+                    self._name, data=part, anns_field=field, limit=k, filter=self.filter or ""
+                )
+            )
             for query, hits in enumerate(found, start=start):
                 ranked = sorted((-hit["distance"], hit["id"]) for hit in hits)
                 scores_QK[query, : len(ranked)] = [-score for score, _ in ranked]
@@ -64,9 +119,7 @@ class MilvusIndex:
 
     def _fill(self, vectors: NumberedVectors) -> None:
         if not self._client.has_collection(self._name):
-            self._client.create_collection(
-                self._name, dimension=vectors.dimension, metric_type="IP", auto_id=False, consistency_level="Strong"
-            )
+            self._create(vectors.dimension)
         self._client.load_collection(self._name)
         # Vectors are inserted in order, so the collection holds the first `stored` of them. Not the statistics' row_count:
         # it counts replaced vectors twice until the server compacts its segments.
@@ -74,9 +127,22 @@ class MilvusIndex:
         stored = int(counted["count(*)"])
         for start in range(max(0, stored - INSERT), self._size if stored < self._size else 0, INSERT):
             block = vectors.read(start, start + INSERT)
-            self._client.upsert(
-                self._name, [{"id": start + row, "vector": vector.tolist()} for row, vector in enumerate(block)]
-            )
+            rows = [{ID: start + row, VECTOR: vector.tolist()} for row, vector in enumerate(block)]
+            if self.fields is not None:
+                rows = [row | more for row, more in zip(rows, self.fields.read(start, start + INSERT), strict=True)]
+            self._client.upsert(self._name, rows)
+
+    def _create(self, dimension: int) -> None:
+        from pymilvus import DataType
+
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field(ID, DataType.INT64, is_primary=True)
+        schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=dimension)
+        indexes = self._client.prepare_index_params()
+        indexes.add_index(VECTOR, index_type="AUTOINDEX", metric_type="IP")
+        if self.fields is not None:
+            self.fields.declare(schema, indexes)
+        self._client.create_collection(self._name, schema=schema, index_params=indexes, consistency_level="Strong")
 
     def _call(self, action: Any) -> Any:
         try:
@@ -89,7 +155,58 @@ class MilvusIndex:
             raise UserError(f"Milvus at {self._uri}: {first_line(error)}") from error
 
 
+class MilvusBM25:
+    """BM25 in Milvus (a `Ranker`), with the words, weights and scores of a `BM25`.
+
+    Args:
+        index: The collection, with BM25 weights.
+        bm25: The index that the weights come from.
+    """
+
+    def __init__(self, index: MilvusIndex, bm25: BM25) -> None:
+        """Keeps its parts."""
+        self._index, self._bm25 = index, bm25
+        self.key = key_of("milvus", bm25.key, index.filter)
+
+    def encode(self, queries: Sequence[str]) -> list[list[int]]:
+        """See `Ranker`: the ids of each query's words that occur in any text."""
+        return self._bm25.encode(queries)
+
+    def search(self, queries: list[list[int]], k: int) -> Hits:
+        """See `Ranker`; texts without a word of the query are not returned."""
+        return self._index.search_words(queries, k)
+
+    def why_nothing(self, queries: list[list[int]]) -> list[str]:
+        """See `Ranker`."""
+        return self._bm25.why_nothing(queries)
+
+    def pair_scores(
+        self, queries: list[list[int]], queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """See `Ranker`."""
+        return self._bm25.pair_scores(queries, queries_P, rows_P)
+
+
+def _counts(words: Sequence[int]) -> dict[int, float]:
+    return {word: float(times) for word, times in Counter(words).items()}
+
+
 def _client(uri: str) -> Any:
     from pymilvus import MilvusClient
 
-    return MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=10)
+    local = Path(uri) if uri.endswith(".db") else None
+    if local is not None and local.is_file():
+        raise UserError(
+            f"{uri} was written by Milvus Lite 2, which Milvus Lite 3 cannot read: delete the file, and the index is built"
+            " again from the vectors on disk"
+        )
+    for name in ("pymilvus", "milvus_lite"):  # they log a traceback for each error that they raise
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        return MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=10)
+    except Exception as error:
+        if local is not None and "Open local milvus failed" in str(error):
+            raise UserError(
+                f"{uri} cannot be opened: another process uses it (start a Milvus server to share it), or it is damaged"
+            ) from error
+        raise

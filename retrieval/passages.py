@@ -1,7 +1,8 @@
 """The passages of an index: chunks of documents, stored on disk without duplicates, and search results made from them."""
 
+import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ PASSAGE = pa.schema(
         ("end_line", pa.int32()),
     ]
 )
+WITH_METADATA = PASSAGE.append(pa.field("metadata", pa.string()))
+"""The columns of passages with metadata, a JSON object."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Hit:
         start_line: The first line in the file, counted from 1.
         end_line: The last line.
         copies: Other locations of the same text, in the format of `location`.
+        metadata: The metadata of its document; None without.
     """
 
     score: float
@@ -46,6 +50,7 @@ class Hit:
     start_line: int
     end_line: int
     copies: tuple[str, ...] = ()
+    metadata: dict[str, Any] | None = None
 
     @property
     def location(self) -> str:
@@ -54,7 +59,8 @@ class Hit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dictionary, for JSON."""
-        return vars(self) | {"copies": list(self.copies)}
+        values = vars(self) | {"copies": list(self.copies)}
+        return {name: value for name, value in values.items() if name != "metadata" or value is not None}
 
 
 class Passages:
@@ -77,7 +83,15 @@ class Passages:
         columns = [self.texts.column(name, lines) for name in PASSAGE.names[1:]]
         [text] = self.texts.read([row])
         first, *copies = (Hit(score, text, *place) for place in zip(*columns, strict=True))
-        return Hit(**vars(first) | {"copies": tuple(copy.location for copy in copies)})
+        [metadata] = self.metadata([row])
+        return replace(first, copies=tuple(copy.location for copy in copies), metadata=metadata)
+
+    def metadata(self, rows: Iterable[int]) -> list[dict[str, Any] | None]:
+        """Return the metadata of the texts with these numbers."""
+        if "metadata" not in self.texts.columns:
+            return [None for _ in rows]
+        values = self.texts.column("metadata", (self.texts.lines_of(row)[0] for row in rows))
+        return [json.loads(value) for value in values]
 
     def found(self, hits: Hits) -> list[list[Hit]]:
         """Return the retrieved passages of each query, best first."""
@@ -87,15 +101,24 @@ class Passages:
         ]
 
 
-def write_passages(chunks: Iterable[Chunk], folder: Path) -> Passages:
+def write_passages(chunks: Iterable[Chunk], folder: Path, *, metadata: bool = False) -> Passages:
     """Write chunks to a folder; chunks with the same text become one passage, which is encoded and returned once.
+
+    Args:
+        chunks: The chunks.
+        folder: The folder.
+        metadata: Also write their metadata; chunks with the same text and other metadata are separate passages then.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written to.
     """
-    return Passages(
-        write_texts(({name: getattr(chunk, name) for name in PASSAGE.names} for chunk in chunks), folder, PASSAGE)
-    )
+    schema = WITH_METADATA if metadata else PASSAGE
+
+    def record(chunk: Chunk) -> dict[str, Any]:
+        values = vars(chunk) | {"metadata": chunk.metadata or "{}"}
+        return {name: values[name] for name in schema.names}
+
+    return Passages(write_texts(map(record, chunks), folder, schema))
 
 
 def read_passages(
@@ -103,6 +126,7 @@ def read_passages(
     folder: Path,
     *,
     max_words: int = 120,
+    metadata: bool = False,
     report: ReadReport | None = None,
     show_progress_bar: bool = False,
 ) -> Passages:
@@ -112,6 +136,7 @@ def read_passages(
         documents: The output of `read_documents`; a file that is listed twice (`src src/part`) is read once.
         folder: The folder of the passages.
         max_words: Maximum number of words in a chunk.
+        metadata: See `write_passages`.
         report: Its counts `chunks` and `cut` are updated.
         show_progress_bar: Whether to show a progress bar on standard error.
 
@@ -129,4 +154,4 @@ def read_passages(
                 seen.add(file)
             yield from chunk_document(document, max_words, report=report)
 
-    return write_passages(chunks(), folder)
+    return write_passages(chunks(), folder, metadata=metadata)

@@ -26,6 +26,7 @@ from revela_hub.retrieval.dense import VectorIndex, open_index
 from revela_hub.retrieval.disk import claim_folder, whole_file
 from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
 from revela_hub.retrieval.index_options import IndexOptions
+from revela_hub.retrieval.milvus_fields import metadata_fields, milvus_fields
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import RankerSettings, document_vectors
 from revela_hub.retrieval.stored_vectors import Vectors
@@ -52,6 +53,7 @@ class IndexMetadata:
         options: How vectors are stored and searched.
         endpoint: The server that computed the vectors: its kind, address and model; None for this machine.
         canary: The name of the canary (`Canary.write`); None in indexes of earlier versions.
+        metadata: The names and types of the passages' metadata (`milvus_fields.metadata_fields`); None without.
     """
 
     model: str
@@ -65,11 +67,13 @@ class IndexMetadata:
     options: IndexOptions = IndexOptions()
     endpoint: str | None = None
     canary: str | None = None
+    metadata: dict[str, str] | None = None
 
     def to_json(self) -> str:
         """Return the content of the file."""
         values = asdict(self) | {"index": self.options.type, **asdict(self.options)}
-        for name in ("options", "type", *(name for name in ("endpoint", "canary") if values[name] is None)):
+        absent = [name for name in ("endpoint", "canary", "metadata", "milvus_bm25") if not values[name]]
+        for name in ("options", "type", *absent):
             del values[name]
         return json.dumps(values, indent=2) + "\n"
 
@@ -143,7 +147,9 @@ class PassageStore:
         Raises:
             UserError: Its file is damaged, or a package is not installed.
         """
-        return open_index(self.vectors, self.metadata.options, folder=self.folder)
+        names, options = self.metadata.metadata or {}, self.metadata.options
+        fields = milvus_fields(self.passages, names, options, self.folder)
+        return open_index(self.vectors, options, folder=self.folder, fields=fields)
 
     def check_fingerprint(self, fingerprint: str, model: str, *, documents: str | None = None) -> None:
         """Check that the index was built with a model; for the arguments see `PassageStore`.
@@ -284,6 +290,10 @@ def build_store(
     passages = write(folder)
     if not len(passages):
         raise UserError("no passage contains any text")
+    fields = None
+    if settings.index.type == "milvus":  # raises errors before the texts are encoded
+        names = metadata_fields(passages) if "metadata" in passages.texts.columns else {}
+        fields = milvus_fields(passages, names, settings.index, folder)
     vectors = document_vectors(passages.texts, encoder, settings, folder, option="--output_dir")
     vectors.write_layout(passages.texts.fingerprint)
     rows = spread(len(passages))
@@ -300,8 +310,9 @@ def build_store(
         options=settings.index,
         endpoint=endpoint,
         canary=canary.write(folder),
+        metadata=dict(fields.metadata) if fields else None,
     )
-    open_index(vectors, settings.index, folder=folder, option="--output_dir")
+    open_index(vectors, settings.index, folder=folder, option="--output_dir", fields=fields)
     with whole_file(folder / METADATA, "--output_dir") as stream:
         stream.write(metadata.to_json().encode())
     return PassageStore(folder, settings.identity, model)

@@ -7,6 +7,7 @@ Letters in names: L lines of the file (texts as given), N distinct texts.
 """
 
 import hashlib
+import json
 import uuid
 import zipfile
 from array import array
@@ -125,6 +126,12 @@ class Texts:
         """See `TextSource`."""
         return self.column("text", (int(self._numbers.lines[row]) for row in rows))
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        names: list[str] = self._file.schema.names
+        return names
+
     def column(self, name: str, lines: Iterable[int]) -> list[Any]:
         """Return the values of a column on these lines of the file."""
         return [self._batch_of(line).column(name)[line % LINES_PER_BATCH].as_py() for line in lines]
@@ -211,7 +218,7 @@ def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: 
     Args:
         texts: The texts, read once and never held in memory together; mappings if the schema has more columns than `text`.
         folder: The folder.
-        schema: The columns of the file, one of them `text`.
+        schema: The columns of the file, one of them `text`. If one is `metadata`, texts with other metadata are distinct.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written to.
@@ -223,9 +230,11 @@ def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: 
     with whole_file(unnamed) as stream, pa.ipc.new_file(stream, schema) as writer:
         while batch := list(islice(source, LINES_PER_BATCH)):
             for record in batch:
-                keys.append(_key(record["text"]))
+                keys.append(_key(record["text"], record.get("metadata")))
                 digests.extend(_digest(record["text"]))
             whole.update(memoryview(digests)[-2 * len(batch) :])
+            if "metadata" in schema.names:
+                whole.update(json.dumps([record["metadata"] for record in batch]).encode())
             writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
     path = unnamed.replace(folder / f"texts-{whole.hexdigest()}.arrow")
     distinct, first_L, inverse_L = np.unique(np.array(keys, dtype="<u8"), return_index=True, return_inverse=True)
@@ -244,9 +253,9 @@ def _records(texts: Iterable[str | Mapping[str, Any]]) -> Iterator[Mapping[str, 
         yield record if record["text"].isascii() else {**record, "text": without_surrogates(record["text"])}
 
 
-def _key(text: str) -> int:
+def _key(text: str, metadata: str | None = None) -> int:
     """Hash a text to 64 bits; among ten million texts, a collision occurs with a probability of 1 in 400,000."""
-    words = " ".join(text.split())
+    words = " ".join(text.split()) + ("" if metadata is None else f"\0{metadata}")
     return int.from_bytes(hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 

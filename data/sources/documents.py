@@ -10,11 +10,14 @@ read as U+FFFD, and the report counts the files that contain such bytes.
 """
 
 import glob
+import json
+import math
 import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -177,7 +180,26 @@ def _document(row: Row, text: str, source: Source) -> Document:
         name = column_value(row, source.id_column, "choose with id_column") if source.id_column else None
     # An empty line, so that the title does not become part of the first sentence.
     text = f"{title}\n\n{text}" if title and text and not text.startswith(title) else text
-    return Document(row.where if name is None else str(name), text, None, source.kind or "text")
+    metadata = _metadata(row, source.metadata_columns) if source.metadata_columns else None
+    return Document(row.where if name is None else str(name), text, None, source.kind or "text", metadata=metadata)
+
+
+def _metadata(row: Row, names: Sequence[str]) -> str:
+    """Return the values of columns as JSON; a column that the row does not have counts as null.
+
+    Raises:
+        UserError: A value is not text, a number, a truth value, a date or null.
+    """
+    values = {name: row.columns.get(name) for name in names}
+    for name, value in values.items():
+        if isinstance(value, date):  # also a datetime: sorted as text, these are sorted by time
+            values[name] = value.isoformat()
+        elif not (value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))):
+            raise UserError(
+                f"{row.where}: column {name!r} holds {type(value).__name__}; metadata is text, a finite number, true, false, a"
+                " date or null (choose with metadata_columns)"
+            )
+    return json.dumps(values, ensure_ascii=False, sort_keys=True)
 
 
 def read_held_out(path: str | Path) -> dict[str, list[str]]:

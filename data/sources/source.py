@@ -8,13 +8,16 @@ A source is a string (a file, a folder, a glob pattern, or `hf:` and a data set)
       - "notes/**/*.md"                        # a glob pattern
       - corpus.jsonl.gz                        # JSON lines
       - hf:HuggingFaceFW/fineweb-edu:sample-10BT:train       # a data set of the Hub: name, configuration, split
+      - hf://datasets/owner/name/data/*.parquet              # files of a data set of the Hub
       - {path: "hf:owner/name", split: train, text_column: body, kind: code}
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from urllib.parse import unquote
 
 from revela_hub.errors import UserError
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["text", "code"]
 
 HUB_PREFIX = "hf:"
+ADDRESS = "hf://"
+_ADDRESS = re.compile(r"hf://datasets/([^/@:]+/[^/@:]+)(?:@([^/]+))?(?:/(.*))?")
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Document:
         path: Its file, or None for a row of a larger file.
         kind: Determines where it is split into chunks: `"text"` at the ends of sentences, `"code"` at the ends of lines.
         first_line: The line of the file, from 1, on which the text begins.
+        metadata: The values of the source's `metadata_columns`, as JSON; None without such columns.
     """
 
     id: str
@@ -43,6 +49,7 @@ class Document:
     path: str | None
     kind: Kind
     first_line: int = 1
+    metadata: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class Source:
         title_column: The column with the title, which is put before the text. None: `title`, if it exists; `""`: no title.
         id_column: The column with the document's id. None: `_id`, if it exists; `""`: number the rows.
         merge_column: Consecutive rows with the same value in this column form one document (a corpus of passages).
+        metadata_columns: The columns with metadata of the document, for the filters of a search.
         kind: `"text"` or `"code"`. None: by the file's extension, and text for rows.
         exclude: Patterns of file and folder names to skip (`*.min.js`, `tests`, `docs/old/*`).
         max_documents: Stop after this many documents.
@@ -77,6 +85,7 @@ class Source:
     title_column: str | None = None
     id_column: str | None = None
     merge_column: str | None = None
+    metadata_columns: tuple[str, ...] = ()
     kind: Kind | None = None
     exclude: tuple[str, ...] = ()
     max_documents: int | None = None
@@ -120,11 +129,13 @@ def parse_source(source: SourceLike, **defaults: Any) -> Source:
         raise UserError(f"source {given}: {problem}; the fields are {', '.join(known)}")
     values: dict[str, Any] = {**defaults, **given}
     for key, value in values.items():
-        if isinstance(value, list) or key == "exclude":
+        if isinstance(value, list) or key in ("exclude", "metadata_columns"):
             values[key] = (value,) if isinstance(value, str) else tuple(value)
     if values.get("kind") not in (None, "text", "code"):
         raise UserError(f"source {given['path']}: kind is {values['kind']!r}; it must be text or code")
     parsed = Source(**values)
+    if parsed.path.startswith(ADDRESS):
+        parsed = _from_address(parsed)
     if parsed.is_dataset:
         return _with_dataset_parts(parsed)
     misplaced = [name for name in _DATASET_FIELDS if name in given]
@@ -132,6 +143,23 @@ def parse_source(source: SourceLike, **defaults: Any) -> Source:
         remedy = f"write path: {HUB_PREFIX}{parsed.path} if it is one"
         raise UserError(f"source {parsed.path}: {', '.join(misplaced)} is for a data set; {remedy}")
     return parsed
+
+
+def _from_address(source: Source) -> Source:
+    """Turn `hf://datasets/owner/name[@revision][/path]` into `hf:owner/name` with `revision` and `data_files`."""
+    found = _ADDRESS.fullmatch(source.path)
+    if found is None:
+        raise UserError(
+            f"source {source.path}: the address of a data set is hf://datasets/owner/name[@revision], and of its files"
+            " hf://datasets/owner/name[@revision]/path, with patterns such as data/*.parquet"
+        )
+    name, revision, path = found.groups()
+    return replace(
+        source,
+        path=HUB_PREFIX + name,
+        revision=unquote(revision) if revision else source.revision,
+        data_files=path or source.data_files,
+    )
 
 
 def _with_dataset_parts(source: Source) -> Source:

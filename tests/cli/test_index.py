@@ -50,6 +50,18 @@ def test_shards_become_an_index_that_is_searched(
     assert best["text"].startswith("Note 13:")
 
 
+def test_the_metadata_of_rows_are_in_the_results(
+    corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("more.jsonl").write_text('{"text": "same", "year": 1}\n{"text": "same", "year": 2}\n{"text": "same"}\n')
+    common = [str(retriever_folder), "--corpus", "more.jsonl", "--output_dir", "more", "--device", "cpu"]
+    assert main(["index", *common, "--metadata_columns", "year"]) == 0
+    assert capsys.readouterr().out.startswith("3 passages")  # the same text with other metadata is another passage
+    assert main(["search", "bm25", "same", "--index", "more", "--json"]) == 0
+    hits = json.loads(capsys.readouterr().out)["hits"]
+    assert sorted(hit["metadata"]["year"] or 0 for hit in hits) == [0, 1, 2]
+
+
 def test_mistakes_are_one_line(
     corpus: Path, retriever_folder: Path, minimal_change: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

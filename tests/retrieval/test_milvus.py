@@ -1,13 +1,17 @@
-"""Vectors in Milvus: what an interruption leaves, and what a missing package says."""
+"""Vectors in Milvus: interruptions, filters, hybrid search on a server, and mistakes."""
 
+import json
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from revela_hub.cli.main import main
 from revela_hub.errors import UserError
-from revela_hub.retrieval import milvus
+from revela_hub.retrieval import BM25, PassageStore, milvus
 from revela_hub.retrieval.stored_vectors import VectorsInMemory
 
 VECTORS = VectorsInMemory(np.random.default_rng(0).normal(size=(57, 4)).astype(np.float32))
@@ -58,3 +62,144 @@ def test_no_vector_is_skipped_after_several_interruptions(monkeypatch: pytest.Mo
             milvus.MilvusIndex(VECTORS, "http://localhost:1")
     milvus.MilvusIndex(VECTORS, "http://localhost:1")
     assert sorted(server.rows) == list(range(57))
+
+
+MODEL = str(Path(__file__).parents[2] / "examples/quickstart/retriever")
+ROWS = [
+    {"text": "swallows fly south in autumn", "year": 2019, "lang": "en", "score": 1.5},
+    {"text": "swallows return in spring", "year": 2021, "lang": "en", "score": 2},
+    {"text": "storks fly south, and swallows too", "year": 2022, "lang": "de"},
+    {"text": "swallows fly south in autumn", "year": 2023, "lang": "en"},
+    {"text": "stone bridges last", "year": 2023, "lang": "en"},
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    pytest.importorskip("pymilvus", reason="needs the extra milvus")
+    grpc_server = pytest.importorskip("milvus_lite.adapter.grpc.server", reason="needs milvus-lite 3")
+    running, database, port = grpc_server.start_server_in_thread(str(tmp_path_factory.mktemp("milvus")))
+    yield f"http://127.0.0.1:{port}"
+    running.stop(grace=0)
+    database.close()
+
+
+@pytest.fixture(scope="module")
+def index(server: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("index")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    words = [
+        "index",
+        MODEL,
+        "--corpus",
+        str(folder / "rows.jsonl"),
+        "--output_dir",
+        str(folder / "index"),
+    ]
+    words += ["--index_type", "milvus", "--milvus_uri", server, "--milvus_bm25", "true"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MILVUS_TOKEN", "root:secret")
+        assert main([*words, "--device", "cpu", "--metadata_columns", "year", "lang", "score"]) == 0
+    assert not any(b"secret" in file.read_bytes() for file in (folder / "index").rglob("*") if file.is_file())
+    return MODEL, str(folder / "index")
+
+
+@pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
+def test_a_filter_selects_passages_on_the_server(
+    index: tuple[str, str], mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, folder = index
+    search = [
+        "search",
+        model,
+        "swallows south",
+        "--index",
+        folder,
+        "--mode",
+        mode,
+        "--device",
+        "cpu",
+        "--json",
+        "--filter",
+    ]
+    for expression, years in (('year >= 2020 and lang == "en"', {2021, 2023}), ("score > 1.6", {2021})):
+        assert main([*search, expression]) == 0
+        hits = json.loads(capsys.readouterr().out)["hits"]
+        assert {hit["metadata"]["year"] for hit in hits} == years
+    assert main([*search, "year > 3000"]) == 0
+    assert "no passage matches --filter" in json.loads(capsys.readouterr().out)["nothing_found"]
+    for wrong in ("yeer > 1", "year >"):
+        assert main([*search, wrong]) == 2
+        [line] = capsys.readouterr().err.splitlines()[-1:]
+        assert f"--filter {wrong!r}: " in line and "the fields are lang (varchar), score (double), year (int64)" in line
+
+
+def test_a_hybrid_in_milvus_ranks_as_the_one_here(index: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    model, folder = index
+    store = PassageStore(folder)
+    here = BM25(store.passages.texts)
+    assert isinstance(store.index, milvus.MilvusIndex) and store.index.bm25 is not None
+    there = milvus.MilvusBM25(store.index, store.index.bm25)
+    queries = ["swallows swallows south", "autumn", "zebra"]
+    expected, found = here.search(here.encode(queries), 3), there.search(there.encode(queries), 3)
+    for query in range(3):
+        both = [
+            dict(zip(each.rows_QK[query].tolist(), each.scores_QK[query].tolist(), strict=True))
+            for each in (expected, found)
+        ]
+        scores = [sorted(value for row, value in each.items() if row >= 0) for each in both]
+        np.testing.assert_allclose(*scores, rtol=1e-5)
+    assert (
+        main(
+            ["search", model, "swallows", "--index", folder, "--filter", "year > 1", "--mode", "bm25", "--bm25_k1", "2"]
+        )
+        == 2
+    )
+    assert "an index built with --milvus_bm25" in capsys.readouterr().err
+
+
+def test_mistakes_with_milvus_are_one_line(
+    retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"text": "a", "year": 1, "id": 2, "tags": ["x"]}\n{"text": "b", "year": "1"}\n')
+    model = str(retriever_folder)
+    build = [
+        "index",
+        model,
+        "--corpus",
+        "rows.jsonl",
+        "--output_dir",
+        "index",
+        "--index_type",
+        "milvus",
+        "--device",
+        "cpu",
+    ]
+
+    def message(*words: str) -> str:
+        assert main(list(words)) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    assert "values of several types (int64, varchar)" in message(*build, "--metadata_columns", "year")
+    assert "rename the column" in message(*build, "--metadata_columns", "id")
+    assert "no document has a value in this column" in message(*build, "--metadata_columns", "yeer")
+    assert "rows.jsonl:1: column 'tags' holds list" in message(*build, "--metadata_columns", "tags")
+    assert "must not contain a password" in message(*build, "--milvus_uri", "http://me:secret@localhost:1")
+    assert "need the index type milvus, not exact" in message(*build[:6], "--device", "cpu", "--milvus_bm25", "true")
+    assert "--filter requires --index" in message(
+        "search", "bm25", "x", "--corpus", "rows.jsonl", "--filter", "year > 1"
+    )
+    assert main([*build[:6], "--device", "cpu"]) == 0
+    assert "--filter needs an index of the type milvus" in message(
+        "search", model, "x", "--index", "index", "--filter", "year > 1", "--device", "cpu"
+    )
+
+
+def test_a_file_of_milvus_lite_2_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pymilvus", reason="needs the extra milvus")
+    (tmp_path / "milvus.db").write_bytes(b"SQLite format 3\0")
+    with pytest.raises(
+        UserError, match="was written by Milvus Lite 2, which Milvus Lite 3 cannot read: delete the file"
+    ):
+        milvus.MilvusIndex(VECTORS, str(tmp_path / "milvus.db"))

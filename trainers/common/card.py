@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from revela_hub.data.sources.source import parse_source
 from revela_hub.gguf_files import hub_repository
 from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method
@@ -34,7 +35,7 @@ def card_metadata(
     values = {name: plain(getattr(arguments, name)) for name in defaults if name not in {*NO_EFFECT, "data", *models}}
     changed = {name: shown(name, value, method) for name, value in values.items() if value != plain(defaults[name])}
     names = {name: path.name if (path := _local(value)) else value for name, value in models.items()}
-    datasets = {source.removeprefix("hf:").split(":")[0] for source in sources if source.startswith("hf:")}
+    datasets = {parse_source(source).path.removeprefix("hf:") for source in sources if source.startswith("hf:")}
     base = next(iter(models.values()))
     resumed = [
         f"# from step {change['step']} on: {name} {now} (before: {before})\n"

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -92,9 +92,15 @@ def prepared_rows(rows: Any, columns: Sequence[str], args: RunArguments, build: 
 
 
 def check_split(rows: Any) -> None:
-    """Raise a `UserError` for a data set with several splits."""
-    if isinstance(rows, DatasetDict):
+    """Raise a `UserError` for a data set with several splits, or without a length."""
+    if isinstance(rows, DatasetDict | IterableDatasetDict):
         raise UserError(f"train_dataset has the splits {', '.join(rows)}: pass one of them, such as dataset['train']")
+    if isinstance(rows, IterableDataset):
+        raise UserError(
+            "train_dataset is an IterableDataset, but batches are drawn from all rows: pass"
+            " Dataset.from_generator(lambda: iter(train_dataset)), which writes the rows to disk (or only N, with"
+            " train_dataset.take(N))"
+        )
 
 
 def wrong_columns(rows: Dataset, wanted: str) -> UserError:

@@ -29,6 +29,10 @@ class PassageOptions(EndpointOptions):
     )
     output_dir: str = field(metadata={"help": "Folder of the index."})
     max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per passage."})
+    metadata_columns: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Columns of the corpus to keep, e.g. for search --filter.", "metavar": "COLUMN"},
+    )
     document_prompt: str | None = field(
         default=None, metadata={"help": "Text to prepend to every passage (default: the model's own prompt)."}
     )
@@ -79,7 +83,8 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
     if options.model == "bm25":
         raise UserError("bm25 has no vectors and needs no index: use revela-hub search bm25 --corpus PATH")
     report = ReadReport()
-    documents = read_documents(options.corpus, report=report)  # raises errors before the model is loaded
+    columns = {"metadata_columns": options.metadata_columns} if options.metadata_columns else {}
+    documents = read_documents(options.corpus, report=report, **columns)  # raises errors before the model is loaded
     encoder = load_dense(
         options.model,
         device=options.device,
@@ -100,6 +105,11 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
         encoder,
         settings,
         lambda folder: read_passages(
-            documents, folder, max_words=options.max_words, report=report, show_progress_bar=shows_progress()
+            documents,
+            folder,
+            max_words=options.max_words,
+            metadata=bool(columns),
+            report=report,
+            show_progress_bar=shows_progress(),
         ),
     )

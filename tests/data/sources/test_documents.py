@@ -329,6 +329,9 @@ def test_sources_as_they_are_written() -> None:
     mapping = {"path": "hf:owner/name:config", "split": "dev", "text_column": ["a", "b"], "exclude": "*.js"}
     parsed = Source("hf:owner/name", name="config", split="dev", text_column=("a", "b"), exclude=("*.js",))
     assert parse_source(mapping, kind=None) == parsed
+    address = "hf://datasets/owner/name@refs%2Fconvert/data/*.parquet"
+    assert parse_source(address) == Source("hf:owner/name", revision="refs/convert", data_files="data/*.parquet")
+    assert parse_source("hf://datasets/owner/name") == Source("hf:owner/name")
     assert parse_sources("docs", text_column="body") == [Source("docs", text_column="body")]
     assert parse_source({"path": "docs", "text_column": "own"}, text_column="body").text_column == "own"
 
@@ -342,6 +345,7 @@ def test_sources_as_they_are_written() -> None:
         ({"path": "owner/name", "split": "train"}, "split is for a data set; write path: hf:owner/name"),
         ("hf:owner/name:a:b:c", "a data set is written hf:"),
         ("hf:", "a data set is written hf:"),
+        ("hf://owner/model/file.txt", "the address of a data set is hf://datasets/owner/name"),
     ],
 )
 def test_sources_that_are_not_well_written(source: Any, message: str) -> None:

@@ -17,6 +17,7 @@ Examples:
   revela-hub index my-retriever --corpus docs --output_dir my-index
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type hnsw
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type milvus --milvus_uri http://db:19530
+  revela-hub index my-retriever --corpus news.jsonl --output_dir news-index --index_type milvus --metadata_columns year lang
   revela-hub index my-retriever --corpus docs --output_dir my-index --truncate_dim 192 --precision int8 --probe my-probe
   revela-hub search my-retriever --index my-index "what is a shard?"
   revela-hub index my-name/my-retriever --corpus docs --output_dir my-index --push_to_hub my-name/my-index --private
@@ -44,6 +45,10 @@ POSITIONALS = ("model",)
 class Arguments(PassageOptions, SmallVectorArguments):
     """Arguments of `revela-hub index`."""
 
+    milvus_bm25: bool = field(
+        default=False,
+        metadata={"help": "Milvus: Also store the BM25 weights of the passages, for hybrid search with --filter."},
+    )
     states: Literal["none", "float16"] = field(
         default="none", metadata={"help": "ImpRAG: Also store the keys and values of the passages."}
     )
@@ -79,7 +84,8 @@ def run(arguments: Arguments) -> None:
     destination = _destination(arguments)
     task = read_beir(arguments.probe, "test") if arguments.probe else None
     check_output(arguments)
-    loaded = load_passage_encoder(arguments, arguments.index_options(arguments.dtype))
+    options = replace(arguments.index_options(arguments.dtype), milvus_bm25=arguments.milvus_bm25)
+    loaded = load_passage_encoder(arguments, options)
     states = import_module(method.states) if method and stores_states else None
     if states is not None:
         states.check_states(loaded.encoder)

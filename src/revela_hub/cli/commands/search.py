@@ -3,7 +3,8 @@
 The model is a sentence-transformers folder, a Hub id, or bm25. --mode hybrid combines it with BM25, which finds more
 than either on most texts; --mode sparse needs a SparseEncoder. Vectors are cached, so an interrupted search resumes,
 and later searches only encode what has changed. With --index, the index of `revela-hub index` is searched instead, from a
-folder or from the Hub (hf:owner/name, hf:owner/name@revision).
+folder or from the Hub (hf:owner/name, hf:owner/name@revision). --filter restricts the search to passages whose metadata match;
+it needs an index in Milvus, on a server or in a local file.
 
 Queries are read from standard input, one per line, if none is given. Progress is printed to standard error, results
 to standard output; --json prints one object per query.
@@ -14,6 +15,7 @@ Examples:
   revela-hub search bm25 "request timeout" --corpus src --top_k 3
   revela-hub search my-retriever --index my-index < queries.txt
   revela-hub search my-name/my-retriever "what is a shard?" --index hf:my-name/my-index
+  revela-hub search my-retriever "flood" --index news-index --filter 'year >= 2020 and lang == "en"'
 """
 
 import contextlib
@@ -35,7 +37,8 @@ from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import SmallVectorArguments
 
 if TYPE_CHECKING:
-    from revela_hub.retrieval import Hit, Passages, Ranker
+    from revela_hub.retrieval import Hit, Passages, PassageStore, Ranker
+    from revela_hub.retrieval.milvus import MilvusIndex
 
 POSITIONALS = ("model", "query")
 
@@ -61,6 +64,13 @@ class Arguments(SmallVectorArguments, RankerOptions):
             "help": "Index that `revela-hub index` made (folder, or hf:owner/name[@revision]), instead of --corpus."
         },
     )
+    filter: str | None = field(
+        default=None,
+        metadata={
+            "help": "Milvus: Search only passages whose metadata match, e.g. 'year >= 2020'.",
+            "metavar": "EXPRESSION",
+        },
+    )
     query: str | None = field(default=None, metadata={"help": "Query (default: the lines of standard input)."})
     mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = field(
         default=None, metadata={"help": "How to rank (default: dense, or bm25 if that is the model)."}
@@ -76,6 +86,10 @@ def run(arguments: Arguments) -> None:
 
     if bool(arguments.corpus) == bool(arguments.index):
         raise UserError("give either --corpus PATH ... or --index FOLDER (see revela-hub search --help)")
+    if arguments.filter is not None and not arguments.index:
+        raise UserError(
+            "--filter requires --index FOLDER, built with --index_type milvus --metadata_columns COLUMN ..."
+        )
     _check_corpus(arguments)
     _use_adapted(arguments)
     check_used(arguments, [arguments.mode])
@@ -93,7 +107,9 @@ def run(arguments: Arguments) -> None:
         for text in map(without_surrogates, queries):
             encoded = ranker.encode([text])
             [hits] = passages.found(ranker.search(encoded, arguments.top_k))
-            nothing = "" if hits else ranker.why_nothing(encoded)[0] or "no passage has a term of the query"
+            unmatched = "no passage matches --filter, or none of these has a term of the query"
+            unmatched = unmatched if arguments.filter else "no passage has a term of the query"
+            nothing = "" if hits else ranker.why_nothing(encoded)[0] or unmatched
             if arguments.json:
                 record = {"query": text, "hits": [hit.to_dict() for hit in hits]}
                 record |= {"nothing_found": nothing} if nothing else {}
@@ -158,7 +174,7 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
         if warning:
             note(f"warning: {warning}")
         passages, folder, settings = store.passages, store.folder, with_index_settings(settings, store.metadata)
-        loaded["vectors"] = store.vectors
+        loaded |= {"vectors": store.vectors, "milvus": _milvus(store, settings.used, arguments.filter)}
     elif "dense" not in settings.used and "sparse" not in settings.used:
         folder = temporary  # BM25 statistics are computed from the current files
     else:
@@ -169,6 +185,24 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
     reused = f", {vectors[0].reused:,} of them from the cache" if vectors and vectors[0].reused else ""
     note(f"{len(passages):,} passages{reused}")
     return ranker, passages
+
+
+def _milvus(store: "PassageStore", used: tuple[str, ...], expression: str | None) -> "MilvusIndex | None":
+    """Return the open index of a store in Milvus, restricted by --filter; None if it is not needed."""
+    from revela_hub.retrieval.milvus import MilvusIndex
+
+    options = store.metadata.options
+    if options.type != "milvus" and expression is not None:
+        raise UserError(
+            f"--filter needs an index of the type milvus, not {options.type}: build it with --index_type milvus"
+            " --metadata_columns COLUMN ... (a local file, without a server)"
+        )
+    searched = expression is not None or "dense" in used or ("bm25" in used and options.milvus_bm25)
+    if options.type != "milvus" or not searched:
+        return None
+    index = store.index
+    assert isinstance(index, MilvusIndex)
+    return index if expression is None else index.where(expression)
 
 
 def _typed_queries() -> Iterator[str]:

@@ -1,0 +1,130 @@
+"""The fields of a Milvus collection besides the vectors: metadata of the passages, for filters, and their BM25 weights.
+
+The BM25 weight of each word is computed here, on the whole collection, and stored as a sparse vector. Its inner product with
+the number of times that each word occurs in a query is the BM25 score of `bm25.BM25`. Milvus's own full-text search splits
+and weights words differently.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval.bm25 import BM25
+from revela_hub.retrieval.disk import key_of
+from revela_hub.retrieval.index_options import IndexOptions
+from revela_hub.retrieval.passages import Passages
+
+ID, VECTOR, BM25_WEIGHTS = "id", "vector", "bm25"
+MAX_TEXT = 65_535
+"""Milvus's limit on the bytes of a text field."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+_KINDS = {bool: "bool", int: "int64", float: "double", str: "varchar"}
+
+
+def metadata_fields(passages: Passages) -> dict[str, str]:
+    """Return the names and Milvus types of the metadata of passages.
+
+    Raises:
+        UserError: A name is not allowed in Milvus, a column has values of several types, or no value at all.
+    """
+    kinds: dict[str, set[str]] = {}
+    for values in _all_metadata(passages):
+        for name, value in values.items():
+            kinds.setdefault(name, set()).update(() if value is None else (_KINDS[type(value)],))
+    if not kinds:
+        raise UserError(
+            "no document has metadata: --metadata_columns names columns of JSON lines, parquet or data sets"
+        )
+    for name, found in kinds.items():
+        if not _NAME.fullmatch(name) or name in (ID, VECTOR, BM25_WEIGHTS):
+            reserved = f"other than {ID}, {VECTOR} and {BM25_WEIGHTS}"
+            raise UserError(
+                f"--metadata_columns {name!r}: a field of Milvus has a name of letters, digits and underscores, {reserved}:"
+                " rename the column"
+            )
+        if not found:
+            raise UserError(f"--metadata_columns {name}: no document has a value in this column: check its name")
+        if found == {"int64", "double"}:
+            found.remove("int64")
+        if len(found) > 1:
+            raise UserError(
+                f"--metadata_columns {name}: the column has values of several types ({', '.join(sorted(found))})"
+            )
+    return {name: next(iter(found)) for name, found in sorted(kinds.items())}
+
+
+def _all_metadata(passages: Passages) -> Iterator[dict[str, Any]]:
+    texts = passages.texts
+    lines = range(len(texts.rows_L)) if "metadata" in texts.columns else range(0)
+    for line in lines:
+        [text] = texts.column("metadata", [line])
+        yield json.loads(text)
+
+
+@dataclass(frozen=True)
+class MilvusFields:
+    """The fields of passages besides their vectors.
+
+    Attributes:
+        passages: The passages.
+        metadata: Names and types of metadata, as `metadata_fields` returns them.
+        bm25: The BM25 index of the passages, to store its weights; None: no weights.
+    """
+
+    passages: Passages
+    metadata: Mapping[str, str]
+    bm25: BM25 | None = None
+
+    @property
+    def key(self) -> str:
+        """Changes with any of the values."""
+        return key_of(self.passages.texts.fingerprint, dict(self.metadata), self.bm25 and self.bm25.key)
+
+    def declare(self, schema: Any, indexes: Any) -> None:
+        """Add the fields to the schema of a new collection and to the parameters of its indexes."""
+        from pymilvus import DataType
+
+        for name, kind in self.metadata.items():
+            options = {"max_length": MAX_TEXT} if kind == "varchar" else {}
+            schema.add_field(name, DataType[kind.upper()], nullable=True, **options)
+        if self.bm25 is not None:
+            schema.add_field(BM25_WEIGHTS, DataType.SPARSE_FLOAT_VECTOR)
+            indexes.add_index(BM25_WEIGHTS, index_type="SPARSE_INVERTED_INDEX", metric_type="IP")
+
+    def read(self, start: int, stop: int) -> list[dict[str, Any]]:
+        """Return the fields of the passages from `start` up to, but not including, `stop`."""
+        stop = min(stop, len(self.passages))
+        rows: list[dict[str, Any]] = [{} for _ in range(start, stop)]
+        if self.metadata:
+            for row, values in zip(rows, self.passages.metadata(range(start, stop)), strict=True):
+                row |= {name: _as(kind, (values or {}).get(name)) for name, kind in self.metadata.items()}
+        if self.bm25 is not None:
+            block = self._weights[start:stop]
+            for number, row in enumerate(rows):
+                place = slice(*block.indptr[number : number + 2])
+                weights = dict(zip(block.indices[place].tolist(), block.data[place].tolist(), strict=True))
+                # Milvus does not store empty sparse vectors: a passage without words gets a word that no query has.
+                row[BM25_WEIGHTS] = weights or {block.shape[1]: 1.0}
+        return rows
+
+    @cached_property
+    def _weights(self) -> Any:
+        assert self.bm25 is not None
+        return self.bm25.weights()
+
+
+def milvus_fields(
+    passages: Passages, metadata: Mapping[str, str], options: IndexOptions, folder: Path
+) -> MilvusFields | None:
+    """Return the fields of an index in a folder; None if it has vectors only."""
+    bm25 = BM25(passages.texts, folder=folder) if options.milvus_bm25 else None
+    return MilvusFields(passages, metadata, bm25) if metadata or bm25 else None
+
+
+def _as(kind: str, value: Any) -> Any:
+    return float(value) if kind == "double" and value is not None else value
