@@ -173,7 +173,7 @@ def build_probe(
         raise NoProbe(
             f"the text has {len(asked)} candidate queries, but a probe needs at least {MIN_QUERIES}: too few of the "
             f"{counted(len(passages), 'distinct passage')} in {counted(len(documents), 'document')} are functions with a "
-            "docstring, have a heading, or have three sentences; add more text, or evaluate on your own task"
+            "docstring or a comment above them, have a heading, or have three sentences; add more text, or evaluate on your own task"
         )
     task, held_out = _hold_out(passages, asked)
     task = _reshaped(task, settings, examples)

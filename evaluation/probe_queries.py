@@ -1,6 +1,6 @@
 """Candidate queries for a probe: parts of a text that describe a passage, and are removed from it.
 
-    docstring  the first paragraph of a function's docstring -> the function without it
+    docstring  the first paragraph of a function's docstring, or of the comment above it -> the function without it
     title      the title of a document, the heading of a section -> its first passage (of every section with that heading)
     sentence   a sentence of a passage -> the rest of the passage (`query_shapes` shortens it)
 
@@ -13,11 +13,13 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from pathlib import Path
 from random import Random
 from typing import Literal, TypeAlias
 
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import chunk_document, count_words, document_pieces
+from revela_hub.evaluation.doc_comments import SUFFIXES, commented_functions
 from revela_hub.evaluation.docstrings import documented_functions, python_lines
 
 ProbeKind: TypeAlias = Literal["docstring", "title", "sentence", "question"]
@@ -29,6 +31,7 @@ FEW_DOCUMENTS = 25
 MIN_TITLE_WORDS, MAX_TITLE_WORDS = 2, 25
 MIN_SENTENCE_WORDS, MAX_SENTENCE_WORDS = 8, 40
 MIN_PASSAGE_WORDS = 20
+PYTHON = (".py", ".pyi", ".pyx", ".ipynb")
 SENTENCE_ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01", "\u0964", "\u061f", "\u06d4")
 """For Latin, Cyrillic and Greek; Chinese and Japanese; Hindi; Arabic and Urdu."""
 
@@ -86,6 +89,21 @@ def passages_of_each(
 
 
 def _functions(document: Document) -> Iterator[Passage]:
+    suffix = Path(document.path or "").suffix.lower()
+    if suffix in PYTHON:
+        yield from _python_functions(document)
+    elif suffix in SUFFIXES:
+        yield from _commented_functions(document)
+    elif document.path is None:  # a row: the language is not known
+        yield from list(_python_functions(document)) or _commented_functions(document)
+
+
+def _commented_functions(document: Document) -> Iterator[Passage]:
+    for function in commented_functions(document.text):
+        yield Passage(document.id, function.code, {"docstring": Candidate(function.query, function.comment)})
+
+
+def _python_functions(document: Document) -> Iterator[Passage]:
     if "def " not in document.text:  # parsing two million words takes a minute
         return
     text = textwrap.dedent(document.text)

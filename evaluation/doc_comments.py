@@ -1,0 +1,127 @@
+"""Functions with a comment above them, in languages other than Python (Java, JavaScript, C++, Go, Rust, Ruby and others).
+
+A parser for every language is not needed: code is indented, so a declaration ends before the next line that is not indented more
+than its first line, closing brackets aside.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from revela_hub.evaluation.docstrings import MIN_LINES, MIN_WORDS
+
+MAX_LINES = 100
+"""Longer declarations are not functions."""
+SUFFIXES = frozenset(
+    ".bash .c .cc .cjs .cpp .cs .cu .cxx .dart .ex .exs .f90 .go .groovy .h .hh .hpp .hs .java .jl .js .jsx .kt .kts .lua .m .mjs "
+    ".ml .mm .nim .php .pl .pm .ps1 .r .rb .rs .scala .sh .sol .sql .swift .ts .tsx .v .zig .zsh".split()
+)
+
+_LINE = re.compile(r"[ \t]*(?://[/!]?|#'?(?=[ \t]|$)|--[|-]?(?=[ \t]|$)|!>|;;)[ \t]?(?P<text>.*)")
+_BLOCK_START = re.compile(r"[ \t]*/\*[*!]?[ \t]?(?P<text>.*)")
+_TAG = re.compile(
+    r"[ \t]*[@\\:](?:param|returns?|throws|exception|brief|see|since|author|tparam|arg|type|deprecated)\b"
+)
+_MARKUP = re.compile(r"\{@\w+\s+([^}]*)\}|</?\w+[^>]*>|[\\@](?:brief|ref|link|code|em|c|p)\b")
+# Types contain the functions, and their comments.
+_TYPE = re.compile(
+    r"[ \t]*(?:\w+[ \t]+)*(?:class|enum|extension|impl|interface|module|namespace|object|package|protocol|record|struct|trait|union)\b"
+)
+_STATEMENT = re.compile(
+    r"[ \t]*(?:(?:case|catch|do|elif|elsif|else|export default|for|foreach|if|import|return|switch|try|unless|until|while|with)\b|[#{(\[]\s*\w*\s*$"
+    r"|#[ \t]*(?:define|elif|else|endif|error|if|ifdef|ifndef|include|pragma|undef)\b)"
+)
+_ANNOTATION = re.compile(r"[ \t]*(?:@|#?\[|template\b)")
+_CLOSES = re.compile(r"[ \t]*(?:[})\]]|end\b|fi\b|done\b|esac\b)")
+_OPENS = re.compile(r"[ \t]*(?:\{|\)|do\b|then\b|where\b)")
+
+
+@dataclass(frozen=True)
+class CommentedFunction:
+    """A declaration, separated from the comment above it.
+
+    Attributes:
+        query: The first paragraph of the comment, in one line.
+        code: The declaration.
+        comment: The lines of the comment, as they are in the file.
+    """
+
+    query: str
+    code: str
+    comment: str
+
+
+def commented_functions(text: str) -> Iterator[CommentedFunction]:
+    """Yield declarations of 3 to 100 lines that follow a comment of at least five words without an empty line."""
+    lines = text.splitlines(keepends=True)
+    number = 0
+    while number < len(lines):
+        end, words = _comment(lines, number)
+        if end == number:
+            number += 1
+            continue
+        query = _first_paragraph(words)
+        code = _declaration(lines, end)
+        if len(query.split()) >= MIN_WORDS and MIN_LINES <= len(code) <= MAX_LINES:
+            yield CommentedFunction(query, textwrap.dedent("".join(code)).strip(), "".join(lines[number:end]))
+            end += len(code)  # comments in a function stay in it
+        number = end
+
+
+def _comment(lines: list[str], start: int) -> tuple[int, list[str]]:
+    """Return the line after a comment that starts at a line (the same line: none does), and its text without markers."""
+    if block := _BLOCK_START.match(lines[start]):
+        words = [block["text"]]
+        end = start
+        while "*/" not in lines[end]:
+            end += 1
+            if end == len(lines):
+                return start, []
+            words.append(re.sub(r"^[ \t]*\*(?!/)[ \t]?", "", lines[end]))
+        words[-1] = words[-1].partition("*/")[0]
+        return end + 1, words
+    end, words = start, []
+    while end < len(lines) and (line := _LINE.match(lines[end])):
+        words.append(line["text"])
+        end += 1
+    return end, words
+
+
+def _first_paragraph(lines: list[str]) -> str:
+    kept: list[str] = []
+    for line in lines:
+        line = line.strip()
+        if kept and (not line or _TAG.match(line) and not line.startswith(("\\brief", "@brief"))):
+            break
+        if line and not (_TAG.match(line) and not line.startswith(("\\brief", "@brief"))):
+            kept.append(line.removeprefix("@brief"))
+    return " ".join(_MARKUP.sub(lambda match: match[1] or " ", " ".join(kept)).split())
+
+
+def _declaration(lines: list[str], start: int) -> list[str]:
+    """Return the lines of the declaration that starts at a line."""
+    if start == len(lines) or not lines[start].strip() or _STATEMENT.match(lines[start]):
+        return []
+    named = next((line for line in lines[start : start + 5] if not _ANNOTATION.match(line)), "")
+    if _TYPE.match(named):
+        return []
+    depth, end = _indentation(lines[start]), start + 1
+    annotation = _ANNOTATION.match(lines[start])
+    while end < len(lines) and end - start <= MAX_LINES:
+        line = lines[end]
+        if line.strip() and _indentation(line) <= depth:
+            if _OPENS.match(line) or annotation:
+                annotation = _ANNOTATION.match(line)
+            elif _CLOSES.match(line):
+                return lines[start : end + 1]
+            else:
+                break
+        end += 1
+    while end > start and not lines[end - 1].strip():
+        end -= 1
+    return lines[start:end]
+
+
+def _indentation(line: str) -> int:
+    return len(line.expandtabs(4)) - len(line.expandtabs(4).lstrip())
