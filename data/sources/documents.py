@@ -1,4 +1,4 @@
-"""Reading documents from folders, files, patterns, JSON lines, parquet files and data sets.
+"""Reading documents from folders, files, patterns, JSON lines, parquet files, tables (CSV) and data sets.
 
 For each source: list its files (`files.source_files`) or open its data set, read rows or text, make documents of them, remove
 held-out text, and skip empty documents. Everything is a generator: a file is opened when its first document is requested, and
@@ -26,6 +26,7 @@ from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.report import ReadReport, skips
 from revela_hub.data.sources.rows import (
     ROW_FILES,
+    TABLES,
     Row,
     column_text,
     column_value,
@@ -109,8 +110,9 @@ def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
     if source.is_dataset:
         yield from row_documents(dataset_rows(source), source)
         return
+    endings = ROW_FILES + TABLES if source.path.endswith(TABLES) else ROW_FILES
     for path in source_files(source, report):
-        if path.name.endswith(ROW_FILES):
+        if path.name.endswith(endings):
             yield from row_documents(file_rows(path, report), source)
         elif (document := _file_document(path, source, report)) is not None:
             yield document

@@ -5,18 +5,18 @@ from pathlib import Path
 
 from revela_hub.data.sources.beir import find_file, is_beir
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.rows import ROW_FILES, file_rows, text_lines
+from revela_hub.data.sources.rows import ROW_FILES, TABLES, file_rows, text_lines
 from revela_hub.errors import UserError
 
 COLUMNS = ("text", "query", "question", "anchor")
-"""Columns of JSON lines that may hold the query, the first one present."""
+"""Columns of JSON lines and tables that may hold the query, the first one present."""
 
 
 def read_queries(path: str | Path) -> dict[str, str]:
     """Read queries: id (in JSON lines the `_id`, elsewhere `file:line`) to text, without empty and repeated ones.
 
     Args:
-        path: A text file with one query per line, JSON lines with a column of `COLUMNS`, or a BEIR folder.
+        path: A text file with one query per line, JSON lines or a table with a column of `COLUMNS`, or a BEIR folder.
 
     Raises:
         UserError: The file does not exist, has no queries, or a row has no column with the query.
@@ -32,7 +32,7 @@ def read_queries(path: str | Path) -> dict[str, str]:
         raise UserError(f"no file {path}: give a file with one query per line, JSON lines, or a BEIR folder")
     found: dict[str, str] = {}
     seen: set[str] = set()
-    for id_, text in _rows(place) if place.name.endswith(ROW_FILES) else text_lines(place):
+    for id_, text in _rows(place) if place.name.endswith(ROW_FILES + TABLES) else text_lines(place):
         query = " ".join(text.split())
         if query and query not in seen:
             seen.add(query)

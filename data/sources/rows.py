@@ -1,8 +1,9 @@
-"""Reading rows: JSON lines, parquet files, any data set of `datasets` (streamed), and the relevance judgements of a BEIR folder.
+"""Reading rows: JSON lines, parquet files, tables (CSV), any data set of `datasets` (streamed), and the relevance judgements of a BEIR folder.
 
 A row is a mapping; the `Source` says which of its columns hold text, title and id.
 """
 
+import csv
 import gzip
 import json
 import logging
@@ -24,9 +25,12 @@ logger = logging.getLogger(__name__)
 
 PARQUET = ".parquet"
 ROW_FILES = (".jsonl", ".jsonl.gz", PARQUET)
-"""Endings of the files that `file_rows` reads."""
+"""Endings of the files that `file_rows` reads wherever it finds them."""
+TABLES = (".csv", ".tsv")
+"""Endings of the files that `file_rows` reads if a source names them (`notes.csv`, `notes/*.csv`); in a folder, tables are text."""
 ROWS_PER_BATCH = 1024
 """Rows of a parquet file in memory, besides a row group in its compressed form."""
+MAX_CELL = 2**31 - 1
 QRELS_HEADER = ["query-id", "corpus-id", "score"]
 
 _REMEDY = "each line must be a JSON object (exclude skips a file)"
@@ -66,9 +70,10 @@ def read_rows(source: Source) -> Iterator[Row]:
 def _file_rows(source: Source) -> Iterator[Row]:
     check_exists(source)
     files = list(source_files(source, ReadReport()))
-    readable = [path for path in files if path.name.endswith(ROW_FILES) or _is_judgements(path)]
+    endings = ROW_FILES + TABLES if source.path.endswith(TABLES) else ROW_FILES
+    readable = [path for path in files if path.name.endswith(endings) or _is_judgements(path)]
     if not readable:
-        forms = f"{', '.join(ROW_FILES)}, a BEIR folder, or a data set ({HUB_PREFIX}csv with data_files, ...)"
+        forms = f"{', '.join(ROW_FILES + TABLES)}, a BEIR folder, or a data set ({HUB_PREFIX}owner/name)"
         raise UserError(f"{source.path}: rows are read from {forms}")
     if skipped := len(files) - len(readable):
         logger.warning("%s: skipped %d files that are neither JSON lines nor parquet", source.path, skipped)
@@ -112,12 +117,49 @@ def column_text(row: Row, name: str, remedy: str) -> str:
 
 
 def file_rows(path: Path, report: ReadReport) -> Iterator[Row]:
-    """Read a file of `ROW_FILES`.
+    """Read a file of `ROW_FILES` or `TABLES`.
 
     Raises:
         UserError: The file cannot be read, or a line is not a JSON object.
     """
+    if path.name.endswith(TABLES):
+        return table_rows(path, report)
     return parquet_rows(path) if path.name.endswith(PARQUET) else json_lines_rows(path, report)
+
+
+def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
+    """Read a table of text with a header; a row's location is `file:line`, where it ends.
+
+    Columns are separated by tabs, semicolons or commas, whichever the header has most of. Cells may contain line breaks in quotes.
+
+    Raises:
+        UserError: The file cannot be read, has no header, or a row has more cells than the header.
+    """
+    name = printable_name(path.as_posix())
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+            header = file.readline()
+            delimiter = max("\t;,", key=header.count)
+            file.seek(0)
+            csv.field_size_limit(MAX_CELL)
+            rows = csv.DictReader(file, delimiter=delimiter, restkey="")
+            if not rows.fieldnames:
+                raise UserError(f"{name}: empty; the first line must name the columns")
+            replaced = False
+            for columns in rows:
+                where = f"{name}:{rows.line_num}"
+                if "" in columns:
+                    raise UserError(
+                        f"{where}: more cells than the {len(rows.fieldnames)} columns in the first line (a text that contains"
+                        f" {delimiter!r} must be in double quotes)"
+                    )
+                replaced = replaced or any("\ufffd" in (cell or "") for cell in columns.values())
+                yield Row(where, columns)
+            report.replaced += replaced
+    except csv.Error as error:
+        raise UserError(f"{name}: not a table of text ({error})") from error
+    except OSError as error:
+        raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
 
 
 def parquet_rows(path: Path) -> Iterator[Row]:

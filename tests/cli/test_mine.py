@@ -159,7 +159,10 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
         (["--pairs", "pairs.jsonl", "--beir", "beir"], "give either --pairs FILE or --beir FOLDER"),
         (["--pairs", "nowhere.jsonl"], "no such file or folder: nowhere.jsonl"),
         (["--pairs", "beir/qrels"], "no column 'anchor'; the columns are 'query-id', 'corpus-id', 'score'"),
-        (["--pairs", "empty"], "empty: rows are read from .jsonl, .jsonl.gz, .parquet, a BEIR folder, or a data set"),
+        (
+            ["--pairs", "empty"],
+            "empty: rows are read from .jsonl, .jsonl.gz, .parquet, .csv, .tsv, a BEIR folder, or a data set",
+        ),
         (
             ["--pairs", "pairs.jsonl", "--anchor_column", "query"],
             "pairs.jsonl:1: no column 'query'; the columns are 'anchor', 'positive' (choose with --anchor_column)",

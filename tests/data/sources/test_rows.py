@@ -1,5 +1,6 @@
 """The rows of a source: files of several forms in one folder, and BEIR folders as they are met."""
 
+import csv
 import gzip
 import json
 import logging
@@ -13,6 +14,7 @@ from pyarrow import parquet
 
 from revela_hub.data.sources.beir import read_beir_pairs
 from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.sources.queries import read_queries
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import Source
@@ -27,7 +29,7 @@ def test_other_files_of_a_folder_are_skipped_with_a_warning(tmp_path: Path, capl
         assert [row.columns["text"] for row in read_rows(Source(str(tmp_path), max_documents=1))] == ["a"]
     assert "skipped 1 files that are neither JSON lines nor parquet" in caplog.text
     with pytest.raises(
-        UserError, match=r"README\.md: rows are read from \.jsonl, \.jsonl\.gz, \.parquet, a BEIR folder"
+        UserError, match=r"README\.md: rows are read from \.jsonl, \.jsonl\.gz, \.parquet, \.csv, \.tsv, a BEIR folder"
     ):
         list(read_rows(Source(str(tmp_path / "README.md"))))
 
@@ -91,3 +93,33 @@ def test_a_compressed_beir_folder_is_one(tmp_path: Path) -> None:
     (tmp_path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t1\nq\td2\t0\n")
     assert list(read_corpus(str(tmp_path), "text")) == ["Rivers carry sediment.", "Mud."]
     assert list(read_beir_pairs(tmp_path, "train")) == [("what do rivers carry?", "Rivers carry sediment.")]
+
+
+@pytest.mark.parametrize(("ending", "mark"), [(".csv", ","), (".csv", ";"), (".tsv", "\t")])
+def test_tables_that_are_named_are_read_by_row(ending: str, mark: str, tmp_path: Path) -> None:
+    file = tmp_path / f"notes{ending}"
+    rows = [["_id", "title", "text"], ["a", "", "one, two"], ["b", "T", 'a "word";\ttwo\nlines'], ["c", "", ""]]
+    with open(file, "w", encoding="utf-8-sig", newline="") as out:
+        csv.writer(out, delimiter=mark).writerows(rows)
+    expected = [("a", "one, two"), ("b", 'T\n\na "word";\ttwo\nlines')]
+    for path in (file, f"{tmp_path}/*{ending}"):
+        report = ReadReport()
+        assert [(document.id, document.text) for document in read_documents(str(path), report=report)] == expected
+        assert report.skipped == {"empty": 1}
+    assert [row.columns["title"] for row in read_rows(Source(str(file)))] == ["", "T", ""]
+    [whole] = read_documents(str(tmp_path))  # in a folder, it is text
+    assert whole.kind == "code" and "_id" in whole.text
+    file.write_text(f"body{mark}title\nx{mark}y\n")
+    with pytest.raises(UserError, match=rf"notes\{ending}:2: no column 'text'; the columns are 'body', 'title'"):
+        list(read_documents(str(file)))
+    file.write_text(f"text{mark}title\nx{mark}y{mark}z\n")
+    with pytest.raises(UserError, match=rf"notes\{ending}:2: more cells than the 2 columns in the first line"):
+        list(read_documents(str(file)))
+    file.write_text("")
+    with pytest.raises(UserError, match="empty; the first line must name the columns"):
+        list(read_documents(str(file)))
+
+
+def test_queries_of_a_table(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("day,query\n1,where is it\n2,where is it\n3,why\n")
+    assert list(read_queries(tmp_path / "log.csv").values()) == ["where is it", "why"]
