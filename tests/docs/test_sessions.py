@@ -135,7 +135,8 @@ def forms(output: str) -> list[str]:
     for line in output.splitlines():
         if re.match(r" {4}|  passage:|  query:|\.\.\.|$", line) or VARIABLE.search(line):
             continue
-        line = re.sub(r"\S*/\S*", "PATH", line.partition("removed:")[0].partition("skipped:")[0].removesuffix(" ..."))
+        line = re.sub(r"\S*/\S*", "PATH", re.split("removed:|skipped:|dropped:", line)[0].removesuffix(" ..."))
+        line = re.sub(r"\(dropped[^)]*\)", "", line)
         line = re.sub(r"[+-]?\d[\d,.e+-]*", "0", line)
         line = re.sub(r"\((0 (docstring|sentence|title)(, )?)+\)", "(KINDS)", line)
         line = re.sub(r"\b0 (s|min|h|ms|K|M|B|KB|MB|GB|kB)\b", "0", re.sub(r"  +", "  ", line))

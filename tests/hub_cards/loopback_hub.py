@@ -283,17 +283,21 @@ class Handler(BaseHTTPRequestHandler):
         if (repository := self._repository(repo)) is None:
             return
         files = repository.files(revision) or {}
-        entries = []
+        inside = path.strip("/") and f"{path.strip('/')}/"
+        entries: list[dict[str, Any]] = []
+        folders: set[str] = set()
         for name, content in files.items():
-            if name.startswith(path.strip("/")):
-                entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": blob_id(content)}
-                if is_lfs(name, len(content)):
-                    entry["lfs"] = {
-                        "oid": hashlib.sha256(content).hexdigest(),
-                        "size": len(content),
-                        "pointerSize": 130,
-                    }
-                entries.append(entry)
+            below = name.removeprefix(inside).split("/")
+            if not name.startswith(inside):
+                continue
+            folders |= {inside + "/".join(below[:depth]) for depth in range(1, len(below))}
+            if len(below) > 1 and self.query.get("recursive", "").lower() not in ("true", "1"):
+                continue
+            entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": blob_id(content)}
+            if is_lfs(name, len(content)):
+                entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+            entries.append(entry)
+        entries += [{"type": "directory", "path": folder, "size": 0, "oid": "0" * 40} for folder in sorted(folders)]
         self._answer(200, entries)
 
     def preupload(self, repo: str, revision: str) -> None:

@@ -1,7 +1,10 @@
 """An index on the Hub: pushed with the real client to a local Hub, read by `datasets`, and searched from there."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +89,22 @@ def test_an_index_is_pushed_and_searched_from_the_hub(
     hub.requests.clear()
     assert search(retriever_folder, f"hf:{NAME}", capsys, "--mode", "hybrid")
     assert not any("/data/" in request for request in hub.requests)  # downloaded once
+
+
+def test_the_files_of_a_data_set_are_read_by_address(hub: LoopbackHub, index: list[str], tmp_path: Path) -> None:
+    """In a process of its own: datasets reads the address of the Hub when it is imported."""
+    assert main([*index, "--push_to_hub", NAME]) == 0
+    address = f"hf://datasets/{NAME}"
+    code = (
+        "import sys; from revela_hub.data import read_documents\n"
+        "for source in sys.argv[1:]: print(len(list(read_documents(source))))"
+    )
+    addresses = [f"{address}@main/data/passages-*.parquet", address]
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_DATASETS_OFFLINE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *addresses], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["13", "13"], done.stderr[-3000:]
 
 
 def test_datasets_reads_the_rows(
