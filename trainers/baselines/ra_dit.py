@@ -246,6 +246,7 @@ class RADITTrainer(MethodTrainer):
     """
 
     method = RA_DIT
+    gathers_weights = False
 
     args: RADITTrainingArguments
 

@@ -114,6 +114,7 @@ class RetrieverTrainer(MethodTrainer):
 
     model: nn.Module
     adapts_retriever = True
+    gathers_weights = False
     adapters: PeftModel | None = None
 
     def trained_config(self) -> PreTrainedConfig:

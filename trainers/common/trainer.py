@@ -67,6 +67,9 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
     adapts_retriever: ClassVar[bool] = False
     """Whether the base model is a retriever, so that its weights can be averaged with the trained ones."""
 
+    gathers_weights: ClassVar[bool] = True
+    """Whether `write_weights` takes weights that were gathered from shards (FSDP, ZeRO-3)."""
+
     smooths_labels: ClassVar[bool] = False
     """Whether the loss uses `label_smoothing_factor`."""
 
@@ -84,6 +87,11 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             if isinstance(given, RunArguments) and given.label_smoothing_factor and not self.smooths_labels:
                 raise UserError("--label_smoothing_factor has no effect on this method's loss: remove the option")
         super().__init__(*args, **kwargs)
+        zero = self.accelerator.state.deepspeed_plugin
+        if not self.gathers_weights and (self.is_fsdp_enabled or (zero is not None and zero.zero_stage == 3)):
+            raise UserError(
+                f"{type(self).__name__} cannot save weights that FSDP or ZeRO-3 has sharded: use accelerate launch --multi_gpu, or ZeRO-2"
+            )
         self._stop = StopOnSignal()
         self.remove_callback(PrinterCallback)
         for callback in (self._stop, WallTime(), Progress(self.args, self.describe_run)):

@@ -55,6 +55,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     """
 
     method = COT_MOTE
+    gathers_weights = False
 
     def __init__(
         self,
