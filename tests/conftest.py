@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Before anything imports the libraries that read these. A cache of our own, so that no test sees what an earlier run,
+# Before anything imports the libraries that read these. A separate cache, so that no test sees what an earlier run,
 # or the person's own work, left in theirs; subprocesses inherit it.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="revela-hub-tests-")
@@ -85,7 +85,7 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real data that some tests measure on; the test is skipped where there is none."""
+    """The folder of real data that some tests measure on; the test is skipped without it."""
     folder = Path(os.environ.get("REVELA_HUB_DATA", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no shared data at {folder} (set REVELA_HUB_DATA to its folder)")

@@ -7,7 +7,7 @@ streams; it ends when the client does, and the other way round. The server start
 pytest. Where it cannot help (another system than Linux, other variables that libraries read when they are imported),
 the client becomes an ordinary Python.
 
-There are two servers: "readers" has what somebody has who loads a model from the Hub, and does not know this package;
+There are two servers: "readers" has the packages of a user who loads a model from the Hub without this package;
 "trainers" has imported all that training needs.
 """
 
@@ -35,7 +35,7 @@ _LENGTH = 8
 
 
 def python(kind: str) -> list[str]:
-    """The command that stands for `[sys.executable]`; `kind` is "readers" or "trainers"."""
+    """The command that replaces `[sys.executable]`; `kind` is "readers" or "trainers"."""
     if not hasattr(os, "pidfd_open"):
         return [sys.executable]
     return [sys.executable, "-S", "-E", os.path.abspath(__file__), kind, os.environ["HF_HOME"], str(os.getpid())]
@@ -101,7 +101,7 @@ def client(kind: str, folder: str, pytest: str, words: list[str]) -> int:
 
 
 def _inherited(own: int) -> list[int]:
-    """The files that were handed to this process beside its three streams."""
+    """The files that this process received besides its three streams."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != own and os.path.exists(f"/proc/self/fd/{name}"):
@@ -110,7 +110,7 @@ def _inherited(own: int) -> list[int]:
 
 
 def _connect(kind: str, folder: str, pytest: str) -> socket.socket | None:
-    """A connection to the server, which is started first where there is none."""
+    """A connection to the server, which is started if necessary."""
     import fcntl
 
     place = os.path.join(folder, kind)
@@ -172,7 +172,7 @@ def serve(kind: str, folder: str, pytest: int) -> None:
 
 
 def _import_as_readers() -> None:
-    """What the verifying process imports, with everything hidden that readers may not have."""
+    """Import the packages of the verifying process, and hide those that readers may not have."""
     from types import ModuleType
 
     package = ModuleType("verification")
@@ -191,7 +191,7 @@ def _import_as_readers() -> None:
     assert all(
         (CrossEncoder, SentenceTransformer, SparseEncoder, Normalize, Pooling, Router, Transformer, modeling_llama)
     )
-    # sentence-transformers has added one of its own.
+    # sentence-transformers has added another one.
     sys.meta_path[:] = [vars(finder).get("_finder", finder) for finder in sys.meta_path]
     for name in [name for name in sys.modules if name.partition(".")[0] == "verification"]:
         del sys.modules[name]

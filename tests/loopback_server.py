@@ -89,7 +89,7 @@ class LoopbackServer:
         raise NotImplementedError
 
     def wait_for_open(self, count: int) -> None:
-        """Holds an answer back until so many POST requests have been open at the same time, or a minute has passed."""
+        """Delays an answer until that many POST requests have been open at the same time, or a minute has passed."""
         with self.lock:
             self.lock.wait_for(lambda: self.most_open >= count, timeout=60)
 

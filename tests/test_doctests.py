@@ -1,6 +1,6 @@
 """Runs the examples in the docstrings, of the package as it is installed.
 
-pytest's `--doctest-modules` would import the files by their place in the checkout, as `data.collator`, beside the
+pytest's `--doctest-modules` would import the files by their place in the checkout, as `data.collator`, next to the
 package's own `revela_hub.trainers.revela.collator`.
 """
 

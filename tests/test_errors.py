@@ -1,4 +1,4 @@
-"""What a failed read or write of a model means, in the words of whichever library noticed it."""
+"""Errors of libraries that read or write a model, and the messages that they become."""
 
 import resource
 from collections.abc import Callable, Iterator

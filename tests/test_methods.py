@@ -1,4 +1,4 @@
-"""The records of the methods: whatever they name exists, nobody else names a method, and a sixth method needs one folder."""
+"""The records of the methods: all that they name exists, no other file names a method, and a sixth method needs one folder."""
 
 import ast
 import importlib
@@ -45,7 +45,7 @@ def test_what_a_record_names_exists(method: Method) -> None:
 
 
 def words(tree: ast.Module) -> set[str]:
-    """What the code of a module names: identifiers, imports, and texts of one word; not its docstrings and messages."""
+    """Return the names in the code of a module: identifiers, imports, and texts of one word; not its docstrings and messages."""
     found: set[str] = set()
     for node in ast.walk(tree):
         for field in ("id", "attr", "name", "arg", "asname", "module"):

@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PRODUCT = ("modeling", "data", "retrieval", "evaluation", "hub_cards", "trainers", "src")
 FOLDERS = {"glob", "iglob", "rglob", "iterdir", "listdir", "scandir", "walk"}
 SET_METHODS = {"union", "intersection", "difference", "symmetric_difference"}
-# What is the same in any order.
+# Calls whose result does not depend on the order.
 ANY_ORDER = {"sorted", "len", "any", "all", "min", "max", "fsum", "set", "frozenset", "bool", "update", "Counter"}
 ORDERED = {"list", "tuple", "enumerate", "iter", "next", "zip", "map", "filter", "fromkeys", "join", "extend", "sum"}
 
@@ -50,7 +50,7 @@ class Sets:
 
 
 def iterated(node: ast.AST) -> list[ast.expr]:
-    """What is gone through one by one."""
+    """Return the iterables of loops."""
     if isinstance(node, ast.For | ast.comprehension):
         return [node.iter]
     if isinstance(node, ast.Starred):

@@ -1,4 +1,4 @@
-"""What is installed: wheel, sdist and plain `pip install` hold the whole package; its metadata, imports and Makefile."""
+"""Installed packages: wheel, sdist and plain `pip install` hold the whole package; its metadata, imports and Makefile."""
 
 import importlib.metadata
 import os
@@ -45,7 +45,7 @@ def build(tree: Path, kind: str) -> Path:
 def tree(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout: building writes into its tree, and the editable installation lives there."""
     if not (repository / "setup.py").exists():
-        pytest.skip("the tests do not stand in a checkout")
+        pytest.skip("the tests are not in a checkout")
     tree = tmp_path_factory.mktemp("build")
     for folder in COPIED:
         if (repository / folder).is_dir():
@@ -200,7 +200,7 @@ def test_every_import_of_the_package_is_declared(repository: Path) -> None:
         for folder in FOLDERS.values()
         for file in (repository / folder).rglob("*.py")
         for module in re.findall(r"^\s*(?:import|from) ([A-Za-z_]\w*)", _code(file), re.MULTILINE)
-        if not file.with_name(f"{module}.py").exists()  # a script beside it
+        if not file.with_name(f"{module}.py").exists()  # a script next to it
     }
     for module in imported - set(sys.stdlib_module_names) - {"revela_hub"}:
         names = {canonicalize_name(name) for name in distributions.get(module, [module])}

@@ -1,4 +1,4 @@
-"""Nothing downloaded is unpickled: what is refused, and that no loader in the product is without the refusal."""
+"""Downloads are never unpickled: pickles raise an error in every loader of the product."""
 
 import ast
 import re
@@ -97,7 +97,7 @@ def test_a_pickled_adapter_is_refused(llama_folder: Path, tmp_path: Path) -> Non
 
 
 def test_a_pickle_that_nothing_reads_is_left_alone(retriever_folder: Path) -> None:
-    """Beside safetensors, in a checkpoint of a run, and another library's weights of the same ending."""
+    """Pickles next to safetensors, in a checkpoint of a run, and another library's weights with the same ending."""
     for name in ("pytorch_model.bin", "checkpoint-5/pytorch_model.bin", "openvino/openvino_model.bin"):
         (retriever_folder / name).parent.mkdir(exist_ok=True)
         (retriever_folder / name).write_bytes(b"")
@@ -128,7 +128,7 @@ def _existing(file: Path) -> str | None:
 
 
 def test_two_threads_leave_the_libraries_as_they_were(dense_folder: Path, retriever_folder: Path) -> None:
-    """To open a model replaced torch.load for all threads; transformers replaces functions of its own while it loads."""
+    """To open a model replaced torch.load for all threads; transformers replaces its own functions while it loads."""
     load, tie = torch.load, PreTrainedModel.tie_weights
     names = [str(dense_folder), str(retriever_folder)] * 2
     refused = []
@@ -185,7 +185,7 @@ def unsafe(source: str, alone: bool = False) -> Iterator[str]:
             unsafe_load = "model=model" not in ast.unparse(node)  # one that is loaded already
         elif last in OPENERS:
             unsafe_load = not (safe and first) and "modules" not in {keyword.arg for keyword in node.keywords}
-        elif last in BUILDERS:  # of our own models; `cut` is one that is loaded already
+        elif last in BUILDERS:  # our models; `cut` is one that is loaded already
             unsafe_load = not (alone or checked or first == "cut")
         elif name in ("np.load", "numpy.load"):
             unsafe_load = "allow_pickle=False" not in ast.unparse(node)

@@ -1,4 +1,4 @@
-"""What the READMEs show runs as it stands, on tiny models and a few files; every command is one that the parser reads."""
+"""The examples in the READMEs run unchanged, on tiny models and a few files; the parser accepts every command."""
 
 import ast
 import importlib
@@ -60,7 +60,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def bound(words: list[str]) -> dict[str, Any] | None:
-    """What the command's own parser makes of the words; a text with spaces is a query or a prompt, and never a path."""
+    """Parse the words with the command's own parser; a text with spaces is a query or a prompt, and never a path."""
     name, rest = cli._command_name(words)
     told = outline(cli.COMMANDS[name].module)
     values = CommandParser(told.Arguments, name, "", getattr(told, "POSITIONALS", ())).read(rest)

@@ -927,7 +927,7 @@ quickstart --modles x
 --config recipe.yaml
 """
 
-# Whole commands that have to work. {revela} stands for BASE["revela"], and so on.
+# Whole commands that have to work. {revela} is replaced by BASE["revela"], and so on.
 RIGHT = """
 --help
 --version

@@ -1,7 +1,7 @@
 """Several hundred commands with bad, borderline and good input, and what the command line makes of each.
 
 `python tests/adversarial/fuzz_cli.py` builds a folder of tiny random models, small data and damaged copies of both, imports
-everything once, and runs each command in a fork of that process, in a copy of the folder. What comes out is one of
+everything once, and runs each command in a fork of that process, in a copy of the folder. The outcome is one of
 
 - clear: refused with one line, or done and the oddity reported;
 - traceback: a traceback, or an exit status that is neither 0 nor 2;
@@ -12,7 +12,7 @@ everything once, and runs each command in a fork of that process, in a copy of t
 
 `--only WORD ...` runs the commands that hold one of the words, `--show KIND` prints what those of a kind said, `--json FILE` keeps it all,
 one line each; run again with the same file, only what was not clear or fine in it is run, and replaced.
-What it found, on a busy machine with two cores. The first 748 commands: 685 clear and 63 fine; of the 475 of them that the
+Results, on a busy machine with two cores. The first 748 commands: 685 clear and 63 fine; of the 475 of them that the
 version before could run, 366 were clear or fine there, 75 silent, 32 tracebacks, 1 hung, 1 was refused. When the other commands
 (cot-mote, imprag, contriever, replug, encode, index, answer, analyze, probe, sparse and hybrid search) were added: of 658, 21
 silent, 1 traceback, 1 wrongly refused. Of the 1,408 that there were after these were mended 1,299 were clear, 106 fine and 3
@@ -273,7 +273,7 @@ def data(root: Path) -> None:
             for n, text in enumerate(TEXTS)
         ],
     )
-    prompts = [{"question": f"What is said of {text.split()[1]}?", "answers": [text.split()[-1]]} for text in TEXTS]
+    prompts = [{"question": f"Where is {text.split()[1]}?", "answers": [text.split()[-1]]} for text in TEXTS]
     rows(root / "prompts.jsonl", prompts)
     rows(
         root / "kilt.jsonl", [{"input": row["question"], "output": [{"answer": row["answers"][0]}]} for row in prompts]
@@ -403,7 +403,7 @@ def exit_status(argv: list[str]) -> int:
 
 
 def child(case: Case, folder: Path, said: Path) -> int:
-    """What the fork does: the command, in its folder, its output in a file."""
+    """Run the command in the fork: in its folder, with its output in a file."""
     os.setsid()
     os.chdir(folder)
     output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

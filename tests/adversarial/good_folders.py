@@ -2,7 +2,7 @@
 
     python tests/adversarial/good_folders.py            # builds them in a temporary folder, checks all in one process, prints a table
 
-A row with a failed check is a false alarm: there is none in the 51 folders. The folders are also what
+A row with a failed check is a false alarm: the 51 folders have no false alarm. The folders are also what
 `hostile_publish.py` plants its faults in.
 """
 
@@ -237,7 +237,7 @@ class ToyModel(PreTrainedModel):
 
 
 def remote_code(folder: Path, work: Path) -> None:
-    """Code of its own, with imports that depend on what is installed, and a stray script beside it."""
+    """Custom code, with imports that depend on the installed packages, and a stray script next to it."""
     of("LlamaModel", "lasttoken", byte_level=True, **DECODER)(folder, work)
     weights = torch.nn.Embedding(400, 32).weight.data
     from safetensors.torch import save_file
@@ -268,7 +268,7 @@ def slashes(folder: Path, work: Path) -> None:
 
 
 def documented(folder: Path, work: Path) -> None:
-    """Everything that may lie beside a model: texts, pictures, a SentencePiece model, a training checkpoint."""
+    """Other files that may be in a model folder: texts, pictures, a SentencePiece model, a training checkpoint."""
     of("BertModel", extra=lambda: [Normalize()])(folder, work)
     piece = b"\x0a\x05\x0a\x03the"
     pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -355,10 +355,10 @@ FAMILIES: dict[str, Callable[[Path, Path], None]] = {
     "CrossEncoder": cross(1),
     "CrossEncoder, three labels": cross(3),
     "MultiVectorEncoder": late_interaction,
-    "code of its own": remote_code,
+    "custom code": remote_code,
     "slashes in labels and words": slashes,
     "chat template": chat_template,
-    "files beside the model": documented,
+    "files next to the model": documented,
     "plain BertModel": plain("BertModel"),
     "plain BertForMaskedLM": plain("BertForMaskedLM"),
     "plain BertForPreTraining": plain("BertForPreTraining"),

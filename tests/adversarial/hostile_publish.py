@@ -1,9 +1,9 @@
 """Faults of all kinds, planted one by one into good folders: which of them `revela-hub publish` lets through.
 
     python tests/adversarial/hostile_publish.py                  # all, one table of kinds
-    python tests/adversarial/hostile_publish.py --list           # every case with what is said about it
+    python tests/adversarial/hostile_publish.py --list           # every case with its message
 
-A case is caught if publishing is refused, or if what was planted stays on the machine. Each is decided by a dry run whose
+A case is caught if publishing raises an error, or if the planted file stays on the machine. Each is decided by a dry run whose
 verification is made for all folders together, in one clean process, with a minute for each.
 
 All 179 cases are caught:
@@ -33,7 +33,7 @@ All 179 cases are caught:
 | damaged files | 14 | 14 |
 | all | 179 | 179 |
 
-What the first version of `publish` did with these very cases was not measured; of 141 others, planted by a reader of its
+The first version of `publish` was not tested with these cases; of 141 others, planted by a reader of its
 tests, it let 84 through. A case that passes is a bug here or in the check: say in its commit which.
 """
 
@@ -62,7 +62,7 @@ from revela_hub.checkpoints import publish
 from revela_hub.hub_cards import Assembly, Check, Destination, upload
 from revela_hub.hub_cards.verify.verify import verify_all
 
-BERT, LLAMA, TOY = "BERT, normalised", "Llama, last token", "code of its own"
+BERT, LLAMA, TOY = "BERT, normalised", "Llama, last token", "custom code"
 PLAIN, CAUSAL = "plain BertModel", "plain LlamaForCausalLM"
 HEADED = "BERT with MaskedLM head, embedded"
 HALF, SHARDS, DENSE, ROUTER = "BERT in float16", "Llama in shards", "BERT, dense layer", "Router of query and document"
@@ -428,10 +428,10 @@ CASES = [
     Case("contradictions", "Tokenizer.json", BERT, renamed("tokenizer.json", "Tokenizer.json")),
     Case("contradictions", "a second Pooling/config.json by case", BERT, write("1_Pooling/Config.json", "{}")),
     Case("contradictions", "a module without configuration", DENSE, lambda f: (next(f.glob("*_Dense")) / "config.json").unlink()),
-    Case("contradictions", "weights beside the routes", ROUTER, lambda f: save_file({"a": torch.ones(1)}, f / "model.safetensors")),
+    Case("contradictions", "weights next to the routes", ROUTER, lambda f: save_file({"a": torch.ones(1)}, f / "model.safetensors")),
     Case("contradictions", "a route through nothing", ROUTER, lambda f: edit("router_config.json", structure=(
         s := json.loads((f / "router_config.json").read_text())["structure"]) | {"document": [*s["document"], "document_9_Dense"]})(f)),
-    Case("contradictions", "a default route that is none", ROUTER, edit("router_config.json", parameters={"default_route": "passage"})),
+    Case("contradictions", "a default route that does not exist", ROUTER, edit("router_config.json", parameters={"default_route": "passage"})),
     Case("contradictions", "a name twice in JSON", BERT, lambda f: write("config.json", (f / "config.json").read_text().replace(
         "{", '{"hidden_size": 64,', 1))(f)),
     Case("contradictions", "one folder for two modules", BERT, lambda f: write("modules.json", json.dumps(
@@ -463,7 +463,7 @@ CASES = [
         "attention_mask = attention_mask * (torch.arange(input_ids.shape[1]) < 40) if len(input_ids) > 8 else attention_mask")),
     Case("process ends", "exit in the constructor", TOY, in_init("raise SystemExit")),
     Case("process ends", "hard exit at import", TOY, code("import os\nos._exit(0)")),
-    Case("process ends", "killed by itself", TOY, in_init("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")),
+    Case("process ends", "kills itself", TOY, in_init("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")),
     Case("process ends", "interrupt", TOY, in_init("raise KeyboardInterrupt")),
     Case("process ends", "abort", TOY, in_init("import os; os.abort()")),
     Case("no text in the vector", "first token of a causal model", LLAMA, module("Pooling", pooling_mode="cls")),
@@ -523,7 +523,7 @@ CASES = [
         for name, base, plant in (
             ("unknown similarity", BERT, edit("config_sentence_transformers.json", similarity_fn_name="cosin")),
             ("prompts as a list", BERT, edit("config_sentence_transformers.json", prompts=["query: "])),
-            ("default prompt that is none", BERT, edit("config_sentence_transformers.json", default_prompt_name="search")),
+            ("default prompt that does not exist", BERT, edit("config_sentence_transformers.json", default_prompt_name="search")),
             ("Normalize before Pooling", BERT, modules_in_order(0, 2, 1)),
             ("pooling in two forms", BERT, module("Pooling", pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)),
             ("no pooling in the old form", BERT, write("1_Pooling/config.json", json.dumps(
@@ -559,10 +559,10 @@ CASES = [
     Case("never ends", "code in the constructor", TOY, in_init("while True: pass")),
     Case("code elsewhere", "configuration", TOY, edit("config.json", auto_map=AUTO | {"AutoConfig": "org/x--modeling_toy.ToyConfig"})),
     Case("code elsewhere", "tokenizer", LLAMA, edit("tokenizer_config.json", auto_map={"AutoTokenizer": [None, "org/y--tok.Tok"]})),
-    Case("code elsewhere", "file that is not there", TOY, edit("config.json", auto_map=AUTO | {"AutoModel": "modeling_other.M"})),
+    Case("code elsewhere", "missing file", TOY, edit("config.json", auto_map=AUTO | {"AutoModel": "modeling_other.M"})),
     Case("card and folder", "modules.json lost", BERT, drop("modules.json")),
     Case("card and folder", "YAML with a tab", BERT, write("README.md", "---\nlicense:\tmit\n\ttags: x\n---\n# M")),
-    Case("card and folder", "licence in words", BERT, write("README.md", "---\nlicense: Apache License 2.0\n---\n# M")),
+    Case("card and folder", "licence written out", BERT, write("README.md", "---\nlicense: Apache License 2.0\n---\n# M")),
     Case("card and folder", "base model a folder", BERT, write("README.md", "---\nbase_model: outputs/run/checkpoint-9\n---\n# M")),
     Case("card and folder", "language no", BERT, write("README.md", "---\nlanguage:\n- no\n---\n# M")),
     Case("card and folder", "results of the wrong shape", BERT, write("README.md", "---\nmodel-index:\n- name: 3\n---\n# M")),
@@ -588,7 +588,7 @@ CASES = [
     Case("damaged files", "weights of zeros", LLAMA, write("model.safetensors", b"\0" * 5000)),
     Case("damaged files", "header that lies", LLAMA, write("model.safetensors", struct.pack("<Q", 2**62) + b"{}")),
     Case("damaged files", "header that is no JSON", LLAMA, write("model.safetensors", struct.pack("<Q", 4) + b"nope")),
-    Case("damaged files", "one file beside shards", SHARDS, lambda f: save_file({"a": torch.ones(1)}, f / "model.safetensors")),
+    Case("damaged files", "one file next to shards", SHARDS, lambda f: save_file({"a": torch.ones(1)}, f / "model.safetensors")),
     Case("damaged files", "longer than the positions", BERT, both(
         edit("tokenizer_config.json", model_max_length=4000), edit("sentence_bert_config.json", max_seq_length=4000))),
     Case("damaged files", "a folder for config.json", BERT, both(drop("config.json"), lambda f: (f / "config.json").mkdir())),
@@ -602,14 +602,14 @@ CASES = [
 
 
 class Outcome(NamedTuple):
-    """Whether the case was caught, and what was said."""
+    """Whether the case was caught, and the message."""
 
     caught: bool
     said: str
 
 
 def vectors_of(folder: Path) -> dict[str, torch.Tensor]:
-    """What a good folder gives, as its reference."""
+    """The vectors of a good folder, as its reference."""
     from sentence_transformers import SentenceTransformer
 
     from revela_hub.hub_cards.verify.texts import probe_texts

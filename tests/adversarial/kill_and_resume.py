@@ -8,7 +8,7 @@ are killed at a random time from the beginning of a checkpoint's writing on. Eac
 `--resume_from_checkpoint last` until it ends, as a restart loop does, and every safetensors file that it leaves has to be
 that of the run that was left alone. That run, resumed, has to leave its files as they are. The runs are forks of one process
 that has imported everything that the first of them has, so they start at once.
-The models are tiny and random; what is tested is what is written and read, and not the arithmetic.
+The models are tiny and random; the tests are about reading and writing, not about the arithmetic.
 """
 
 import argparse
@@ -239,7 +239,7 @@ def weights(output: Path) -> dict[str, str]:
 
 
 def outcome(words: list[str], output: Path, expected: dict[str, str]) -> str:
-    """What comes of restarting a run that was killed."""
+    """Restart a run that was killed, and return the outcome."""
     for _ in range(RESTARTS):
         status = Run([*words, "--resume_from_checkpoint", "last"], output).wait()
         if status == 0:

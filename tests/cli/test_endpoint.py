@@ -16,7 +16,7 @@ from revela_hub.retrieval.endpoint import EmbeddingServer as Client
 from revela_hub.retrieval.endpoint import EndpointEncoder
 from revela_hub.retrieval.model_settings import ModelSettings
 
-KEY = "sk-a-key-that-nobody-may-see"
+KEY = "sk-a-secret-key"
 
 
 @pytest.fixture

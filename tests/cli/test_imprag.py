@@ -1,4 +1,4 @@
-"""ImpRAG on the command line: train, index, answer, evaluate, check; what is refused, in one line."""
+"""ImpRAG on the command line: train, index, answer, evaluate, check; errors in one line."""
 
 import io
 import json

@@ -35,7 +35,7 @@ class ProbeArguments:
 
 
 class Probe(types.ModuleType):
-    """Stands in for a command's module and keeps what it was run with."""
+    """Replaces a command's module and keeps its arguments."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -173,7 +173,7 @@ def test_a_list_may_be_the_last_positional(probe: Probe) -> None:
         (["minilm", "why?", "how?"], "unexpected argument 'how?'"),
         (["minilm", "why?", "--topp", "3"], "unknown option '--topp': did you mean --top?"),
         (["minilm", "why?", "--topp=3"], "unknown option '--topp': did you mean --top?"),
-        (["--topp", "3"], "unknown option '--topp': did you mean --top?"),  # before what is missing
+        (["--topp", "3"], "unknown option '--topp': did you mean --top?"),  # reported before missing options
         (["minilm", "why?", "--co=a"], "unknown option '--co'"),  # no abbreviations
         (["minilm", "why?", "--top", "many"], "--top: expected a whole number, not 'many'"),
         (["minilm", "why?", "--limit", "many"], "--limit: expected a whole number, not 'many'"),

@@ -1,4 +1,4 @@
-"""What commands print to go on with is read by the parser of the command that it names, and the cheap ones are run."""
+"""The next commands that commands print are parsed by the command that they name, and the cheap ones are run."""
 
 import ast
 import importlib
@@ -35,7 +35,7 @@ def printed(out: str) -> list[list[str]]:
 
 
 def read(words: list[str]) -> dict[str, Any]:
-    """What the parser of the command that the words name makes of them; a text with spaces is in no list but of paths."""
+    """Parse a printed command. A text with spaces may only be in a list of paths."""
     name, rest = cli._command_name(words)
     command = importlib.import_module(cli.COMMANDS[name].module)
     values = CommandParser(command.Arguments, name, "", getattr(command, "POSITIONALS", ())).read(rest)

@@ -102,7 +102,7 @@ def is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    status = Path(f"/proc/{pid}/stat")  # a child that nobody waits for remains as a zombie
+    status = Path(f"/proc/{pid}/stat")  # a child without a parent that waits remains as a zombie
     try:
         return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -143,9 +143,9 @@ def test_every_gpu_gets_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_encode_in_processes_of_a_file_of_options(
     tmp_path: Path, retriever_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole command from Python: what the children would read from `sys.argv` is somebody else's."""
+    """The whole command from Python: `sys.argv`, which the children would read, belongs to another program."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["somebody-else", "--corpus", "nowhere"])
+    monkeypatch.setattr(sys, "argv", ["another-program", "--corpus", "nowhere"])
     rows = [{"text": f"Note {number}: rivers carry sediment past {number * 7} stones."} for number in range(9)]
     (tmp_path / "notes.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "encode.yaml").write_text("num_processes: 2\ncorpus: [notes.jsonl]\noutput_dir: index\ndevice: cpu\n")

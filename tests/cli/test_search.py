@@ -182,7 +182,7 @@ def test_lone_surrogates_in_queries_and_names_of_files(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a terminal of another encoding gives, or half of an emoji, is no reason for a traceback."""
+    """Input of a terminal with another encoding, or half of an emoji, gives no traceback."""
     model = {"bm25": "bm25", "dense": str(retriever_folder), "sparse": str(tiny_sparse_folder)}[kind]
     Path(os.fsdecode(b"docs/caf\xe9.txt")).write_text("the rivers of the north")
     words = ["search", model, "--corpus", "docs", "--mode", kind, "--json", "--query_prompt", "\ud83d "]

@@ -23,7 +23,7 @@ from revela_hub.data.synthesis.endpoint import Endpoint
 from revela_hub.data.synthesis.prompts import FORMS
 from revela_hub.errors import UserError
 
-KEY = "sk-a-key-that-nobody-may-see"
+KEY = "sk-a-secret-key"
 WORDS = [f"{a}{b}" for a in ("ba", "de", "fi", "go", "lu", "mo", "ne", "ri") for b in "kmnprstvxz"]
 
 Respond = Callable[[dict[str, Any], int], Answer]
@@ -35,7 +35,7 @@ def completion(text: str | None, finish_reason: str = "stop") -> Answer:
 
 
 def write(body: dict[str, Any]) -> str:
-    """What a good model writes; depends on prompt and seed alone."""
+    """The reply of a good model; depends on prompt and seed alone."""
     prompt = body["messages"][0]["content"]
     random = Random(f"{prompt}{body.get('seed')}")
     if "JSON list" in prompt:
@@ -178,7 +178,7 @@ def test_ctrl_c_stops_at_once_and_loses_nothing(server: Server, tmp_path: Path) 
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
-        # What a shell starts in the background ignores SIGINT, and so do the processes that it starts.
+        # Processes in the background of a shell ignore SIGINT, and so do their children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60

@@ -73,7 +73,7 @@ def test_resume_last_goes_on_where_the_run_stopped(tmp_path: Path, mlm_folder: P
 def test_a_sentence_transformers_folder_and_an_earlier_run_are_starts(
     tmp_path: Path, retriever_folder: Path, documents: Path
 ) -> None:
-    """The first has no masked-LM head, which is said; the second goes on with its decoder."""
+    """The first has no masked-LM head, which the output says; the second continues with its decoder."""
     out = tmp_path / "first"
     with pytest.warns(UserWarning, match="initialised at random"):
         assert main(words(retriever_folder, documents, out, "--max_steps", "1")) == 0
@@ -127,7 +127,7 @@ def test_the_recipe_is_the_papers(repository: Path) -> None:
 
     recipe = repository / "examples" / "retromae" / "pretrain.yaml"
     if not recipe.is_file():
-        pytest.skip("the tests do not stand in a checkout")
+        pytest.skip("the tests are not in a checkout")
     read = parse_arguments(Arguments, ["--config", str(recipe), "--bf16", "false"], program="p", description="d")
     assert read is not None
     assert (read.learning_rate, read.num_train_epochs, read.per_device_train_batch_size) == (1e-4, 8, 32)

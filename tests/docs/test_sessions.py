@@ -33,7 +33,7 @@ WORDS = "fox dog river sea mountain lazy quick brown sediment layer".split()
 
 @pytest.fixture
 def names(tmp_path: Path, llama_folder: Path, bert_folder: Path) -> dict[str, str]:
-    """The models that the pages name, and the tiny ones that stand in for them."""
+    """The models that the pages name, and the tiny ones that replace them."""
     from sentence_transformers import CrossEncoder, SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertForMaskedLM
@@ -55,7 +55,7 @@ def names(tmp_path: Path, llama_folder: Path, bert_folder: Path) -> dict[str, st
 
 @pytest.fixture
 def files(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files that the pages name, in a folder of their own, which becomes the current one."""
+    """The files that the pages name, in a separate folder, which becomes the current one."""
     folder = tmp_path / "work"
     (folder / "path/to/code").mkdir(parents=True)
     (folder / "path/to/text").mkdir()

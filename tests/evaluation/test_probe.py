@@ -1,4 +1,4 @@
-"""A probe: queries of the text for passages of the text, and nowhere in what is trained on."""
+"""A probe: queries of the text for passages of the text, and not in the training text."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def sentences(name: str) -> str:
 
 
 def numeral(number: int) -> str:
-    """A word of its own for each number, so that no two texts are near-duplicates of each other."""
+    """A different word for each number, so that no two texts are near-duplicates of each other."""
     return "".join("abcdefghij"[int(digit)] * 3 for digit in f"{number:03}")
 
 
@@ -84,7 +84,7 @@ def test_every_query_is_out_of_its_passage_and_out_of_the_text(text: Path, probe
         assert query not in everything
         assert not any(query in document for document in kept.values())
     assert report.held_out == 40 and "40 texts of the probe held out" in str(report)
-    # what is left is all the rest, line by line
+    # the rest is unchanged, line by line
     assert [d.text.count("\n") for d in read_documents({"path": str(text), "held_out": str(folder)})] == [
         d.text.count("\n") for d in read_documents(str(text))
     ]
@@ -158,7 +158,7 @@ def test_a_model_writes_questions(text: Path) -> None:
 
 
 def test_training_data_follow_the_probe(text: Path, probe: Probe, tmp_path: Path) -> None:
-    """Groups are made without the queries, and made anew when the probe is another one."""
+    """Groups are made without the queries, and made again when the probe is another one."""
     folder = write_probe(probe, tmp_path / "probe")
 
     def chunks() -> str:
@@ -275,7 +275,7 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert read_beir(output).qrels == task.qrels and read_beir(output).queries != task.queries
     assert main([*words, "--example_queries", "none.txt"]) == 2
     assert "no file none.txt" in capsys.readouterr().err
-    words[3] = str(text)  # would lie among what is trained on, and might replace files of the same names
+    words[3] = str(text)  # would be part of the training text, and might replace files of the same names
     assert main(words) == 2
     assert "is inside the data" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Scores against sums done by hand, and exact search against a plain loop."""
+"""Scores against sums done manually, and exact search against a plain loop."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def test_scores_are_those_computed_by_hand() -> None:
         "no hits": {"d01": 1},
         "half": {"d01": 1, "absent": 1},
     }
-    task = RetrievalTask(corpus, {query: query for query in qrels}, qrels, "by hand")
+    task = RetrievalTask(corpus, {query: query for query in qrels}, qrels, "manual")
     scores = score_run({query: {} if query == "no hits" else at_rank for query in qrels}, task)
 
     graded = (2 / math.log2(3) + 1 / math.log2(4)) / (2 / math.log2(2) + 1 / math.log2(3))
@@ -115,7 +115,7 @@ def test_equal_scores_rank_by_descending_id() -> None:
 
 
 def test_a_query_does_not_find_itself() -> None:
-    """As in ArguAna and Quora, where the queries stand in the corpus under their own ids."""
+    """As in ArguAna and Quora, where the queries are in the corpus under their own ids."""
     encoder, task = random_task(documents=150, queries=5)
     documents = list(task.corpus)[:5]
     queries = {id_: task.corpus[id_] for id_ in documents}

@@ -50,7 +50,7 @@ def run_shards(command: list[str], environments: list[dict[str, str]], index: Pa
         done = subprocess.run(each, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         assert f"encoded 200 of 400 passages in {index} (shard {number} of 0 to {SHARDS - 1})" in done.stdout
-    assert vectors(index) == 400  # what the killed one had written is not there twice
+    assert vectors(index) == 400  # no vector is stored twice
 
 
 def test_the_slurm_array(repository: Path, place: Path, retriever_folder: Path) -> None:

@@ -15,7 +15,7 @@ from revela_hub.hub_cards import upload
 
 GOOD = (
     "BERT with PreTraining heads, embedded", "RoBERTa", "Llama in shards", "Router of query and document",
-    "SPLADE", "CrossEncoder", "code of its own", "slashes in labels and words", "files beside the model", "chat template",
+    "SPLADE", "CrossEncoder", "custom code", "slashes in labels and words", "files next to the model", "chat template",
 )  # fmt: skip
 
 

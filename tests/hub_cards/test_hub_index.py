@@ -92,7 +92,7 @@ def test_an_index_is_pushed_and_searched_from_the_hub(
 
 
 def test_the_files_of_a_data_set_are_read_by_address(hub: LoopbackHub, index: list[str], tmp_path: Path) -> None:
-    """In a process of its own: datasets reads the address of the Hub when it is imported."""
+    """In a separate process, because datasets reads the address of the Hub when it is imported."""
     assert main([*index, "--push_to_hub", NAME]) == 0
     address = f"hf://datasets/{NAME}"
     code = (

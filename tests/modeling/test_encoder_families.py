@@ -57,7 +57,7 @@ ACCEPTED = (*[family for family in SAMPLE if family != "albert"], "roberta", "ca
 
 @cache
 def small(family: str) -> PreTrainedConfig | str:
-    """Return the configuration of a model of two layers, or the reason why there is none."""
+    """Return the configuration of a model of two layers, or the reason why it cannot be made."""
     kind = CONFIG_MAPPING[family]
     try:
         default = kind()

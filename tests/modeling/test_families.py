@@ -77,7 +77,7 @@ ACCEPTED = (*SAMPLE, "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "ol
 
 @cache
 def small(family: str) -> PreTrainedConfig | str:
-    """The configuration of a model of a few layers, or why there is none."""
+    """The configuration of a model of a few layers, or the reason why it cannot be made."""
     kind = CONFIG_MAPPING[family]
     try:
         default = kind()

@@ -106,7 +106,7 @@ def test_a_damaged_index_on_disk_is_made_again(tmp_path: Path, caplog: pytest.Lo
     for _ in range(2):
         hits = BM25(texts, folder=tmp_path).search(["sediment"], 2)
         assert hits.rows_QK.tolist() == [[0]]
-        [saved] = tmp_path.iterdir()  # nothing half written beside it
+        [saved] = tmp_path.iterdir()  # and no incomplete file
         for file in saved.glob("*.npy"):
             file.write_bytes(b"")
     assert "is damaged" in caplog.text

@@ -54,7 +54,7 @@ def test_a_killed_pipeline_repeats_only_what_is_missing(tmp_path: Path, retrieve
         rows = [{"id": f"d{n}", "text": texts[n]} for n in (2 * number, 2 * number + 1)]
         (tmp_path / "corpus" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-c", PIPELINE, str(tmp_path), str(retriever_folder)]
-    # Without pipes, and in a group of its own: datatrove's helper process outlives it.
+    # Without pipes, and in a separate group: datatrove's helper process outlives it.
     nothing = subprocess.DEVNULL
     with subprocess.Popen([*command, "kill"], stdout=nothing, stderr=nothing, start_new_session=True) as killed:
         killed.wait()

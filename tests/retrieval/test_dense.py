@@ -63,7 +63,7 @@ def test_approximate_indexes_find_nearly_all(tmp_path: Path, kind: str) -> None:
     found = open_index(vectors, IndexOptions(kind)).search(queries, 10)
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.rows_QK, found.rows_QK, strict=True)])
     assert recall > 0.9
-    # What is found has its exact score, also where the index knows codes only.
+    # Hits have exact scores, also if the index only stores codes.
     for rows_a, scores_a, rows_b, scores_b in zip(*exact[::-1], *found[::-1], strict=True):
         known = dict(zip(rows_a.tolist(), scores_a.tolist(), strict=True))
         for row, score in zip(rows_b.tolist(), scores_b.tolist(), strict=True):

@@ -76,7 +76,7 @@ def test_hits_are_those_of_a_loop_in_float64(tmp_path: Path, dims: int | None, p
             assert all(distance[row] <= limit for row in rows)
             worst = min(exact[row] for row in rows)
             assert {row for row in sure if exact[row] > worst + 1e-6} <= set(rows.tolist())
-        # An int8 code stands for half a step of 255 in each component.
+        # An int8 code is within half a step of 255 in each component.
         steps = [(max(column) - min(column)) / 255 for column in zip(*documents, strict=True)]
         error = sum(abs(a) * step * 0.51 for a, step in zip(cut, steps, strict=True)) if precision == "int8" else 1e-6
         if precision != "binary":

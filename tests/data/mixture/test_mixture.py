@@ -297,7 +297,7 @@ def test_data_sets(folder: Path, form: str) -> None:
         load(folder, {**task, "split": "dev"})
 
 
-# --- what is left out
+# --- rows that are dropped
 
 
 def test_corpus_duplicates_are_counted_and_never_negatives(folder: Path) -> None:

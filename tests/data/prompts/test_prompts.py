@@ -1,4 +1,4 @@
-"""Prompts and answers: the forms they come in, tasks made of raw text, and what is refused with file and line."""
+"""Prompts and answers: the forms they come in, tasks made of raw text, and errors with file and line."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""BEIR folders: what is read, and what a broken one is told."""
+"""BEIR folders, and the errors of damaged ones."""
 
 import errno
 import gzip

@@ -263,7 +263,7 @@ def test_data_sets_are_streamed(tmp_path: Path) -> None:
 
 
 def unreachable(tmp_path: Path) -> Source:
-    return Source("hf:nobody/such-a-data-set")
+    return Source("hf:owner/no-such-data-set")
 
 
 def damaged(tmp_path: Path) -> Path:
@@ -300,7 +300,7 @@ def all_skipped(tmp_path: Path) -> Source:
         (no_object, r"rows\.jsonl:2: list instead of an object; each line must be a JSON object"),
         (missing_field, r"rows\.jsonl:1: no column 'text'; the columns are '_id', 'body' \(choose with text_column\)$"),
         (damaged, r"rows\.jsonl\.gz: damaged or not gzipped"),
-        (unreachable, r"data set nobody/such-a-data-set: cannot be read: "),
+        (unreachable, r"data set owner/no-such-data-set: cannot be read: "),
         (lambda folder: [], r"no data: pass a folder"),
         (lambda folder: "", r"it needs a path"),
     ],

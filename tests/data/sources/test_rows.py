@@ -64,7 +64,7 @@ def test_a_damaged_parquet_file(tmp_path: Path, cut: int) -> None:
 
 
 def test_parquet_files_are_streamed(tmp_path: Path) -> None:
-    """Reading 400 MB of text in row groups of 4 MB needs a small part of that; in a process of its own."""
+    """Reading 400 MB of text in row groups of 4 MB needs a small part of that; in a separate process."""
     file = tmp_path / "large.parquet"
     with parquet.ParquetWriter(file, pa.schema([("text", pa.large_string())]), compression="none") as writer:
         for number in range(100):

@@ -59,7 +59,7 @@ class Model:
 
 
 def spoiled(share: float, reply: str | Reply = "I cannot help with that.") -> Answer:
-    """The good model, but for a share of the examples, drawn by the request's seed."""
+    """The good model, except for a fraction of the examples, drawn by the request's seed."""
 
     def answers(request: Request) -> str | Reply:
         bad = "JSON list" not in request.prompt and Random(request.seed).random() < share
@@ -238,7 +238,7 @@ def test_a_run_is_not_resumed_with_another_model_or_other_settings(
 def test_a_folder_of_an_earlier_release_is_resumed_with_its_model_alone(
     tmp_path: Path, settings: SynthesisSettings
 ) -> None:
-    """It wrote down four settings; the model stands in the examples."""
+    """It wrote down four settings; the model is in the examples."""
     synthesize(Model(), tmp_path, replace(settings, count=10))
     file = tmp_path / "settings.json"
     kept = json.loads(file.read_text())
@@ -416,7 +416,7 @@ def test_examples_of_evaluation_sets_are_kept_out(tmp_path: Path) -> None:
     plain = SynthesisSettings(count=12)
     synthesize(Model(), tmp_path / "plain", plain)
     made = rows(tmp_path / "plain" / "pairs.jsonl")
-    # Into the corpus goes what was made: 15 words from the middle of a document, a whole label's text, in other letters.
+    # The corpus gets some of the made texts: 15 words from the middle of a document, a whole label's text, in other letters.
     leaked = [" ".join(made[0]["negative_1"].split()[8:23]).upper(), made[4]["anchor"].replace(" ", ", ")]
     query = " ".join(made[8]["positive"].split()[:12])
     corpus = [{"_id": str(i), "title": "", "text": f"Before. {text}. After."} for i, text in enumerate(leaked)]

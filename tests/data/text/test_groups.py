@@ -16,7 +16,7 @@ from revela_hub.errors import UserError
 
 
 def write_documents(path: Path, lengths: dict[str, int]) -> Path:
-    """Documents `a`, `b`, ... of so many sentences "a0 a0", "a1 a1", ..., each of which is a chunk of two words."""
+    """Documents `a`, `b`, ... with a number of sentences "a0 a0", "a1 a1", ..., each of which is a chunk of two words."""
     rows = (
         {"_id": name, "text": " ".join(f"Is {name}{n}." for n in range(length))} for name, length in lengths.items()
     )

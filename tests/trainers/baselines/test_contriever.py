@@ -280,7 +280,7 @@ run.accelerator.end_training()
 
 
 def processes_give(number: int, rows: int, module: str, start: list[str], folder: Path, **options: Any) -> Any:
-    """The weights at the end of a run in so many processes with so many rows in each."""
+    """The weights at the end of a run in a number of processes with a number of rows in each."""
     out = folder / f"{number}-processes"
     out.mkdir()
     script = out / "run.py"

@@ -1,4 +1,4 @@
-"""What the card says a run cost, and the tools that record it while it runs."""
+"""The cost of a run in its card, and the tools that record it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a run needs is missed before anything is loaded, not after the training."""
+"""Missing packages and invalid options are reported before a model is loaded, not after the training."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run is measured, its best weights are handed out, and never something worse than its start."""
+"""A run is measured, its best weights are exported, and never weights worse than the base model's."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -232,7 +232,7 @@ def test_a_resumed_run_knows_its_start_and_its_best(task: RetrievalTask, tmp_pat
         model.skill.fill_(50.0)
     evaluate(whole, 10)
 
-    model = Model(30)  # killed; the checkpoint that it goes on from is another moment
+    model = Model(30)  # killed; the checkpoint that it resumes from is older
     resumed = measuring(model, task, tmp_path, resumed=True)
     evaluate(resumed, 20)
     outcome = resumed.finish(20)

@@ -38,7 +38,7 @@ except UserError as error:
 
 
 class Nodes:
-    """Runs of two processes: each in a folder of its own with a copy of the data, or both in one folder."""
+    """Runs of two processes: each in a separate folder with a copy of the data, or both in one folder."""
 
     def __init__(self, folder: Path, retriever: Path) -> None:
         self.folder = folder

@@ -139,7 +139,7 @@ def test_a_damaged_checkpoint_is_skipped_with_the_reason(
     assert f"resuming from {out / 'checkpoint-4'}" in printed
     assert weights(out / "encoder").keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in weights(out / "encoder").items())
-    assert last_complete(out) == (last, [])  # written anew
+    assert last_complete(out) == (last, [])  # written again
     assert main([*words, "--resume_from_checkpoint", str(tmp_path)]) == 2
     assert "is not a complete checkpoint: it has no trainer_state.json" in capsys.readouterr().err
 

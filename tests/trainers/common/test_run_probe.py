@@ -1,4 +1,4 @@
-"""A run keeps to folders of its own, and every node has the same probe and the same weights."""
+"""A run writes to its own folders only, and every node has the same probe and the same weights."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_a_probe_made_by_the_command_is_not_the_runs(text: Path, tmp_path: Path)
     hold_out_text(given)
     assert given.held_out == str(tmp_path / "out" / "run_probe")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    # What it is for: a run that names it.
+    # Its purpose: a run that names it.
     named = arguments(text, tmp_path / "other", "--probe", str(folder))
     assert len(hold_out_text(named).queries) == 30 and named.held_out == str(folder)
     (folder / HELD_OUT).unlink()
@@ -91,7 +91,7 @@ def test_files_that_no_run_wrote_are_not_overwritten(text: Path, tmp_path: Path,
     output = tmp_path / "out"
     (output / name).parent.mkdir(parents=True)
     (output / name).write_text("mine")
-    (output / "notes.txt").write_text("in nobody's way")
+    (output / "notes.txt").write_text("unrelated")
     with pytest.raises(UserError, match="not written by a training run"), open_run(CONTRIEVER, arguments(text, output)):
         pass
     with (

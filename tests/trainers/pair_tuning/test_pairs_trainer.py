@@ -1,4 +1,4 @@
-"""Fine-tuning on pairs: the loss in loops, adapters, killed runs, and what is read."""
+"""Fine-tuning on pairs: the loss in loops, adapters, killed runs, and reading pairs."""
 
 import json
 import math
