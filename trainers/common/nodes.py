@@ -55,7 +55,7 @@ def copy_missing(folder: Path, *, gives: bool, takes: bool) -> None:
     """
     if not several():
         return
-    files = {f.relative_to(folder).as_posix(): f.stat().st_size for f in folder.rglob("*") if f.is_file()}
+    files = {f.relative_to(folder).as_posix(): f.stat().st_size for f in sorted(folder.rglob("*")) if f.is_file()}
     offers = gathered((files if gives else {}, gives and takes))
     copies = []
     for name in sorted(set().union(*(offered for offered, _ in offers))):
