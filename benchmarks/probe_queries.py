@@ -42,7 +42,7 @@ from scipy.stats import spearmanr
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.text.ngram_overlap import words
 from revela_hub.evaluation.hybrid_weight import WEIGHTS, fuse_runs
-from revela_hub.evaluation.probe import QUESTION_PROMPT, NoProbe, ProbeSettings, build_probe
+from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe, question_prompt
 from revela_hub.evaluation.query_shapes import in_shape, resembling
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, score_run
 
@@ -91,7 +91,7 @@ def written(passage_of: dict[str, str], lm: str) -> dict[str, str]:
 
     model = LocalModel(lm, Sampling(temperature=0.7, max_new_tokens=32), batch_size=10)
     asked = list(passage_of)[:QUESTIONS]
-    requests = [Request(QUESTION_PROMPT.format(text=passage_of[q]), i) for i, q in enumerate(asked)]
+    requests = [Request(question_prompt(passage_of[q]), i) for i, q in enumerate(asked)]
     replies = [reply.text.strip().split("\n")[0].strip(" \"'*") for _, reply in model.replies(requests)]
     return {q: text for q, text in zip(asked, replies, strict=True) if 3 <= len(text.split()) <= 60}
 

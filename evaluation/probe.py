@@ -44,6 +44,15 @@ QUESTION_PROMPT = (
 )
 
 
+MAX_QUESTION_TEXT = 3000
+"""Characters of a passage that a language model sees: a long function must not exceed its context of 2,048 tokens."""
+
+
+def question_prompt(text: str) -> str:
+    """Return the prompt for a question that a passage answers."""
+    return QUESTION_PROMPT.format(text=text[:MAX_QUESTION_TEXT])
+
+
 class NoProbe(UserError):
     """The text has too few candidate queries for a probe."""
 
@@ -316,7 +325,7 @@ def _questions(
     free = [index for index in range(len(passages)) if index not in taken][
         : settings.queries // (len(settings.kinds) + 1)
     ]
-    requests = [Request(QUESTION_PROMPT.format(text=passages[index].text), settings.seed + index) for index in free]
+    requests = [Request(question_prompt(passages[index].text), settings.seed + index) for index in free]
     found: dict[str, _Asked] = {}
     seen = NearDuplicates()
     for index, (_, reply) in zip(free, backend.replies(requests), strict=True):

@@ -13,7 +13,7 @@ from revela_hub.cli.main import main
 from revela_hub.data import GroupSettings, ReadReport, build_groups, read_beir, read_documents
 from revela_hub.data.synthesis.backends import Reply, Request
 from revela_hub.errors import UserError
-from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of, write_probe
+from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of, question_prompt, write_probe
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape
 from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
 
@@ -155,6 +155,12 @@ def test_a_model_writes_questions(text: Path) -> None:
     assert len(questions) == len(set(questions)) and "No." not in questions
     answered = [passage for judged in probe.task.qrels.values() for passage in judged]
     assert len(answered) == len(set(answered))
+
+
+def test_a_long_passage_is_cut_for_the_model_that_asks() -> None:
+    assert question_prompt("short").endswith("Text:\nshort")
+    assert question_prompt("long " * 2000).endswith("long " * 600)
+    assert len(question_prompt("long " * 2000)) == len(question_prompt("")) + 3000
 
 
 def test_training_data_follow_the_probe(text: Path, probe: Probe, tmp_path: Path) -> None:

@@ -97,10 +97,10 @@ def distillation_loss(student: "SentenceTransformer") -> "nn.Module":
 def _questions(backend: "Backend", passages: Sequence[str], seconds: float, seed: int) -> Iterable[str]:
     """Yield questions until the time is over."""
     from revela_hub.data.synthesis.backends import Request
-    from revela_hub.evaluation.probe import QUESTION_PROMPT, first_line
+    from revela_hub.evaluation.probe import first_line, question_prompt
 
     end = time.monotonic() + seconds
-    requests = (Request(QUESTION_PROMPT.format(text=text), seed + place) for place, text in enumerate(passages))
+    requests = (Request(question_prompt(text), seed + place) for place, text in enumerate(passages))
     in_time = takewhile(lambda _: time.monotonic() < end, requests)
     for passage, (_, reply) in zip(passages, backend.replies(in_time), strict=False):
         text = first_line(reply.text)
