@@ -47,6 +47,22 @@ def test_the_query_may_come_last_by_its_name(corpus: Path, capsys: pytest.Captur
     assert (hit["path"], hit["start_line"], hit["end_line"], hit["text"]) == ("area.py", 1, 5, CODE)
 
 
+def test_the_column_of_the_text_is_chosen(
+    tmp_path: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "notes.csv"
+    file.write_text("id,body\n1,Rivers carry sediment.\n2,Paris is a capital.\n")
+    search = ["search", "bm25", "sediment", "--corpus", str(file)]
+    assert main(search) == 2
+    assert "notes.csv:2: no column 'text'; the columns are 'id', 'body'" in capsys.readouterr().err
+    assert main([*search, "--text_column", "body", "--json"]) == 0
+    [hit] = json.loads(capsys.readouterr().out)["hits"]
+    assert hit["text"] == "Rivers carry sediment."
+    index = ["index", str(retriever_folder), "--corpus", str(file), "--output_dir", str(tmp_path / "index")]
+    assert main([*index, "--text_column", "body"]) == 0
+    assert "2 passages" in capsys.readouterr().out
+
+
 def test_queries_come_from_standard_input(
     corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

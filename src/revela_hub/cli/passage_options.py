@@ -29,6 +29,7 @@ class PassageOptions(EndpointOptions):
     )
     output_dir: str = field(metadata={"help": "Folder of the index."})
     max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per passage."})
+    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
     metadata_columns: list[str] = field(
         default_factory=list,
         metadata={"help": "Columns of the corpus to keep, e.g. for search --filter.", "metavar": "COLUMN"},
@@ -83,7 +84,8 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
     if options.model == "bm25":
         raise UserError("bm25 has no vectors and needs no index: use revela-hub search bm25 --corpus PATH")
     report = ReadReport()
-    columns = {"metadata_columns": options.metadata_columns} if options.metadata_columns else {}
+    columns: dict[str, Any] = {"text_column": options.text_column}
+    columns |= {"metadata_columns": options.metadata_columns} if options.metadata_columns else {}
     documents = read_documents(options.corpus, report=report, **columns)  # raises errors before the model is loaded
     encoder = load_dense(
         options.model,

@@ -114,7 +114,7 @@ def run(arguments: Arguments) -> None:
     verdict = adaptation.verdict()
     _deliver(verdict, arguments, output)
     print(f"\n{verdict.table()}\n")
-    print_commands(output, arguments.data)
+    print_commands(output, arguments.data, arguments.text_column)
     print(verdict.line(output / "retriever"))
 
 
@@ -123,9 +123,10 @@ def say(line: object) -> None:
     print(line, flush=True)
 
 
-def print_commands(output: Path, data: list[str]) -> None:
+def print_commands(output: Path, data: list[str], text_column: str = "text") -> None:
     """Print what to do with the result."""
-    print(f"search with it:  {command_line('search', output, 'your query', '--corpus', *data)}")
+    column = [] if text_column == "text" else ["--text_column", text_column]
+    print(f"search with it:  {command_line('search', output, 'your query', '--corpus', *data, *column)}")
     print(f"publish it:      {command_line('publish', output, 'OWNER/NAME')}")
 
 

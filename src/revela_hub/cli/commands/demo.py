@@ -51,6 +51,7 @@ class Arguments:
         default_factory=list,
         metadata={"help": "Text to search: folders, files, glob patterns or data sets (hf:owner/name)."},
     )
+    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
     index: str | None = field(
         default=None, metadata={"help": "Index of an ImpRAG model, made by `revela-hub index`, instead of --corpus."}
     )
@@ -213,7 +214,9 @@ def _documents(arguments: Arguments, folder: Path) -> "tuple[Iterable[Document],
 
     if arguments.corpus:
         names = ", ".join(Path(path).name or path for path in arguments.corpus[:3])
-        return read_documents(arguments.corpus), names + (", ..." if len(arguments.corpus) > 3 else "")
+        return read_documents(arguments.corpus, text_column=arguments.text_column), names + (
+            ", ..." if len(arguments.corpus) > 3 else ""
+        )
     if (probe := _probe(folder) / "corpus.jsonl").is_file():
         return read_documents([str(probe)]), "the passages of the evaluation set"
     return sample_documents(), "the built-in sample"

@@ -64,6 +64,7 @@ class Arguments(SmallVectorArguments, RankerOptions):
             "help": "Index that `revela-hub index` made (folder, or hf:owner/name[@revision]), instead of --corpus."
         },
     )
+    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
     filter: str | None = field(
         default=None,
         metadata={
@@ -145,7 +146,7 @@ def _read(arguments: Arguments, folder: Path) -> "Passages":
     from revela_hub.retrieval import read_passages
 
     report = ReadReport()
-    documents = read_documents(arguments.corpus, report=report)
+    documents = read_documents(arguments.corpus, report=report, text_column=arguments.text_column)
     passages = read_passages(
         documents, folder, max_words=arguments.max_words, report=report, show_progress_bar=shows_progress()
     )
