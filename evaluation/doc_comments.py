@@ -20,9 +20,7 @@ SUFFIXES = frozenset(
 
 _LINE = re.compile(r"[ \t]*(?://[/!]?|#'?(?=[ \t]|$)|--[|-]?(?=[ \t]|$)|!>|;;)[ \t]?(?P<text>.*)")
 _BLOCK_START = re.compile(r"[ \t]*/\*[*!]?[ \t]?(?P<text>.*)")
-_TAG = re.compile(
-    r"[ \t]*[@\\:](?:param|returns?|throws|exception|brief|see|since|author|tparam|arg|type|deprecated)\b"
-)
+_TAG = re.compile(r"[ \t]*[@\\:](?:param|returns?|throws|exception|see|since|author|tparam|arg|type|deprecated)\b")
 _MARKUP = re.compile(r"\{@\w+\s+([^}]*)\}|</?\w+[^>]*>|[\\@](?:brief|ref|link|code|em|c|p)\b")
 # Types contain the functions, and their comments.
 _TYPE = re.compile(
@@ -90,12 +88,12 @@ def _comment(lines: list[str], start: int) -> tuple[int, list[str]]:
 
 def _first_paragraph(lines: list[str]) -> str:
     kept: list[str] = []
-    for line in lines:
-        line = line.strip()
-        if kept and (not line or _TAG.match(line) and not line.startswith(("\\brief", "@brief"))):
+    for line in map(str.strip, lines):
+        ends = not line or _TAG.match(line)
+        if kept and ends:
             break
-        if line and not (_TAG.match(line) and not line.startswith(("\\brief", "@brief"))):
-            kept.append(line.removeprefix("@brief"))
+        if not ends:
+            kept.append(line)
     return " ".join(_MARKUP.sub(lambda match: match[1] or " ", " ".join(kept)).split())
 
 
