@@ -97,6 +97,7 @@ def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: b
         size = Size(sum(part.queries for part in parts), sum(part.documents for part in parts))
         return _mean(name, [part.to_dict() for part in parts], size)
     was_loaded = task.data_loaded
+    encode_kwargs: Any = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
     try:
         task.load_data()
         result = mteb.evaluate(
@@ -104,7 +105,7 @@ def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: b
             task,
             cache=None,
             co2_tracker=False,
-            encode_kwargs={"batch_size": batch_size, "show_progress_bar": show_progress_bar},
+            encode_kwargs=encode_kwargs,
             show_progress_bar=show_progress_bar,
         )
         size = _size(task)  # afterwards: mteb converts tasks in its older data format during the evaluation

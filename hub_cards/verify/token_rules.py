@@ -123,7 +123,7 @@ def _compiled(rules: dict[str, dict[str, bytes]], flags: re.RegexFlag) -> list[R
     return [Rule(kind, start, re.compile(rest, flags)) for kind, start, rest in flat]
 
 
-_EXACT, _ANY_CASE = _compiled(_RULES, re.NOFLAG), _compiled(_IN_ANY_CASE, re.IGNORECASE)
+_EXACT, _ANY_CASE = _compiled(_RULES, re.RegexFlag(0)), _compiled(_IN_ANY_CASE, re.IGNORECASE)
 _MIN_LENGTH = 12  # characters of a token, with its prefix
 # Bytes that tokens do not contain become spaces: white space, quotes, brackets, backslashes and non-ASCII.
 _SPACED = bytes(code if 32 < code < 127 and code not in b"\"'<>{}\\" else 32 for code in range(256))
