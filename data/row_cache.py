@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.own_folder import claim
+from revela_hub.data.sources.converted import SUFFIXES, converter_version
 from revela_hub.data.sources.documents import read_documents, read_held_out
 from revela_hub.data.sources.files import local_files
 from revela_hub.data.sources.report import ReadReport
@@ -159,7 +160,8 @@ def rows_fingerprint(made_with: Mapping[str, Any], sources: Sequence[Source]) ->
         digest.update(fingerprint(source.rows).encode() if source.rows is not None else b"")
         for file in local_files(source):
             status = file.stat()
-            digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            converter = f"\0{converter_version()}" if file.suffix.lower() in SUFFIXES else ""
+            digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}{converter}\n".encode())
     return digest.hexdigest()[:32]
 
 

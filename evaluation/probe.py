@@ -36,6 +36,8 @@ MAX_TITLE_PASSAGES = 5
 SCANNED_CHARACTERS = 32_000_000
 """Maximum number of characters that are read and held in memory."""
 
+SEARCHED_FOR_COPIES = 100
+"""Maximum number of candidate queries that are searched for in all documents, to explain why there are too few."""
 SETTINGS = "probe.json"
 
 QUESTION_PROMPT = (
@@ -179,15 +181,34 @@ def build_probe(
     if questions is not None:
         asked |= _questions(questions, passages, asked, settings)
     if len(asked) < MIN_QUERIES:
-        raise NoProbe(
-            f"the text has {len(asked)} candidate queries, but a probe needs at least {MIN_QUERIES}: too few of the "
-            f"{counted(len(passages), 'distinct passage')} in {counted(len(documents), 'document')} are functions with a "
-            "docstring or a comment above them, have a heading, or have three sentences; add more text, or evaluate on your own task"
-        )
+        raise NoProbe(_too_few(len(asked), passages, documents))
     task, held_out = _hold_out(passages, asked)
     task = _reshaped(task, settings, examples)
     documents_of = {f"p{index}": passage.document for index, passage in enumerate(passages)}
     return Probe(task, held_out, (used, len(documents)), characters, complete, settings, documents_of)
+
+
+def _too_few(asked: int, passages: Sequence[Passage], documents: Sequence[Document]) -> str:
+    """Return the message for a text with too few candidate queries: it has too few, or they occur in several documents."""
+    message = f"the text has {counted(asked, 'candidate query')}, but a probe needs at least {MIN_QUERIES}: "
+    copies = Counter[str]()
+    candidates = [(passage.document, each.removed) for passage in passages for each in passage.candidates.values()]
+    copied = 0
+    for own, text in candidates[:SEARCHED_FOR_COPIES]:
+        found = [document.id for document in documents if document.id != own and text in document.text]
+        copied += bool(found)
+        copies.update(found)
+    if copied > len(candidates[:SEARCHED_FOR_COPIES]) / 2:
+        ((name, _),) = copies.most_common(1)
+        return (
+            f"{message}most of the text is in several documents, most often in {name}; skip copies and older versions "
+            "(--exclude with the names of files and folders)"
+        )
+    return (
+        f"{message}too few of the {counted(len(passages), 'distinct passage')} in {counted(len(documents), 'document')} are "
+        "functions with a docstring or a comment above them, have a heading, or have three sentences; add more text, or "
+        "evaluate on your own task"
+    )
 
 
 def check_probe_folder(folder: Path, option: str = "--output_dir") -> None:

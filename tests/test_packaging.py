@@ -152,7 +152,20 @@ def requirements(lines: Iterable[str]) -> dict[str, Requirement]:
 
 
 EXTRAS = (
-    *("datatrove", "demo", "endpoint", "eval", "gguf", "milvus", "mteb", "onnx", "ray", "search", "synthesis"),
+    *(
+        "datatrove",
+        "demo",
+        "documents",
+        "endpoint",
+        "eval",
+        "gguf",
+        "milvus",
+        "mteb",
+        "onnx",
+        "ray",
+        "search",
+        "synthesis",
+    ),
     *("test", "docs", "dev"),
 )
 

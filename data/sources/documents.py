@@ -5,12 +5,14 @@ held-out text, and skip empty documents. Everything is a generator: a file is op
 JSON lines, parquet files and data sets are streamed, so millions of documents never have to fit in memory.
 
 Skipped documents are counted in the report under these words: `binary` files (with a NUL byte in the first 8 KiB, git's
-rule), files that are `too large`, `unreadable` files, and `empty` documents; `files` lists more. Bytes that are not UTF-8 are
-read as U+FFFD, and the report counts the files that contain such bytes.
+rule), files that are `too large`, `unreadable` files, `PDF, Word, PowerPoint, EPUB or HTML` without the extra that reads them
+(`converted`), and `empty` documents; `files` lists more. Text is UTF-8, or UTF-16 with a byte order mark. Other bytes are read
+as U+FFFD, and the report counts the files that contain such bytes.
 """
 
 import glob
 import json
+import logging
 import math
 import os
 import re
@@ -22,6 +24,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from revela_hub.data.sources import converted
 from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.report import ReadReport, skips
 from revela_hub.data.sources.rows import (
@@ -35,8 +38,10 @@ from revela_hub.data.sources.rows import (
     json_lines_rows,
 )
 from revela_hub.data.sources.source import Document, Kind, Source, SourceLike, parse_sources
-from revela_hub.data.sources.unicode import printable_name
-from revela_hub.errors import UserError
+from revela_hub.data.sources.unicode import UTF16, decoded, printable_name
+from revela_hub.errors import UserError, first_line
+
+logger = logging.getLogger(__name__)
 
 HELD_OUT = "held_out.jsonl"
 
@@ -102,7 +107,9 @@ def _nothing_found(source: Source, skipped: Counter[str]) -> str:
     )
     if not skipped:
         return what
-    remedy = f" (over {source.max_file_mib} MiB: raise max_file_mib)" if skipped["too large"] else ""
+    remedies = [f"over {source.max_file_mib} MiB: raise max_file_mib"] if skipped["too large"] else []
+    remedies += [converted.REMEDY] if skipped[converted.MISSING] else []
+    remedy = f" ({'; '.join(remedies)})" if remedies else ""
     return f"no documents in {source.path}: skipped {skips(skipped)}{remedy}"
 
 
@@ -124,26 +131,34 @@ def file_kind(path: Path) -> Kind:
 
 
 def _file_document(path: Path, source: Source, report: ReadReport) -> Document | None:
+    is_converted = source.kind != "code" and path.suffix.lower() in converted.SUFFIXES
+    if is_converted and not converted.converter_version():
+        report.skipped[converted.MISSING] += 1
+        return None
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size > source.max_file_mib * _MIB:
                 report.skipped["too large"] += 1
                 return None
             content = file.read(_BINARY_PROBE)
-            if b"\0" in content:
+            if not is_converted and b"\0" in content and not content.startswith(UTF16):
                 report.skipped["binary"] += 1
                 return None
             content += file.read()
     except OSError:
         report.skipped["unreadable"] += 1
         return None
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        text = content.decode(errors="replace")
-        report.replaced += 1
     name = printable_name(path.as_posix())
-    return Document(name, text.removeprefix("\ufeff"), name, source.kind or file_kind(path))
+    if is_converted:
+        try:
+            return Document(name, converted.as_markdown(content, path), None, "text")
+        except ValueError as error:
+            logger.warning("%s is skipped: it cannot be converted to text (%s)", name, first_line(error))
+            report.skipped["unreadable"] += 1
+            return None
+    text, is_valid = decoded(content)
+    report.replaced += not is_valid
+    return Document(name, text, name, source.kind or file_kind(path))
 
 
 def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:

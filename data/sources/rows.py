@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple, cast
 from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import HUB_PREFIX, Source
-from revela_hub.data.sources.unicode import printable_name, without_surrogates
+from revela_hub.data.sources.unicode import UTF16, printable_name, without_surrogates
 from revela_hub.errors import UserError, first_line
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     """
     name = printable_name(path.as_posix())
     try:
-        with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        with open(path, encoding=_encoding(path), errors="replace", newline="") as file:
             header = file.readline()
             delimiter = max("\t;,", key=header.count)
             file.seek(0)
@@ -160,6 +160,11 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
         raise UserError(f"{name}: not a table of text ({error})") from error
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
+
+
+def _encoding(path: Path) -> str:
+    with open(path, "rb") as file:  # Excel writes "Unicode text" as UTF-16
+        return "utf-16" if file.read(2) in UTF16 else "utf-8-sig"
 
 
 def parquet_rows(path: Path) -> Iterator[Row]:
@@ -212,6 +217,8 @@ def text_lines(path: Path, report: ReadReport | None = None) -> Iterator[tuple[s
     try:
         with cast("IO[bytes]", gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")) as file:
             for number, line in enumerate(file, start=1):
+                if number == 1 and line.startswith(UTF16):
+                    raise UserError(f"{name}: UTF-16 text; save it as UTF-8")
                 if not line.strip():
                     continue
                 try:

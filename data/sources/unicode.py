@@ -1,9 +1,27 @@
-"""Lone surrogates: characters that Python and JSON allow, but tokenizers, Arrow and UTF-8 do not."""
+"""Decoding text, and lone surrogates: characters that Python and JSON allow, but tokenizers, Arrow and UTF-8 do not."""
 
+import codecs
 import re
 from typing import Any
 
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""How UTF-16 text starts, as Windows writes it."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def decoded(content: bytes) -> tuple[str, bool]:
+    r"""Return text in UTF-8, or in UTF-16 with a byte order mark, without the mark; and whether all of it is valid.
+
+    >>> decoded("caf\u00e9".encode("utf-16")) == ("caf\u00e9", True)
+    True
+    >>> decoded(b"caf\xe9") == ("caf\ufffd", False)
+    True
+    """
+    encoding = "utf-16" if content.startswith(UTF16) else "utf-8-sig"
+    try:
+        return content.decode(encoding), True
+    except UnicodeDecodeError:
+        return content.decode(encoding, errors="replace"), False
 
 
 def without_surrogates(value: Any) -> Any:

@@ -181,9 +181,24 @@ def test_training_data_follow_the_probe(text: Path, probe: Probe, tmp_path: Path
 
 def test_what_is_too_little_says_what_was_there(tmp_path: Path) -> None:
     for number in range(100):
-        (tmp_path / f"{number}.txt").write_text(sentences("the same"))
-    with pytest.raises(UserError, match="has 0 candidate queries.* too few of the 1 distinct passage in 100 documents"):
+        (tmp_path / f"{number}.txt").write_text(f"a line about {numeral(number)} " * 20)
+    with pytest.raises(UserError, match="has 0 candidate queries.* too few of the 80 distinct passages in 100 doc"):
         build_probe(str(tmp_path), SETTINGS)
+
+
+def test_copies_are_named_when_they_leave_too_few_queries(tmp_path: Path) -> None:
+    draw = Random(0)
+    for number in range(30):
+        words = ("".join(draw.choices("abcdefghij", k=5)) for _ in range(120))
+        text = " ".join(f"{word}." if place % 12 == 11 else word for place, word in enumerate(words))
+        for version in ("new", "old"):
+            (tmp_path / version).mkdir(exist_ok=True)
+            (tmp_path / version / f"{number}.md").write_text(text)
+    with pytest.raises(
+        UserError, match=r"has 0 candidate .*: most of the text is in several documents, most often in .*\.md; skip"
+    ):
+        build_probe(tmp_path, SETTINGS)
+    assert len(build_probe(tmp_path, SETTINGS, exclude=("old",)).task.queries) >= 20
 
 
 @pytest.mark.parametrize("documents", [1, 30])

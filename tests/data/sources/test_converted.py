@@ -1,0 +1,129 @@
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from revela_hub.data import ReadReport, read_documents
+from revela_hub.data.row_cache import rows_fingerprint
+from revela_hub.data.sources import converted
+from revela_hub.data.sources.source import parse_sources
+from revela_hub.errors import UserError
+
+PAGE = """<html><head><title>Contracts - Wiki</title><meta charset="latin-1"><script>run()</script></head><body>
+<nav><a href="/">Home</a></nav><main><h1>Contracts</h1><p>They are <a href="/renew">renewed</a> in M\u00e4rz.</p></main>
+<footer>Imprint</footer></body></html>"""
+WORD = (
+    '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>'
+    "<w:p><w:r><w:t>The canteen opens at noon.</w:t></w:r></w:p></w:body></w:document>"
+)
+WORD_TYPES = (
+    '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Override PartName="/word/document.xml" '
+    'ContentType="application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"/></Types>'
+)
+WORD_LINKS = (
+    '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships"><Relationship Id="rId1" Target='
+    '"word/document.xml" Type="http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"/>'
+    "</Relationships>"
+)
+
+
+def word_file() -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("[Content_Types].xml", WORD_TYPES)
+        archive.writestr("_rels/.rels", WORD_LINKS)
+        archive.writestr("word/document.xml", WORD)
+    return content.getvalue()
+
+
+def pdf_file(text: str) -> bytes:
+    stream = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents 4 0 R/Resources<</Font<</F1 5 0 R>>>>>>",
+        b"<</Length %d>>stream\n%s\nendstream" % (len(stream), stream),
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]
+    body, places = b"%PDF-1.4\n", []
+    for number, each in enumerate(objects, start=1):
+        places.append(len(body))
+        body += b"%d 0 obj%s endobj\n" % (number, each)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    return body + b"xref\n0 6\n0000000000 65535 f \n%strailer<</Size 6/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % (
+        table,
+        len(body),
+    )
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "hf"))
+    return tmp_path / "hf" / "revela-hub" / "documents"
+
+
+def test_pages_and_office_files_are_read_as_markdown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("markitdown")
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "a.HTML").write_bytes(PAGE.encode("latin-1"))
+    (folder / "b.docx").write_bytes(word_file())
+    (folder / "c.pdf").write_bytes(pdf_file("Parking is free."))
+    (folder / "d.pdf").write_bytes(b"%PDF-1.4 cut off")
+    report = ReadReport()
+
+    documents = list(read_documents(folder, report=report))
+
+    assert [document.text for document in documents] == [
+        "# Contracts\n\nThey are renewed in M\u00e4rz.",
+        "The canteen opens at noon.",
+        "Parking is free.",
+    ]
+    assert {(document.kind, document.path) for document in documents} == {("text", None)}
+    assert str(report) == "3 documents; skipped: 1 unreadable"
+    assert "d.pdf is skipped: it cannot be converted to text" in caplog.text
+    # As code, a page keeps its tags.
+    (page,) = read_documents(folder / "a.HTML", kind="code")
+    assert page.text.startswith("<html>")
+
+
+def test_a_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    pytest.importorskip("markitdown")
+    for name in ("a.html", "copy.html"):
+        (tmp_path / name).write_text(PAGE)
+    texts = [document.text for document in read_documents(str(tmp_path / "*.html"))]
+    assert len(list(cache.iterdir())) == 1
+
+    monkeypatch.setattr(converted, "_convert", None)
+    assert [document.text for document in read_documents(str(tmp_path / "*.html"))] == texts
+    # Without a place for the cache, files are converted each time.
+    monkeypatch.undo()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", "/dev/null")
+    assert [document.text for document in read_documents(str(tmp_path / "*.html"))] == texts
+
+
+def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "page.html").write_text(PAGE)
+    before = rows_fingerprint({}, parse_sources(tmp_path / "page.html"))
+    monkeypatch.setattr(converted, "converter_version", lambda: "")
+    message = r"skipped 1 PDF, Word, .* or HTML \(to read .*: pip install \"revela-hub\[documents\]\"\)"
+    with pytest.raises(UserError, match=message):
+        list(read_documents(tmp_path / "page.html"))
+    monkeypatch.setattr("revela_hub.data.row_cache.converter_version", lambda: "another")
+    assert rows_fingerprint({}, parse_sources(tmp_path / "page.html")) != before  # cached rows are made again
+
+
+def test_text_in_utf_16(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_bytes("caf\u00e9 am Fluss".encode("utf-16"))
+    (tmp_path / "notes.csv").write_bytes("id\ttext\r\n1\tM\u00fcnchen\r\n".encode("utf-16"))
+    (tmp_path / "rows.jsonl").write_bytes('{"text": "a"}\n'.encode("utf-16"))
+    report = ReadReport()
+
+    assert [document.text for document in read_documents(tmp_path / "notes.txt", report=report)] == [
+        "caf\u00e9 am Fluss"
+    ]
+    assert [document.text for document in read_documents(tmp_path / "notes.csv")] == ["M\u00fcnchen"]
+    assert report.replaced == 0
+    with pytest.raises(UserError, match=r"rows.jsonl: UTF-16 text; save it as UTF-8"):
+        list(read_documents(tmp_path / "rows.jsonl"))
