@@ -29,14 +29,11 @@ from revela_hub.output import note
 from revela_hub.retrieval.canary import Canary
 from revela_hub.retrieval.disk import claim_folder, default_cache_folder, key_of, whole_file
 from revela_hub.retrieval.encoder import SERVED
+from revela_hub.retrieval.parquet_files import FILE_BYTES, ROWS, write_groups
 from revela_hub.retrieval.passages import PASSAGE, write_passages
 from revela_hub.retrieval.store import METADATA, IndexMetadata, PassageStore
 from revela_hub.retrieval.vectors import VectorStore
 
-ROWS = 8192
-"""Passages per row group, which are in memory together."""
-FILE_BYTES = 1 << 28
-"""Bytes of text and vectors from which a new parquet file is started."""
 PREFIX = "hf:"
 _PLACE = pa.struct([(name, PASSAGE.field(name).type) for name in PASSAGE.names[1:]])
 _FAULTS = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
@@ -69,7 +66,6 @@ def write_files(store: PassageStore, folder: Path, corpus: Sequence[str]) -> Wri
         UserError: The disk is full.
     """
     (folder / "data").mkdir(parents=True)
-    files: dict[str, dict[str, Any]] = {}
     half = store.metadata.options.dtype == "float16"
     schema = pa.schema(
         [
@@ -81,24 +77,14 @@ def write_files(store: PassageStore, folder: Path, corpus: Sequence[str]) -> Wri
             *([("metadata", pa.string())] if "metadata" in store.passages.texts.columns else []),
         ]
     )
-    start, public = 0, public_names(corpus)
-    while start < len(store):
-        name = f"data/passages-{len(files):05}.parquet"
-        with (
-            whole_file(folder / name, "--output_dir") as stream,
-            pq.ParquetWriter(
-                stream,
-                schema,
-                compression={column: "none" if column.startswith("vector") else "zstd" for column in schema.names},
-                use_dictionary=["document", "path"],
-            ) as writer,
-        ):
-            first, size = start, 0
-            while start < len(store) and size < FILE_BYTES:
-                group = _rows(store, start, min(start + ROWS, len(store)), schema, public)
-                writer.write_batch(group)
-                start, size = start + len(group), size + group.nbytes
-        files[name] = {"rows": start - first, "sha256": sha256(folder / name)}
+    public = public_names(corpus)
+    groups = (
+        _rows(store, start, min(start + ROWS, len(store)), schema, public) for start in range(0, len(store), ROWS)
+    )
+    written = write_groups(
+        groups, lambda number: folder / f"data/passages-{number:05}.parquet", "--output_dir", FILE_BYTES
+    )
+    files = {f"data/{path.name}": {"rows": rows, "sha256": sha256(path)} for path, rows in written}
     metadata = replace(public_metadata(store.metadata), canary=store.canary().write(folder))
     values = json.loads(metadata.to_json()) | {"files": files}
     (folder / METADATA).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

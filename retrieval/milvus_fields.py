@@ -5,9 +5,8 @@ the number of times that each word occurs in a query is the BM25 score of `bm25.
 and weights words differently.
 """
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,53 +16,29 @@ from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25
 from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.index_options import IndexOptions
-from revela_hub.retrieval.passages import Passages
+from revela_hub.retrieval.passages import Passages, metadata_types
 
 ID, VECTOR, BM25_WEIGHTS = "id", "vector", "bm25"
 MAX_TEXT = 65_535
 """Milvus's limit on the bytes of a text field."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
-_KINDS = {bool: "bool", int: "int64", float: "double", str: "varchar"}
 
 
 def metadata_fields(passages: Passages) -> dict[str, str]:
     """Return the names and Milvus types of the metadata of passages.
 
     Raises:
-        UserError: A name is not allowed in Milvus, a column has values of several types, or no value at all.
+        UserError: A name is not allowed in Milvus, or as `metadata_types`.
     """
-    kinds: dict[str, set[str]] = {}
-    for values in _all_metadata(passages):
-        for name, value in values.items():
-            kinds.setdefault(name, set()).update(() if value is None else (_KINDS[type(value)],))
-    if not kinds:
-        raise UserError(
-            "no document has metadata: --metadata_columns names columns of JSON lines, parquet or data sets"
-        )
-    for name, found in kinds.items():
+    kinds = metadata_types(passages)
+    for name in kinds:
         if not _NAME.fullmatch(name) or name in (ID, VECTOR, BM25_WEIGHTS):
             reserved = f"other than {ID}, {VECTOR} and {BM25_WEIGHTS}"
             raise UserError(
                 f"--metadata_columns {name!r}: a field of Milvus has a name of letters, digits and underscores, {reserved}:"
                 " rename the column"
             )
-        if not found:
-            raise UserError(f"--metadata_columns {name}: no document has a value in this column: check its name")
-        if found == {"int64", "double"}:
-            found.remove("int64")
-        if len(found) > 1:
-            raise UserError(
-                f"--metadata_columns {name}: the column has values of several types ({', '.join(sorted(found))})"
-            )
-    return {name: next(iter(found)) for name, found in sorted(kinds.items())}
-
-
-def _all_metadata(passages: Passages) -> Iterator[dict[str, Any]]:
-    texts = passages.texts
-    lines = range(len(texts.rows_L)) if "metadata" in texts.columns else range(0)
-    for line in lines:
-        [text] = texts.column("metadata", [line])
-        yield json.loads(text)
+    return kinds
 
 
 @dataclass(frozen=True)

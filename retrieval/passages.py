@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import Chunk, chunk_document
+from revela_hub.errors import UserError
 from revela_hub.retrieval.texts import Texts, write_texts
 from revela_hub.retrieval.top_k import Hits
 
@@ -26,6 +27,7 @@ PASSAGE = pa.schema(
 )
 WITH_METADATA = PASSAGE.append(pa.field("metadata", pa.string()))
 """The columns of passages with metadata, a JSON object."""
+_KINDS = {bool: "bool", int: "int64", float: "double", str: "varchar"}
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,34 @@ class Passages:
             [self.hit(int(row), float(score)) for row, score in zip(rows, scores, strict=True) if row >= 0]
             for rows, scores in zip(hits.rows_QK, hits.scores_QK, strict=True)
         ]
+
+
+def metadata_types(passages: Passages) -> dict[str, str]:
+    """Return the names and types of the metadata of passages, as Milvus names them: bool, int64, double or varchar.
+
+    Raises:
+        UserError: A column has values of several types, or no value at all.
+    """
+    kinds: dict[str, set[str]] = {}
+    texts = passages.texts
+    for line in range(len(texts.rows_L)) if "metadata" in texts.columns else ():
+        [values] = texts.column("metadata", [line])
+        for name, value in json.loads(values).items():
+            kinds.setdefault(name, set()).update(() if value is None else (_KINDS[type(value)],))
+    if not kinds:
+        raise UserError(
+            "no document has metadata: --metadata_columns names columns of JSON lines, parquet or data sets"
+        )
+    for name, found in kinds.items():
+        if not found:
+            raise UserError(f"--metadata_columns {name}: no document has a value in this column: check its name")
+        if found == {"int64", "double"}:
+            found.remove("int64")
+        if len(found) > 1:
+            raise UserError(
+                f"--metadata_columns {name}: the column has values of several types ({', '.join(sorted(found))})"
+            )
+    return {name: next(iter(found)) for name, found in sorted(kinds.items())}
 
 
 def write_passages(chunks: Iterable[Chunk], folder: Path, *, metadata: bool = False) -> Passages:

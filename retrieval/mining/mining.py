@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 ANCHOR_BLOCK = 4096
 """Anchors searched together; an interruption loses the hits of at most one block."""
 
+BATCH = 4096
+"""Rows of an Arrow batch, which is a row group of a parquet file."""
+
 Model: TypeAlias = Encoder | type[BM25] | Literal["bm25"]
 """A SentenceTransformer or any other `Encoder`; or BM25, as the class or the string."""
 
@@ -93,7 +96,7 @@ def mine_negatives(
         UserError: No pairs or no text, no negatives within the limits, vectors with NaN or infinity, a full disk.
         ValueError: The numbers of anchors and positives differ; a cache without the model's identity.
     """
-    from datasets import Dataset, Features, Value
+    from datasets import Dataset
 
     if len(anchors) != len(positives):
         raise ValueError(f"{len(anchors)} anchors and {len(positives)} positives")
@@ -108,13 +111,23 @@ def mine_negatives(
             )
         pairs = zip(anchors, positives, strict=True)
         mined = mine(pairs, corpus, ranker, settings, ranking, folder=folder, sparse=sparse)
-        names = ["anchor", "positive", *_negative_names(settings)]
-        scores = {"scores": [Value("float32")]} if settings.scores else {}
-        schema = Features({name: Value("string") for name in names} | scores).arrow_schema
-        # Batches in Arrow, because a list of Python rows needs more memory.
-        batches = iter(lambda: list(islice(mined.rows, 1024)), [])
-        table = pa.Table.from_batches((pa.RecordBatch.from_pylist(batch, schema) for batch in batches), schema)
+        table = pa.Table.from_batches(mined_batches(mined.rows, settings), mined_schema(settings))
     return MinedNegatives(Dataset(table), mined.report)
+
+
+def mined_schema(settings: MiningSettings) -> pa.Schema:
+    """Return the schema of `MinedNegatives.dataset`."""
+    from datasets import Features, Value
+
+    names = ["anchor", "positive", *_negative_names(settings)]
+    scores = {"scores": [Value("float32")]} if settings.scores else {}
+    return Features({name: Value("string") for name in names} | scores).arrow_schema
+
+
+def mined_batches(rows: Iterator[dict[str, Any]], settings: MiningSettings) -> Iterator[pa.RecordBatch]:
+    """Return rows in Arrow batches, because a list of Python rows needs more memory."""
+    while batch := list(islice(rows, BATCH)):
+        yield pa.RecordBatch.from_pylist(batch, mined_schema(settings))
 
 
 @dataclass(frozen=True)

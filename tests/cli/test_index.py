@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from revela_hub.cli.main import main
+from revela_hub.retrieval import PassageStore
 
 
 @pytest.fixture
@@ -37,6 +38,7 @@ def test_shards_become_an_index_that_is_searched(
         patched.setattr(SentenceTransformer, "encode", None)  # all shards are there
         assert main(["index", *common, "--index-type", "hnsw"]) == 0
     assert "30 passages, 32-dimensional vectors (hnsw)" in capsys.readouterr().out
+    assert "metadata" not in PassageStore("index").passages.texts.columns
     words = ["search", model, "--index", "index", "--device", "cpu", "--json", "--top_k", "3"]
     assert main([*words, "Note 7 rivers"]) == 0
     [hits] = [json.loads(line)["hits"] for line in capsys.readouterr().out.splitlines()]
@@ -60,6 +62,46 @@ def test_the_metadata_of_rows_are_in_the_results(
     assert main(["search", "bm25", "same", "--index", "more", "--json"]) == 0
     hits = json.loads(capsys.readouterr().out)["hits"]
     assert sorted(hit["metadata"]["year"] or 0 for hit in hits) == [0, 1, 2]
+
+
+def test_encoded_shards_are_written_as_parquet(
+    corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import pyarrow as pa
+    from datasets import load_dataset
+    from pyarrow import parquet
+    from sentence_transformers import SentenceTransformer
+
+    rows = [{"text": f"Note {number} of the river.", "year": number or None, "page": 1} for number in range(5)]
+    Path("more.jsonl").write_text("\n".join(map(json.dumps, [*rows, rows[0]])))
+    model = str(retriever_folder)
+    common = ["encode", model, "--corpus", "more.jsonl", "--output_dir", "cache", "--device", "cpu"]
+    common += ["--parquet_dir", "vectors", "--num_shards", "2"]
+    for shard in ("0", "1", "0"):  # repeated: the same file
+        assert main([*common, "--metadata_columns", "year", "page", "--shard", shard]) == 0
+    names = sorted(file.name for file in Path("vectors").glob("*.parquet"))
+    assert names == ["passages-00000-of-00002-00000.parquet", "passages-00001-of-00002-00000.parquet"]
+    schema = parquet.read_schema(f"vectors/{names[0]}")
+    assert schema.field("vector").type == pa.list_(pa.float32(), 32) and schema.field("year").type == pa.int64()
+    found = load_dataset("parquet", data_files="vectors/*.parquet", split="train", cache_dir=str(tmp_path / "datasets"))
+    assert found["id"] == [0, 1, 2, 3, 4] and found["text"] == [row["text"] for row in rows]
+    assert found["year"] == [None, 1, 2, 3, 4] and found["document"][1] == "more.jsonl:2"
+    encoder = SentenceTransformer(model, device="cpu")
+    np.testing.assert_allclose(found["vector"], encoder.encode_document(list(found["text"])), atol=1e-5)
+
+    def message(*words: str) -> str:
+        assert main([*words]) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    assert "holds passages-00000-of-00002-00000.parquet, which is not one of 3 shards" in message(
+        *common[:-1], "3", "--metadata_columns", "year"
+    )
+    Path("again.jsonl").write_text('{"text": "Note of the river.", "path": "a"}\n')
+    others = ["encode", model, "--corpus", "again.jsonl", "--output_dir", "cache", "--device", "cpu"]
+    assert "--metadata_columns path: --parquet_dir writes" in message(
+        *others, "--parquet_dir", "others", "--metadata_columns", "path"
+    )
+    assert "is also --output_dir" in message(*others, "--parquet_dir", "./cache")
 
 
 def test_mistakes_are_one_line(

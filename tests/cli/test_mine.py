@@ -8,6 +8,8 @@ import pytest
 
 from revela_hub.cli.main import main
 from revela_hub.data.sources.beir import RetrievalTask, write_beir
+from revela_hub.data.sources.rows import read_rows
+from revela_hub.data.sources.source import parse_source
 
 CORPUS = {
     "a": "Rivers carry sediment from the mountains to the sea.",
@@ -52,6 +54,11 @@ def test_mines_a_beir_folder_with_bm25(place: Path, capsys: pytest.CaptureFixtur
     assert out.splitlines()[:2] == ["2 pairs of 2 anchors", "4 documents; skipped 1 duplicate"]
     assert "2 by being a positive" in out
     assert "2 pairs with all negatives, 0 with fewer (kept)" in out
+    words[words.index("new/mined.jsonl")] = "new/mined.parquet"
+    assert main(words) == 0
+    written = [row.columns for row in read_rows(parse_source("new/mined.parquet"))]
+    assert [{**row, "scores": None} for row in written] == [{**row, "scores": None} for row in (first, second)]
+    assert written[0]["scores"] == pytest.approx(first["scores"])
 
 
 def test_mines_with_a_model_and_resumes(

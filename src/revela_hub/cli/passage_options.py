@@ -110,7 +110,7 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
             documents,
             folder,
             max_words=options.max_words,
-            metadata=bool(columns),
+            metadata=bool(options.metadata_columns),
             report=report,
             show_progress_bar=shows_progress(),
         ),

@@ -4,10 +4,14 @@ Texts are split into passages and encoded in batches of similar length. An inter
 again: existing vectors are reused. When all shards are done, run `revela-hub index` with the same model, corpus and
 output folder.
 
+With --parquet_dir, the passages are also written as parquet files with the columns id, text, vector, document, path,
+start_line, end_line and --metadata_columns. `datasets`, LanceDB and Milvus's bulk import read them.
+
 Examples:
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --num_processes 4
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --num_shards 64 --shard 7
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir /shared/wiki-index --engine ray --address auto
+  revela-hub encode my-retriever --corpus news.parquet --metadata_columns year --output_dir cache --parquet_dir vectors
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index
 """
 
@@ -41,6 +45,11 @@ class Arguments(PassageOptions, EngineOptions):
         metadata={"help": "Number of processes on this machine; without --device, each uses the next GPU."},
     )
 
+    parquet_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder to write the passages and their vectors to, as parquet files.", "metavar": "FOLDER"},
+    )
+
     def __post_init__(self) -> None:
         """Check the numbers.
 
@@ -53,12 +62,15 @@ class Arguments(PassageOptions, EngineOptions):
 def run(arguments: Arguments) -> None:
     """Encode the passages of the shard that have no vector yet."""
     from revela_hub.retrieval.disk import claim_folder
+    from revela_hub.retrieval.parquet_files import write_passages_as_parquet
     from revela_hub.retrieval.ranking import document_vectors
     from revela_hub.retrieval.texts import Rows
 
     if arguments.shard >= arguments.num_shards:
         raise UserError(f"--shard {arguments.shard} must be between 0 and {arguments.num_shards - 1}")
     check_output(arguments)
+    if arguments.parquet_dir is not None:
+        _check_parquet(arguments)
     if arguments.num_processes > 1 and arguments.engine == "ray":
         raise UserError("--num_processes starts processes on this machine: with --engine ray, set --num_actors")
     if arguments.num_processes > 1:
@@ -68,13 +80,31 @@ def run(arguments: Arguments) -> None:
     loaded = load_passage_encoder(arguments, IndexOptions(dtype=arguments.dtype))
     settings = replace(loaded.settings, engine=engine)
     folder = claim_folder(Path(arguments.output_dir).expanduser(), "--output_dir")
-    texts = loaded.write(folder).texts
+    passages = loaded.write(folder)
+    texts = passages.texts
     # Consecutive passages, not every n-th one, because they are read in order later.
     start, stop = (len(texts) * (arguments.shard + end) // arguments.num_shards for end in (0, 1))
     vectors = document_vectors(Rows(texts, start, stop), loaded.encoder, settings, folder, option="--output_dir")
+    if arguments.parquet_dir is not None:
+        parquet = claim_folder(Path(arguments.parquet_dir).expanduser(), "--parquet_dir")
+        write_passages_as_parquet(
+            passages, vectors, parquet, start=start, shard=arguments.shard, num_shards=arguments.num_shards
+        )
     last = arguments.num_shards - 1
     shard = f" (shard {arguments.shard} of 0 to {last})" if last else ""
     print(f"encoded {len(vectors):,} of {len(texts):,} passages in {folder}{shard}")
+
+
+def _check_parquet(arguments: Arguments) -> None:
+    from revela_hub.data.own_folder import check_apart
+    from revela_hub.data.sources.source import parse_sources
+    from revela_hub.retrieval.disk import check_folder
+
+    folder = Path(arguments.parquet_dir or "").expanduser()
+    if folder.resolve() == Path(arguments.output_dir).expanduser().resolve():
+        raise UserError(f"--parquet_dir {folder} is also --output_dir: choose another folder")
+    check_apart(parse_sources(arguments.corpus), folder, "--parquet_dir")
+    check_folder(folder, "--parquet_dir")
 
 
 def parts_of(arguments: Arguments) -> list[Arguments]:

@@ -8,8 +8,8 @@ Pairs are JSON lines, a data set (hf:owner/name) or a BEIR folder (--beir). With
 pairs are searched. Vectors are cached on disk (dimension x 4 bytes per passage, or x 2 with --dtype float16), so a
 repeated or interrupted command reuses them, and the corpus can be larger than memory.
 
-Writes JSON lines with anchor, positive, negative_1, negative_2, ..., which sentence-transformers' losses read
-directly.
+Writes anchor, positive, negative_1, negative_2, ..., which sentence-transformers' losses read directly: as JSON lines,
+or as a parquet file if the name of --output ends in .parquet.
 
 Examples:
   revela-hub mine my-retriever --beir data/beir/scifact --split train --output mined.jsonl
@@ -22,7 +22,7 @@ Examples:
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -52,7 +52,7 @@ class Arguments(RankerOptions, EngineOptions):
     )
 
     model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
-    output: str = field(metadata={"help": "Output file: JSON lines."})
+    output: str = field(metadata={"help": "Output file: JSON lines, or parquet (.parquet)."})
     mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = field(
         default=None, metadata={"help": "How to rank (default: dense, or bm25 if that is the model)."}
     )
@@ -129,7 +129,7 @@ def run(arguments: Arguments) -> None:
         sparse=models.sparse,
         reranker=models.reranker,
     )
-    _write(mined.rows, output)
+    _write(mined.rows, output, settings)
     print(mined.report)
     note(f"cache: {folder}")
 
@@ -180,9 +180,17 @@ def _begun(rows: Iterator[RowT]) -> Iterator[RowT]:
     return chain(list(islice(rows, 1)), rows)
 
 
-def _write(rows: Iterable[dict[str, Any]], output: Path) -> None:
+def _write(rows: Iterator[dict[str, Any]], output: Path, settings: "MiningSettings") -> None:
+    from pyarrow import parquet
+
     from revela_hub.retrieval.disk import whole_file
+    from revela_hub.retrieval.mining.mining import mined_batches, mined_schema
 
     with whole_file(output, "--output") as stream:
+        if output.suffix == ".parquet":
+            with parquet.ParquetWriter(stream, mined_schema(settings), compression="zstd") as writer:
+                for batch in mined_batches(rows, settings):
+                    writer.write_batch(batch)
+            return
         for row in rows:
             stream.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")

@@ -1,0 +1,132 @@
+"""Passages with their vectors in parquet files, which `datasets`, LanceDB, Qdrant's loaders and Milvus's bulk import read.
+
+One row per passage: `id` (its number), `text`, `vector` (a list of fixed size, float32), `document`, `path`,
+`start_line`, `end_line`, and a column per field of metadata. Memory holds one row group.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval.disk import whole_file
+from revela_hub.retrieval.passages import PASSAGE, Passages, metadata_types
+from revela_hub.retrieval.stored_vectors import Vectors
+
+ROWS = 8192
+"""Passages per row group, which are in memory together."""
+FILE_BYTES = 1 << 28
+"""Bytes of text and vectors from which a new file is started."""
+_SHARD = re.compile(r"passages-(\d{5})-of-(\d{5})-\d{5}\.parquet")
+_TYPES = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64(), "varchar": pa.string()}
+
+
+class WrittenFile(NamedTuple):
+    """A parquet file and the number of its rows."""
+
+    path: Path
+    rows: int
+
+
+def write_groups(
+    groups: Iterable[pa.RecordBatch], path: Callable[[int], Path], option: str, max_bytes: int
+) -> list[WrittenFile]:
+    """Write row groups to parquet files, and return the files.
+
+    Args:
+        groups: The row groups.
+        path: Returns the path of a file by its number.
+        option: The command-line option that sets the folder, for messages.
+        max_bytes: Size of the row groups in memory from which a new file is started.
+
+    Raises:
+        UserError: The disk is full, or the folder cannot be written to.
+    """
+    files: list[WrittenFile] = []
+    source = iter(groups)
+    while (group := next(source, None)) is not None:
+        place, rows, size = path(len(files)), 0, 0
+        compression = {name: "none" if name == "vector" else "zstd" for name in group.schema.names}
+        with (
+            whole_file(place, option) as stream,
+            pq.ParquetWriter(
+                stream, group.schema, compression=compression, use_dictionary=["document", "path"]
+            ) as writer,
+        ):
+            while group is not None:
+                writer.write_batch(group)
+                rows, size = rows + len(group), size + group.nbytes
+                group = next(source, None) if size < max_bytes else None
+        files.append(WrittenFile(place, rows))
+    return files
+
+
+def write_passages_as_parquet(
+    passages: Passages, vectors: Vectors, folder: Path, *, start: int = 0, shard: int = 0, num_shards: int = 1
+) -> list[WrittenFile]:
+    """Write passages and their vectors as the model returns them to `passages-<shard>-of-<shards>-<number>.parquet`.
+
+    Files of the same shard are replaced.
+
+    Args:
+        passages: All passages.
+        vectors: The vectors of the passages of this shard.
+        folder: The folder of the files.
+        start: The number of the first passage of the shard.
+        shard: The number of the shard.
+        num_shards: The number of shards.
+
+    Raises:
+        UserError: The folder holds files of another number of shards; a column of metadata has the name of another column, or
+            values of several types; the disk is full.
+    """
+    for file in sorted(folder.glob("*.parquet")):
+        found = _SHARD.fullmatch(file.name)
+        if found is None or int(found[2]) != num_shards:
+            raise UserError(
+                f"--parquet_dir {folder} holds {file.name}, which is not one of {num_shards} shards: delete it, or choose another"
+                " folder"
+            )
+        if int(found[1]) == shard:
+            file.unlink()
+    types = metadata_types(passages) if "metadata" in passages.texts.columns else {}
+    fields = [
+        ("id", pa.int64()),
+        ("text", pa.string()),
+        *[(field.name, field.type) for field in list(PASSAGE)[1:]],
+        *[(name, _TYPES[kind]) for name, kind in types.items()],
+    ]
+    names = [name for name, _ in fields] + ["vector"]
+    if repeated := {name for name in types if names.count(name) > 1}:
+        raise UserError(
+            f"--metadata_columns {' '.join(sorted(repeated))}: --parquet_dir writes other columns with these names"
+            f" ({', '.join(names[: len(names) - len(types)])}): rename them in the corpus"
+        )
+    vectors = replace(vectors, normalize=False)
+
+    def groups() -> Iterator[pa.RecordBatch]:
+        for first in range(0, len(vectors), ROWS):
+            last = min(first + ROWS, len(vectors))
+            rows = range(start + first, start + last)
+            texts = passages.texts
+            lines = [texts.lines_of(row)[0] for row in rows]
+            columns: dict[str, Any] = {name: texts.column(name, lines) for name in PASSAGE.names} | {"id": rows}
+            if types:
+                values = [metadata or {} for metadata in passages.metadata(rows)]
+                columns |= {name: [value.get(name) for value in values] for name in types}
+            arrays = [pa.array(columns[name], kind) for name, kind in fields]
+            vectors_RD = vectors.read(first, last)
+            arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(vectors_RD.reshape(-1)), vectors_RD.shape[1]))
+            yield pa.RecordBatch.from_arrays(arrays, names)
+
+    return write_groups(
+        groups(),
+        lambda number: folder / f"passages-{shard:05}-of-{num_shards:05}-{number:05}.parquet",
+        "--parquet_dir",
+        FILE_BYTES,
+    )
