@@ -9,9 +9,12 @@ import hashlib
 import json
 import logging
 import shutil
+import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +23,13 @@ from revela_hub.data.sources.converted import SUFFIXES, converter_version
 from revela_hub.data.sources.documents import read_documents, read_held_out
 from revela_hub.data.sources.files import local_files
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.source import Document, Source, SourceLike, parse_sources
+from revela_hub.data.sources.rows import dataset_rows
+from revela_hub.data.sources.source import HUB_PREFIX, Document, Source, SourceLike, parse_sources
 from revela_hub.errors import UserError
 from revela_hub.internals import fingerprint
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
 
 logger = logging.getLogger(__name__)
 
@@ -91,20 +95,56 @@ def cached_rows(
         if (entry_found := _read_entry(folder)) is not None:
             return entry_found
         shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
-        try:
+        with _removed_on_error(folder):
             folder.mkdir()
             dataset = write_rows(rows(), features, folder / ROWS)
             # Written last: it marks the entry as complete.
             entry: dict[str, Any] = {"crc32": _checksum(folder / ROWS), "counts": dict(counts())}
             (folder / REPORT).write_text(json.dumps(entry), encoding="utf-8")
-        except BaseException as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise UserError(
-                    f"the disk is full: cannot write {folder}; free some space", cache_dir="or use another --cache_dir"
-                ) from error
-            raise
     return dataset, entry["counts"]
+
+
+def stream_rows(stream: "IterableDataset", name: str, cache_dir: str | Path | None = None) -> "Dataset":
+    """Write the rows of a stream to the cache, and return them memory-mapped; equal rows are kept once.
+
+    Args:
+        stream: The rows, read once.
+        name: The name of the stream, for messages.
+        cache_dir: As for `cached_rows`.
+
+    Raises:
+        UserError: The stream cannot be read or has no rows, or the folder cannot be written to.
+    """
+    import datasets
+
+    cache = cache_folder(cache_dir)
+    folder = cache / f"stream-{uuid.uuid4().hex}"
+    rows = (row.columns for row in dataset_rows(Source(f"{HUB_PREFIX}{name}", rows=stream)))
+    if (first := next(rows, None)) is None:
+        raise UserError(f"{name} is a stream without rows")
+    with _removed_on_error(folder):
+        folder.mkdir()
+        write_rows(chain([first], rows), stream.features, folder / ROWS)
+    kept = cache / f"stream-{_checksum(folder / ROWS):08x}-{(folder / ROWS).stat().st_size}"
+    try:
+        folder.rename(kept)
+    except OSError:  # it exists
+        shutil.rmtree(folder)
+    return datasets.Dataset.from_file(str(kept / ROWS))
+
+
+@contextmanager
+def _removed_on_error(folder: Path) -> Iterator[None]:
+    """Remove a folder if the block that writes it fails; a full disk becomes a `UserError`."""
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"the disk is full: cannot write {folder}; free some space", cache_dir="or use another --cache_dir"
+            ) from error
+        raise
 
 
 def _read_entry(folder: Path) -> "tuple[Dataset, dict[str, Any]] | None":
@@ -132,14 +172,14 @@ def _checksum(path: Path) -> int:
     return value
 
 
-def write_rows(rows: Iterable[Mapping[str, Any]], features: "Mapping[str, Any]", path: Path) -> "Dataset":
-    """Write rows to an Arrow file one by one, and open it memory-mapped."""
+def write_rows(rows: Iterable[Mapping[str, Any]], features: "Mapping[str, Any] | None", path: Path) -> "Dataset":
+    """Write rows to an Arrow file one by one, and open it memory-mapped; without features, the first rows determine them."""
     import datasets
     from datasets.arrow_writer import ArrowWriter
     from tqdm import tqdm
 
     bar = tqdm(rows, desc=path.parent.name.partition("-")[0], unit=" rows", disable=None, leave=False)
-    with ArrowWriter(path=str(path), features=datasets.Features(features)) as writer:
+    with ArrowWriter(path=str(path), features=datasets.Features(features) if features else None) as writer:
         for row in bar:
             writer.write(row)
         writer.finalize()

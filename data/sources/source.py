@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
 
 Kind: TypeAlias = Literal["text", "code"]
 
@@ -91,7 +91,7 @@ class Source:
     max_documents: int | None = None
     max_file_mib: int = 64
     held_out: str | None = None
-    rows: "Dataset | None" = field(default=None, repr=False, compare=False)
+    rows: "Dataset | IterableDataset | None" = field(default=None, repr=False, compare=False)
 
     @property
     def is_dataset(self) -> bool:

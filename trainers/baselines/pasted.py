@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from peft import PeftModel
 from torch import Tensor
@@ -112,7 +112,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         model: ModelLike,
         args: RAITTrainingArguments | None = None,
         *,
-        train_dataset: Dataset,
+        train_dataset: Dataset | IterableDataset,
         passages: Sequence[str] | Dataset,
         tokenizer: PreTrainedTokenizerBase | None = None,
         pseudo_labels: NDArray[np.int32] | str = "bm25",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -255,7 +255,7 @@ class RADITTrainer(MethodTrainer):
         model: Retriever | ModelLike,
         args: RADITTrainingArguments | None = None,
         *,
-        train_dataset: Dataset,
+        train_dataset: Dataset | IterableDataset,
         passages: Sequence[str] | Dataset,
         reader: ModelLike | None = None,
         reader_tokenizer: PreTrainedTokenizerBase | None = None,

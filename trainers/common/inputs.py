@@ -1,5 +1,6 @@
 """Inputs of the trainers' constructors, as in TRL: models by name or loaded, and raw or prepared data sets."""
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,12 +10,15 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from revela_hub.data.row_cache import stream_rows
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.errors import UserError, loading
 from revela_hub.gguf_files import model_folder
 from revela_hub.hub_cards.method import Method
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.query_route import trained_transformer
+
+logger = logging.getLogger(__name__)
 
 ModelLike: TypeAlias = str | Path | PreTrainedModel | SentenceTransformer
 """A Hub id, a folder, a GGUF file (`path/to/model.gguf`, `user/repo/model.gguf`), or a loaded model."""
@@ -74,7 +78,7 @@ def prepared_rows(rows: Any, columns: Sequence[str], args: RunArguments, build: 
     """Return rows for the collator.
 
     Args:
-        rows: a `Dataset` of prepared rows or of raw text; anything else is returned unchanged.
+        rows: a `Dataset` or `IterableDataset` of prepared rows or of raw text; anything else is returned unchanged.
         columns: columns of prepared rows.
         args: training arguments.
         build: prepares raw text.
@@ -82,7 +86,7 @@ def prepared_rows(rows: Any, columns: Sequence[str], args: RunArguments, build: 
     Raises:
         UserError: the rows have other columns, or `build` fails.
     """
-    check_split(rows)
+    rows = as_dataset(rows)
     if not isinstance(rows, Dataset) or set(columns) <= set(rows.column_names):
         return rows
     if getattr(rows.features.get("text"), "dtype", None) not in ("string", "large_string"):
@@ -91,16 +95,20 @@ def prepared_rows(rows: Any, columns: Sequence[str], args: RunArguments, build: 
         return build(Source(f"{HUB_PREFIX}train_dataset", rows=rows))
 
 
-def check_split(rows: Any) -> None:
-    """Raise a `UserError` for a data set with several splits, or without a length."""
+def as_dataset(rows: Any) -> Any:  # noqa: ANN401 (any data set, or None)
+    """Return rows with a length: those of an `IterableDataset` are written to disk (`stream_rows`).
+
+    Raises:
+        UserError: A data set with several splits; a stream that cannot be read or has no rows; a full disk.
+    """
     if isinstance(rows, DatasetDict | IterableDatasetDict):
         raise UserError(f"train_dataset has the splits {', '.join(rows)}: pass one of them, such as dataset['train']")
-    if isinstance(rows, IterableDataset):
-        raise UserError(
-            "train_dataset is an IterableDataset, but batches are drawn from all rows: pass"
-            " Dataset.from_generator(lambda: iter(train_dataset)), which writes the rows to disk (or only N, with"
-            " train_dataset.take(N))"
-        )
+    if not isinstance(rows, IterableDataset):
+        return rows
+    logger.warning("train_dataset is a stream: writing its rows to disk; train_dataset.take(N) limits their number")
+    written = stream_rows(rows, "train_dataset")
+    logger.warning("%s rows in %s", f"{len(written):,}", Path(written.cache_files[0]["filename"]).parent)
+    return written
 
 
 def wrong_columns(rows: Dataset, wanted: str) -> UserError:

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.data.prompts.rows import COLUMNS, prompt_row
 from revela_hub.data.sources.rows import Row
 from revela_hub.errors import UserError
-from revela_hub.trainers.common.inputs import check_split
+from revela_hub.trainers.common.inputs import as_dataset
 
 
-def as_prompts(rows: Dataset) -> Dataset:
+def as_prompts(rows: Dataset | IterableDataset) -> Dataset:
     """Return questions with answers as prompts; prompts as `read_prompts` returns them are not changed."""
-    check_split(rows)
+    rows = as_dataset(rows)
     if set(COLUMNS) <= set(rows.column_names):
         return rows
     made = (prompt_row(Row(f"train_dataset:{number}", row), "question_answering") for number, row in enumerate(rows))

@@ -8,7 +8,7 @@ the other rows on all devices, and optionally sentence-transformers' FLOPs regul
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sparse_encoder.losses import FlopsLoss, SpladeLoss
@@ -20,7 +20,7 @@ from revela_hub.errors import UserError
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.trainers.common.adapters import merged_copy
-from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, tokenizer_of, wrong_columns
+from revela_hub.trainers.common.inputs import ModelLike, as_dataset, default_arguments, tokenizer_of, wrong_columns
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import load_in_place
 from revela_hub.trainers.cot_mote import COT_MOTE
@@ -63,13 +63,13 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         args: CoTMoTETrainingArguments | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        train_dataset: Dataset,
+        train_dataset: Dataset | IterableDataset,
         query_max_length: int = 32,
         max_length: int = 144,
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        check_split(train_dataset)
+        train_dataset = as_dataset(train_dataset)
         columns = train_dataset.column_names
         if not {"anchor", "positive"} <= set(columns):
             raise wrong_columns(train_dataset, "anchor, positive, and for hard negatives negative_1, negative_2, ...")

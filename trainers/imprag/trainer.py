@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object  # type: ignore[import-untyped]
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from peft import PeftConfig
 from safetensors.torch import load_file, save_file
@@ -92,7 +92,7 @@ class ImpRAGTrainer(MethodTrainer):
         args: ImpRAGTrainingArguments | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        train_dataset: Dataset,
+        train_dataset: Dataset | IterableDataset,
         passages: Sequence[str] | Dataset,
         pseudo_labels: NDArray[np.int32] | str | None = "bm25",
         peft_config: PeftConfig | None = None,

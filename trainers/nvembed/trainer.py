@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from packaging.version import Version
 from peft import PeftConfig
 from safetensors.torch import save_file
@@ -33,7 +33,7 @@ from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
-from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, wrong_columns
+from revela_hub.trainers.common.inputs import ModelLike, as_dataset, default_arguments, wrong_columns
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import is_sharded, load_in_place
 from revela_hub.trainers.nvembed import NVEMBED
@@ -80,7 +80,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         model: ModelLike,
         args: NVEmbedTrainingArguments | None = None,
         *,
-        train_dataset: Dataset,
+        train_dataset: Dataset | IterableDataset,
         processing_class: PreTrainedTokenizerBase | None = None,
         peft_config: PeftConfig | None = None,
         max_length: int = 512,
@@ -193,9 +193,9 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             raise UserError(f"{folder} is not a checkpoint of this run: use the same model, --lora_rank and --pooling")
 
 
-def _with_prompts(rows: Dataset, prompts: Mapping[str, str | None]) -> Dataset:
+def _with_prompts(rows: Dataset | IterableDataset, prompts: Mapping[str, str | None]) -> Dataset:
     """Return pairs as a mixture of one task, with the model's own prompts; a mixture is returned unchanged."""
-    check_split(rows)
+    rows = as_dataset(rows)
     columns = {TASK: "retrieval", ANCHOR_PROMPT: prompts.get("query"), DOCUMENT_PROMPT: prompts.get("document")}
     if not {"anchor", "positive"} <= set(rows.column_names):
         raise wrong_columns(rows, "anchor, positive, and for hard negatives negative_1, negative_2, ...")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from peft import PeftConfig
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import (
@@ -30,7 +30,7 @@ from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
-from revela_hub.trainers.common.inputs import ModelLike, check_split, default_arguments, wrong_columns
+from revela_hub.trainers.common.inputs import ModelLike, as_dataset, default_arguments, wrong_columns
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.common.query_route import (
     DOCUMENT,
@@ -111,14 +111,14 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         model: ModelLike,
         args: PairsTrainingArguments | None = None,
         *,
-        train_dataset: Dataset,
+        train_dataset: Dataset | IterableDataset,
         loss: Callable[[SentenceTransformer], nn.Module] | None = None,
         peft_config: PeftConfig | None = None,
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         args = args or default_arguments(PairsTrainingArguments, model, self.method)
-        check_split(train_dataset)
+        train_dataset = as_dataset(train_dataset)
         columns = train_dataset.column_names
         texts = ["anchor", "positive", *(name for name in columns if name.startswith("negative"))]
         if not {"anchor", "positive"} <= set(columns):

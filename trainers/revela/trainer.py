@@ -26,7 +26,7 @@ from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.epochs import NewEpoch
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
+from revela_hub.trainers.common.inputs import ModelLike, as_dataset, default_arguments, prepared_rows, tokenizer_of
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import is_sharded
 from revela_hub.trainers.revela import REVELA
@@ -87,7 +87,7 @@ class RevelaTrainer(MethodTrainer):
     ) -> None:
         args = args or default_arguments(RevelaTrainingArguments, model, self.method)
         self.args: RevelaTrainingArguments
-        rows = kwargs.get("train_dataset")
+        rows = as_dataset(kwargs.get("train_dataset"))
         if not isinstance(model, RevelaForCausalLM):
             if lm is None:
                 raise UserError(
