@@ -1,152 +1,125 @@
-"""Compare ImpRAG with RA-IT, RA-DIT and variants on SQuAD, with the quickstart's 7 M-parameter language model.
+"""Compare ImpRAG with RA-IT, RA-DIT and variants on SQuAD, with the quickstart's language model or another decoder.
 
 All rows of the tables see the same questions in the same batches, with the same number of steps and the same k passages
-of at most l_max tokens. A model of this size must learn to retrieve before it learns to read: rows with a warm-up, and
-the retriever of RA-DIT-Llama, start from a language model whose layers 0 to b were trained on the warm-up loss alone
-(`--retrieval-rounds` times `--retrieval-steps` steps, trained once per seed and b). Self-distillation alone starts from
+of at most l_max tokens. A small model must learn to retrieve before it learns to read: rows with a warm-up, and the
+retriever of RA-DIT-Llama, start from a language model whose layers 0 to b were trained on the warm-up loss alone
+(`--retrieval_rounds` times `--retrieval_steps` steps, trained once per seed and b). Self-distillation alone starts from
 the language model unchanged. Finished runs are kept in --output, so an interrupted script continues when it is run
 again; --report only prints the tables of the finished runs.
 
     python benchmarks/imprag.py --data path/to/data --output outputs/imprag-benchmark
     python benchmarks/imprag.py --output outputs/imprag-benchmark --report
+
+Rows: `base` (untrained, no passages), `base:bm25` (untrained, passages in the prompt), `tuned` (no passages), `ra-it`,
+`ra-dit`, `ra-dit-llama`, `imprag:untrained` (the language model as it is, reading through its own attention), and
+imprag:STAGES[:b=1,t=4][:ENCODING] with the stages warm-up, distillation or both; `stored` reads the model of
+imprag:warm-up:independent from stored states.
 """
 
-import argparse
-import gzip
 import json
 import math
-import random
 import resource
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
+from imprag_measures import Questions, Test, measure_imprag, measure_pasted, read
+from imprag_report import print_report
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    HfArgumentParser,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     get_linear_schedule_with_warmup,
     set_seed,
 )
 from transformers.utils import logging as transformers_logging
 
-from revela_hub.data.prompts.rows import prompt_row
-from revela_hub.data.sources.rows import Row
-from revela_hub.data.sources.source import Document
-from revela_hub.data.text.chunks import chunk_document
-from revela_hub.evaluation.question_answering import holds_answer, score_answers
-from revela_hub.evaluation.significance import paired_bootstrap
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.precision import bf16_is_fast
-from revela_hub.retrieval.top_k import Hits
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
-from revela_hub.trainers.baselines.pasted import RAITTrainer, paste, pasted_log_likelihoods, shortened
+from revela_hub.trainers.baselines.pasted import RAITTrainer, shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
 from revela_hub.trainers.common.passages import tokenize_passages
-from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
 from revela_hub.trainers.common.retrieval_loss import multi_label_nce
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
-from revela_hub.trainers.imprag.inference.answering import Answerer, left_padded
-from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
-from revela_hub.trainers.imprag.inference.stored_states import StoredStates, store_states
+from revela_hub.trainers.imprag.inference.stored_states import store_states
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-LM = REPOSITORY / "examples" / "quickstart" / "lm"
-RETRIEVER = REPOSITORY / "examples" / "quickstart" / "retriever"
-K, L_MAX, MAX_WORDS, BATCH, MAX_LENGTH = 2, 48, 24, 16, 96
-DEV_QUESTIONS, DEV_PASSAGES = 160, 400
-LEARNING_RATE = 1e-3
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 # For RA-DIT's retrievers: at the readers' rate, equation 6 makes them collapse (recall@2 fell from 21.9 to 3.1).
 RETRIEVER_LEARNING_RATES = {"ra-dit-llama": 1e-4, "ra-dit": 2e-5}
-# A reader of this size gives answers a hundredth of a large model's likelihood. At RA-DIT's 0.01 the softmax of
-# equation 4 is nearly uniform (1.26 of 1.39 nats over four candidates), so the retriever gets almost no signal.
-LIKELIHOOD_TEMPERATURE = 1e-4
-RETRIEVAL_WEIGHT = 1.0
-RETRIEVAL_BATCH = 64  # batches without the reader are cheap, and larger ones have more in-batch negatives
-B, T = 2, 4
-SWEEP = ((1, 4), (3, 4), (2, 2), (2, 5))
+MAX_LENGTH = 96
+WARM_UP = {"warm-up": 1.0, "distillation": 0.0, "both": 2 / 3}  # stages: fraction of the steps
+READERS = ("base", "tuned", "ra-it")
+IMPRAG = ("imprag:both", "imprag:warm-up", "imprag:distillation")
+ENCODINGS = ("imprag:warm-up:independent", "imprag:warm-up:segmented", "stored")
+BOUNDARIES = tuple(f"imprag:warm-up:b={b},t={t}" for b, t in ((1, 4), (3, 4), (2, 2), (2, 5)))
+MAIN = (*READERS, *IMPRAG, "ra-dit-llama", "ra-dit")
+NOT_SIZES = ("data", "output", "seeds", "runs", "report")
+
+
+def option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass
-class Data:
-    """Questions and passages of one split."""
+class Setting:
+    """Options; the defaults suit the quickstart's language model of 7 M parameters and six layers."""
 
-    prompts: Dataset
-    passages: list[str]
-    gold: list[int]  # index of the passage with the answer, for each question
-    bm25: NDArray[np.int32]  # (questions, 20)
-
-
-def read(folder: Path, split: str, questions: int | None, collection: int | None, seed: int = 0) -> Data:
-    """Return questions whose answer lies within one passage, these passages, and others up to `collection`."""
-
-    def lines(name: str) -> list[dict[str, Any]]:
-        with gzip.open(folder / "squad" / name, "rt", encoding="utf-8") as stream:
-            return [json.loads(line) for line in stream]
-
-    rows = lines(f"{split}.jsonl.gz")
-    paragraphs = {entry["_id"]: entry for entry in lines("passages.jsonl.gz")}
-    wanted = {paragraphs[row["passage_id"]]["article_index"] for row in rows}
-    passages, of_paragraph = [], {}
-    for id_, paragraph in paragraphs.items():
-        if paragraph["article_index"] in wanted:
-            chunks = chunk_document(Document(id_, paragraph["text"], None, "text"), MAX_WORDS)
-            of_paragraph[id_] = range(len(passages), len(passages) + len(chunks))
-            passages += [f"{paragraph['title']}: {' '.join(chunk.text.split())}" for chunk in chunks]
-    kept, gold = [], []
-    for number, row in enumerate(rows):
-        numbers = of_paragraph.get(row["passage_id"], ())
-        at = next((n for n in numbers if holds_answer([passages[n]], row["answers"])), None)
-        if at is not None:
-            kept.append(prompt_row(Row(f"{split}:{number + 1}", row), "question_answering"))
-            gold.append(at)
-    drawn = random.Random(seed)
-    if questions is not None:
-        chosen = sorted(drawn.sample(range(len(kept)), questions))
-        kept, gold = [kept[n] for n in chosen], [gold[n] for n in chosen]
-    numbers = set(gold)
-    if collection is not None:
-        others = [n for n in range(len(passages)) if n not in numbers]
-        numbers |= set(drawn.sample(others, collection - len(numbers)))
-    place = {number: at for at, number in enumerate(sorted(numbers))}
-    passages, prompts = [passages[n] for n in place], Dataset.from_list(kept)
-    return Data(
-        prompts, passages, [place[n] for n in gold], rank_passages("bm25", prompts["input"], passages, depth=20)
-    )
+    data: Path | None = option(None, "folder that contains squad/")
+    output: Path = option(Path("outputs/imprag-benchmark"), "folder of the results")
+    backbone: str = option(str(EXAMPLES / "quickstart" / "lm"), "decoder: folder or Hub id")
+    retriever: str = option(str(EXAMPLES / "quickstart" / "retriever"), "sentence-transformers model that RA-DIT tunes")
+    b: int = option(2, "retrieval layer")
+    t: int = option(4, "last reading layer")
+    k: int = option(2, "passages to read")
+    l_max: int = option(48, "tokens of a passage")
+    max_words: int = option(24, "words of a passage")
+    questions: int = option(160, "test questions")
+    passages: int = option(400, "passages of the test articles")
+    train_questions: int | None = option(None, "training questions, with their passages (default: all)")
+    steps: int = option(48, "training steps of each row")
+    batch: int = option(16, "questions per step")
+    learning_rate: float = option(1e-3, "learning rate of readers and ImpRAG")
+    lora_rank: int = option(0, "rank of their LoRA adapters; 0 trains all weights")
+    retrieval_steps: int = option(160, "steps of each retrieval round before training")
+    # Batches without the reader are cheap, and larger ones have more in-batch negatives.
+    retrieval_batch: int = option(64, "questions per step of a retrieval round")
+    retrieval_rounds: int = option(2, "retrieval rounds, each with a learning rate that decays to zero")
+    retrieval_learning_rate: float = option(1e-3, "learning rate of the retrieval rounds")
+    # A reader of 7 M parameters gives answers a hundredth of a large model's likelihood. At RA-DIT's 0.01 the softmax of
+    # equation 4 is nearly uniform (1.26 of 1.39 nats over four candidates), so the retriever gets almost no signal.
+    likelihood_temperature: float = option(1e-4, "temperature of RA-DIT's likelihoods")
+    seeds: int = option(3, "number of seeds")
+    runs: list[str] | None = option(None, "rows to run, such as imprag:both (default: all)")
+    report: bool = option(False, "only print the tables of the finished runs")
 
 
 @dataclass
 class Experiment:
     """Data and settings that all runs share."""
 
-    train: Data
-    dev: Data
-    tokenizer: PreTrainedTokenizerBase
-    output: Path
-    steps: int
-    retrieval_steps: int
-    retrieval_rounds: int
+    setting: Setting
+    train: Questions
+    test: Test
 
     def run_arguments(self, seed: int, **settings: Any) -> dict[str, Any]:
         """Return the training arguments that all trainers share."""
+        given = self.setting
         return {
-            "output_dir": str(self.output / "run"),
-            "learning_rate": LEARNING_RATE,
-            "warmup_steps": self.steps // 10,
-            "max_steps": self.steps,
+            "output_dir": str(given.output / "run"),
+            "learning_rate": given.learning_rate,
+            "warmup_steps": given.steps // 10,
+            "max_steps": given.steps,
             "num_train_epochs": 1,
-            "per_device_train_batch_size": BATCH,
+            "per_device_train_batch_size": given.batch,
             "save_strategy": "no",
             "logging_steps": 10,
             "report_to": "none",
@@ -157,153 +130,33 @@ class Experiment:
             **settings,
         }
 
-    def questions(self, seed: int) -> NDArray[np.int64]:
+    def chosen(self, seed: int) -> NDArray[np.int64]:
         """Return the training questions of a seed: in random order, repeated only if there are too few."""
         order = np.random.default_rng(seed).permutation(len(self.train.prompts))
-        return np.resize(order, self.steps * BATCH)
+        return np.resize(order, self.setting.steps * self.setting.batch)
 
 
-# --- evaluation
-
-
-def measured(
-    experiment: Experiment,
-    answers: Sequence[str],
-    rankings: NDArray[np.int32] | None,
-    likelihoods: dict[str, torch.Tensor],
-    seconds: float,
-) -> dict[str, Any]:
-    """Results of one run, including each question's."""
-    dev = experiment.dev
-    accepted = [list(row) for row in dev.prompts["answers"]]
-    scores = score_answers(answers, accepted)
-    tokens = [
-        len(ids) + 1
-        for ids in experiment.tokenizer([f" {row[0]}" for row in accepted], add_special_tokens=False)["input_ids"]
-    ]
-    result: dict[str, Any] = {
-        "exact_match": scores.per_question["exact_match"].tolist(),
-        "f1": scores.per_question["f1"].tolist(),
-        "tokens": tokens,
-        "log_likelihood": {name: values.tolist() for name, values in likelihoods.items()},
-        "training_cpu_seconds": round(seconds),
-    }
-    if rankings is not None:
-        if rankings.shape[1] == len(dev.passages):
-            result["gold_rank"] = (1 + (rankings == np.array(dev.gold)[:, None]).argmax(1)).tolist()
-        for k in (K, 10):
-            result[f"recall_at_{k}"] = [
-                float(holds_answer([dev.passages[n] for n in row[:k] if n >= 0], wanted))
-                for row, wanted in zip(rankings.tolist(), accepted, strict=True)
-            ]
-    return result
-
-
-def readings(dev: Data, ranking: NDArray[np.int32]) -> dict[str, NDArray[np.int32]]:
-    """Return the passage sets for which the gold answer's likelihood is measured."""
-    rng = np.random.default_rng(0)
-    random_rows = rng.integers(0, len(dev.passages), (len(dev.gold), K)).astype(np.int32)
-    gold_rows = random_rows.copy()
-    gold_rows[:, 0] = dev.gold
-    return {"gold": gold_rows, "retrieved": ranking[:, :K], "random": random_rows}
-
-
-@torch.no_grad()
-def measure_pasted(experiment: Experiment, reader: PreTrainedModel, ranking: NDArray[np.int32] | None) -> Any:
-    """Return greedy answers and likelihoods of a reader with passages in its prompt (none without a ranking)."""
-    dev, tokenizer = experiment.dev, experiment.tokenizer
-    passages = shortened(dev.passages, tokenizer, L_MAX)
-    prompts, gold = list(dev.prompts["prompt"]), [row[0] for row in dev.prompts["answers"]]
-
-    def pasted(rows: NDArray[np.int32]) -> list[str]:
-        return [paste(p, [passages[n] for n in row if n >= 0]) for p, row in zip(prompts, rows.tolist(), strict=True)]
-
-    texts = {"none": prompts} if ranking is None else {n: pasted(r) for n, r in readings(dev, ranking).items()}
-    likelihoods = {n: pasted_log_likelihoods(reader, tokenizer, t, gold) for n, t in texts.items()}
-    answers = []
-    rows = tokenizer(texts["none" if ranking is None else "retrieved"])["input_ids"]
-    for start in range(0, len(rows), 20):
-        ids, mask = left_padded(rows[start : start + 20])
-        ended = reader.generate(ids, attention_mask=mask, max_new_tokens=10, do_sample=False)
-        answers += tokenizer.batch_decode(ended[:, ids.shape[1] :], skip_special_tokens=True)
-    return [answer.strip().split("\n")[0] for answer in answers], likelihoods
-
-
-@torch.no_grad()
-def measure_imprag(experiment: Experiment, model: ImpRAGForCausalLM, states: StoredStates | None = None) -> Any:
-    """Return answers, rankings and likelihoods of an ImpRAG model. Passage states are read from `states`, if given."""
-    dev, tokenizer = experiment.dev, experiment.tokenizer
-    model.eval()
-    encoder = ImpRAGEncoder(model, tokenizer)
-    vectors = encoder.encode_document(dev.passages)
-    queries = encoder.encode_query(list(dev.prompts["prompt"]))
-    ranking = top_rows(queries, vectors, len(dev.passages))
-
-    class Ranked:
-        """Exact index over the precomputed ranking."""
-
-        def search(self, query_vectors: NDArray[np.float32], k: int) -> Any:
-            rows = top_rows(query_vectors, vectors, k)
-            return Hits(np.take_along_axis(query_vectors @ vectors.T, rows, axis=1), rows)
-
-        def found(self, hits: Hits) -> Any:
-            return [
-                [SimpleNamespace(score=0.0, text=dev.passages[n], location="") for n in row] for row in hits.rows_QK
-            ]
-
-        def __len__(self) -> int:
-            return len(dev.passages)
-
-    answerer = Answerer(model, tokenizer, Ranked(), states=states)
-    found = answerer.answer(list(dev.prompts["prompt"]), max_new_tokens=10, batch_size=20)
-    answers = [answer.text.split("\n")[0] for answer in found]
-    tokens = tokenize_passages(tokenizer, dev.passages, L_MAX)
-    prompt_ids = tokenizer(list(dev.prompts["prompt"]))["input_ids"]
-    gold = tokenizer([f" {row[0]}" for row in dev.prompts["answers"]], add_special_tokens=False)["input_ids"]
-    likelihoods = {}
-    for name, rows in readings(dev, ranking).items():
-        parts = []
-        for number, (prompt, answer) in enumerate(zip(prompt_ids, gold, strict=True)):
-            ids = torch.tensor([[*prompt, *answer, tokenizer.eos_token_id]])
-            if states is None:
-                passage_ids, mask = tokens.batch(rows[number : number + 1])
-                read_Bk = model.encode_passages(passage_ids, mask)
-            else:
-                read_Bk = states.read(rows[number : number + 1])
-            logits = model(ids, passage_states=read_Bk).logits[0]
-            log_p = logits[len(prompt) - 1 : -1].log_softmax(-1)
-            parts.append(log_p.gather(-1, ids[0, len(prompt) :, None]).sum())
-        likelihoods[name] = torch.stack(parts)
-    return answers, ranking, likelihoods
-
-
-# --- training
-
-
-def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int | None = None) -> str:
+def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int) -> str:
     """Train layers 0 to b of the language model on the warm-up loss alone, once, and return its folder."""
-    rounds = experiment.retrieval_rounds if rounds is None else rounds
+    given, train, tokenizer = experiment.setting, experiment.train, experiment.test.tokenizer
     if not rounds:
-        return str(LM)
-    folder = experiment.output / f"start-b{b}-{seed}-{rounds}"
+        return given.backbone
+    folder = given.output / f"start-b{b}-{seed}-{rounds}"
     if (folder / "config.json").is_file():
         return str(folder)
     start = retrieving_lm(experiment, seed, b, rounds - 1)
-    train, tokenizer = experiment.train, experiment.tokenizer
     set_seed(seed)
-    model = ImpRAGForCausalLM.from_backbone(start, b=b, t=b, k=K, l_max=L_MAX).train()
-    passages = tokenize_passages(tokenizer, train.passages, L_MAX)
+    model = ImpRAGForCausalLM.from_backbone(start, b=b, t=b, k=given.k, l_max=given.l_max).train()
+    passages = tokenize_passages(tokenizer, train.passages, given.l_max)
     questions = tokenize_passages(tokenizer, list(train.prompts["prompt"]), MAX_LENGTH, end=False)
-    steps, drawn = experiment.retrieval_steps, np.random.default_rng(seed + 1000 * (rounds - 1))
-    order = np.concatenate(
-        [drawn.permutation(len(questions)) for _ in range(1 + steps * RETRIEVAL_BATCH // len(questions))]
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    schedule = get_linear_schedule_with_warmup(optimizer, 20, steps)
-    half = bf16_is_fast("cpu")
-    losses = []
+    steps, batch = given.retrieval_steps, given.retrieval_batch
+    drawn = np.random.default_rng(seed + 1000 * (rounds - 1))
+    order = np.concatenate([drawn.permutation(len(questions)) for _ in range(1 + steps * batch // len(questions))])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=given.retrieval_learning_rate, weight_decay=0.0)
+    schedule = get_linear_schedule_with_warmup(optimizer, min(20, steps // 5), steps)
+    half, losses, every = bf16_is_fast("cpu"), [], min(50, max(1, steps // 4))
     for step in range(steps):
-        rows = order[step * RETRIEVAL_BATCH : (step + 1) * RETRIEVAL_BATCH]
+        rows = order[step * batch : (step + 1) * batch]
         positives = train.bm25[rows, 0]  # the pseudo-label; passage 0 for a question without one
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             queries = model.embed_queries(*questions.batch(rows))
@@ -318,284 +171,177 @@ def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int | None 
         schedule.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        if (step + 1) % 50 == 0:
-            print(f"b={b}, round {rounds}, step {step + 1}: retrieval loss {np.mean(losses[-50:]):.3f}", flush=True)
+        if (step + 1) % every == 0:
+            print(f"b={b}, round {rounds}, step {step + 1}: retrieval loss {np.mean(losses[-every:]):.3f}", flush=True)
     model.backbone.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
-def train_imprag(experiment: Experiment, seed: int, warm_up: float, steps: int, **config: Any) -> ImpRAGForCausalLM:
-    """Train ImpRAG, with a fraction of the steps as warm-up."""
-    train, chosen = experiment.train, experiment.questions(seed)
-    fields: dict[str, Any] = {"b": B, "t": T, "k": K, "l_max": L_MAX} | config
-    start = retrieving_lm(experiment, seed, fields["b"]) if warm_up else str(LM)
+def train_imprag(experiment: Experiment, seed: int, stages: str, **config: Any) -> ImpRAGForCausalLM:
+    """Train ImpRAG in the stages that WARM_UP lists, or return the language model untrained."""
+    given, train, chosen = experiment.setting, experiment.train, experiment.chosen(seed)
+    fields: dict[str, Any] = {"b": given.b, "t": given.t, "k": given.k, "l_max": given.l_max} | config
+    warm_up = WARM_UP.get(stages, 0)
+    start = retrieving_lm(experiment, seed, fields["b"], given.retrieval_rounds) if warm_up else given.backbone
     model = ImpRAGForCausalLM.from_backbone(start, **fields)
+    if stages not in WARM_UP:
+        return model
     arguments = ImpRAGTrainingArguments(
-        **experiment.run_arguments(
-            seed,
-            max_steps=steps,
-            retrieval_warmup_epochs=2.0 if warm_up == 1 else warm_up * steps / experiment.steps,
-            retrieval_weight=RETRIEVAL_WEIGHT,
-            num_positives=2,
-            num_negatives=3,
-            first_negative_rank=5,
-            last_negative_rank=20,
-            num_candidates=4,
-            index_steps=max(1, steps // 4),
-        )
+        **experiment.run_arguments(seed, lora_rank=given.lora_rank),
+        retrieval_warmup_epochs=2.0 if warm_up == 1 else warm_up,
+        num_positives=2,
+        num_negatives=3,
+        first_negative_rank=5,
+        last_negative_rank=20,
+        num_candidates=4,
+        index_steps=max(1, given.steps // 4),
     )
     trainer = ImpRAGTrainer(
         model,
         arguments,
-        tokenizer=experiment.tokenizer,
+        tokenizer=experiment.test.tokenizer,
         train_dataset=train.prompts.select(chosen),
         passages=train.passages,
         pseudo_labels=train.bm25[chosen],
         max_length=MAX_LENGTH,
     )
     trainer.train()
-    return model
+    return trainer.exportable().model
 
 
-def train_pasted(experiment: Experiment, seed: int, k: int) -> PreTrainedModel:
-    """Train RA-IT, or with k = 0 the same reader without passages."""
-    train, chosen = experiment.train, experiment.questions(seed)
-    trainer = RAITTrainer(
-        AutoModelForCausalLM.from_pretrained(LM, dtype=torch.float32),
-        RAITTrainingArguments(**experiment.run_arguments(seed)),
-        tokenizer=experiment.tokenizer,
-        train_dataset=train.prompts.select(chosen),
-        passages=train.passages,
-        pseudo_labels=train.bm25[chosen],
-        num_passages=k,
-        max_passage_length=L_MAX,
-        max_length=MAX_LENGTH,
-    )
-    trainer.train()
-    return trainer.model
+def reader(experiment: Experiment, seed: int, k: int) -> PreTrainedModel:
+    """Return RA-IT, or with k = 0 the same reader without passages; trained once."""
+    given, train, chosen = experiment.setting, experiment.train, experiment.chosen(seed)
+    folder = given.output / f"reader-{'ra-it' if k else 'tuned'}-{seed}"
+    if not (folder / "config.json").is_file():
+        trainer = RAITTrainer(
+            AutoModelForCausalLM.from_pretrained(given.backbone, dtype=torch.float32),
+            RAITTrainingArguments(**experiment.run_arguments(seed, lora_rank=given.lora_rank)),
+            tokenizer=experiment.test.tokenizer,
+            train_dataset=train.prompts.select(chosen),
+            passages=train.passages,
+            pseudo_labels=train.bm25[chosen],
+            num_passages=k,
+            max_passage_length=given.l_max,
+            max_length=MAX_LENGTH,
+        )
+        trainer.train()
+        trainer.export(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def train_retriever(
-    experiment: Experiment, seed: int, retriever: Retriever, reader: PreTrainedModel, learning_rate: float
-) -> None:
-    """Train RA-DIT's retriever on the reader's likelihoods over the best passages of BM25."""
-    train, chosen = experiment.train, experiment.questions(seed)
+def tuned_ranking(experiment: Experiment, name: str, seed: int, model: PreTrainedModel) -> NDArray[np.int32]:
+    """Train RA-DIT's retriever on the reader's likelihoods over the best passages of BM25. Return its test ranking."""
+    given, train, test = experiment.setting, experiment.train, experiment.test
+    chosen = experiment.chosen(seed)
+    if name == "ra-dit-llama":
+        start = retrieving_lm(experiment, seed, given.b, given.retrieval_rounds)
+        retriever = decoder_retriever(start, given.b, test.tokenizer)
+    else:
+        encoder = SentenceTransformer(given.retriever, device="cpu", model_kwargs={"dtype": torch.float32})
+        retriever = Retriever(encoder, encoder.tokenizer, decoder=False)
     prompts, candidates = train.prompts.select(chosen), np.maximum(train.bm25[chosen][:, [0, 1, 5, 10]], 0)
-    passages = shortened(train.passages, experiment.tokenizer, L_MAX)
-    file = experiment.output / f"likelihoods-{seed}.npy"  # the same for both rows of a seed
+    file = given.output / f"likelihoods-{seed}.npy"  # the same for both rows of a seed
     if not file.is_file():
-        np.save(file, reader_likelihoods(reader, experiment.tokenizer, prompts, passages, candidates).numpy())
+        passages = shortened(train.passages, test.tokenizer, given.l_max)
+        np.save(file, reader_likelihoods(model, test.tokenizer, prompts, passages, candidates).numpy())
+    options = {"learning_rate": RETRIEVER_LEARNING_RATES[name], "likelihood_temperature": given.likelihood_temperature}
     RADITTrainer(
         retriever,
-        RADITTrainingArguments(
-            **experiment.run_arguments(seed, learning_rate=learning_rate, likelihood_temperature=LIKELIHOOD_TEMPERATURE)
-        ),
+        RADITTrainingArguments(**experiment.run_arguments(seed, **options)),
         train_dataset=prompts,
         passages=train.passages,
         pseudo_labels=candidates,
         log_likelihoods=torch.from_numpy(np.load(file)),
         max_length=MAX_LENGTH,
-        max_passage_length=L_MAX,
+        max_passage_length=given.l_max,
     ).train()
+    lengths = {"query_length": MAX_LENGTH, "passage_length": given.l_max}
+    return retriever.rank(test.prompts, test.questions.passages, len(test.questions.passages), **lengths)
 
 
 def run(experiment: Experiment, name: str, seed: int) -> dict[str, Any]:
     """Train and evaluate one row of the tables."""
-    started = time.process_time()
+    given, test, started = experiment.setting, experiment.test, time.process_time()
     torch.manual_seed(seed)
-    if name == "base":
-        reader = AutoModelForCausalLM.from_pretrained(LM, dtype=torch.float32)
-        answers, likelihoods = measure_pasted(experiment, reader, None)
-        return measured(experiment, answers, None, likelihoods, 0)
-    if name in ("tuned", "ra-it", "ra-dit", "ra-dit-llama"):
-        folder = experiment.output / f"reader-{'tuned' if name == 'tuned' else 'ra-it'}-{seed}"
-        if not folder.is_dir():
-            train_pasted(experiment, seed, 0 if name == "tuned" else K).save_pretrained(folder)
-        reader = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        ranking = None if name == "tuned" else experiment.dev.bm25
-        if name.startswith("ra-dit"):
-            retriever = _retriever(experiment, name, seed)
-            train_retriever(experiment, seed, retriever, reader, RETRIEVER_LEARNING_RATES[name])
-            ranking = retriever.rank(
-                list(experiment.dev.prompts["prompt"]),
-                experiment.dev.passages,
-                len(experiment.dev.passages),
-                query_length=MAX_LENGTH,
-                passage_length=L_MAX,
-            )
+    if name == "stored":
+        return run_stored(experiment, seed)
+    if name.startswith("imprag:"):
+        _, stages, *rest = name.split(":")
+        pairs = [pair.split("=") for part in rest if "=" in part for pair in part.split(",")]
+        config: dict[str, Any] = {key: int(value) for key, value in pairs}
+        for encoding in (part for part in rest if "=" not in part):
+            config["passage_encoding"] = encoding
+        model = train_imprag(experiment, seed, stages, **config)
         seconds = time.process_time() - started
-        answers, likelihoods = measure_pasted(experiment, reader, ranking)
-        return measured(experiment, answers, ranking, likelihoods, seconds)
-    settings = name.split(":")  # imprag:warm-up[:b=1,t=4][:independent]
-    warm_up = {"warm-up": 1.0, "distillation": 0.0, "both": 2 / 3}[settings[1]]
-    config: dict[str, Any] = {}
-    for setting in settings[2:]:
-        if "=" in setting:
-            config |= {key: int(value) for key, value in (pair.split("=") for pair in setting.split(","))}
-        else:
-            config["passage_encoding"] = setting
-    model = train_imprag(experiment, seed, warm_up, experiment.steps, **config)
+        if "independent" in rest:
+            model.save_pretrained(given.output / f"model-independent-{seed}")
+        return measure_imprag(test, model) | {"training_cpu_seconds": round(seconds)}
+    ranking = None if name in ("base", "tuned") else test.questions.bm25
+    if name.startswith("base"):
+        lm = AutoModelForCausalLM.from_pretrained(given.backbone, dtype=torch.float32)
+    else:
+        lm = reader(experiment, seed, 0 if name == "tuned" else given.k)
+    if name.startswith("ra-dit"):
+        ranking = tuned_ranking(experiment, name, seed, lm)
     seconds = time.process_time() - started
-    if "independent" in settings:
-        model.save_pretrained(experiment.output / f"model-independent-{seed}")
-    answers, ranking, likelihoods = measure_imprag(experiment, model)
-    return measured(experiment, answers, ranking, likelihoods, seconds)
+    return measure_pasted(test, lm, ranking) | {"training_cpu_seconds": round(seconds)}
 
 
-def _retriever(experiment: Experiment, name: str, seed: int) -> Retriever:
-    if name == "ra-dit-llama":
-        return decoder_retriever(retrieving_lm(experiment, seed, B), B, experiment.tokenizer)
-    from sentence_transformers import SentenceTransformer
-
-    encoder = SentenceTransformer(str(RETRIEVER), device="cpu", model_kwargs={"dtype": torch.float32})
-    return Retriever(encoder, encoder.tokenizer, decoder=False)
-
-
-def run_stored(experiment: Experiment, seed: int) -> None:
+def run_stored(experiment: Experiment, seed: int) -> dict[str, Any]:
     """Evaluate the model of the row `independent` with stored states, and measure their size."""
-    model = ImpRAGForCausalLM.from_pretrained(experiment.output / f"model-independent-{seed}", dtype=torch.float32)
-    tokens = tokenize_passages(experiment.tokenizer, experiment.dev.passages, L_MAX)
-    file = experiment.output / "results" / f"stored@{seed}.json"
-    if file.is_file():
-        return
+    given, test = experiment.setting, experiment.test
+    model = ImpRAGForCausalLM.from_pretrained(given.output / f"model-independent-{seed}", dtype=torch.float32)
+    tokens = tokenize_passages(test.tokenizer, test.questions.passages, given.l_max)
     with TemporaryDirectory() as folder:
         states = store_states(model.eval(), tokens, Path(folder) / "s", fingerprint="x")
-        answers, ranking, likelihoods = measure_imprag(experiment, model, states)
-        result = measured(experiment, answers, ranking, likelihoods, 0)
-        file.write_text(json.dumps(result | {"bytes": states.bytes}), encoding="utf-8")
+        return measure_imprag(test, model, states) | {"bytes": states.bytes}
 
 
-# --- the tables
-
-MAIN = ("base", "tuned", "ra-it", "imprag:both", "imprag:warm-up", "imprag:distillation", "ra-dit-llama", "ra-dit")
-BOUNDARIES = ("imprag:warm-up", *(f"imprag:warm-up:b={b},t={t}" for b, t in SWEEP))
-ENCODINGS = ("imprag:warm-up", *(f"imprag:warm-up:{encoding}" for encoding in ("independent", "segmented")))
-
-
-def load(output: Path, name: str) -> list[dict[str, Any]]:
-    """Return the finished runs of a row by seed."""
-    files = sorted((output / "results").glob(f"{name.replace(':', '+')}@*.json"))
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
-
-
-def perplexity(run: dict[str, Any], reading: str) -> float | None:
-    """Return the perplexity of the gold answers' tokens, EOS included."""
-    values = run["log_likelihood"].get(reading)
-    return None if values is None else math.exp(-sum(values) / sum(run["tokens"]))
+def check_sizes(setting: Setting) -> None:
+    """Reject an --output whose results were made with other options."""
+    file = setting.output / "setting.json"
+    sizes = {name: value for name, value in asdict(setting).items() if name not in NOT_SIZES}
+    before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else sizes
+    if changed := [
+        f"--{name} {value}, before {before[name]}" for name, value in sizes.items() if before[name] != value
+    ]:
+        raise SystemExit(
+            f"{setting.output} has results with other options: {'; '.join(changed)}. Give another --output."
+        )
+    (setting.output / "results").mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(sizes, indent=2) + "\n", encoding="utf-8")
 
 
-def mean(runs: list[dict[str, Any]], score: Any) -> str:
-    """Return the mean over seeds, with the range if there are several."""
-    values = [value for run in runs if (value := score(run)) is not None]
-    if not values:
-        return "-"
-    digits = 1 if max(values) >= 1 else 3
-    span = f" ({min(values):.{digits}f}-{max(values):.{digits}f})" if len(values) > 1 else ""
-    return f"{sum(values) / len(values):.{digits}f}{span}"
-
-
-def table(output: Path, names: Sequence[str]) -> str:
-    """Return a Markdown table with one row per finished run."""
-    head = "| run | seeds | EM % | F1 % | recall@2 % | recall@10 % | median rank of gold | ppl gold | ppl retrieved | ppl random |"
-    lines = [head, "|" + " --- |" * 10]
-
-    def share(key: str) -> Any:
-        return lambda run: 100 * float(np.mean(run[key])) if key in run else None
-
-    for name in names:
-        runs = load(output, name)
-        if runs:
-            cells = [mean(runs, share(key)) for key in ("exact_match", "f1", "recall_at_2", "recall_at_10")]
-            cells.append(mean(runs, lambda run: float(np.median(run["gold_rank"])) if "gold_rank" in run else None))
-            for reading in ("gold", "retrieved", "random"):
-                cells.append(mean(runs, lambda run, reading=reading: perplexity(run, reading)))
-            if "none" in runs[0]["log_likelihood"]:
-                cells[-3:] = ["", mean(runs, lambda run: perplexity(run, "none")) + " (no passages)", ""]
-            lines.append(f"| {name} | {len(runs)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def comparisons(output: Path) -> str:
-    """Return a paired bootstrap over questions, with each question's value averaged over the seeds of both runs."""
-    pairs = (
-        ("imprag:warm-up", "imprag:both"),
-        ("imprag:warm-up:independent", "imprag:warm-up"),
-        ("imprag:warm-up:segmented", "imprag:warm-up"),
-        ("imprag:distillation", "imprag:both"),
-        *((a, b) for a in ("ra-it", "ra-dit-llama", "ra-dit") for b in ("imprag:warm-up", "imprag:both")),
-        ("ra-it", "ra-dit-llama"),
-    )
-    lines = [
-        "| a | b | F1 % b - a | log-likelihood per token b - a (retrieved) | recall@2 % b - a |",
-        "|" + " --- |" * 5,
-    ]
-    for a, b in pairs:
-        runs = list(zip(load(output, a), load(output, b), strict=False))
-        if not runs:
-            continue
-        cells = []
-        for value in (
-            lambda run: 100 * np.array(run["f1"]),
-            lambda run: np.array(run["log_likelihood"]["retrieved"]) / np.array(run["tokens"]),
-            lambda run: 100 * np.array(run["recall_at_2"]),
-        ):
-            ends = (np.mean([value(pair[side]) for pair in runs], axis=0) for side in (0, 1))
-            cells.append(str(paired_bootstrap(*ends)))
-        lines.append(f"| {a} | {b} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def run_all(setting: Setting, jobs: list[tuple[str, int]]) -> None:
+    """Run the jobs that have no result yet."""
+    check_sizes(setting)
+    transformers_logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    train = read(setting.data, "train", setting.train_questions, None, setting.max_words)
+    held_out = read(setting.data, "dev", setting.questions, setting.passages, setting.max_words)
+    test = Test(held_out, AutoTokenizer.from_pretrained(setting.backbone), setting.k, setting.l_max)
+    sizes = f"{len(train.prompts)} training questions over {len(train.passages)} passages"
+    print(f"{sizes}, {len(held_out.prompts)} test questions over {len(held_out.passages)} passages", flush=True)
+    experiment = Experiment(setting, train, test)
+    for name, seed in jobs:
+        file = setting.output / "results" / f"{name.replace(':', '+')}@{seed}.json"
+        if not file.is_file():
+            file.write_text(json.dumps(run(experiment, name, seed)), encoding="utf-8")
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            print(f"{name} seed {seed}: {used.ru_utime + used.ru_stime:.0f} CPU seconds so far", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder that contains squad/")
-    parser.add_argument("--output", type=Path, default=Path("outputs/imprag-benchmark"))
-    parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument(
-        "--retrieval-steps", type=int, default=160, help="steps of 64 questions in each retrieval round before training"
-    )
-    parser.add_argument(
-        "--retrieval-rounds",
-        type=int,
-        default=2,
-        help="retrieval rounds, each with a learning rate that decays to zero",
-    )
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--runs", nargs="+", help="rows to run, such as imprag:both (default: all)")
-    parser.add_argument("--report", action="store_true", help="only print the tables of the finished runs")
-    options = parser.parse_args()
-    if not options.report:
-        transformers_logging.set_verbosity_error()
-        torch.set_num_threads(1)
-        tokenizer = AutoTokenizer.from_pretrained(LM)
-        train = read(options.data, "train", None, None)
-        dev = read(options.data, "dev", DEV_QUESTIONS, DEV_PASSAGES)
-        sizes = f"{len(train.prompts)} training questions over {len(train.passages)} passages"
-        print(f"{sizes}, {len(dev.prompts)} test questions over {len(dev.passages)} passages", flush=True)
-        experiment = Experiment(
-            train, dev, tokenizer, options.output, options.steps, options.retrieval_steps, options.retrieval_rounds
-        )
-        (options.output / "results").mkdir(parents=True, exist_ok=True)
-        jobs = [(name, 0) for name in dict.fromkeys((*MAIN, *ENCODINGS, "stored", *BOUNDARIES))]
-        jobs += [(name, seed) for seed in range(1, options.seeds) for name in MAIN[1:]]
-        if options.runs:
-            jobs = [(name, seed) for name in options.runs for seed in range(options.seeds)]
-        for name, seed in jobs:
-            file = options.output / "results" / f"{name.replace(':', '+')}@{seed}.json"
-            if name == "stored":
-                run_stored(experiment, seed)
-            elif not file.is_file():
-                result = run(experiment, name, seed)
-                file.write_text(json.dumps(result), encoding="utf-8")
-                used = resource.getrusage(resource.RUSAGE_SELF)
-                print(f"{name} seed {seed}: {used.ru_utime + used.ru_stime:.0f} CPU seconds so far", flush=True)
-    stored = ("imprag:warm-up:independent", "stored")
-    for title, names in (("Main", MAIN), ("Boundaries", BOUNDARIES), ("Encodings", ENCODINGS), ("Stored", stored)):
-        print(f"\n{title}\n\n{table(options.output, names)}")
-    for run_ in load(options.output, "stored"):
-        print(f"stored: {run_['bytes'] / 1e6:.2f} MB")
-    print(f"\nPaired\n\n{comparisons(options.output)}")
-    sys.stdout.flush()
+    setting: Setting = HfArgumentParser(Setting, description=__doc__).parse_args_into_dataclasses()[0]
+    jobs = [(name, 0) for name in (*MAIN, *ENCODINGS, *BOUNDARIES)]
+    jobs += [(name, seed) for seed in range(1, setting.seeds) for name in MAIN[1:]]
+    if setting.runs:
+        jobs = [(name, seed) for name in setting.runs for seed in range(setting.seeds)]
+    if not setting.report:
+        run_all(setting, jobs)
+    print_report(setting.output, ["base", "base:bm25", *MAIN[1:], "imprag:untrained", *ENCODINGS, *BOUNDARIES])
 
 
 if __name__ == "__main__":
