@@ -31,7 +31,7 @@ FEW_DOCUMENTS = 25
 MIN_TITLE_WORDS, MAX_TITLE_WORDS = 2, 25
 MIN_SENTENCE_WORDS, MAX_SENTENCE_WORDS = 8, 40
 MIN_PASSAGE_WORDS = 20
-PYTHON = (".py", ".pyi", ".pyx", ".ipynb")
+PYTHON = (".py", ".pyi", ".pyx")
 SENTENCE_ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01", "\u0964", "\u061f", "\u06d4")
 """For Latin, Cyrillic and Greek; Chinese and Japanese; Hindi; Arabic and Urdu."""
 

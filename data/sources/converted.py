@@ -1,4 +1,4 @@
-"""HTML, PDF, Word, PowerPoint and EPUB files as Markdown, converted once by MarkItDown (the extra `documents`).
+"""PDF, Word, PowerPoint, EPUB, HTML and Jupyter files as Markdown, converted once by MarkItDown (the extra `documents`).
 
 The Markdown is kept in the cache of Hugging Face (`HF_HOME`), named after the file's content and MarkItDown's version. Only the
 converters of these formats are used: MarkItDown's others would unpack archives and call web services.
@@ -17,10 +17,10 @@ from typing import Any
 
 from revela_hub.output import note
 
-SUFFIXES = frozenset({".docx", ".epub", ".htm", ".html", ".pdf", ".pptx"})
-MISSING = "PDF, Word, PowerPoint, EPUB or HTML"
+SUFFIXES = frozenset({".docx", ".epub", ".htm", ".html", ".ipynb", ".pdf", ".pptx"})
+MISSING = "PDF, Word, PowerPoint, EPUB, HTML or Jupyter"
 """The reason in a report for files that are skipped without the extra."""
-REMEDY = 'to read PDF, Word, PowerPoint, EPUB and HTML files: pip install "revela-hub[documents]"'
+REMEDY = 'to read PDF, Word, PowerPoint, EPUB, HTML and Jupyter files: pip install "revela-hub[documents]"'
 
 
 def converter_version() -> str:
@@ -86,9 +86,9 @@ def _converter() -> Any:
     import markitdown
     from markitdown import converters
 
-    note("converting PDF, Word, PowerPoint, EPUB and HTML files to Markdown; each file is converted once")
+    note("converting PDF, Word, PowerPoint, EPUB, HTML and Jupyter files to Markdown; each file is converted once")
     logging.getLogger("pdfminer").setLevel(logging.ERROR)  # a warning for each unusual font
     made = markitdown.MarkItDown(enable_builtins=False, enable_plugins=False)
-    for kind in ("DocxConverter", "EpubConverter", "HtmlConverter", "PdfConverter", "PptxConverter"):
+    for kind in ("DocxConverter", "EpubConverter", "HtmlConverter", "IpynbConverter", "PdfConverter", "PptxConverter"):
         made.register_converter(getattr(converters, kind)())
     return made

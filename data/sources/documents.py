@@ -5,8 +5,8 @@ held-out text, and skip empty documents. Everything is a generator: a file is op
 JSON lines, parquet files and data sets are streamed, so millions of documents never have to fit in memory.
 
 Skipped documents are counted in the report under these words: `binary` files (with a NUL byte in the first 8 KiB, git's
-rule), files that are `too large`, `unreadable` files, `PDF, Word, PowerPoint, EPUB or HTML` without the extra that reads them
-(`converted`), and `empty` documents; `files` lists more. Text is UTF-8, or UTF-16 with a byte order mark. Other bytes are read
+rule), files that are `too large`, `unreadable` files, `PDF, Word, PowerPoint, EPUB, HTML or Jupyter` without the extra that reads
+them (`converted`), and `empty` documents; `files` lists more. Text is UTF-8, or UTF-16 with a byte order mark. Other bytes are read
 as U+FFFD, and the report counts the files that contain such bytes.
 """
 

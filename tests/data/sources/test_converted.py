@@ -1,4 +1,5 @@
 import io
+import json
 import zipfile
 from pathlib import Path
 
@@ -71,6 +72,8 @@ def test_pages_and_office_files_are_read_as_markdown(tmp_path: Path, caplog: pyt
     (folder / "b.docx").write_bytes(word_file())
     (folder / "c.pdf").write_bytes(pdf_file("Parking is free."))
     (folder / "d.pdf").write_bytes(b"%PDF-1.4 cut off")
+    cells = [{"cell_type": "markdown", "source": ["# Steps\n", "First:"]}, {"cell_type": "code", "source": ["x = 1"]}]
+    (folder / "e.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}))
     report = ReadReport()
 
     documents = list(read_documents(folder, report=report))
@@ -79,9 +82,10 @@ def test_pages_and_office_files_are_read_as_markdown(tmp_path: Path, caplog: pyt
         "# Contracts\n\nThey are renewed in M\u00e4rz.",
         "The canteen opens at noon.",
         "Parking is free.",
+        "# Steps\nFirst:\n\n```python\nx = 1\n```",
     ]
     assert {(document.kind, document.path) for document in documents} == {("text", None)}
-    assert str(report) == "3 documents; skipped: 1 unreadable"
+    assert str(report) == "4 documents; skipped: 1 unreadable"
     assert "d.pdf is skipped: it cannot be converted to text" in caplog.text
     # As code, a page keeps its tags.
     (page,) = read_documents(folder / "a.HTML", kind="code")
@@ -107,7 +111,7 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path, monkey
     (tmp_path / "page.html").write_text(PAGE)
     before = rows_fingerprint({}, parse_sources(tmp_path / "page.html"))
     monkeypatch.setattr(converted, "converter_version", lambda: "")
-    message = r"skipped 1 PDF, Word, .* or HTML \(to read .*: pip install \"revela-hub\[documents\]\"\)"
+    message = r"skipped 1 PDF, Word, .* or Jupyter \(to read .*: pip install \"revela-hub\[documents\]\"\)"
     with pytest.raises(UserError, match=message):
         list(read_documents(tmp_path / "page.html"))
     monkeypatch.setattr("revela_hub.data.row_cache.converter_version", lambda: "another")
