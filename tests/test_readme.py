@@ -92,6 +92,11 @@ def test_the_commands_that_are_shown_are_read(page: str, monkeypatch: pytest.Mon
 def test_the_scripts_that_are_shown_have_these_options(page: str) -> None:
     for line in lines(PAGES[page], r"python (?:benchmarks|examples|tests/adversarial)/"):
         script, *words = shlex.split(line.removeprefix("python "), comments=True)
-        calls = [node for node in ast.walk(ast.parse((ROOT / script).read_bytes())) if isinstance(node, ast.Call)]
+        nodes = list(ast.walk(ast.parse((ROOT / script).read_bytes())))
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
         known = {value.value for call in calls for value in call.args if isinstance(value, ast.Constant)}
+        # The fields of a dataclass, for HfArgumentParser.
+        known |= {
+            f"--{node.target.id}" for node in nodes if isinstance(node, ast.AnnAssign) and hasattr(node.target, "id")
+        }
         assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line
