@@ -88,15 +88,20 @@ def test_the_commands_that_are_shown_are_read(page: str, monkeypatch: pytest.Mon
         assert bound(words) is not None or words[0] == "quickstart"
 
 
+def options(script: Path) -> set[str]:
+    """The constants in calls of a script (`add_argument("--data")`), and its dataclasses' fields as options (HfArgumentParser)."""
+    nodes = list(ast.walk(ast.parse(script.read_bytes())))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    known = {value.value for call in calls for value in call.args if isinstance(value, ast.Constant)}
+    known |= {
+        f"--{node.target.id}" for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    siblings = {script.with_name(f"{node.module}.py") for node in nodes if isinstance(node, ast.ImportFrom)}
+    return known.union(*(options(sibling) for sibling in siblings if sibling.exists()))
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_scripts_that_are_shown_have_these_options(page: str) -> None:
     for line in lines(PAGES[page], r"python (?:benchmarks|examples|tests/adversarial)/"):
         script, *words = shlex.split(line.removeprefix("python "), comments=True)
-        nodes = list(ast.walk(ast.parse((ROOT / script).read_bytes())))
-        calls = [node for node in nodes if isinstance(node, ast.Call)]
-        known = {value.value for call in calls for value in call.args if isinstance(value, ast.Constant)}
-        # The fields of a dataclass, for HfArgumentParser.
-        known |= {
-            f"--{node.target.id}" for node in nodes if isinstance(node, ast.AnnAssign) and hasattr(node.target, "id")
-        }
-        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= options(ROOT / script), line
