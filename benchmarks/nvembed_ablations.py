@@ -232,27 +232,28 @@ def print_report(setting: Setting, sizes: Sizes, seeds: list[int]) -> None:
     print(", ".join(f"{key} {value}" for key, value in shown.items()))
     columns = ("retrieval", *Scores._fields)
 
-    def results(variant: Variant) -> list[dict[str, Any]]:
+    def results(variant: Variant, seeds: list[int] = seeds) -> list[dict[str, Any]]:
         files = [setting.output / variant.key(seed, setting.updates) / "scores.json" for seed in seeds]
         return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
 
     for title, variants in TABLES.values():
-        print(f"\n{title}:\n\n| | {' | '.join(columns)} | seeds |\n|---|{'---|' * (len(columns) + 1)}")
+        rows = []
         for name, variant in variants.items():
             scores = [Scores(*(values[field] for field in Scores._fields)) for values in results(variant)]
-            cells = [_cell([getattr(entry, column) for entry in scores]) for column in columns]
             if scores:
-                print(f"| {name} | {' | '.join(cells)} | {len(scores)} |")
+                cells = [_cell([getattr(entry, column) for entry in scores]) for column in columns]
+                rows.append(f"| {name} | {' | '.join(cells)} | {len(scores)} |")
+        if rows:
+            print(f"\n{title}:\n\n| | {' | '.join(columns)} | seeds |\n|---|{'---|' * (len(columns) + 1)}")
+            print("\n".join(rows))
     print(f"\nDifferences, seed {seeds[0]}:\n\n| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
     for table, a, b in COMPARED:
-        pair = [values[0].get("items") for name in (a, b) if (values := results(table[name]))]
+        pair = [values[0].get("items") for name in (a, b) if (values := results(table[name], seeds[:1]))]
         if len(pair) == 2 and all(pair):
             print(f"| {b}, against {a} | {' | '.join(difference(*pair, column) for column in columns)} |")
 
 
 def _cell(values: list[float]) -> str:
-    if not values:
-        return ""
     return f"{statistics.mean(values):.3f}" + (f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else "")
 
 
