@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from revela_hub.adaptation.adapt import Verdict
 from revela_hub.adaptation.systems import (
     System,
     compare,
@@ -86,6 +87,18 @@ def test_the_best_candidate_is_selected_and_the_base_if_none_is_better() -> None
     assert select(base, [worse], bm25, whole) is base
     assert select(base, [], bm25, whole) is base
     assert compare(base, better, bm25, whole).verdict == "better"
+
+
+def test_a_candidate_that_kept_the_base_retriever_says_so() -> None:
+    bm25, whole = ranking(0.3, 5), task()
+    base, kept, better = (
+        System(name, name, ranking(found, 6), 0.3) for name, found in (("base", 0.6), ("kept", 0.6), ("better", 0.9))
+    )
+    difference = compare(base, better, bm25, whole)
+    verdict = Verdict(base, better, better, difference, [base, kept, better], bm25, whole, whole)
+    rows = verdict.table().splitlines()
+    assert [row.split()[0] for row in rows[1:]] == ["BM25", "base", "kept", "better"]
+    assert rows[3].endswith("  none: base retriever kept") and rows[4].endswith("]  <- exported")
 
 
 def test_runs_measure_on_half_of_the_dev_queries_and_their_passages() -> None:

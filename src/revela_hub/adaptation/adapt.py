@@ -145,7 +145,9 @@ class Verdict:
             dense, hybrid = (mean(system.scores(self.bm25, self.test, hybrid=each)) for each in (False, True))
             row = f"{system.name:<{width}}  {dense:5.3f}  {hybrid:9.3f}  {system.weight:6.1f}"
             if d := differences.get(system.name):
-                row += f"  {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
+                # No gain on the dev half: the training kept the base retriever's weights.
+                same = d.low == d.high == 0
+                row += "  none: base retriever kept" if same else f"  {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
             lines.append(row + ("  <- exported" if system is self.chosen else ""))
         return "\n".join(lines)
 
