@@ -1,0 +1,179 @@
+"""Memory while commands read parquet shards: does it grow with the size of the data?
+
+python benchmarks/streaming.py                            # 0.25 and 1 GB for commands, 5 GB for reading: 20 minutes, 9 GB of disk
+python benchmarks/streaming.py --read 1 --sizes 0.1 0.4
+
+Shards of 250 MB of text (random words) are generated. Each row is a new process; its anonymous memory (what the kernel cannot drop,
+unlike the pages of mapped files) is sampled every 50 ms. "groups" are the training rows of Revela, "stream" writes an
+IterableDataset to the cache as the trainers do, "encode" writes an index's vectors and parquet files with a model of word vectors,
+"mine" searches the same vectors for 2,000 pairs.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from retrieval_common import VOCABULARY, heading, static_model
+
+SHARD = 250_000_000
+WORDS = 240
+"""Words of a document: two passages."""
+
+
+def generate(folder: Path, gigabytes: float) -> None:
+    """Write shards until `folder` has this much text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    names = np.array([f"w{number}" for number in range(VOCABULARY)])
+    weights = 1 / np.arange(1, VOCABULARY + 1)
+    drawn = names[random.choice(VOCABULARY, 2_000_000, p=weights / weights.sum())]
+    for shard in range(round(gigabytes * 1e9 / SHARD)):
+        file = folder / f"part-{shard:03}.parquet"
+        if file.exists():
+            continue
+        size, writer = 0, None
+        while size < SHARD:
+            starts = random.integers(0, len(drawn) - WORDS, 4000)
+            texts = [". ".join(" ".join(drawn[s + n : s + n + 20]) for n in range(0, WORDS, 20)) + "." for s in starts]
+            batch = pa.RecordBatch.from_pydict({"text": texts})
+            writer = writer or pq.ParquetWriter(file, batch.schema, compression="zstd")
+            writer.write_batch(batch)
+            size += sum(map(len, texts))
+        if writer is not None:
+            writer.close()
+
+
+def read(data: Path, work: Path) -> str:
+    from revela_hub.data.sources.documents import read_documents
+
+    return f"{sum(1 for _ in read_documents(str(data))):,} documents"
+
+
+def groups(data: Path, work: Path) -> str:
+    from revela_hub.data.text.groups import build_groups
+
+    return f"{len(build_groups(str(data), cache_dir=work / 'cache')):,} groups"
+
+
+def stream(data: Path, work: Path) -> str:
+    from datasets import load_dataset
+
+    from revela_hub.data.row_cache import stream_rows
+
+    rows = load_dataset("parquet", data_files=str(data / "*.parquet"), split="train", streaming=True)
+    return f"{len(stream_rows(rows, 'train_dataset', work / 'cache')):,} rows"
+
+
+def encode(data: Path, work: Path) -> str:
+    from revela_hub.cli.main import main
+
+    model = ["--corpus", str(data), "--output_dir", str(work / "index"), "--parquet_dir", str(work / "vectors")]
+    main(["encode", str(work / "model"), *model, "--device", "cpu", "--max_words", "120", "--quiet"])
+    return f"{sum(pq.read_metadata(file).num_rows for file in (work / 'vectors').glob('*.parquet')):,} passages"
+
+
+def mine(data: Path, work: Path) -> str:
+    from revela_hub.cli.main import main
+
+    first = next(pq.ParquetFile(data / "part-000.parquet").iter_batches(2000))
+    texts = first.column("text").to_pylist()
+    pq.write_table(pa.table({"anchor": [text[:60] for text in texts], "positive": texts}), work / "pairs.parquet")
+    words = [
+        "--pairs",
+        str(work / "pairs.parquet"),
+        "--corpus",
+        str(data),
+        "--cache_dir",
+        str(work / "mining"),
+        "--quiet",
+    ]
+    main(
+        ["mine", str(work / "model"), *words, "--output", str(work / "mined.parquet"), "--device", "cpu", "--overwrite"]
+    )
+    return f"{pq.read_metadata(work / 'mined.parquet').num_rows:,} rows"
+
+
+def probe(data: Path, work: Path) -> str:
+    from revela_hub.cli.main import main
+
+    main(["probe", str(data), "--output_dir", str(work / "probe"), "--quiet"])
+    return "a probe"
+
+
+PARTS: dict[str, Callable[[Path, Path], str]] = {
+    each.__name__: each for each in (read, groups, stream, encode, mine, probe)
+}
+
+
+def memory() -> float:
+    """Return this process's anonymous memory in MB."""
+    found = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def measure(name: str, data: Path, work: Path) -> None:
+    """Run a part and print its peak memory."""
+    peak, ended = memory(), threading.Event()
+    before = peak
+
+    def sample() -> None:
+        nonlocal peak
+        while not ended.wait(0.05):
+            peak = max(peak, memory())
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    began = time.monotonic()
+    result = PARTS[name](data, work)
+    taken = time.monotonic() - began
+    ended.set()
+    thread.join()
+    print(f"| {name} | {data.name} | {result} | {taken:,.0f} | {before:,.0f} | {peak:,.0f} |", flush=True)
+
+
+def main() -> None:
+    """Generate the data and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=float, nargs="*", default=[0.25, 1.0], help="GB of text for each part")
+    parser.add_argument("--read", type=float, default=5.0, help="GB of text for reading alone")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument(
+        "--folder", type=Path, default=Path("streaming"), help="for data and results; deleted afterwards"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the data")
+    parser.add_argument("--part", nargs=3, help="for the child processes")
+    args = parser.parse_args()
+    if args.part is not None:
+        return measure(args.part[0], Path(args.part[1]), Path(args.part[2]))
+    print(
+        heading(),
+        "\n\n| part | text | result | seconds | MB at the start | peak MB |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
+    try:
+        for size in (*args.sizes, *([args.read] if args.read else [])):
+            data, work = args.folder / f"{size:g} GB", args.folder / "work"
+            generate(data, size)
+            for part in args.parts if size in args.sizes else ["read"]:
+                shutil.rmtree(work, ignore_errors=True)
+                work.mkdir()
+                static_model(32).save(str(work / "model"))
+                subprocess.run([sys.executable, __file__, "--part", part, str(data), str(work)], check=True)
+            if not args.keep:
+                shutil.rmtree(data)
+    finally:
+        if not args.keep:
+            shutil.rmtree(args.folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
