@@ -93,18 +93,14 @@ def mine(data: Path, work: Path) -> str:
     first = next(pq.ParquetFile(data / "part-000.parquet").iter_batches(2000))
     texts = first.column("text").to_pylist()
     pq.write_table(pa.table({"anchor": [text[:60] for text in texts], "positive": texts}), work / "pairs.parquet")
-    words = [
-        "--pairs",
-        str(work / "pairs.parquet"),
-        "--corpus",
-        str(data),
-        "--cache_dir",
-        str(work / "mining"),
-        "--quiet",
-    ]
-    main(
-        ["mine", str(work / "model"), *words, "--output", str(work / "mined.parquet"), "--device", "cpu", "--overwrite"]
-    )
+    given = {
+        "pairs": work / "pairs.parquet",
+        "corpus": data,
+        "cache_dir": work / "mining",
+        "output": work / "mined.parquet",
+    }
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    main(["mine", str(work / "model"), *words, "--positive_aware", "false", "--device", "cpu", "--quiet"])
     return f"{pq.read_metadata(work / 'mined.parquet').num_rows:,} rows"
 
 
