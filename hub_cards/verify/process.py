@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from inspect import getmodulename
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,7 @@ class Readers:
                 continue
             packages.add(name)
             wanted += _required_by(name)
-        owners = metadata.packages_distributions().items()
-        modules = {module for module, names in owners if any(_canonical(name) in packages for name in names)}
+        modules = {module for package in packages for module in _modules_of(package)}
         modules |= set(sys.stdlib_module_names) | {"__main__", "transformers_modules"}
         return cls(frozenset(packages), frozenset(modules))
 
@@ -126,6 +126,16 @@ def _required_by(package: str) -> list[str]:
     except metadata.PackageNotFoundError:
         return []
     return [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+
+
+def _modules_of(package: str) -> set[str]:
+    # Not metadata.packages_distributions: on Python 3.10 it knows only packages with a top_level.txt.
+    try:
+        distribution = metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return set()
+    named = (distribution.read_text("top_level.txt") or "").split()
+    return {*named, *(getmodulename(file.parts[0]) or file.parts[0] for file in distribution.files or ())}
 
 
 class _Only:
