@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -10,7 +11,9 @@ from sentence_transformers import SentenceTransformer
 from revela_hub.adaptation import candidates
 from revela_hub.cli.commands.adapt import seconds_of
 from revela_hub.cli.main import main
+from revela_hub.demo.report import read_report
 from revela_hub.errors import UserError
+from revela_hub.retrieval.bm25 import BM25, BM25Settings
 
 VERDICT = re.compile(
     r"VERDICT: (BETTER|WORSE|NO DIFFERENCE) [+-]\d\.\d{3} \[[+-]\d\.\d{3}, [+-]\d\.\d{3}\] nDCG@10 \| retriever \S+ \| bm25_weight \d\.\d"
@@ -56,7 +59,10 @@ def test_a_verdict_a_retriever_and_a_weight(
     assert str(tmp_path) not in card + (output / "adapt.json").read_text()
     assert "nDCG@10" in card
 
-    # Nothing is trained or measured again.
+    # Nothing is trained or measured again, also in a folder of a version without some of the settings.
+    settings = json.loads((output / "settings.json").read_text())
+    del settings["bm25_stemmer"], settings["bm25_stopwords"]
+    (output / "settings.json").write_text(json.dumps(settings))
     times = {file: file.stat().st_mtime_ns for file in (output / "work").rglob("*") if file.is_file()}
     assert main(options(code, retriever_folder, output)) == 0
     again = capsys.readouterr().out
@@ -72,6 +78,28 @@ def test_a_verdict_a_retriever_and_a_weight(
     assert "m" in capsys.readouterr().out
     assert main(options(code, retriever_folder, output, "--seed", "1")) == 2
     assert "holds an adaptation with other settings (--seed 0 -> 1)" in capsys.readouterr().err
+
+
+def test_the_language_of_bm25_is_delivered_and_used(
+    code: Path, retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[BM25Settings] = []
+    made = BM25.__init__
+
+    def noted(self: BM25, texts: Any, settings: BM25Settings | None = None, **options: Any) -> None:
+        used.append(settings or BM25Settings())
+        made(self, texts, settings, **options)
+
+    monkeypatch.setattr(BM25, "__init__", noted)
+    output = tmp_path / "out"
+    german = ["--bm25_stemmer", "german", "--bm25_stopwords", "de"]
+    assert main(options(code, retriever_folder, output, *german)) == 0
+    settings = BM25Settings(stemmer="german", stopwords="de")
+    assert used.count(settings) == 3  # checked, measured, and the teacher; the trainings report their own probe
+    assert main(["search", str(output), "area", "--corpus", str(code)]) == 0
+    assert read_report(output / "adapt.json").bm25 == used[-1] == settings
+    assert main(["search", str(output), "area", "--corpus", str(code), "--bm25_stemmer", "none"]) == 0
+    assert used[-1] == BM25Settings(stemmer="none", stopwords="de")
 
 
 def test_ctrl_c_ends_with_the_best_so_far_and_the_same_command_goes_on(
@@ -145,6 +173,8 @@ def test_json_lines_of_code_are_read_as_code(
         (["code", "--example_queries", "nowhere.txt"], "nowhere.txt"),
         (["code", "--retriever", "./nowhere"], "no such folder"),
         (["code", "--output_dir", "code/out"], "code/out"),
+        (["code", "--bm25_stemmer", "klingon"], "unknown stemmer 'klingon'"),
+        (["code", "--bm25_stopwords", "klingon"], "no stop words for 'klingon'"),
     ],
 )
 def test_what_cannot_work_is_one_clear_error_and_leaves_the_folder_free(

@@ -254,7 +254,7 @@ class Adaptation:
 
     def baselines(self) -> System:
         """Rank with BM25 and the base retriever, and fit the weight of their hybrid."""
-        self.bm25 = self._rankings("bm25", lambda: bm25_run(self.task))
+        self.bm25 = self._rankings("bm25", lambda: bm25_run(self.task, self.inputs.bm25))
         base = self._system("base retriever", BASE, self.inputs.retriever, 0.0)
         self.systems = [base]
         self.inputs = replace(self.inputs, bm25_weight=base.weight)

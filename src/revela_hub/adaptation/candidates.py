@@ -5,7 +5,7 @@ with the base model's, or the base model.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela_hub.adaptation.time_limit import TimeLimit
 from revela_hub.evaluation.hybrid_weight import PRIOR
+from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 
 FOREVER = 1_000_000
@@ -39,6 +40,7 @@ class Inputs:
         max_length: maximum number of tokens per text; None for the retriever's own.
         options: other options of all runs: `trust_remote_code`, `exclude`, ...
         examples: real queries without labels, which the probe's queries are made to resemble.
+        bm25: settings of BM25, for the language of the text.
     """
 
     retriever: str
@@ -54,6 +56,7 @@ class Inputs:
     options: dict[str, Any]
     bm25_weight: float = PRIOR
     examples: tuple[str, ...] = ()
+    bm25: BM25Settings = field(default_factory=BM25Settings)
 
     def common(self, name: str) -> dict[str, Any]:
         """Return the arguments of a run."""
@@ -123,10 +126,9 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
         folder = run.output / "rows"
         if not folder.exists():  # a resumed run trains on the same rows
             pairs = build_text_pairs(arguments.sources(), seed=inputs.seed, cache_dir=arguments.cache_dir)
-            writing = {"questions": question_writer(inputs.lm), "seconds": QUESTIONS_SHARE * seconds}
-            rows = distillation_rows(
-                pairs, model, most=inputs.passages, bm25_weight=inputs.bm25_weight, seed=inputs.seed, **writing
-            )
+            writing: dict[str, Any] = {"questions": question_writer(inputs.lm), "seconds": QUESTIONS_SHARE * seconds}
+            teaching: dict[str, Any] = {"bm25_weight": inputs.bm25_weight, "bm25": inputs.bm25}
+            rows = distillation_rows(pairs, model, most=inputs.passages, seed=inputs.seed, **teaching, **writing)
             rows.save_to_disk(str(folder))
         rows = Dataset.load_from_disk(str(folder))
         trainer = PairsTrainer(

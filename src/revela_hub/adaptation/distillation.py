@@ -16,6 +16,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import PRIOR, fuse_runs
 from revela_hub.evaluation.query_shapes import in_shape
 from revela_hub.evaluation.retrieval import bm25_run, retrieval_run
+from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import similarity_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def distillation_rows(
     teacher: "SentenceTransformer",
     *,
     bm25_weight: float = PRIOR,
+    bm25: BM25Settings | None = None,
     most: int = 1000,
     questions: "Backend | None" = None,
     seconds: float = 60,
@@ -47,6 +49,7 @@ def distillation_rows(
         pairs: natural pairs of the text, with columns `anchor` and `positive`.
         teacher: the base retriever, which is combined with BM25.
         bm25_weight: weight of BM25 in the teacher.
+        bm25: settings of BM25.
         most: maximum number of passages; they are encoded once.
         questions: a language model that writes questions for some passages.
         seconds: time for writing questions.
@@ -66,7 +69,7 @@ def distillation_rows(
     corpus = {f"p{place}": text for place, text in enumerate(passages)}
     asked = {f"q{place}": text for place, text in enumerate(dict.fromkeys(queries))}
     task = RetrievalTask(corpus, asked, {query: {"p0": 1} for query in asked}, "distillation")
-    fused = fuse_runs(retrieval_run(teacher, task), bm25_run(task), task, bm25_weight)
+    fused = fuse_runs(retrieval_run(teacher, task), bm25_run(task, bm25), task, bm25_weight)
     rows: dict[str, list[Any]] = {"anchor": [], "positive": [], "label": []}
     rows |= {f"negative_{number}": [] for number in range(1, WAYS)}
     for query, text in task.queries.items():

@@ -1,11 +1,12 @@
 """The results of `revela-hub adapt`, read from its report for the page."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from revela_hub.errors import UserError
+from revela_hub.retrieval.bm25 import BM25Settings
 
 BASE = "base retriever"
 
@@ -20,6 +21,7 @@ class Report:
         verdict: The verdict in one sentence, with its interval.
         table: Rows of the probe's table: system, nDCG@10, weight of BM25, training time, difference from the base.
         cost: Time and hardware of the training.
+        bm25: Settings of BM25.
     """
 
     bm25_weight: float
@@ -27,6 +29,7 @@ class Report:
     verdict: str
     table: tuple[tuple[str, ...], ...]
     cost: str
+    bm25: BM25Settings = field(default_factory=BM25Settings)
 
     @property
     def is_base(self) -> bool:
@@ -64,7 +67,12 @@ def _report(values: dict[str, Any]) -> Report:
         time = duration(system["seconds"]) if system["seconds"] else ""
         rows.append((shown, f"{mean:.3f}", f"{weight:.1f}", time, _interval(system.get("difference"))))
     return Report(
-        float(values["bm25_weight"]), values["exported"], _verdict(values), tuple(rows), _cost(values, systems)
+        float(values["bm25_weight"]),
+        values["exported"],
+        _verdict(values),
+        tuple(rows),
+        _cost(values, systems),
+        BM25Settings(**values.get("bm25", {})),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from revela_hub.data.sources.source import Document
 from revela_hub.errors import UserError
 from revela_hub.retrieval import RankerSettings, build_ranker, read_passages
-from revela_hub.retrieval.bm25 import BM25
+from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.hybrid import fuse
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import VectorRanker
@@ -76,6 +76,7 @@ class Collection:
         folder: Folder for the passages.
         cache: Folder for the vectors (default: the same).
         name: Name to show.
+        bm25: Settings of BM25.
         max_words: Maximum number of words per passage.
         most: Maximum number of passages.
 
@@ -91,6 +92,7 @@ class Collection:
         *,
         cache: Path | None = None,
         name: str = "your text",
+        bm25: BM25Settings | None = None,
         max_words: int = 120,
         most: int | None = None,
     ) -> None:
@@ -99,7 +101,7 @@ class Collection:
         self.folder: Any = folder
         self.passages = read_passages(documents, folder, max_words=max_words)
         check_size(self.passages, most)
-        self.bm25 = BM25(self.passages.texts)
+        self.bm25 = BM25(self.passages.texts, bm25)
         self.rankers: dict[str, VectorRanker] = {}
         for title, encoder, identity in retrievers:
             settings = RankerSettings(identity=identity, device=getattr(encoder, "device", "cpu"))

@@ -28,6 +28,7 @@ from revela_hub.ranges import PositiveFloat, PositiveInt, Seed, TextLength
 
 if TYPE_CHECKING:
     from revela_hub.adaptation.adapt import Adaptation, Verdict
+    from revela_hub.retrieval.bm25 import BM25Settings
 
 POSITIONALS = ("data",)
 FIGURE = "adapt.png"
@@ -84,6 +85,10 @@ class Arguments:
     max_length: TextLength | None = field(
         default=None, metadata={"help": "Maximum number of tokens per text (default: the retriever's own limit)."}
     )
+    bm25_stemmer: str = field(
+        default="english", metadata={"help": "Stemmer of BM25 for the language of the text, e.g. german, or none."}
+    )
+    bm25_stopwords: str = field(default="en", metadata={"help": "Language of BM25's stop words, e.g. de, or none."})
     cache_dir: str | None = field(
         default=None, metadata={"help": "Cache folder for prepared data (default: the cache of datasets)."}
     )
@@ -153,7 +158,9 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
     from revela_hub.data.sources.queries import read_queries
     from revela_hub.errors import loading, refuse_missing_folder
     from revela_hub.gguf_files import model_folder
+    from revela_hub.retrieval.bm25 import BM25
 
+    bm25 = BM25([""], _bm25(arguments)).settings  # an unknown name is an error before the work
     refuse_missing_folder(arguments.retriever, "the retriever")
     if arguments.lm:  # it is needed last, but an error in its name should come first
         folder = model_folder(arguments.lm)
@@ -177,7 +184,14 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
         arguments.max_length,
         options,
         examples=examples,
+        bm25=bm25,
     )
+
+
+def _bm25(arguments: Arguments) -> "BM25Settings":
+    from revela_hub.retrieval.bm25 import BM25Settings
+
+    return BM25Settings(stemmer=arguments.bm25_stemmer, stopwords=arguments.bm25_stopwords)
 
 
 def _claim(arguments: Arguments, output: Path) -> dict[str, Any]:
@@ -192,7 +206,8 @@ def _claim(arguments: Arguments, output: Path) -> dict[str, Any]:
     file = output / SETTINGS
     settings = {name: value for name, value in vars(arguments).items() if name not in ("output_dir", "dry_run")}
     if file.exists():
-        before = json.loads(file.read_text(encoding="utf-8"))
+        # Folders of earlier versions lack the settings that did not exist: these had what is now the default.
+        before = vars(Arguments(data=[])) | json.loads(file.read_text(encoding="utf-8"))
         if changed := [name for name, value in settings.items() if before.get(name) != value]:
             listed = ", ".join(f"--{name} {before.get(name)!r} -> {settings[name]!r}" for name in changed)
             raise UserError(
@@ -231,14 +246,19 @@ def _deliver(verdict: "Verdict", arguments: Arguments, output: Path) -> None:
     from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, write_card
 
     folder = verdict.export(output / "retriever", max_length=arguments.max_length, trust=arguments.trust_remote_code)
-    hybrid = {"bm25_weight": verdict.chosen.weight, "fusion": "minmax"}
+    bm25 = {"bm25": {"stemmer": arguments.bm25_stemmer, "stopwords": arguments.bm25_stopwords}}
+    hybrid = {"bm25_weight": verdict.chosen.weight, "fusion": "minmax"} | bm25
     (output / HYBRID).write_text(json.dumps(hybrid, indent=2) + "\n", encoding="utf-8")
     draw(verdict, output / FIGURE)
-    report = verdict.to_dict() | {
-        "cost": verdict.cost(),
-        "command": "revela-hub adapt",
-        "settings": _portable(arguments),
-    }
+    report = (
+        verdict.to_dict()
+        | bm25
+        | {
+            "cost": verdict.cost(),
+            "command": "revela-hub adapt",
+            "settings": _portable(arguments),
+        }
+    )
     (output / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     is_base = verdict.chosen is verdict.base
     metadata = ModelCardMetadata(

@@ -147,15 +147,14 @@ def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path
     retrievers, notes = _retrievers(arguments, folder, place, report)
     encoder = retrievers[-1].encoder
     cache = claim_folder(Path(arguments.cache_dir or default_cache_folder("passages")).expanduser())
-    collection = Collection(
-        documents, retrievers, temporary, cache=cache, name=corpus_name, max_words=arguments.max_words
-    )
+    shared: dict[str, Any] = {"max_words": arguments.max_words, "bm25": report.bm25 if report else None}
+    collection = Collection(documents, retrievers, temporary, cache=cache, name=corpus_name, **shared)
     note(f"{len(collection):,} passages")
     weight = report.bm25_weight if report else PRIOR
     collection.search("the first query takes longer", weight, 1)  # so that the times on the page are those of others
 
     def index(documents: "Iterable[Document]", folder: Path) -> Collection:
-        return Collection(documents, retrievers, folder, max_words=arguments.max_words, most=MAX_PASSAGES)
+        return Collection(documents, retrievers, folder, most=MAX_PASSAGES, **shared)
 
     name = _name(folder, place)
     code = snippets(name, getattr(encoder, "prompts", {}), weight, remote_code=arguments.trust_remote_code)

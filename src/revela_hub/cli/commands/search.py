@@ -127,10 +127,13 @@ def _use_adapted(arguments: Arguments) -> None:
     arguments.model = str(folder / "retriever")
     if arguments.mode is None and arguments.weights is None:
         try:
-            weight = float(json_format.loads((folder / HYBRID).read_text(encoding="utf-8"))["bm25_weight"])
+            hybrid = json_format.loads((folder / HYBRID).read_text(encoding="utf-8"))
+            weight, bm25 = float(hybrid["bm25_weight"]), dict(hybrid.get("bm25", {}))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder / HYBRID} is damaged: run revela-hub adapt again, or give --mode") from error
         arguments.mode, arguments.weights = "hybrid", [1 - weight, weight]
+        arguments.bm25_stemmer = arguments.bm25_stemmer or bm25.get("stemmer")
+        arguments.bm25_stopwords = arguments.bm25_stopwords or bm25.get("stopwords")
 
 
 def _check_corpus(arguments: Arguments) -> None:
