@@ -1,7 +1,8 @@
-"""PDF, Word, PowerPoint, EPUB, HTML and Jupyter files as Markdown, converted once by MarkItDown (the extra `documents`).
+"""PDF, Word, PowerPoint, EPUB, HTML and Jupyter files as text, converted once by PDFium and MarkItDown (the extra `documents`).
 
-The Markdown is kept in the cache of Hugging Face (`HF_HOME`), named after the file's content and MarkItDown's version. Only the
-converters of these formats are used: MarkItDown's others would unpack archives and call web services.
+The text is kept in the cache of Hugging Face (`HF_HOME`), named after the file's content and the converter's version. Of MarkItDown,
+only the converters of these formats are used: its others would unpack archives and call web services. Its converter of PDF lost most
+spaces in one of two manuals and took wrapped lines for tables, so PDFium reads these.
 """
 
 import contextlib
@@ -9,7 +10,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import io
-import logging
 import uuid
 from functools import cache
 from pathlib import Path
@@ -24,12 +24,14 @@ REMEDY = 'to read PDF, Word, PowerPoint, EPUB, HTML and Jupyter files: pip insta
 
 
 def converter_version() -> str:
-    """Return MarkItDown's version, or "" if it is not installed."""
-    return importlib.metadata.version("markitdown") if importlib.util.find_spec("markitdown") else ""
+    """Return the versions of MarkItDown and pypdfium2, or "" if one of them is not installed."""
+    if not (importlib.util.find_spec("markitdown") and importlib.util.find_spec("pypdfium2")):
+        return ""
+    return " ".join(importlib.metadata.version(name) for name in ("markitdown", "pypdfium2"))
 
 
-def as_markdown(content: bytes, path: Path) -> str:
-    """Return a file as Markdown, from the cache if possible; its title comes first.
+def as_text(content: bytes, path: Path) -> str:
+    """Return a file as text (Markdown, where it has a structure), from the cache if possible; its title comes first.
 
     Args:
         content: The file's content.
@@ -42,7 +44,7 @@ def as_markdown(content: bytes, path: Path) -> str:
 
     suffix = path.suffix.lower()
     digest = hashlib.sha256(f"{converter_version()}{suffix}".encode() + content).hexdigest()[:32]
-    kept = Path(constants.HF_HOME) / "revela-hub" / "documents" / f"{digest}.md"
+    kept = Path(constants.HF_HOME) / "revela-hub" / "documents" / f"{digest}.txt"
     with contextlib.suppress(OSError):
         return kept.read_text(encoding="utf-8")
     text = _convert(content, suffix)
@@ -55,17 +57,35 @@ def as_markdown(content: bytes, path: Path) -> str:
 
 
 def _convert(content: bytes, suffix: str) -> str:
+    _say_once()
     from markitdown import StreamInfo
 
-    if suffix in (".htm", ".html"):
-        content = _main_part(content)
     try:
+        if suffix == ".pdf":
+            return _pdf_text(content)
+        if suffix in (".htm", ".html"):
+            content = _main_part(content)
         result = _converter().convert_stream(io.BytesIO(content), stream_info=StreamInfo(extension=suffix), strip=["a"])
-    except Exception as error:  # of any of the libraries below MarkItDown
+    except Exception as error:  # of any of the libraries
         raise ValueError(str(error)) from error
     text = result.markdown.encode(errors="replace").decode().strip()
     title = " ".join((result.title or "").split())
     return f"{title}\n\n{text}" if title and text and not text.startswith(("# ", "## ", title)) else text
+
+
+@cache
+def _say_once() -> None:
+    note("converting PDF, Word, PowerPoint, EPUB, HTML and Jupyter files to text; each file is converted once")
+
+
+def _pdf_text(content: bytes) -> str:
+    import pypdfium2
+
+    with pypdfium2.PdfDocument(content) as document:
+        pages = [page.get_textpage().get_text_range() for page in document]
+    # PDFium marks hyphens at the end of a line with U+FFFE.
+    text = "\n\n".join(pages).replace("\r\n", "\n").replace("\ufffe", "")
+    return text.encode(errors="replace").decode().strip()
 
 
 def _main_part(content: bytes) -> bytes:
@@ -86,9 +106,7 @@ def _converter() -> Any:
     import markitdown
     from markitdown import converters
 
-    note("converting PDF, Word, PowerPoint, EPUB, HTML and Jupyter files to Markdown; each file is converted once")
-    logging.getLogger("pdfminer").setLevel(logging.ERROR)  # a warning for each unusual font
     made = markitdown.MarkItDown(enable_builtins=False, enable_plugins=False)
-    for kind in ("DocxConverter", "EpubConverter", "HtmlConverter", "IpynbConverter", "PdfConverter", "PptxConverter"):
+    for kind in ("DocxConverter", "EpubConverter", "HtmlConverter", "IpynbConverter", "PptxConverter"):
         made.register_converter(getattr(converters, kind)())
     return made

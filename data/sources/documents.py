@@ -151,7 +151,7 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
     name = printable_name(path.as_posix())
     if is_converted:
         try:
-            return Document(name, converted.as_markdown(content, path), None, "text")
+            return Document(name, converted.as_text(content, path), None, "text")
         except ValueError as error:
             logger.warning("%s is skipped: it cannot be converted to text (%s)", name, first_line(error))
             report.skipped["unreadable"] += 1
