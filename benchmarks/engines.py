@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with squad")
     parser.add_argument("--model", required=True, help="sentence-transformers folder")
     parser.add_argument("--work", type=Path, default=Path("outputs/engines"))
-    parser.add_argument("--passages", type=int, default=8000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--passages", type=int, default=2500)
+    parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
     corpus = write_corpus(given.data / "squad" / "passages.jsonl.gz", given.work / "corpus", given.passages)
     output = given.work / "output"
