@@ -1,4 +1,4 @@
-"""Passages with their vectors in parquet files, which `datasets`, LanceDB, Qdrant's loaders and Milvus's bulk import read.
+"""Passages with their vectors in parquet files, which `datasets`, LanceDB and Qdrant read.
 
 One row per passage: `id` (its number), `text`, `vector` (a list of fixed size, float32), `document`, `path`,
 `start_line`, `end_line`, and a column per field of metadata. Memory holds one row group.

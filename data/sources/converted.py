@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import io
 import uuid
+import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ MISSING = "PDF, Word, PowerPoint, EPUB, HTML or Jupyter"
 REMEDY = 'to read PDF, Word, PowerPoint, EPUB, HTML and Jupyter files: pip install "revela-hub[documents]"'
 
 
+MAX_UNPACKED = 2**30
+"""Maximum size in bytes of the files in a Word, PowerPoint or EPUB file, which are unpacked in memory."""
+
+
+@cache
 def converter_version() -> str:
     """Return the versions of MarkItDown and pypdfium2, or "" if one of them is not installed."""
     if not (importlib.util.find_spec("markitdown") and importlib.util.find_spec("pypdfium2")):
@@ -38,33 +44,42 @@ def as_text(content: bytes, path: Path) -> str:
         path: The file; its suffix, one of `SUFFIXES`, determines the format.
 
     Raises:
-        ValueError: The file is damaged, encrypted, or has another format than its suffix says.
+        ValueError: The file is damaged, encrypted, has another format than its suffix says, or unpacks to more than 1 GiB.
     """
     from huggingface_hub import constants
 
     suffix = path.suffix.lower()
     digest = hashlib.sha256(f"{converter_version()}{suffix}".encode() + content).hexdigest()[:32]
     kept = Path(constants.HF_HOME) / "revela-hub" / "documents" / f"{digest}.txt"
-    with contextlib.suppress(OSError):
-        return kept.read_text(encoding="utf-8")
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if text := kept.read_text(encoding="utf-8"):  # empty after a crash of the machine
+            return text
     text = _convert(content, suffix)
+    temporary = kept.with_name(f"{kept.name}.{uuid.uuid4().hex}.tmp")
     with contextlib.suppress(OSError):  # without a cache, the next command converts the file again
         kept.parent.mkdir(parents=True, exist_ok=True)
-        temporary = kept.with_name(f"{kept.name}.{uuid.uuid4().hex}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(kept)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(kept)
+        finally:
+            temporary.unlink(missing_ok=True)
     return text
 
 
 def _convert(content: bytes, suffix: str) -> str:
     _say_once()
-    from markitdown import StreamInfo
-
     try:
         if suffix == ".pdf":
             return _pdf_text(content)
+        from markitdown import StreamInfo
+
         if suffix in (".htm", ".html"):
             content = _main_part(content)
+        elif (
+            suffix != ".ipynb"
+            and sum(each.file_size for each in zipfile.ZipFile(io.BytesIO(content)).filelist) > MAX_UNPACKED
+        ):
+            raise ValueError(f"it unpacks to more than {MAX_UNPACKED:,} bytes")
         result = _converter().convert_stream(io.BytesIO(content), stream_info=StreamInfo(extension=suffix), strip=["a"])
     except Exception as error:  # of any of the libraries
         raise ValueError(str(error)) from error

@@ -65,7 +65,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_pages_and_office_files_are_read_as_markdown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("markitdown")
+    pytest.importorskip("markitdown", reason="the extra documents is not installed")
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "a.HTML").write_bytes(PAGE.encode("latin-1"))
@@ -93,7 +93,7 @@ def test_pages_and_office_files_are_read_as_markdown(tmp_path: Path, caplog: pyt
 
 
 def test_a_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    pytest.importorskip("markitdown")
+    pytest.importorskip("markitdown", reason="the extra documents is not installed")
     for name in ("a.html", "copy.html"):
         (tmp_path / name).write_text(PAGE)
     texts = [document.text for document in read_documents(str(tmp_path / "*.html"))]
@@ -101,10 +101,27 @@ def test_a_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(converted, "_convert", None)
     assert [document.text for document in read_documents(str(tmp_path / "*.html"))] == texts
+    (kept,) = cache.iterdir()
+    for damage in (b"", b"\xff\xfe\xff"):
+        monkeypatch.undo()
+        monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "hf"))
+        kept.write_bytes(damage)
+        assert [document.text for document in read_documents(str(tmp_path / "*.html"))] == texts
     # Without a place for the cache, files are converted each time.
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", "/dev/null")
     assert [document.text for document in read_documents(str(tmp_path / "*.html"))] == texts
+
+
+def test_a_file_that_unpacks_to_too_much_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("markitdown", reason="the extra documents is not installed")
+    (tmp_path / "a.docx").write_bytes(word_file())
+    monkeypatch.setattr(converted, "MAX_UNPACKED", 100)
+    with pytest.raises(UserError, match="skipped 1 unreadable"):
+        list(read_documents(tmp_path / "a.docx"))
+    assert "a.docx is skipped: it cannot be converted to text (it unpacks to more than 100 bytes)" in caplog.text
 
 
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

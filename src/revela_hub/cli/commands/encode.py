@@ -5,7 +5,7 @@ again: existing vectors are reused. When all shards are done, run `revela-hub in
 output folder.
 
 With --parquet_dir, the passages are also written as parquet files with the columns id, text, vector, document, path,
-start_line, end_line and --metadata_columns. `datasets`, LanceDB and Milvus's bulk import read them.
+start_line, end_line and --metadata_columns. `datasets`, LanceDB and Qdrant read them.
 
 Examples:
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --num_processes 4
