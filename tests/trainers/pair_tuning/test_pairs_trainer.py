@@ -29,6 +29,7 @@ def pairs(number: int = 16, negatives: int = 0) -> Dataset:
 
 def trainer(folder: Path, retriever: Path, rows: Dataset, **options: Any) -> PairsTrainer:
     given = {"per_device_train_batch_size": 4, "max_steps": 4, "logging_steps": 1, "report_to": [], "quiet": True}
+    given["bf16"] = False  # after training, accelerate's autocast stays around the model's forward pass
     args = PairsTrainingArguments(output_dir=str(folder), **(given | {"save_strategy": "no"} | options))
     return PairsTrainer(str(retriever), args, train_dataset=rows)
 
