@@ -5,6 +5,7 @@ Part of the clean process of `verify.py`: standard library and siblings only.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from inspect import getmodulename
 from pathlib import Path
@@ -98,6 +100,7 @@ class Readers:
     @classmethod
     def with_requirements(cls, requirements: Iterable[str]) -> Readers:
         """Return the standard library, transformers, sentence-transformers, the given packages, and their requirements."""
+        sys.meta_path[:] = [finder._finder if type(finder) is _Only else finder for finder in sys.meta_path]
         wanted, packages = ["transformers", "sentence-transformers", *requirements], set()
         while wanted:
             name = _canonical(wanted.pop())
@@ -118,6 +121,7 @@ def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@cache
 def _required_by(package: str) -> list[str]:
     from packaging.requirements import Requirement
 
@@ -128,6 +132,7 @@ def _required_by(package: str) -> list[str]:
     return [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
 
 
+@cache
 def _modules_of(package: str) -> set[str]:
     # Not metadata.packages_distributions: on Python 3.10 it knows only packages with a top_level.txt.
     try:
@@ -135,7 +140,9 @@ def _modules_of(package: str) -> set[str]:
     except metadata.PackageNotFoundError:
         return set()
     named = (distribution.read_text("top_level.txt") or "").split()
-    return {*named, *(getmodulename(file.parts[0]) or file.parts[0] for file in distribution.files or ())}
+    record = (distribution.read_text("RECORD") or "").splitlines()  # distribution.files makes a path of each line
+    first = {row[0].split("/")[0] for row in csv.reader(record)} or {file.parts[0] for file in distribution.files or ()}
+    return {*named, *(getmodulename(name) or name for name in first)}
 
 
 class _Only:

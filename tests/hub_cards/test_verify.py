@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -304,6 +306,26 @@ def test_decoders_without_padding_token_encode_one_text_at_a_time(tmp_path: Path
     for checks in verify_all(tasks):
         assert all(check.ok for check in checks), as_table(checks)
         assert "one text at a time" in next(check.detail for check in checks if check.name == "tokens")
+
+
+LATER = """
+import sys, types
+from importlib.util import find_spec
+package = types.ModuleType("verification")
+package.__path__ = [sys.argv[1]]
+sys.modules["verification"] = package
+from verification.process import Readers
+for requirements, found in (([], False), (["peft"], True), ([], False)):
+    Readers.with_requirements(requirements).hide_everything_else()
+    assert bool(find_spec("peft")) == found and not find_spec("pytest"), requirements
+    assert find_spec("sentence_transformers")
+"""
+
+
+def test_a_folder_finds_the_packages_that_it_requires_whatever_was_verified_before(repository: Path) -> None:
+    folder = str(repository / "hub_cards" / "verify")
+    done = subprocess.run([sys.executable, "-c", LATER, folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 SLEEPER = """
