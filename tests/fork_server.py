@@ -16,6 +16,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 _TESTS = os.path.dirname(os.path.abspath(__file__))
@@ -41,11 +42,11 @@ def python(kind: str) -> list[str]:
     return [sys.executable, "-S", "-E", os.path.abspath(__file__), kind, os.environ["HF_HOME"], str(os.getpid())]
 
 
-def launch(script: str, *words: str, processes: int, environment: dict[str, str] | None = None) -> None:
-    """Runs a script in processes of one process group, as `torchrun` does, and waits for all of them.
+def launch(script: str, *words: str, processes: int, environment: dict[str, str] | None = None) -> list[str]:
+    """Runs a script in processes of one process group, as `torchrun` does, and returns what each of them wrote.
 
     Raises:
-        AssertionError: one has failed; the message is the end of what it wrote to stderr.
+        AssertionError: one has failed; the message is the end of what it wrote.
     """
     import subprocess
     import tempfile
@@ -71,11 +72,14 @@ def launch(script: str, *words: str, processes: int, environment: dict[str, str]
     finally:
         for process, _ in started:
             process.kill()
+    written = []
     for status, (_, errors) in zip(ended, started, strict=True):
         errors.seek(0)
         said = errors.read().decode(errors="replace")
         errors.close()
         assert not status, said[-3000:]
+        written.append(said)
+    return written
 
 
 # --- the client
@@ -145,11 +149,13 @@ def _connect(kind: str, folder: str, pytest: str) -> socket.socket | None:
 
 def serve(kind: str, folder: str, pytest: int) -> None:
     """Imports, and forks for each client until pytest ends."""
+    import gc
     import select
     import signal
 
     sys.path.append(_TESTS)
     {"readers": _import_as_readers, "trainers": _import_for_training}[kind]()
+    gc.freeze()  # garbage collections of the processes skip what has been imported
     place = os.path.join(folder, kind)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(place + ".part")
@@ -236,6 +242,9 @@ def _supervise(connection: socket.socket) -> None:
     ended = os.pidfd_open(worker)
     if ended in select.select([connection, ended], [], [])[0]:
         status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+        if status < 0:  # killed, perhaps without its own processes
+            with suppress(ProcessLookupError):
+                os.killpg(worker, signal.SIGKILL)
         connection.sendall(str(status).encode())
     else:
         os.killpg(worker, signal.SIGKILL)

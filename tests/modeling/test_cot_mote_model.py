@@ -2,12 +2,12 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from fork_server import python
 from safetensors import safe_open
 from test_retromae_model import FAMILIES, masked_lm
 from torch import Tensor
@@ -167,9 +167,8 @@ def test_the_published_folder_loads_in_a_fresh_process_by_its_own_code(tmp_path:
         "backbones.py", "configuration_cot_mote.py", "expert_encoders.py", "linear_cross_entropy.py", "masked_lm.py",
         "modeling_cot_mote.py",
     ]  # fmt: skip
-    subprocess.run(
-        [sys.executable, "-c", LOADED_ELSEWHERE, str(tmp_path)], check=True, capture_output=True, cwd=tmp_path
-    )
+    command = [*python("readers"), "-c", LOADED_ELSEWHERE, str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     torch.manual_seed(1)
     ids = torch.randint(5, VOCABULARY, (2, 8))
     expected = model.encoder(ids, torch.ones_like(ids), expert="query")

@@ -1,12 +1,12 @@
 """Revela as a user of transformers meets it: backbones, padding, checkpoints, precision, errors."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from fork_server import python
 from torch import Tensor
 
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
@@ -236,7 +236,7 @@ for auto in (AutoModel, AutoModelForCausalLM):
     torch.testing.assert_close(model(**saved["batch"]).logits, saved["logits"])
 print(AutoConfig.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True).v_normalization)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([*python("readers"), "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "True"
 

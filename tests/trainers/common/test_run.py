@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from filelock import FileLock
+from fork_server import launch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
@@ -256,7 +255,12 @@ _ONE_OF_TWO = """
 import os, sys
 sys.path.insert(0, {tests!r})
 from test_run import Signal, run
-run({words!r}, *([Signal(15, 2)] if os.environ["RANK"] == "1" else []))
+from revela_hub.trainers.common.stopping import Interrupted
+try:
+    run({words!r}, *([Signal(15, 2)] if os.environ["RANK"] == "1" else []))
+except Interrupted as error:
+    sys.exit(error.status != 143)
+sys.exit("was not stopped")
 """
 
 
@@ -264,11 +268,10 @@ run({words!r}, *([Signal(15, 2)] if os.environ["RANK"] == "1" else []))
 def test_a_signal_to_one_process_ends_all_after_the_same_update(words: list[str], tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(_ONE_OF_TWO.format(tests=str(Path(__file__).parent), words=words))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([sys.executable, *launch, str(script)], capture_output=True, text=True, check=False)
-    assert done.stderr.count("SIGTERM: stopping after this step") >= 1
+    written = "".join(launch(str(script), processes=2))
+    assert "SIGTERM: stopping after this step" in written
     checkpoint, passed = last_complete(tmp_path / "out")
-    assert (checkpoint, passed) == (tmp_path / "out" / "checkpoint-3", []), done.stderr[-3000:]
+    assert (checkpoint, passed) == (tmp_path / "out" / "checkpoint-3", []), written[-3000:]
     record = Record.read(checkpoint)
     assert record is not None and {"rng_state_0.pth", "rng_state_1.pth"} <= record.files.keys()
 
