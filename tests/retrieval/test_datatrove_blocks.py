@@ -4,11 +4,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fork_server import python
 
 pytest.importorskip("datatrove", reason="datatrove is not installed")
 
@@ -53,12 +54,13 @@ def test_a_killed_pipeline_repeats_only_what_is_missing(tmp_path: Path, retrieve
     for number in range(4):
         rows = [{"id": f"d{n}", "text": texts[n]} for n in (2 * number, 2 * number + 1)]
         (tmp_path / "corpus" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [sys.executable, "-c", PIPELINE, str(tmp_path), str(retriever_folder)]
-    # Without pipes, and in a separate group: datatrove's helper process outlives it.
+    command = [*python("trainers"), "-c", PIPELINE, str(tmp_path), str(retriever_folder)]
+    # Without pipes, and in a separate group: datatrove's helper process outlives it (the fork server ends it).
     nothing = subprocess.DEVNULL
     with subprocess.Popen([*command, "kill"], stdout=nothing, stderr=nothing, start_new_session=True) as killed:
         killed.wait()
-        os.killpg(killed.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(killed.pid, signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     done = subprocess.run([*command, "live"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -71,3 +73,27 @@ def test_a_killed_pipeline_repeats_only_what_is_missing(tmp_path: Path, retrieve
     expected = load_encoder(str(retriever_folder), device="cpu").encode_document([row["text"] for row in rows])
     np.testing.assert_allclose(np.array([row["vector"] for row in rows]), expected, atol=1e-5)
     assert {"start_line", "end_line", "vector", "text"} <= set(rows.column_names)
+
+
+def test_passages_without_vectors_are_written_as_parquet(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+    from datatrove.data import Document
+    from datatrove.pipeline.writers import ParquetWriter
+
+    from revela_hub.data import read_documents
+    from revela_hub.retrieval.datatrove_blocks import CutPassages
+
+    documents = [Document(f"River {n} is long. It carries stones to the sea.", f"d{n}") for n in range(3)]
+    writer = ParquetWriter(str(tmp_path / "passages"), expand_metadata=True)
+    written = list(writer.run(CutPassages(max_words=6).run(documents)))
+    (file,) = (tmp_path / "passages").glob("*.parquet")
+    rows = pq.read_table(file).to_pylist()
+    assert [row["text"] for row in rows] == [passage.text for passage in written]
+    assert rows[1] == {
+        "text": "It carries stones to the sea.",
+        "id": "d0:1-1",
+        "document": "d0",
+        "start_line": 1,
+        "end_line": 1,
+    }
+    assert [document.text for document in read_documents(str(file))] == [row["text"] for row in rows]
