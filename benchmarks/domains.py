@@ -36,12 +36,12 @@ def load_domain(name: str, data: Path, work: Path, *, queries: int, passages: in
         file = work / "stdlib.jsonl"
         rows = ({"_id": path, "text": text} for path, text in made.sources.items())
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return Domain(_part(made.task, queries, passages), [{"path": str(file), "kind": "code"}])
+        return Domain(sample(made.task, queries, passages), [{"path": str(file), "kind": "code"}])
     if name in ("cosqa", "scifact"):
         folder = data / name if name == "cosqa" else data / "beir" / name
         whole = read_beir(folder, "dev" if name == "cosqa" else "test")
         text = {"path": str(folder / "corpus.jsonl.gz")} | ({"kind": "code"} if name == "cosqa" else {})
-        return Domain(_part(whole, queries, passages), [text])
+        return Domain(sample(whole, queries, passages), [text])
     corpus = {row["_id"]: row["text"] for row in read_rows(data / name / "passages.jsonl.gz")}
     asked = read_rows(data / name / "dev.jsonl.gz")
     whole = RetrievalTask(
@@ -50,10 +50,11 @@ def load_domain(name: str, data: Path, work: Path, *, queries: int, passages: in
         {row["_id"]: {row["passage_id"]: 1} for row in asked},
         name,
     )
-    return Domain(_part(whole, queries, passages), [{"path": str(data / name / "passages.jsonl.gz")}])
+    return Domain(sample(whole, queries, passages), [{"path": str(data / name / "passages.jsonl.gz")}])
 
 
-def _part(task: RetrievalTask, queries: int, passages: int) -> RetrievalTask:
+def sample(task: RetrievalTask, queries: int, passages: int) -> RetrievalTask:
+    """Draw queries, and passages that include the relevant ones, with a fixed seed."""
     drawn = random.Random(0)
     asked = sorted(drawn.sample(sorted(task.queries), min(queries, len(task.queries))))
     needed = dict.fromkeys(id_ for query in asked for id_ in task.qrels[query] if id_ in task.corpus)

@@ -2,14 +2,14 @@ r"""BM25 with bm25s: the baseline that needs no training.
 
 The defaults are k1 = 1.5, b = 0.75 and the English Snowball stemmer, which score higher on most collections than the settings of
 Anserini and Pyserini (`ANSERINI`: k1 = 0.9, b = 0.4, the original Porter stemmer). Words are matches of `\w\w+`: `snake_case` is
-one word, as in Lucene. Text in scripts without spaces (Han, kana) is indexed as overlapping pairs of characters, as Lucene's
-CJKAnalyzer does.
+one word, as in Lucene, unless `split_identifiers` is set. Text in scripts without spaces (Han, kana) is indexed as overlapping pairs
+of characters, as Lucene's CJKAnalyzer does.
 """
 
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,8 @@ _WORD_OR_PAIR = re.compile(
     rf"[^\W{UNSPACED_CHARACTER.pattern[1:-1]}]{{2,}}|{UNSPACED_CHARACTER.pattern}(?={UNSPACED_CHARACTER.pattern})"
 )
 """A word, or the first character of a pair in a script without spaces."""
+_PART_END = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+"""Where a part of an identifier ends: snake_case, camelCase, HTTPServer."""
 MAX_K1 = 1_000_000
 """Upper limit of k1: term frequency is practically linear there, and much larger values overflow in float32."""
 METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")
@@ -46,6 +48,7 @@ class BM25Settings:
         stemmer: A stemmer of PyStemmer ("english", "porter", "german", ...), or "none".
         stopwords: The language of bm25s' stop words ("en", "de", ...), or "none".
         method: The variant: "lucene", "robertson", "atire", "bm25l" or "bm25+" (Kamphuis et al. 2020, as in bm25s).
+        split_identifiers: Whether `parse_header` and `parseHeader` are also indexed as "parse" and "header". For code.
     """
 
     k1: float = 1.5
@@ -53,6 +56,7 @@ class BM25Settings:
     stemmer: str = "english"
     stopwords: str = "en"
     method: str = "lucene"
+    split_identifiers: bool = False
 
     def __post_init__(self) -> None:
         """Raises UserError for a value out of range or an unknown method."""
@@ -105,7 +109,10 @@ class BM25:
         """Builds or loads the index."""
         source = texts if isinstance(texts, (Texts, TextList, Rows)) else TextList(list(texts))  # type: ignore[arg-type]
         self.settings = settings or BM25Settings()
-        self.key = key_of("bm25 of pairs", asdict(self.settings), source.fingerprint)
+        values = asdict(self.settings)
+        if not self.settings.split_identifiers:  # so that indexes of earlier versions are found
+            del values["split_identifiers"]
+        self.key = key_of("bm25 of pairs", values, source.fingerprint)
         self._bm25s = _require_bm25s()
         self._stemmer, self._stopwords = _stemmer(self.settings.stemmer), _stop_words(self.settings.stopwords)
         self._show_progress_bar = show_progress_bar
@@ -172,8 +179,11 @@ class BM25:
         found: list[tuple[int, int]] = []
         for word in _WORD_OR_PAIR.finditer(text):
             start, end = word.start(), word.end() + (len(word[0]) == 1)
-            piece = text[start:end].lower()
-            if (piece if self._stemmer is None else self._stemmer.stemWord(piece)) in stems:
+            piece = text[start:end]
+            pieces = [piece, *_parts(piece)] if self.settings.split_identifiers else [piece]
+            if any(
+                (p if self._stemmer is None else self._stemmer.stemWord(p)) in stems for p in map(str.lower, pieces)
+            ):
                 joined = bool(found) and found[-1][1] >= start  # pairs of Han and kana overlap
                 found.append((found.pop()[0] if joined else start, end))
         return found
@@ -210,8 +220,11 @@ class BM25:
         return top_hits(scores_N[found], found, k)
 
     def _words(self, texts: Any, *, return_ids: bool = True) -> Any:
+        spaced: Iterable[str] = map(_spaced, texts)
+        if self.settings.split_identifiers:
+            spaced = map(_with_parts, spaced)
         return self._bm25s.tokenize(
-            map(_spaced, texts) if isinstance(texts, Iterator) else [_spaced(text) for text in texts],
+            spaced if isinstance(texts, Iterator) else list(spaced),
             stopwords=self._stopwords,
             stemmer=self._stemmer,
             return_ids=return_ids,
@@ -224,6 +237,20 @@ def _spaced(text: str) -> str:
     if text.isascii():
         return text
     return _UNSPACED_RUN.sub(lambda run: f" {' '.join(map(''.join, pairwise(run[0])))} ", text)
+
+
+def _parts(word: str) -> list[str]:
+    """Return the parts of an identifier; none for a plain word.
+
+    >>> _parts("parse_HTTPHeader"), _parts("header")
+    (['parse', 'HTTP', 'Header'], [])
+    """
+    parts = [part for part in _PART_END.split(word) if part]
+    return [] if parts == [word] else parts
+
+
+def _with_parts(text: str) -> str:
+    return re.sub(r"\w+", lambda word: " ".join([word[0], *_parts(word[0])]), text)
 
 
 def _in_blocks(texts: TextSource, size: int = 4096) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """How `adapt` splits a probe, fits the weight of BM25 and selects a system."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -81,21 +82,23 @@ def test_a_weight_of_zero_is_the_retriever_alone_and_one_is_bm25() -> None:
 def test_the_best_candidate_is_selected_and_the_base_if_none_is_better() -> None:
     bm25, whole = ranking(0.3, 5), task()
     base, worse, better = (
-        System(name, name, ranking(found, 6), 0.3) for name, found in (("base", 0.6), ("worse", 0.3), ("better", 0.9))
+        System(name, name, ranking(found, 6), bm25, 0.3)
+        for name, found in (("base", 0.6), ("worse", 0.3), ("better", 0.9))
     )
-    assert select(base, [worse, better], bm25, whole) is better
-    assert select(base, [worse], bm25, whole) is base
-    assert select(base, [], bm25, whole) is base
-    assert compare(base, better, bm25, whole).verdict == "better"
+    assert select([base, worse, better], whole) is better
+    assert select([base, worse], whole) is base
+    assert select([base, replace(base, name="equal")], whole) is base
+    assert compare(base, better, whole).verdict == "better"
 
 
 def test_a_candidate_that_kept_the_base_retriever_says_so() -> None:
     bm25, whole = ranking(0.3, 5), task()
     base, kept, better = (
-        System(name, name, ranking(found, 6), 0.3) for name, found in (("base", 0.6), ("kept", 0.6), ("better", 0.9))
+        System(name, name, ranking(found, 6), bm25, 0.3)
+        for name, found in (("base", 0.6), ("kept", 0.6), ("better", 0.9))
     )
-    difference = compare(base, better, bm25, whole)
-    verdict = Verdict(base, better, better, difference, [base, kept, better], bm25, whole, whole)
+    difference = compare(base, better, whole)
+    verdict = Verdict(base, better, better, difference, [base, kept, better], whole, whole)
     rows = verdict.table().splitlines()
     assert [row.split()[0] for row in rows[1:]] == ["BM25", "base", "kept", "better"]
     assert rows[3].endswith("  none: base retriever kept") and rows[4].endswith("]  <- exported")

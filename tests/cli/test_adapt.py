@@ -2,6 +2,8 @@
 
 import json
 import re
+from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,8 @@ def test_a_verdict_a_retriever_and_a_weight(
     assert VERDICT.fullmatch(last), last
     assert "natural pairs: 120 docstring" in printed
     report = json.loads((output / "adapt.json").read_text())
-    assert [system["name"] for system in report["systems"]][:3] == ["base retriever", "natural pairs", "distillation"]
+    names = ["base retriever", "base, identifiers split", "natural pairs", "distillation"]
+    assert [system["name"] for system in report["systems"]][:4] == names
     assert report["verdict"] in last
     assert report["cost"] in (output / "retriever" / "README.md").read_text()
     assert json.loads((output / "hybrid.json").read_text())["bm25_weight"] == report["bm25_weight"]
@@ -95,11 +98,41 @@ def test_the_language_of_bm25_is_delivered_and_used(
     german = ["--bm25_stemmer", "german", "--bm25_stopwords", "de"]
     assert main(options(code, retriever_folder, output, *german)) == 0
     settings = BM25Settings(stemmer="german", stopwords="de")
-    assert used.count(settings) == 3  # checked, measured, and the teacher; the trainings report their own probe
+    split = replace(settings, split_identifiers=True)
+    # Checked, measured without and with split identifiers, and the teacher; the trainings report their own probe.
+    assert used.count(settings) + used.count(split) == 4 and used.index(split) == 2
     assert main(["search", str(output), "area", "--corpus", str(code)]) == 0
-    assert read_report(output / "adapt.json").bm25 == used[-1] == settings
+    delivered = read_report(output / "adapt.json").bm25
+    assert delivered == used[-1] and delivered in (settings, split)
     assert main(["search", str(output), "area", "--corpus", str(code), "--bm25_stemmer", "none"]) == 0
-    assert used[-1] == BM25Settings(stemmer="none", stopwords="de")
+    assert used[-1] == replace(delivered, stemmer="none")
+
+
+def test_split_identifiers_are_delivered_if_they_help(
+    retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retriever of random weights cannot be better; words of the docstrings are only parts of names."""
+    folder, output = tmp_path / "code", tmp_path / "out"
+    folder.mkdir()
+    words = "river sea stone moon iron salt wind leaf bird fish hill road lamp door rope seed".split()
+    functions = [
+        f'def {one}_{other}(width, height):\n    """The {one} of a {other} and of a field."""\n'
+        f"    factor = {n} * width + 1\n    width = abs(width)\n    return width * height * factor\n"
+        for n, (one, other) in enumerate(permutations(words, 2))
+    ]
+    for n in range(0, len(functions), 2):
+        (folder / f"m{n:03}.py").write_text("\n\n".join(functions[n : n + 2]))
+    monkeypatch.setattr("revela_hub.adaptation.adapt.TRAIN", {})
+    assert main(options(folder, retriever_folder, output)) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"(?m)^base, identifiers split .* <- exported$", printed)
+    assert "VERDICT: BETTER" in printed
+    assert json.loads((output / "hybrid.json").read_text())["bm25"]["split_identifiers"] is True
+    assert read_report(output / "adapt.json").is_base
+    assert "The base retriever, unchanged" in (output / "retriever" / "README.md").read_text()
+    search = ["search", str(output), "moon_river", "--corpus", str(folder), "--top_k", "1", "--json"]
+    assert main(search) == 0
+    assert "def moon_river" in capsys.readouterr().out
 
 
 def test_ctrl_c_ends_with_the_best_so_far_and_the_same_command_goes_on(

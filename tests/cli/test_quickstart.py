@@ -53,8 +53,8 @@ def test_the_whole_story(
     assert main(["quickstart", *words]) == 0
     printed = capsys.readouterr().out
     report = json.loads((out / "adapt.json").read_text())
-    assert [system["name"] for system in report["systems"]][:4] == [
-        *("base retriever", "natural pairs", "distillation", "revela")
+    assert [system["name"] for system in report["systems"]][:5] == [
+        *("base retriever", "base, identifiers split", "natural pairs", "distillation", "revela")
     ]
     for mean in report["ndcg_at_10"].values():
         assert 0 <= mean <= 1

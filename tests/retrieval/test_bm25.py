@@ -1,5 +1,6 @@
 """BM25: the equation in a plain loop, its settings, and what it finds on a real collection."""
 
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -9,9 +10,11 @@ import pytest
 
 from revela_hub.data.sources.beir import read_beir
 from revela_hub.errors import UserError
-from revela_hub.evaluation import evaluate_bm25
+from revela_hub.evaluation import docstring_task, evaluate_bm25
 from revela_hub.retrieval import ANSERINI, BM25, BM25Settings
 from revela_hub.retrieval.bm25 import bm25_settings
+from revela_hub.retrieval.disk import key_of
+from revela_hub.retrieval.texts import TextList
 
 WORDS = "river sea stone moon iron salt wind leaf bird fish hill road lamp door rope seed".split()
 
@@ -126,6 +129,43 @@ def test_the_words_of_a_text_that_match(query: str, found: list[str]) -> None:
     text = "A running dog_x, Dogs ran, the runs 日本語 and abc日本 end"
     index = BM25(["The dog runs in 日本語", "x y"])
     assert [text[start:end] for start, end in index.matches(query, text)] == found
+
+
+def test_identifiers_are_also_indexed_by_their_parts(tmp_path: Path) -> None:
+    names = ["parse_header", "HTTPHeaderReader", "__init__", "größeWert", "utf8", "header"]
+    by_hand = [
+        "parse_header parse header",
+        "HTTPHeaderReader HTTP Header Reader",
+        "__init__ init",
+        "größeWert größe Wert",
+        "utf8",
+        "header",
+    ]
+    split = BM25Settings(split_identifiers=True)
+    index, expected = BM25(names, split, folder=tmp_path), BM25(by_hand)
+    for query in ("header", "init", "a wert", "parse", "utf8"):
+        hits, there = index.search([query], 6), expected.search([query], 6)
+        assert hits.rows_QK.tolist() == there.rows_QK.tolist()
+        assert hits.scores_QK.tolist() == there.scores_QK.tolist()
+    found = index.search(["parse_header"], 6).rows_QK[0].tolist()
+    assert found[0] == 0  # the whole identifier counts, too
+    assert sorted(found) == [0, 1, 5]
+    assert BM25(names).search(["header"], 6).rows_QK.tolist() == [[5]]
+    assert BM25(names, folder=tmp_path).search(["header"], 6).rows_QK.tolist() == [[5]]  # another index on disk
+    assert [(s, e) for s, e in index.matches("headers", "def parse_header(x):")] == [(4, 16)]
+    assert BM25(names).matches("headers", "def parse_header(x):") == []
+
+
+def test_the_index_of_an_earlier_version_is_found() -> None:
+    values = {"k1": 1.5, "b": 0.75, "stemmer": "english", "stopwords": "en", "method": "lucene"}
+    source = TextList(["river"])
+    assert BM25(source).key == key_of("bm25 of pairs", values, source.fingerprint)
+
+
+def test_split_identifiers_help_on_code() -> None:
+    task = docstring_task(str(Path(json.__file__).parents[1] / "email"), queries=100, seed=0).task
+    split = evaluate_bm25(task, BM25Settings(split_identifiers=True)).ndcg_at_10
+    assert split > evaluate_bm25(task).ndcg_at_10 + 0.05
 
 
 def test_the_size_of_an_index() -> None:

@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sentence_transformers.util import get_device_name
 
-from revela_hub.adaptation import candidates
+from revela_hub.adaptation import UNTRAINED, candidates
 from revela_hub.adaptation.inspection import Inspection
 from revela_hub.adaptation.labels import hold_out_labels
 from revela_hub.adaptation.systems import (
-    Scores,
     System,
     compare,
     measured_in_training,
-    query_scores,
     read_rankings,
     select,
     split_by_document,
@@ -38,6 +36,7 @@ from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run
 from revela_hub.evaluation.significance import PairedDifference
 from revela_hub.hub_cards.export import make_readable
+from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.disk import whole_path
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.trainers.common.cost import hardware
@@ -77,7 +76,6 @@ class Verdict:
         best: the candidate that was selected on the dev half; the base if none was better.
         difference: of the best candidate and the base, on the test half.
         systems: all systems, the base first.
-        bm25: rankings of BM25.
         dev: the dev half.
         test: the test half.
     """
@@ -87,7 +85,6 @@ class Verdict:
     best: System
     difference: PairedDifference
     systems: list[System]
-    bm25: Rankings
     dev: RetrievalTask
     test: RetrievalTask
 
@@ -110,8 +107,9 @@ class Verdict:
         interval = f"{d.difference:+.3f} (95% interval {d.low:+.3f} to {d.high:+.3f}, {d.queries} queries)"
         if self.best is self.base:
             return "No candidate was better than the base retriever on the queries that select."
+        split = " and identifiers split" if self.best.settings.split_identifiers else ""
         return (
-            f"The selected candidate ({self.best.name}, with BM25 weight {self.best.weight:.1f}) differs from the base retriever"
+            f"The selected candidate ({self.best.name}, with BM25 weight {self.best.weight:.1f}{split}) differs from the base retriever"
             f" with BM25 by {interval} in nDCG@10 on queries that were used for this comparison only."
         )
 
@@ -122,31 +120,38 @@ class Verdict:
 
     def differences(self) -> dict[str, PairedDifference]:
         """Return each candidate's difference from the base on the test half, both with BM25."""
-        return {system.name: compare(self.base, system, self.bm25, self.test) for system in self.systems[1:]}
+        return {system.name: compare(self.base, system, self.test) for system in self.systems[1:]}
 
     def means(self) -> dict[str, float]:
         """Return mean nDCG@10 on the test half of the exported system, the baselines and the candidates."""
         rows = {
-            "exported": mean(self.chosen.scores(self.bm25, self.test)),
-            "base retriever alone": mean(self.base.scores(self.bm25, self.test, hybrid=False)),
-            "BM25": mean(query_scores(self.base.dense, self.bm25, self.test, 1.0)),
+            "exported": self.chosen.mean(self.test),
+            "base retriever alone": self.base.mean(self.test, 0.0),
+            **self.of_bm25(),
         }
-        return rows | {f"{each.name}, with BM25": mean(each.scores(self.bm25, self.test)) for each in self.systems}
+        return rows | {f"{each.name}, with BM25": each.mean(self.test) for each in self.systems}
+
+    def of_bm25(self) -> dict[str, float]:
+        """Return mean nDCG@10 of BM25 on the test half, with each of the settings that were tried."""
+        settings = {each.settings: each for each in self.systems}
+        return {
+            "BM25, identifiers split" if one.split_identifiers else "BM25": each.mean(self.test, 1.0)
+            for one, each in settings.items()
+        }
 
     def table(self) -> str:
         """Format all systems with their scores and intervals."""
-        names = [system.name for system in self.systems]
-        width = max(len(name) for name in (*names, "BM25"))
+        words = self.of_bm25()
+        width = max(map(len, [*words, *(system.name for system in self.systems)]))
         lines = [f"{'test half':<{width}}  alone  with BM25  weight  difference"]
-        alone = query_scores(self.base.dense, self.bm25, self.test, 1.0)
-        lines.append(f"{'BM25':<{width}}  {mean(alone):5.3f}")
+        lines += [f"{name:<{width}}  {score:5.3f}" for name, score in words.items()]
         differences = self.differences()
         for system in self.systems:
-            dense, hybrid = (mean(system.scores(self.bm25, self.test, hybrid=each)) for each in (False, True))
+            dense, hybrid = system.mean(self.test, 0.0), system.mean(self.test)
             row = f"{system.name:<{width}}  {dense:5.3f}  {hybrid:9.3f}  {system.weight:6.1f}"
             if d := differences.get(system.name):
                 # No gain on the dev half: the training kept the base retriever's weights.
-                same = d.low == d.high == 0
+                same = system.name not in UNTRAINED and system.dense == self.base.dense
                 row += "  none: base retriever kept" if same else f"  {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
             lines.append(row + ("  <- exported" if system is self.chosen else ""))
         return "\n".join(lines)
@@ -158,15 +163,12 @@ class Verdict:
             "difference": self.difference.to_dict(),
             "exported": self.chosen.name,
             "bm25_weight": self.chosen.weight,
+            "bm25": bm25_options(self.chosen.settings),
             "queries": {"dev": len(self.dev.queries), "test": len(self.test.queries)},
             "ndcg_at_10": self.means(),
             "systems": [
                 {"name": each.name, "bm25_weight": each.weight, "seconds": round(each.seconds, 1)}
-                | (
-                    {}
-                    if each is self.base
-                    else {"difference": compare(self.base, each, self.bm25, self.test).to_dict()}
-                )
+                | ({} if each is self.base else {"difference": compare(self.base, each, self.test).to_dict()})
                 for each in self.systems
             ],
         }
@@ -188,12 +190,16 @@ class Adaptation:
         inputs: what candidates are made from.
         budget: seconds of training and evaluation in all.
         say: prints a line.
+        systems: what has been scored so far; the first is the base retriever with BM25.
+        baseline: the better of the untrained systems, with and without split identifiers.
+        stopped: whether Ctrl-C ended the trainings.
     """
 
     inputs: candidates.Inputs
     budget: float
     say: Callable[[str], None]
     systems: list[System] = field(default_factory=list)
+    baseline: System | None = None
     stopped: bool = False
 
     @property
@@ -252,13 +258,18 @@ class Adaptation:
             self._remember("probe", {"passages": passages})
         return passages
 
-    def baselines(self) -> System:
-        """Rank with BM25 and the base retriever, and fit the weight of their hybrid."""
-        self.bm25 = self._rankings("bm25", lambda: bm25_run(self.task, self.inputs.bm25))
-        base = self._system("base retriever", BASE, self.inputs.retriever, 0.0)
-        self.systems = [base]
-        self.inputs = replace(self.inputs, bm25_weight=base.weight)
-        return base
+    def baselines(self, *, code: bool = False) -> None:
+        """Rank with BM25 and the base retriever, and fit the weight of their hybrid.
+
+        Args:
+            code: whether the text has code: then BM25 with split identifiers is tried, too, and used below if it is better.
+        """
+        self.systems = [self._system(UNTRAINED[0], BASE, self.inputs.retriever, 0.0)]
+        if code:
+            self.inputs = replace(self.inputs, bm25=replace(self.inputs.bm25, split_identifiers=True))
+            self.systems.append(self._system(UNTRAINED[1], BASE, self.inputs.retriever, 0.0))
+        self.baseline = select(self.systems, self.dev)
+        self.inputs = replace(self.inputs, bm25=self.baseline.settings, bm25_weight=self.baseline.weight)
 
     def try_candidates(self) -> None:
         """Train and score the candidates; Ctrl-C ends the current one and skips the rest."""
@@ -282,11 +293,9 @@ class Adaptation:
 
     def average(self) -> None:
         """Average the candidates that are better than the base on the dev half, if there are several."""
-        helped = [
-            system
-            for system in self.systems[1:]
-            if compare(self.systems[0], system, self.bm25, self.dev).difference > 0
-        ]
+        trained = [system for system in self.systems if system.name not in UNTRAINED]
+        before = (self.baseline or self.systems[0]).mean(self.dev)
+        helped = [system for system in trained if system.mean(self.dev) > before]
         if len(helped) < 2 or self.stopped:
             return
         folder = self.work / "average" / RETRIEVER
@@ -299,27 +308,26 @@ class Adaptation:
     def verdict(self) -> Verdict:
         """Select on the dev half, and compare with the base on the test half."""
         base = self.systems[0]
-        best = select(base, self.systems[1:], self.bm25, self.dev)
-        difference = compare(base, best, self.bm25, self.test)
+        best = select(self.systems, self.dev)
+        difference = compare(base, best, self.test)
         chosen = best if difference.verdict == "better" else base
-        return Verdict(base, chosen, best, difference, self.systems, self.bm25, self.dev, self.test)
-
-    def dev_mean(self, system: System, weight: float) -> float:
-        """Return a system's mean nDCG@10 on the dev half with some weight of BM25."""
-        return mean(query_scores(system.dense, self.bm25, self.dev, weight))
+        return Verdict(base, chosen, best, difference, self.systems, self.dev, self.test)
 
     def _add(self, title: str, name: str, folder: Path, seconds: float) -> None:
         self.systems.append(self._system(title, name, str(folder), seconds))
-        gain = compare(self.systems[0], self.systems[-1], self.bm25, self.dev)
-        self.say(
-            f"{title}: {gain.difference:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] nDCG@10 on the dev half, with BM25"
-        )
+        base, tried = self.systems[0], self.systems[-1]
+        gain = compare(base, tried, self.dev)
+        found = f"{gain.difference:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] nDCG@10 on the dev half, with BM25"
+        self.say(f"{title}: {'base retriever kept' if tried.dense == base.dense else found}")
 
     def _system(self, title: str, name: str, folder: str, seconds: float) -> System:
         dense = self._rankings(name, lambda: retrieval_run(self._load(folder), self.task))
+        settings = self.inputs.bm25
+        kept = "bm25-split" if settings.split_identifiers else "bm25"
+        bm25 = self._rankings(kept, lambda: bm25_run(self.task, settings))
         # Without evidence, a candidate keeps the weight of the base retriever: another weight is a difference by chance.
-        prior = self.systems[0].weight if self.systems else PRIOR
-        return System(title, folder, dense, fit_weight(dense, self.bm25, self.dev, prior), seconds)
+        prior = self.baseline.weight if self.baseline else PRIOR
+        return System(title, folder, dense, bm25, fit_weight(dense, bm25, self.dev, prior), seconds, settings)
 
     def _load(self, folder: str) -> "SentenceTransformer":
         return load_retriever(
@@ -351,6 +359,6 @@ def _title(name: str) -> str:
     return name.replace("_", " ")
 
 
-def mean(scores: Scores) -> float:
-    """Return the mean over queries."""
-    return sum(scores.values()) / len(scores)
+def bm25_options(settings: BM25Settings) -> dict[str, Any]:
+    """Return the settings of BM25 that depend on the text, for JSON."""
+    return {name: getattr(settings, name) for name in ("stemmer", "stopwords", "split_identifiers")}

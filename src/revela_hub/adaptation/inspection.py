@@ -50,9 +50,14 @@ class Inspection:
         """The number of passages with a natural query."""
         return self.pairs.total() - self.pairs["none"]
 
+    @property
+    def has_code(self) -> bool:
+        """Whether a tenth of the text or more is code."""
+        return self.code >= 0.1
+
     def __str__(self) -> str:
         """Three lines."""
-        kind = "code" if self.code > 0.9 else "prose" if self.code < 0.1 else f"{self.code:.0%} code, the rest prose"
+        kind = "code" if self.code > 0.9 else "prose" if not self.has_code else f"{self.code:.0%} code, the rest prose"
         sample = "" if self.complete else " (a part of the text)"
         natural = ", ".join(f"{number:,} {kind}" for kind, number in self.pairs.most_common() if kind != "none")
         return (

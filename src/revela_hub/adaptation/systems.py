@@ -7,7 +7,7 @@ the same half.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from revela_hub.evaluation.hybrid_weight import halves as query_halves
 from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.evaluation.retrieval import Rankings, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
+from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.disk import whole_path
 
 if TYPE_CHECKING:
@@ -31,25 +32,33 @@ Scores = Mapping[str, float]
 
 @dataclass(frozen=True)
 class System:
-    """A retriever and the weight of BM25 in its hybrid.
+    """A retriever, BM25, and the weight of BM25 in their hybrid.
 
     Attributes:
         name: name in tables.
         folder: sentence-transformers folder or Hub id.
         dense: hits of the retriever for the queries of both halves.
+        bm25: hits of BM25 for the same queries.
         weight: weight of BM25, fitted on the dev half.
         seconds: duration of the training.
+        settings: settings of BM25.
     """
 
     name: str
     folder: str
     dense: Rankings
+    bm25: Rankings
     weight: float
     seconds: float = 0.0
+    settings: BM25Settings = field(default_factory=BM25Settings)
 
-    def scores(self, bm25: Rankings, task: RetrievalTask, *, hybrid: bool = True) -> Scores:
-        """Return the scores of the task's queries, with BM25 or without."""
-        return query_scores(self.dense, bm25, task, self.weight if hybrid else 0.0)
+    def scores(self, task: RetrievalTask, weight: float | None = None) -> Scores:
+        """Return the scores of the task's queries, with this weight of BM25 (default: the fitted one)."""
+        return query_scores(self.dense, self.bm25, task, self.weight if weight is None else weight)
+
+    def mean(self, task: RetrievalTask, weight: float | None = None) -> float:
+        """Return the mean of `scores`."""
+        return float(np.mean(list(self.scores(task, weight).values())))
 
     def to_dict(self) -> dict[str, object]:
         """Return a plain dictionary, for JSON."""
@@ -66,16 +75,14 @@ def query_scores(dense: Rankings, bm25: Rankings, task: RetrievalTask, weight: f
     return score_run(runs, task).per_query[METRIC]
 
 
-def compare(base: System, other: System, bm25: Rankings, task: RetrievalTask) -> PairedDifference:
+def compare(base: System, other: System, task: RetrievalTask) -> PairedDifference:
     """Compare two systems on the queries of a task, with a paired bootstrap."""
-    return compare_queries(base.scores(bm25, task), other.scores(bm25, task))
+    return compare_queries(base.scores(task), other.scores(task))
 
 
-def select(base: System, candidates: Iterable[System], bm25: Rankings, dev: RetrievalTask) -> System:
-    """Return the candidate with the best mean on the dev half, or the base if none is better."""
-    means = {system.name: float(np.mean(list(system.scores(bm25, dev).values()))) for system in (base, *candidates)}
-    systems = {system.name: system for system in (base, *candidates)}
-    return systems[max(means, key=lambda name: round(means[name], 9))]
+def select(systems: Iterable[System], dev: RetrievalTask) -> System:
+    """Return the system with the best mean on the dev half, the first of equal ones."""
+    return max(systems, key=lambda system: round(system.mean(dev), 9))
 
 
 def split_by_document(probe: "Probe") -> tuple[RetrievalTask, RetrievalTask]:

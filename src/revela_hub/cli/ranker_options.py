@@ -77,6 +77,10 @@ class RankerOptions(EndpointOptions, IndexArguments):
     bm25_method: Literal["lucene", "robertson", "atire", "bm25l", "bm25+"] | None = field(
         default=None, metadata={"help": "BM25: Variant of the formula (default: the preset's)."}
     )
+    bm25_split_identifiers: bool | None = field(
+        default=None,
+        metadata={"help": "BM25: Index names such as parse_header and parseHeader by their parts, too; for code."},
+    )
     query_prompt: str | None = field(
         default=None, metadata={"help": "Text to prepend to every query (default: the model's own prompt)."}
     )
@@ -142,7 +146,7 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
         UserError: A model cannot be loaded or does not support its mode.
     """
     from revela_hub.retrieval import RankerSettings
-    from revela_hub.retrieval.bm25 import bm25_settings
+    from revela_hub.retrieval.bm25 import BM25Settings, bm25_settings
     from revela_hub.retrieval.encoder import load_sparse_encoder, model_identity
 
     if model == "bm25" and mode not in (None, "bm25"):
@@ -152,8 +156,8 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
         for name in RankerSettings.__dataclass_fields__
         if name in RankerOptions.__dataclass_fields__ and name not in ("bm25", "device")
     } | {"index": options.index_options(options.dtype)}
-    own = ("k1", "b", "stemmer", "stopwords", "method")
-    bm25 = bm25_settings(options.bm25, **{name: getattr(options, f"bm25_{name}") for name in own})
+    own = {each.name: getattr(options, f"bm25_{each.name}") for each in fields(BM25Settings)}
+    bm25 = bm25_settings(options.bm25, **own)
     settings = RankerSettings(
         **values, mode="bm25" if model == "bm25" else mode or "dense", bm25=bm25, show_progress_bar=shows_progress()
     )

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from revela_hub.adaptation import UNTRAINED
 from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25Settings
 
-BASE = "base retriever"
+BASE = UNTRAINED[0]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Report:
     @property
     def is_base(self) -> bool:
         """Whether the base retriever was exported, because no training was better."""
-        return self.exported == BASE
+        return self.exported in UNTRAINED
 
 
 HEADER = ("system", "nDCG@10", "weight of BM25", "training time", "difference, 95% interval")

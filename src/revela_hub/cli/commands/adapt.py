@@ -5,9 +5,9 @@ natural pairs of the text (docstrings, titles, sentences), distillation from the
 pairs, with --lm Revela. One half of the queries selects the best; the other half is used once, for the verdict.
 If no candidate is significantly better, the base retriever is exported.
 
-Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; hybrid.json, the weight of BM25,
-which `revela-hub search OUTPUT_DIR` uses; adapt.json, all results; adapt.png; work/. Ctrl-C ends with the best so far;
-the same command resumes where it was stopped.
+Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; hybrid.json, the weight and
+settings of BM25, which `revela-hub search OUTPUT_DIR` uses; adapt.json, all results; adapt.png; work/. Ctrl-C ends with
+the best so far; the same command resumes where it was stopped.
 
 Examples:
   revela-hub adapt path/to/text
@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from revela_hub.adaptation import HYBRID, REPORT, SETTINGS
+from revela_hub.adaptation import HYBRID, REPORT, SETTINGS, UNTRAINED
 from revela_hub.errors import UserError
 from revela_hub.output import command_line, note
 from revela_hub.ranges import PositiveFloat, PositiveInt, Seed, TextLength
 
 if TYPE_CHECKING:
     from revela_hub.adaptation.adapt import Adaptation, Verdict
+    from revela_hub.adaptation.inspection import Inspection
     from revela_hub.retrieval.bm25 import BM25Settings
 
 POSITIONALS = ("data",)
@@ -103,17 +104,16 @@ def run(arguments: Arguments) -> None:
     output = Path(arguments.output_dir)
     adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), say)
     settings = {} if arguments.dry_run else _claim(arguments, output)
-    _inspect(arguments, adaptation)
+    found = _inspect(arguments, adaptation)
     if arguments.dry_run:
         return
     (output / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    base = adaptation.baselines()
-    for name, weight in (
-        ("base retriever", 0.0),
-        ("BM25", 1.0),
-        (f"hybrid, BM25 weight {base.weight:.1f}", base.weight),
-    ):
-        say(f"{name}: nDCG@10 {adaptation.dev_mean(base, weight):.3f} on the dev half")
+    adaptation.baselines(code=found.has_code)
+    say(f"base retriever: nDCG@10 {adaptation.systems[0].mean(adaptation.dev, 0.0):.3f} on the dev half")
+    for system in adaptation.systems:
+        split = " with split identifiers" if system.settings.split_identifiers else ""
+        alone, hybrid = (system.mean(adaptation.dev, weight) for weight in (1.0, None))
+        say(f"BM25{split}: {alone:.3f}; hybrid, BM25 weight {system.weight:.1f}: {hybrid:.3f}")
     adaptation.try_candidates()
     adaptation.average()
     verdict = adaptation.verdict()
@@ -216,8 +216,8 @@ def _claim(arguments: Arguments, output: Path) -> dict[str, Any]:
     return settings
 
 
-def _inspect(arguments: Arguments, adaptation: "Adaptation") -> None:
-    """Make the probe and print what the text is and what will be done."""
+def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
+    """Make the probe, print what the text is and what will be done, and return the former."""
     from revela_hub.adaptation.adapt import OVERHEAD
     from revela_hub.adaptation.inspection import inspect
     from revela_hub.data.sources.report import ReadReport
@@ -238,33 +238,30 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> None:
     plan = ", ".join(f"{name.replace('_', ' ')} {each / 60:.1f}" for name, each in adaptation.seconds().items())
     say(f"plan, in minutes: {plan}; measuring {adaptation.budget * OVERHEAD / 60:.1f}")
     note(report)
+    return found
 
 
 def _deliver(verdict: "Verdict", arguments: Arguments, output: Path) -> None:
     """Write the retriever with its card, hybrid.json, adapt.json and the figure."""
+    from revela_hub.adaptation.adapt import bm25_options
     from revela_hub.adaptation.figure import draw
     from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, write_card
 
     folder = verdict.export(output / "retriever", max_length=arguments.max_length, trust=arguments.trust_remote_code)
-    bm25 = {"bm25": {"stemmer": arguments.bm25_stemmer, "stopwords": arguments.bm25_stopwords}}
-    hybrid = {"bm25_weight": verdict.chosen.weight, "fusion": "minmax"} | bm25
+    bm25 = bm25_options(verdict.chosen.settings)
+    hybrid = {"bm25_weight": verdict.chosen.weight, "fusion": "minmax", "bm25": bm25}
     (output / HYBRID).write_text(json.dumps(hybrid, indent=2) + "\n", encoding="utf-8")
     draw(verdict, output / FIGURE)
-    report = (
-        verdict.to_dict()
-        | bm25
-        | {
-            "cost": verdict.cost(),
-            "command": "revela-hub adapt",
-            "settings": _portable(arguments),
-        }
-    )
+    report = verdict.to_dict() | {
+        "cost": verdict.cost(),
+        "command": "revela-hub adapt",
+        "settings": _portable(arguments),
+    }
     (output / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    is_base = verdict.chosen is verdict.base
     metadata = ModelCardMetadata(
         description=(
             "The base retriever, unchanged: no training on the text was significantly better."
-            if is_base
+            if verdict.chosen.name in UNTRAINED
             else "A retriever adapted to a text without labels by `revela-hub adapt`."
         ),
         base_model=None if Path(arguments.retriever).exists() else arguments.retriever,

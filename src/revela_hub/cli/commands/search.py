@@ -132,8 +132,9 @@ def _use_adapted(arguments: Arguments) -> None:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder / HYBRID} is damaged: run revela-hub adapt again, or give --mode") from error
         arguments.mode, arguments.weights = "hybrid", [1 - weight, weight]
-        arguments.bm25_stemmer = arguments.bm25_stemmer or bm25.get("stemmer")
-        arguments.bm25_stopwords = arguments.bm25_stopwords or bm25.get("stopwords")
+        for name, value in bm25.items():
+            if getattr(arguments, f"bm25_{name}", value) is None:
+                setattr(arguments, f"bm25_{name}", value)
 
 
 def _check_corpus(arguments: Arguments) -> None:
