@@ -5,7 +5,8 @@ python benchmarks/streaming.py --read 1 --sizes 0.1 0.4
 
 Shards of 50 MB of text (random words) are generated. Each row is a new process; its anonymous memory (what the kernel cannot drop,
 unlike the pages of mapped files) is sampled every 50 ms. "groups" are the training rows of Revela, "stream" writes an
-IterableDataset to the cache as the trainers do, "encode" writes an index's vectors and parquet files with a model of word vectors,
+IterableDataset to the cache as the trainers do without `max_steps`, "train" trains a tiny BERT with Contriever and `--streaming true`,
+"encode" writes an index's vectors and parquet files with a model of word vectors,
 "mine" searches the same vectors for 2,000 pairs.
 """
 
@@ -26,6 +27,8 @@ import pyarrow.parquet as pq
 from retrieval_common import VOCABULARY, heading, static_model
 
 SHARD = 50_000_000
+STEPS = 500
+"""Training steps of 64 passages."""
 UNIQUE = 5
 """Shards that are generated; others are hard links to these."""
 WORDS = 240
@@ -79,6 +82,35 @@ def stream(data: Path, work: Path) -> str:
     return f"{len(stream_rows(rows, 'train_dataset', work / 'cache')):,} rows"
 
 
+def train(data: Path, work: Path) -> str:
+    import datasets
+
+    from revela_hub.cli.main import main
+
+    cache = work / "cache"
+    datasets.config.HF_DATASETS_CACHE = str(cache)
+    given = {"data": data, "retriever": tiny_bert(work / "bert"), "cache_dir": cache, "output_dir": work / "run"}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    options = f"--streaming true --max_steps {STEPS} --save_strategy no --probe none --use_cpu true --bf16 false"
+    main(["train", "contriever", *words, *options.split(), "--report_to", "none", "--quiet", "true"])
+    size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
+    return f"{STEPS} steps, {size / 1e6:.1f} MB in the cache"
+
+
+def tiny_bert(folder: Path) -> Path:
+    """Write a random BERT with one layer for the generated words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    vocabulary = {"[PAD]": 0, "[UNK]": 1} | {f"w{n}": n + 2 for n in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    BertModel(BertConfig(vocab_size=len(vocabulary), **sizes)).save_pretrained(folder)
+    return folder
+
+
 def encode(data: Path, work: Path) -> str:
     from revela_hub.cli.main import main
 
@@ -112,7 +144,7 @@ def probe(data: Path, work: Path) -> str:
 
 
 PARTS: dict[str, Callable[[Path, Path], str]] = {
-    each.__name__: each for each in (read, groups, stream, encode, mine, probe)
+    each.__name__: each for each in (read, groups, stream, train, encode, mine, probe)
 }
 
 

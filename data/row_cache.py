@@ -44,7 +44,9 @@ def document_rows(
     rows: Callable[[Iterator[Document], ReadReport], Iterator[Mapping[str, Any]]],
     cache_dir: str | Path | None,
     report: ReadReport | None,
-) -> "Dataset":
+    *,
+    streaming: bool = False,
+) -> "Dataset | IterableDataset":
     """Return the rows that `rows` makes of the sources' documents, from the cache if possible.
 
     Args:
@@ -55,14 +57,33 @@ def document_rows(
         rows: Makes rows of documents, and updates the report.
         cache_dir: As for `cached_rows`.
         report: Its counts are updated.
+        streaming: Return a stream instead, which makes the rows while it is read, without the cache and without counts.
     """
     parsed, fresh = parse_sources(sources), ReadReport()
     documents = read_documents(parsed, report=fresh)  # first, so that a missing folder is an error even if it is cached
+    if streaming:
+        return _streamed_rows(parsed, features, rows)
     name = f"{kind}-{rows_fingerprint(made_with, parsed)}"
     dataset, counts = cached_rows(name, features, lambda: rows(documents, fresh), fresh.to_dict, cache_dir=cache_dir)
     if report is not None:
         report.add(ReadReport.from_dict(counts))
     return dataset
+
+
+def _streamed_rows(
+    sources: Sequence[Source],
+    features: "Mapping[str, Any]",
+    rows: Callable[[Iterator[Document], ReadReport], Iterator[Mapping[str, Any]]],
+) -> "IterableDataset":
+    """Return rows that are made while they are read."""
+    import datasets
+
+    def made() -> Iterator[dict[str, Any]]:
+        report = ReadReport()
+        for row in rows(read_documents(sources, report=report), report):
+            yield {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
+
+    return datasets.IterableDataset.from_generator(made, features=datasets.Features(features))
 
 
 def cached_rows(

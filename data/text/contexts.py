@@ -31,7 +31,7 @@ from revela_hub.data.text.spans import (
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerBase
 
 Context: TypeAlias = Literal["neighbour", "overlap", "query"]
@@ -53,8 +53,9 @@ def build_contexts(
     queries: PseudoQueries | None = None,
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
+    streaming: bool = False,
     **settings: Any,
-) -> "Dataset":
+) -> "Dataset | IterableDataset":
     """Make rows from the sources' documents, or read them from the cache (see `revela_hub.data.row_cache`).
 
     Args:
@@ -64,6 +65,7 @@ def build_contexts(
         queries: The query generator; required for the kind `query`, and only for it.
         cache_dir: The cache folder; default: the cache of `datasets`.
         report: Its counts are updated (for cached rows with the counts of the run that wrote them).
+        streaming: Return an `IterableDataset` instead, whose rows are made while they are read and not cached.
         **settings: Fields of `SpanSettings`; `max_length` is 144 by default.
 
     Returns:
@@ -89,7 +91,7 @@ def build_contexts(
         "queries": None if queries is None else {"what": queries.description, "each": vars(queries).get("queries")},
     }
     rows = partial(_rows, tokenizer, made, tuple(contexts), queries)
-    return document_rows("contexts", sources, features, made_with, rows, cache_dir, report)
+    return document_rows("contexts", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
 
 
 def _check_contexts(contexts: Sequence[str], queries: PseudoQueries | None) -> None:

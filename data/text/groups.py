@@ -26,7 +26,7 @@ from revela_hub.data.text.languages import check_language
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
 
 StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 
@@ -75,7 +75,8 @@ def build_groups(
     *,
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
-) -> "Dataset":
+    streaming: bool = False,
+) -> "Dataset | IterableDataset":
     """Build groups from the sources' documents, or read them from the cache.
 
     Args:
@@ -83,6 +84,7 @@ def build_groups(
         settings: The settings of chunks and groups; default: those of the paper.
         cache_dir: The cache folder; default: the cache of `datasets`.
         report: Its counts are updated (for cached rows with the counts of the run that wrote them).
+        streaming: Return an `IterableDataset` instead, whose rows are made while they are read and not cached.
 
     Returns:
         A data set with one row per group: `group` (int64, its number), `document` and `text` (lists of `group_size`
@@ -98,7 +100,8 @@ def build_groups(
     texts = datasets.List(datasets.Value("string"))
     features = {"group": datasets.Value("int64"), "document": texts, "text": texts}
     rows = partial(_rows, settings)
-    return document_rows("groups", sources, features, _made_with(settings), rows, cache_dir, report)
+    made_with = _made_with(settings)
+    return document_rows("groups", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
 
 
 def mix_groups(

@@ -13,7 +13,7 @@ from revela_hub.data.text.chunks import chunk_document, count_words
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
 
 _FORMAT = 1  # format of the cached rows: increase it when the same settings produce different rows
 
@@ -26,7 +26,8 @@ def build_passages(
     language: str = "en",
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
-) -> "Dataset":
+    streaming: bool = False,
+) -> "Dataset | IterableDataset":
     """Split the documents into passages of whole sentences (code: lines), or read them from the cache.
 
     Args:
@@ -36,6 +37,7 @@ def build_passages(
         language: ISO 639-1 code, for sentence segmentation.
         cache_dir: The cache folder; default: the cache of `datasets`.
         report: Its counts are updated.
+        streaming: Return an `IterableDataset` instead, whose rows are made while they are read and not cached.
 
     Returns:
         A data set with one row per passage: `row` (int64, its number), `document` and `text` (strings).
@@ -52,7 +54,7 @@ def build_passages(
     settings = {"max_words": max_words, "min_words": min_words, "language": language}
     made_with = {"format": _FORMAT, "sentencex": version("sentencex"), **settings}
     rows = partial(_rows, max_words, min_words, language)
-    return document_rows("passages", sources, features, made_with, rows, cache_dir, report)
+    return document_rows("passages", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
 
 
 def _rows(

@@ -29,7 +29,7 @@ from revela_hub.data.text.masking import Bools, Tokens, Vocabulary
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 MIN_TOKENS = 8
@@ -77,8 +77,9 @@ def build_spans(
     *,
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
+    streaming: bool = False,
     **settings: Any,
-) -> "Dataset":
+) -> "Dataset | IterableDataset":
     """Make spans of the sources' documents, or read them from the cache (see `revela_hub.data.row_cache`).
 
     Args:
@@ -86,6 +87,7 @@ def build_spans(
         tokenizer: The fast tokenizer of a masked language model, which must report the words of its tokens.
         cache_dir: The cache folder; default: the cache of `datasets`.
         report: Its counts are updated (for cached rows with the counts of the run that wrote them).
+        streaming: Return an `IterableDataset` instead, whose rows are made while they are read and not cached.
         **settings: Fields of `SpanSettings`.
 
     Returns:
@@ -106,7 +108,7 @@ def build_spans(
     }
     rows = partial(_rows, tokenizer, made)
     made_with = {"format": _FORMAT} | tokenized_with(tokenizer, made)
-    return document_rows("spans", sources, features, made_with, rows, cache_dir, report)
+    return document_rows("spans", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
 
 
 def tokenized_with(tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings) -> dict[str, Any]:

@@ -92,11 +92,14 @@ class TrainerHooks(Base):
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._folder_of_checkpoints or super()._get_output_dir(trial))
 
-    # The Trainer trains one step more if a run resumes after its last step, where it was killed before its export.
+    # The Trainer trains one step more if a run resumes after its last step, where it was killed before its export. On a stream,
+    # it would try again for ever.
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)
+        else:
+            self.control.should_training_stop = True
 
     def left_out(self, weight: str) -> bool:
         """Return whether checkpoints do not contain this weight."""

@@ -97,14 +97,18 @@ def test_the_files_of_a_data_set_are_read_by_address(hub: LoopbackHub, index: li
     address = f"hf://datasets/{NAME}"
     code = (
         "import sys; from revela_hub.data import read_documents\n"
-        "for source in sys.argv[1:]: print(len(list(read_documents(source))))"
+        "from revela_hub.data.text.passages import build_passages\n"
+        "for source in sys.argv[1:]:\n"
+        "    print(len(list(read_documents(source))))\n"
+        "    kept, streamed = (build_passages(source, min_words=1, streaming=each) for each in (False, True))\n"
+        "    print(len(kept) and list(kept) == list(streamed))"
     )
     addresses = [f"{address}@main/data/passages-*.parquet", address]
     environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_DATASETS_OFFLINE": "0"}
     done = subprocess.run(
         [sys.executable, "-c", code, *addresses], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.stdout.split() == ["13", "13"], done.stderr[-3000:]
+    assert done.stdout.split() == ["13", "True"] * 2, done.stderr[-3000:]
 
 
 def test_datasets_reads_the_rows(

@@ -15,21 +15,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.passages import build_passages
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
-from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
+from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments
 from revela_hub.trainers.common.retriever import load_retriever, print_retriever
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 
 
 @dataclass(kw_only=True)
-class Arguments(ProbeArguments, TextArguments, ContrieverTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+class Arguments(ProbeArguments, StreamedTextArguments, ContrieverTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train contriever`: the model, the data's, then those of every transformers Trainer."""
 
     basic_options = ("views",)
@@ -76,7 +76,8 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         return run.report(trainer)
 
 
-def _read(arguments: Arguments) -> tuple[Dataset, ReadReport]:
+def _read(arguments: Arguments) -> tuple[Dataset | IterableDataset, ReadReport]:
     report = ReadReport()
     kept: dict[str, Any] = {"max_words": arguments.max_words, "language": arguments.language}
-    return build_passages(arguments.sources(), cache_dir=arguments.cache_dir, report=report, **kept), report
+    kept |= {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
+    return build_passages(arguments.sources(), report=report, **kept), report

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.groups import GroupSettings, build_groups
@@ -24,14 +24,14 @@ from revela_hub.ranges import GroupSize, PositiveInt, TextLength
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
-from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
+from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments
 from revela_hub.trainers.common.retriever import load_retriever, print_retriever
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 
 
 @dataclass(kw_only=True)
-class Arguments(ProbeArguments, TextArguments, ReplugTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+class Arguments(ProbeArguments, StreamedTextArguments, ReplugTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train replug`: the models, the data's, then those of every transformers Trainer."""
 
     basic_options = ("group_size",)
@@ -90,9 +90,8 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         return run.report(trainer)
 
 
-def _read(arguments: Arguments) -> tuple[Dataset, ReadReport]:
-    settings, report = (
-        GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language),
-        ReadReport(),
-    )
-    return build_groups(arguments.sources(), settings, cache_dir=arguments.cache_dir, report=report), report
+def _read(arguments: Arguments) -> tuple[Dataset | IterableDataset, ReadReport]:
+    settings = GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language)
+    report = ReadReport()
+    kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
+    return build_groups(arguments.sources(), settings, report=report, **kept), report

@@ -37,6 +37,12 @@ class RunArguments(TrainingArguments):
     logging_steps: PositiveFloat = field(default=10, metadata={"help": "Log every N steps."})
     logging_nan_inf_filter: bool = False  # a run stops at a NaN loss
     remove_unused_columns: bool = False  # the collators read all columns
+    shuffle_buffer: PositiveInt = field(
+        default=10_000,
+        metadata={
+            "help": "Number of rows that are shuffled together when training from a stream; 1 keeps their order."
+        },
+    )
     overwrite: bool = field(
         default=False, metadata={"help": "Start over in a non-empty --output_dir, deleting its checkpoints."}
     )
@@ -162,6 +168,29 @@ class TextArguments:
         if output := getattr(self, "output_dir", None):  # an option of the training arguments
             check_apart(sources, Path(output))
         return sources
+
+
+@dataclass
+class StreamedTextArguments(TextArguments):
+    """Raw text that may be larger than the disk."""
+
+    _argument_group_name = "data"
+    streaming: bool = field(
+        default=False,
+        metadata={
+            "help": "Prepare the text during training instead of writing it to the cache first; needs --max_steps."
+        },
+    )
+
+    def sources(self) -> list[Source]:
+        """Return the sources that `data` names.
+
+        Raises:
+            UserError: as `TextArguments.sources`, or the length of a run on a stream is not set.
+        """
+        if self.streaming and getattr(self, "max_steps", 1) <= 0:  # an option of the training arguments
+            raise UserError("--streaming needs --max_steps N: the rows of a stream are not counted before training")
+        return super().sources()
 
 
 @dataclass

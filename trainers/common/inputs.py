@@ -1,8 +1,9 @@
 """Inputs of the trainers' constructors, as in TRL: models by name or loaded, and raw or prepared data sets."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -24,6 +25,8 @@ ModelLike: TypeAlias = str | Path | PreTrainedModel | SentenceTransformer
 """A Hub id, a folder, a GGUF file (`path/to/model.gguf`, `user/repo/model.gguf`), or a loaded model."""
 
 _Arguments = TypeVar("_Arguments", bound=RunArguments)
+FIRST_ROWS = 100
+"""Rows of a stream without features that are read to find its columns."""
 
 
 def unwrapped(model: ModelLike) -> str | PreTrainedModel:
@@ -74,29 +77,93 @@ def tokenizer_of(
     return tokenizer
 
 
-def prepared_rows(rows: Any, columns: Sequence[str], args: RunArguments, build: Callable[[Source], Dataset]) -> Any:  # noqa: ANN401 (any data set, or None)
-    """Return rows for the collator.
+def prepared_rows(
+    rows: Any, columns: Sequence[str], args: RunArguments, build: Callable[..., Dataset | IterableDataset]
+) -> Any:  # noqa: ANN401 (any data set, or None)
+    """Return rows for the collator. A stream stays a stream if `max_steps` is set (`training_rows`).
 
     Args:
         rows: a `Dataset` or `IterableDataset` of prepared rows or of raw text; anything else is returned unchanged.
         columns: columns of prepared rows.
         args: training arguments.
-        build: prepares raw text.
+        build: prepares raw text, as `build_passages` does.
 
     Raises:
         UserError: the rows have other columns, or `build` fails.
     """
-    rows = as_dataset(rows)
-    if not isinstance(rows, Dataset) or set(columns) <= set(rows.column_names):
+    rows = training_rows(rows, args)
+    if not isinstance(rows, Dataset | IterableDataset) or set(columns) <= set(rows.column_names):
         return rows
     if getattr(rows.features.get("text"), "dtype", None) not in ("string", "large_string"):
         raise wrong_columns(rows, f"text (one string in each row, raw text) or {', '.join(columns)} (prepared rows)")
+    source = Source(f"{HUB_PREFIX}train_dataset", rows=rows)
+    if isinstance(rows, IterableDataset):
+        return build(source, streaming=True)
     with args.main_process_first(desc="preparing the text"):
-        return build(Source(f"{HUB_PREFIX}train_dataset", rows=rows))
+        return build(source)
 
 
-def as_dataset(rows: Any) -> Any:  # noqa: ANN401 (any data set, or None)
+def training_rows(rows: Any, args: RunArguments) -> Any:  # noqa: ANN401 (any data set, or None)
+    """Return rows for trainers that need no length: a stream with features if `max_steps` is set, else as `as_dataset`.
+
+    Raises:
+        UserError: As `as_dataset`.
+    """
+    if not isinstance(rows, IterableDataset) or args.max_steps <= 0:
+        return as_dataset(rows, ", and max_steps=N trains from the stream without writing it")
+    # Every process reads the whole stream and trains on its own rows. By default, the first process would send batches to the
+    # others, which have to be of the same length.
+    config: Any = args.accelerator_config
+    if config.dispatch_batches is None:
+        config.dispatch_batches = False
+    if rows.features is not None:
+        return rows
+    return rows.cast(Dataset.from_list(first_rows(rows, FIRST_ROWS)).features)
+
+
+def first_rows(stream: IterableDataset, number: int) -> list[dict[str, Any]]:
+    """Return the first rows of a stream.
+
+    Raises:
+        UserError: It has none.
+    """
+    if not (rows := list(stream.take(number))):
+        raise UserError("train_dataset is a stream without rows")
+    return rows
+
+
+def endless(rows: IterableDataset, seed: int, buffer_size: int) -> IterableDataset:
+    """Return a stream without end: after the last row it is read again, in another order.
+
+    If the first column is the number of the row, which seeds masks, crops and orders, it keeps counting, so that they differ.
+
+    Args:
+        rows: a stream with at least one row.
+        seed: seed of the order.
+        buffer_size: number of rows that are shuffled together; 1 keeps the order.
+    """
+    shuffled = rows.shuffle(seed=seed, buffer_size=buffer_size) if buffer_size > 1 else rows
+    number = next(iter(rows.features))
+    numbered = getattr(rows.features[number], "dtype", None) == "int64"
+
+    def read() -> Iterator[dict[str, Any]]:
+        total = 0
+        for epoch in count():
+            shuffled.set_epoch(epoch)
+            earlier = total
+            for row in shuffled:
+                yield row | {number: row[number] + earlier} if numbered else row
+                total += 1
+
+    return IterableDataset.from_generator(read, features=rows.features)
+
+
+def as_dataset(rows: Any, remedy: str = "") -> Any:  # noqa: ANN401 (any data set, or None)
     """Return rows with a length: those of an `IterableDataset` are written to disk (`stream_rows`).
+
+    Args:
+        rows: any data set, or None.
+        remedy: how to avoid this, for the log.
 
     Raises:
         UserError: A data set with several splits; a stream that cannot be read or has no rows; a full disk.
@@ -105,12 +172,13 @@ def as_dataset(rows: Any) -> Any:  # noqa: ANN401 (any data set, or None)
         raise UserError(f"train_dataset has the splits {', '.join(rows)}: pass one of them, such as dataset['train']")
     if not isinstance(rows, IterableDataset):
         return rows
-    logger.warning("train_dataset is a stream: writing its rows to disk; train_dataset.take(N) limits their number")
+    limit = f"train_dataset.take(N) limits their number{remedy}"
+    logger.warning("train_dataset is a stream: writing its rows to disk; %s", limit)
     written = stream_rows(rows, "train_dataset")
     logger.warning("%s rows in %s", f"{len(written):,}", Path(written.cache_files[0]["filename"]).parent)
     return written
 
 
-def wrong_columns(rows: Dataset, wanted: str) -> UserError:
+def wrong_columns(rows: Dataset | IterableDataset, wanted: str) -> UserError:
     """Return an error that lists the columns of a data set and those needed."""
     return UserError(f"train_dataset has the columns {', '.join(rows.column_names)}; it needs {wanted}")

@@ -38,6 +38,8 @@ from revela_hub.trainers.common.settings import LENGTH, changes, run_settings
 from revela_hub.trainers.common.trainer import MethodTrainer
 
 Rows = TypeVar("Rows")
+STREAMED = "text that is read during training"
+"""Report on training data that are streamed, and not counted."""
 LOCK = ".lock"
 TRAINING_CURVE = "training_curve.png"
 # Files that runs write into their output folders. Once it contains their lock file, the folder belongs to them.
@@ -94,8 +96,9 @@ class Run:
                 return load()
 
         rows, report = on_all(read)
-        self.arguments.say(report)
-        return rows, str(report)
+        said = STREAMED if isinstance(rows, datasets.IterableDataset) else str(report)
+        self.arguments.say(said)
+        return rows, said
 
     def train(self, trainer: MethodTrainer) -> None:
         """Train. With a retrieval task, also evaluate before, during and after training, and keep the best weights.

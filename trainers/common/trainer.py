@@ -7,12 +7,15 @@ import math
 import shutil
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from datasets import IterableDataset
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, PrinterCallback, Trainer
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
@@ -36,6 +39,7 @@ from revela_hub.trainers.common.checkpoints import (
 from revela_hub.trainers.common.cost import WallTime
 from revela_hub.trainers.common.early import MEASURING
 from revela_hub.trainers.common.encoder_in_training import rank_together
+from revela_hub.trainers.common.inputs import endless, first_rows
 from revela_hub.trainers.common.nodes import RECEIVED, checkpoint_for_all, copy_missing, folder_owners
 from revela_hub.trainers.common.processes import from_main, gathered, on_all, rank, several
 from revela_hub.trainers.common.progress import Progress, count
@@ -52,6 +56,9 @@ from revela_hub.trainers.common.settings import (
     without_names,
 )
 from revela_hub.trainers.common.stopping import Interrupted, StopOnSignal
+
+SAMPLED = 64
+"""Rows of a stream that are compared when a run resumes, and between processes."""
 
 
 class MethodTrainer(Publishing, TrainerHooks, Trainer):
@@ -223,7 +230,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         assert self.model is not None
         frozen = weights_digest(p for p in self.model.parameters() if not p.requires_grad)
         settings = run_settings(self.args, self.method) | {"processes": self.args.world_size}
-        settings |= {"train_dataset": rows_digest(self.train_dataset), "frozen_weights": frozen}
+        settings |= {"train_dataset": rows_digest(self.sampled), "frozen_weights": frozen}
         for name in self.method.data:
             settings.pop(name, None)  # files may move; the digest is of their rows
         return model_settings(self.trained_config()) | settings
@@ -243,7 +250,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         assert self.model is not None
         own = self.settings() | {"weights": weights_digest(self.model.parameters())}
         own["train_dataset"] = rows_digest(
-            self.train_dataset, without="document"
+            self.sampled, without="document"
         )  # paths, which nodes may not have in common
         everyone = gathered({name: value for name, value in own.items() if name not in COMPUTED})
         for number, other in enumerate(everyone):
@@ -314,9 +321,27 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
 
     def tokens_per_row(self) -> float:
         """Return the mean number of tokens per row, without padding, in a sample of the data set."""
-        rows = sample_rows(self.train_dataset, 8)
+        rows = sample_rows(self.sampled, 8)
         with torch.random.fork_rng(devices=[]):
             return tokens_in(self.data_collator(rows)).item() / len(rows)
+
+    @cached_property
+    def sampled(self) -> Any:  # noqa: ANN401 (any data set)
+        """The training rows, of which some are compared and counted; of a stream, the first ones."""
+        rows = self.train_dataset
+        return first_rows(rows, SAMPLED) if isinstance(rows, IterableDataset) else rows
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return the Trainer's loader, with a stream shuffled and repeated, so that a resumed run skips the rows it has used."""
+        rows, args = self.train_dataset, self.args
+        if not isinstance(rows, IterableDataset):
+            return super().get_train_dataloader()
+        buffer_size = 1 if args.train_sampling_strategy == "sequential" else args.shuffle_buffer
+        self.train_dataset = endless(rows, args.seed if args.data_seed is None else args.data_seed, buffer_size)
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.train_dataset = rows
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """Run `Trainer.training_step` and count the tokens."""

@@ -41,7 +41,7 @@ from revela_hub.trainers.cot_mote.trainer import CoTMoTETrainer
 OF_STAGE = {
     "pretrain": (
         *("data", "text_column", "exclude", "max_documents", "language", "contexts", "query_generator", "query_prefix"),
-        *("queries_per_span", "min_tokens", "max_spans", "encoder_mask_ratio", "decoder_mask_ratio"),
+        *("streaming", "queries_per_span", "min_tokens", "max_spans", "encoder_mask_ratio", "decoder_mask_ratio"),
         *("decoder", "decoder_layers", "attention_window", "bottlenecks"),
     ),
     "finetune": (

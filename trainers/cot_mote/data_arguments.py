@@ -11,15 +11,15 @@ from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModel
 from revela_hub.data.text.spans import MIN_TOKENS
 from revela_hub.errors import UserError, first_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt, Share
-from revela_hub.trainers.common.arguments import TextArguments
+from revela_hub.trainers.common.arguments import StreamedTextArguments
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerBase
 
 
 @dataclass
-class CoTMoTEDataArguments(TextArguments):
+class CoTMoTEDataArguments(StreamedTextArguments):
     """Data of a CoT-MoTE run. The defaults are the paper's, as far as it gives them."""
 
     _argument_group_name = "data"
@@ -85,7 +85,7 @@ def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries
 
 def load_contexts(
     arguments: CoTMoTEDataArguments, tokenizer: "PreTrainedTokenizerBase", seed: int
-) -> "tuple[Dataset, str]":
+) -> "tuple[Dataset | IterableDataset, str]":
     """Read and tokenize the sources; see `build_contexts` for the columns.
 
     Returns:
@@ -109,6 +109,7 @@ def load_contexts(
         max_spans=arguments.max_spans,
         cache_dir=arguments.cache_dir,
         report=report,
+        streaming=arguments.streaming,
     )
     return rows, str(report) + (f"; pseudo-queries {queries.description}" if queries else "")
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer
 from transformers import PreTrainedTokenizerBase, set_seed
 
@@ -76,9 +76,10 @@ class CoTMoTETrainer(MaskedTrainer):
         config = model.config
         length = min(max_length or config.max_seq_length, model.max_length)
 
-        def contexts(source: Source) -> Dataset:
+        def contexts(source: Source, *, streaming: bool = False) -> Dataset | IterableDataset:
             config.max_seq_length = length  # the published encoder reads texts as long as those in training
-            return build_contexts(source, tokenizer, queries=ExtractiveQueries(), max_length=length)
+            queries = ExtractiveQueries()
+            return build_contexts(source, tokenizer, queries=queries, max_length=length, streaming=streaming)
 
         kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), COLUMNS, args, contexts)
         self.collator = CoTMoTECollator(

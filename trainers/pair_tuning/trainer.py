@@ -16,6 +16,7 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from peft import PeftConfig
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.sampler import BatchSamplers
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MatryoshkaLoss,
@@ -30,7 +31,7 @@ from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
-from revela_hub.trainers.common.inputs import ModelLike, as_dataset, default_arguments, wrong_columns
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, training_rows, wrong_columns
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.common.query_route import (
     DOCUMENT,
@@ -118,7 +119,12 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         **kwargs: Any,
     ) -> None:
         args = args or default_arguments(PairsTrainingArguments, model, self.method)
-        train_dataset = as_dataset(train_dataset)
+        train_dataset = training_rows(train_dataset, args)
+        if isinstance(train_dataset, IterableDataset) and args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
+            args.say(
+                "train_dataset is a stream: a batch may contain equal texts, which are then negatives of each other"
+            )
+            args.batch_sampler = BatchSamplers.BATCH_SAMPLER
         columns = train_dataset.column_names
         texts = ["anchor", "positive", *(name for name in columns if name.startswith("negative"))]
         if not {"anchor", "positive"} <= set(columns):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.spans import MIN_TOKENS, build_spans
 from revela_hub.ranges import PositiveInt, Share
-from revela_hub.trainers.common.arguments import RunArguments, TextArguments
+from revela_hub.trainers.common.arguments import RunArguments, StreamedTextArguments
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerBase
 
 
@@ -31,7 +31,7 @@ class RetroMAETrainingArguments(RunArguments):
 
 
 @dataclass
-class RetroMAEDataArguments(TextArguments):
+class RetroMAEDataArguments(StreamedTextArguments):
     """Data of a RetroMAE run. The defaults are the paper's, as far as it gives them."""
 
     _argument_group_name = "data"
@@ -53,7 +53,9 @@ class RetroMAEDataArguments(TextArguments):
     max_spans: PositiveInt | None = field(default=None, metadata={"help": "Maximum number of spans."})
 
 
-def load_spans(arguments: RetroMAEDataArguments, tokenizer: "PreTrainedTokenizerBase") -> "tuple[Dataset, ReadReport]":
+def load_spans(
+    arguments: RetroMAEDataArguments, tokenizer: "PreTrainedTokenizerBase"
+) -> "tuple[Dataset | IterableDataset, ReadReport]":
     """Read the sources, and tokenize and pack them into spans; see `build_spans` for the columns.
 
     Returns:
@@ -72,5 +74,6 @@ def load_spans(arguments: RetroMAEDataArguments, tokenizer: "PreTrainedTokenizer
         max_spans=arguments.max_spans,
         cache_dir=arguments.cache_dir,
         report=report,
+        streaming=arguments.streaming,
     )
     return spans, report

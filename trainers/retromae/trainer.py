@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, set_seed
 
@@ -75,9 +75,9 @@ class RetroMAETrainer(MaskedTrainer):
         config = model.config
         length = min(max_length or config.max_seq_length, model.max_length)
 
-        def spans(source: Source) -> Dataset:
+        def spans(source: Source, *, streaming: bool = False) -> Dataset | IterableDataset:
             config.max_seq_length = length  # the published encoder reads texts as long as those in training
-            return build_spans(source, tokenizer, max_length=length)
+            return build_spans(source, tokenizer, max_length=length, streaming=streaming)
 
         kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), SPAN, args, spans)
         self.collator = RetroMAECollator(

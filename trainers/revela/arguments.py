@@ -1,7 +1,7 @@
 """Training and data arguments of Revela, with the defaults of the paper (arXiv 2506.16552, section 4)."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.groups import (
@@ -14,11 +14,11 @@ from revela_hub.data.text.groups import (
 )
 from revela_hub.errors import UserError
 from revela_hub.ranges import GroupSize, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, TextLength
-from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments, TextArguments
+from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments, StreamedTextArguments
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
 
 
 @dataclass
@@ -81,7 +81,7 @@ class RevelaTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArgument
 
 
 @dataclass
-class RevelaDataArguments(TextArguments):
+class RevelaDataArguments(StreamedTextArguments):
     """Data of a Revela run. The defaults are those of the paper's general-domain runs, as far as it gives them."""
 
     _argument_group_name = "data"
@@ -120,7 +120,7 @@ class RevelaDataArguments(TextArguments):
     max_groups: PositiveInt | None = field(default=None, metadata={"help": "Maximum number of groups."})
 
 
-def load_groups(arguments: RevelaDataArguments) -> "tuple[Dataset, ReadReport]":
+def load_groups(arguments: RevelaDataArguments) -> "tuple[Dataset | IterableDataset, ReadReport]":
     """Read the sources, and cut them into chunks and groups; see `build_groups` for the columns.
 
     Returns:
@@ -131,18 +131,21 @@ def load_groups(arguments: RevelaDataArguments) -> "tuple[Dataset, ReadReport]":
     """
     sources = arguments.sources()
     report = ReadReport()
+    kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
     if arguments.weights is None:
-        return build_groups(sources, _settings(arguments), cache_dir=arguments.cache_dir, report=report), report
+        return build_groups(sources, _settings(arguments), report=report, **kept), report
     check_weights(arguments.weights, len(sources))
     if len(sources) == 1:
         raise UserError("--weights needs two or more sources, but there is only one: leave it out")
     parts = []
     for source, weight in zip(sources, arguments.weights, strict=True):
         settings = _settings(arguments, weight / sum(arguments.weights))
-        parts.append(build_groups([source], settings, cache_dir=arguments.cache_dir, report=report))
+        parts.append(build_groups([source], settings, report=report, **kept))
     mixed = mix_groups(
         parts, arguments.weights, seed=arguments.group_seed, stopping_strategy=arguments.stopping_strategy
     )
+    if arguments.streaming:
+        return mixed if arguments.max_groups is None else mixed.take(arguments.max_groups), report
     if arguments.max_groups is not None:
         mixed = mixed.select(range(min(arguments.max_groups, len(mixed))))
     report.groups = len(mixed)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -26,7 +26,7 @@ from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.epochs import NewEpoch
-from revela_hub.trainers.common.inputs import ModelLike, as_dataset, default_arguments, prepared_rows, tokenizer_of
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of, training_rows
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import is_sharded
 from revela_hub.trainers.revela import REVELA
@@ -87,7 +87,7 @@ class RevelaTrainer(MethodTrainer):
     ) -> None:
         args = args or default_arguments(RevelaTrainingArguments, model, self.method)
         self.args: RevelaTrainingArguments
-        rows = as_dataset(kwargs.get("train_dataset"))
+        rows = training_rows(kwargs.get("train_dataset"), args)
         if not isinstance(model, RevelaForCausalLM):
             if lm is None:
                 raise UserError(
@@ -266,9 +266,10 @@ def _with_biases(adapters: PeftConfig | None, model: RevelaForCausalLM) -> PeftC
 
 def _group_size(rows: Any) -> dict[str, int]:  # noqa: ANN401 (any data set, or None)
     """Return the group size of prepared groups, for the model's configuration."""
-    if isinstance(rows, Dataset) and {"group", "document"} <= set(rows.column_names) and len(rows):
-        return {"group_size": len(rows[0]["document"])}
-    return {}
+    if not isinstance(rows, Dataset | IterableDataset) or not {"group", "document"} <= set(rows.column_names):
+        return {}
+    first = next(iter(rows), None)
+    return {"group_size": len(first["document"])} if first else {}
 
 
 def similarity_statistics(similarity_GBB: Tensor, document_N: Tensor) -> dict[str, Tensor]:
