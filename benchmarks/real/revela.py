@@ -1,6 +1,6 @@
 """Compare Revela, REPLUG and Contriever on a real language model, from the same start and with the same CPU time.
 
-Retriever and language model are both SmolLM2-135M-Instruct (mean pooling, all weights, float32), trained on Wikipedia. Each
+Retriever and language model are both SmolLM2-135M-Instruct (mean pooling, all weights, float32 or --bf16 autocast), trained on Wikipedia. Each
 arm is trained by the package's own trainer for `--minutes` of CPU time. At the start and at a few points in between, nDCG@10
 is measured on samples of four tasks (benchmarks/domains.py); evaluation and checkpoints do not count towards the time. Records,
 checkpoints and trained retrievers are kept in --work: repeating the command skips finished arms, resumes interrupted ones from
@@ -62,6 +62,10 @@ ARMS = {
         Arm("joint", 5e-5),
         Arm("contriever", 5e-5),
         Arm("added", 5e-5),
+        Arm("joint", 1e-4),
+        Arm("contriever", 1e-4),
+        Arm("replug", 1e-4),
+        Arm("added", 1e-4),
     )
 }
 
@@ -234,7 +238,7 @@ def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, 
         "disable_tqdm": True,
         "quiet": True,
         "use_cpu": True,
-        "bf16": False,
+        "bf16": given.bf16,
         "seed": given.seed,
     }
     if arm.method in ("added", "joint"):
@@ -323,6 +327,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=QUERIES)
     parser.add_argument("--passages", type=int, default=PASSAGES)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bf16", action="store_true", help="Train in bf16 autocast (CPUs with bf16 instructions).")
     given = parser.parse_args()
     torch.set_num_threads(1)
     given.work.mkdir(parents=True, exist_ok=True)
