@@ -396,7 +396,7 @@ results = {{}}
 for in_batch, memory in ((True, 1000), (True, 5), (False, 5)):
     run = trainer(
         Path({out!r}), Path({llama!r}), load_from_disk({data!r}), per_device_train_batch_size={size}, lora_rank=0,
-        in_batch_negatives=in_batch, mini_batch_size=memory, max_steps=3,
+        in_batch_negatives=in_batch, mini_batch_size=memory, max_steps=3, optim="sgd",
     )
     run.train()
     last = weights(run)["latent_attention_model.latents"].flatten()[:8].tolist()
