@@ -1,7 +1,7 @@
 """Does `revela-hub adapt` keep its promise? Runs it on a domain's text, and measures the result on labels that it never saw.
 
 For each domain (benchmarks/domains.py), the command adapts a retriever to the unlabelled text within `--budget`. What it delivers (the
-retriever and the weight of BM25) is then compared on the labelled task with the base retriever and its hybrid of weight 0.3, by a paired
+retriever, the settings and the weight of BM25) is then compared on the labelled task with the base retriever and its hybrid of weight 0.3, by a paired
 bootstrap over the queries. Finished runs in --work are not repeated, and interrupted ones are resumed.
 
     python benchmarks/adaptation/command.py --data ../data --budget 10m
@@ -24,6 +24,7 @@ from sentence_transformers import SentenceTransformer  # noqa: E402
 from revela_hub.evaluation import compare_queries  # noqa: E402
 from revela_hub.evaluation.hybrid_weight import fuse_runs  # noqa: E402
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run, score_run  # noqa: E402
+from revela_hub.retrieval import BM25Settings  # noqa: E402
 
 METRIC = "ndcg_at_10"
 PRIOR = 0.3
@@ -48,9 +49,9 @@ def row(name: str, start: str, given: argparse.Namespace) -> dict[str, Any]:
     task = domain.task
     folder = given.work / f"{name}-{given.budget}-{Path(start).name}-{given.seed}"
     report = adapt(domain, start, folder, given)
-    bm25 = bm25_run(task)
+    plain, delivered = (bm25_run(task, BM25Settings(**settings)) for settings in ({}, report.get("bm25", {})))
 
-    def scores(run: Rankings, weight: float) -> dict[str, float]:
+    def scores(run: Rankings, weight: float, bm25: Rankings = plain) -> dict[str, float]:
         return score_run(run if weight == 0 else fuse_runs(run, bm25, task, weight), task).per_query[METRIC]
 
     before = retrieval_run(SentenceTransformer(start, device="cpu"), task)
@@ -60,7 +61,7 @@ def row(name: str, start: str, given: argparse.Namespace) -> dict[str, Any]:
         "base": scores(before, 0),
         "base + BM25": scores(before, PRIOR),
         "delivered": scores(after, 0),
-        "delivered + BM25": scores(after, weight),
+        "delivered + BM25": scores(after, weight, delivered),
     }
     means = {key: sum(each.values()) / len(each) for key, each in systems.items()}
     difference = compare_queries(systems["base + BM25"], systems["delivered + BM25"])
