@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import logging
+import os
 import shutil
 import uuid
 import zlib
@@ -222,7 +223,7 @@ def rows_fingerprint(made_with: Mapping[str, Any], sources: Sequence[Source]) ->
         for file in local_files(source):
             status = file.stat()
             converter = f"\0{converter_version()}" if file.suffix.lower() in SUFFIXES else ""
-            digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}{converter}\n".encode())
+            digest.update(os.fsencode(f"{file}\0{status.st_size}\0{status.st_mtime_ns}{converter}\n"))
     return digest.hexdigest()[:32]
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -177,7 +178,7 @@ def _hash_folder(folder: Path) -> str:
 def _hash_files(folder: Path, files: Sequence[Path]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
-        digest.update(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode())
+        digest.update(os.fsencode(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0"))
         with file.open("rb") as stream:
             while block := stream.read(1 << 22):
                 digest.update(block)

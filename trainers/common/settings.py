@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from revela_hub.data.sources.unicode import printable_name
 from revela_hub.digests import add_file
 from revela_hub.hub_cards.method import Method
 from revela_hub.renamed import old_names
@@ -68,7 +69,7 @@ def run_settings(arguments: Any, method: Method) -> dict[str, Any]:
 
 def shown(name: str, value: Any, method: Method) -> Any:
     """Return an argument's value for a model card: files and folders of this machine without their parent folders."""
-    return _map_paths(name, plain(value), method, lambda path: path.expanduser().resolve().name)
+    return _map_paths(name, plain(value), method, lambda path: printable_name(path.expanduser().resolve().name))
 
 
 def _map_paths(name: str, value: Any, method: Method, replace: Callable[[Path], str]) -> Any:
@@ -89,11 +90,11 @@ def _identity(path: Path) -> str:
     """Return a path's name and a digest of its content, which a move does not change; of an empty folder, a digest of its path."""
     path = path.expanduser().resolve()
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if _is_content(file, path))
-    digest = hashlib.sha256(b"" if files else str(path).encode())
+    digest = hashlib.sha256(b"" if files else os.fsencode(path))
     for file in files:
-        digest.update(f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n".encode())
+        digest.update(os.fsencode(f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n"))
         add_file(digest, file)
-    return f"{path.name}{_HASH}{digest.hexdigest()[:12]})"
+    return f"{printable_name(path.name)}{_HASH}{digest.hexdigest()[:12]})"
 
 
 def _is_content(file: Path, folder: Path) -> bool:

@@ -1,7 +1,9 @@
 """Which arguments are compared when a run is resumed, and how places on this machine are."""
 
 import json
+import os
 import shutil
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from revela_hub.data.row_cache import rows_fingerprint
+from revela_hub.data.sources.source import parse_sources
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever_command import Arguments
 from revela_hub.trainers.common.card import card_metadata
@@ -127,3 +131,15 @@ def test_a_changed_file_is_another_place(tmp_path: Path) -> None:
     assert run_settings(arguments(tmp_path, eval_corpus=str(folder))) == before
     (folder / "corpus.jsonl").write_text("two")
     assert "eval_corpus" in changes(before, run_settings(arguments(tmp_path, eval_corpus=str(folder))))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no names of files that are not UTF-8")
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    """Of files in a folder, and of the folder: in the settings of a run, the key of its cached rows, and its card."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / os.fsdecode(b"\xff.txt")).write_text("the rivers of the north")
+    given = arguments(tmp_path, eval_corpus=str(folder))
+    assert str(run_settings(given)["eval_corpus"]).startswith("caf\\udce9 (sha256 ")
+    card_metadata(given, method=CONTRIEVER, summary="", sources=()).config.encode()
+    assert len(rows_fingerprint({}, parse_sources(folder))) == 32

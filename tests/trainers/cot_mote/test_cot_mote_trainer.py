@@ -329,7 +329,9 @@ def test_two_processes_train_like_one(
         together, alone = load_file(tmp_path / f"{name}.safetensors"), weights(model)
         assert max((alone[key] - value).abs().max() for key, value in before.items()) > 0.1, name
         for key, value in alone.items():
-            torch.testing.assert_close(together[key], value, atol=1e-4, rtol=0, msg=lambda m, k=f"{name} {key}": f"{k}: {m}")
+            torch.testing.assert_close(
+                together[key], value, atol=1e-4, rtol=0, msg=lambda m, k=f"{name} {key}": f"{k}: {m}"
+            )
 
 
 def test_defaults_are_the_papers(tmp_path: Path) -> None:
