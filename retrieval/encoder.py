@@ -85,7 +85,7 @@ def load_sparse_encoder(name: str, **options: Any) -> "SparseEncoder":
     from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SpladePooling
 
     # sentence-transformers would silently add a randomly initialised sparse head to a dense model.
-    types = module_types(name).values()
+    types = module_types(model_in(name)).values()
     if not types or any(word in " ".join(types) for word in ("Splade", "Sparse", "MLM")):
         model: SparseEncoder = _load(SparseEncoder, name, **options)
         if any(isinstance(module, (SpladePooling, SparseAutoEncoder)) for module in model.modules()):
@@ -107,7 +107,7 @@ def model_identity(name: str, max_seq_length: int | None = None) -> str:
         UserError: Neither the Hub nor its local cache tells the commit.
     """
     cut = "" if max_seq_length is None else f":{max_seq_length}"
-    path = Path(name).expanduser()
+    path = Path(model_in(name)).expanduser()
     if path.is_dir():
         return f"folder@{_hash_folder(path)}{cut}"
     from huggingface_hub import hf_hub_download
@@ -128,7 +128,7 @@ def document_identity(name: str, max_seq_length: int | None = None) -> str | Non
 
     A model that was trained with `--query_only` names its base model.
     """
-    folder = Path(name).expanduser()
+    folder = Path(model_in(name)).expanduser()
     if not folder.is_dir():
         from transformers.utils import cached_file
 
@@ -220,17 +220,29 @@ def similarity_of(encoder: Any, name: str = "the encoder") -> str:
     return similarity
 
 
+def model_in(name: str) -> str:
+    """Return the model in an output folder of `adapt` or `train`: its only sentence-transformers folder; else the name itself."""
+    folder = Path(name).expanduser()
+    if (folder / "modules.json").is_file():
+        return name
+    models = [file.parent for file in sorted(folder.glob("*/modules.json"))]
+    return str(models[0]) if len(models) == 1 else name
+
+
 def model_place(name: str) -> str:
     """Return the path of a sentence-transformers folder, or the full Hub id.
 
     Raises:
         UserError: It is a folder of another kind, or a path that does not exist.
     """
+    name = model_in(name)
     path = Path(name).expanduser()
     if model_kind(name) in ("CrossEncoder", "MultiVectorEncoder"):
         raise UserError(f"{name} is a reranker ({model_kind(name)}), not a retriever: pass it with --rerank")
     if path.is_dir():
         if not (path / "modules.json").is_file():
+            if several := [str(file.parent) for file in sorted(path.glob("*/modules.json"))]:
+                raise UserError(f"{name} contains several models: pass {' or '.join(several)}")
             raise UserError(
                 f"{name} is not a sentence-transformers folder (it has no modules.json); "
                 f"turn a training checkpoint into one with `revela-hub export`"

@@ -4,14 +4,17 @@ import json
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from revela_hub.cli.main import main
 from revela_hub.errors import UserError
 from revela_hub.retrieval import encoder
 from revela_hub.retrieval.encoder import Encoder, as_vectors, load_encoder, model_identity, similarity_of
+from revela_hub.trainers.common.retriever import load_retriever
 
 
 def test_loads_a_folder(retriever_folder: Path) -> None:
@@ -34,6 +37,22 @@ def test_a_path_that_is_no_folder_is_not_looked_up_on_the_hub(name: str) -> None
 def test_a_checkpoint_is_not_a_retriever(bert_folder: Path) -> None:
     with pytest.raises(UserError, match=r"no modules\.json.*revela-hub export"):
         load_encoder(str(bert_folder))
+
+
+def test_the_output_folder_of_a_training_is_its_retriever(retriever_folder: Path, tmp_path: Path) -> None:
+    """For search, indexes, `check` and further training; not if it contains several models."""
+    output = tmp_path / "output"
+    shutil.copytree(retriever_folder, output / "retriever")
+    (output / "checkpoint-2").mkdir()
+    (output / "config.json").write_text("{}")
+    expected = load_encoder(str(retriever_folder), device="cpu").encode(["river"])
+    for load in (partial(load_encoder, device="cpu"), load_retriever):
+        assert np.array_equal(load(str(output)).encode(["river"]), expected)
+    assert model_identity(str(output)) == model_identity(str(output / "retriever"))
+    assert main(["check", str(output)]) == 0
+    shutil.copytree(retriever_folder, output / "sparse")
+    with pytest.raises(UserError, match=f"contains several models: pass {output}/retriever or {output}/sparse"):
+        load_encoder(str(output))
 
 
 def test_a_model_that_cannot_be_had_is_named() -> None:

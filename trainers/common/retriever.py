@@ -19,7 +19,7 @@ from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.output import command_line
 from revela_hub.pickles import encoder
-from revela_hub.retrieval.encoder import learnt_positions, similarity_of
+from revela_hub.retrieval.encoder import learnt_positions, model_in, similarity_of
 from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, name_of
 from revela_hub.trainers.common.query_route import trained_transformer
@@ -64,6 +64,7 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
             f"a loaded retriever must be a SentenceTransformer, not a {kind}: pass its folder or id instead"
         )
     refuse_missing_folder(name, "the retriever")
+    name = model_in(name)
     refuse_fused(name)
     code = {"trust_remote_code": trust_remote_code}
     weights: dict[str, Any] = {"dtype": torch.float32}

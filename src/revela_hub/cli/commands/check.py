@@ -112,10 +112,12 @@ def _check_model(arguments: Arguments, model: str) -> None:
     from revela_hub.errors import UserError
     from revela_hub.hub_cards import as_table, check
     from revela_hub.output import command_line
+    from revela_hub.retrieval.encoder import model_in
 
     if Path(model).is_dir() and is_checkpoint(model):
         publish = command_line("publish", model, "NAME/MODEL", "--dry_run")
         raise UserError(f"{model} is a training checkpoint: `{publish}` exports it and checks the result")
+    model = model_in(model)
     if arguments.revision and Path(model).expanduser().exists():
         raise UserError(f"--revision is for a model on the Hub, but {model} is a folder")
     if (Path(model).expanduser() / "index.json").is_file():
