@@ -18,6 +18,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import PRIOR, fit_weight
 from revela_hub.evaluation.probe import Probe
 from revela_hub.evaluation.retrieval import Rankings
+from revela_hub.retrieval.bm25 import BM25Settings
 
 QUERIES = 60
 
@@ -102,6 +103,32 @@ def test_a_candidate_that_kept_the_base_retriever_says_so() -> None:
     rows = verdict.table().splitlines()
     assert [row.split()[0] for row in rows[1:]] == ["BM25", "base", "kept", "better"]
     assert rows[3].endswith("  none: base retriever kept") and rows[4].endswith("]  <- exported")
+
+
+def test_the_part_of_the_gain_that_is_training_has_an_interval_of_its_own() -> None:
+    """Only if an untrained system with the same settings of BM25 is in the table, too."""
+    bm25, whole = ranking(0.3, 5), task()
+    split = BM25Settings(split_identifiers=True)
+    base, parts, trained = (
+        System(name, name, ranking(found, 6), bm25, 0.3, settings=settings)
+        for name, found, settings in (
+            ("base retriever", 0.4, BM25Settings()),
+            ("base, identifiers split", 0.7, split),
+            ("natural pairs", 0.9, split),
+        )
+    )
+    systems = [base, parts, trained]
+    last = (
+        Verdict(base, trained, trained, compare(base, trained, whole), systems, whole, whole).table().splitlines()[-1]
+    )
+    d = compare(parts, trained, whole)
+    assert (
+        last
+        == f"training alone: {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}], compared with base, identifiers split"
+    )
+    for chosen, others in ((parts, systems), (replace(trained, settings=BM25Settings()), [base])):
+        verdict = Verdict(base, chosen, chosen, compare(base, chosen, whole), [*others, chosen], whole, whole)
+        assert "training alone" not in verdict.table()
 
 
 def test_runs_measure_on_half_of_the_dev_queries_and_their_passages() -> None:

@@ -154,6 +154,11 @@ class Verdict:
                 same = system.name not in UNTRAINED and system.dense == self.base.dense
                 row += "  none: base retriever kept" if same else f"  {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
             lines.append(row + ("  <- exported" if system is self.chosen else ""))
+        before = next(each for each in self.systems if each.settings == self.chosen.settings)
+        if self.chosen.name not in UNTRAINED and before is not self.base:
+            d = compare(before, self.chosen, self.test)
+            interval = f"{d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
+            lines.append(f"training alone: {interval}, compared with {before.name}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
