@@ -57,11 +57,12 @@ def main() -> None:
     names: list[str] = []
     table: dict[str, list[str]] = {name: [] for name in ("min-max, 0.3", *FUSIONS)}
     for task in chain(prose, tasks(given)):
-        names.append(task.name)
+        names.append(task.name.split("/")[0])  # without the split
 
-        def scores(options: dict[str, Any], task: RetrievalTask = task) -> dict[str, float]:
+        def scores(
+            options: dict[str, Any], task: RetrievalTask = task, split: bool = names[-1] not in (*PROSE, "cosqa")
+        ) -> dict[str, float]:
             options = {"fusion": "minmax", "k1": 1.5, "b": 0.75} | options
-            split = task.name not in (*PROSE, "cosqa")
             bm25 = BM25Settings(k1=options.pop("k1"), b=options.pop("b"), split_identifiers=split)
             settings = RankerSettings(mode="hybrid", bm25=bm25, identity=given.start, **options)
             run = ranking_run(task, settings, dense=model, cache_dir=given.work / "cache")
