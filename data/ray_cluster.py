@@ -40,7 +40,7 @@ class RayCluster:
         """Connect to the cluster, or start one of this machine's cores; an existing connection is used and kept.
 
         Args:
-            task: What the actors do, for error messages, e.g. `encoding`.
+            task: The work of the actors, for error messages, e.g. `encoding`.
 
         Raises:
             UserError: Ray is not installed, the cluster cannot be reached, or the actors fail.
