@@ -1,6 +1,10 @@
 """What do the engines cost? `encode` in two processes, as two shards, with Ray and with datatrove, on the same passages and cores.
 
     python benchmarks/engines.py --data path/to/data --model examples/quickstart/retriever
+    python benchmarks/engines.py --data path/to/data --task synthesize --model examples/quickstart/lm
+    python benchmarks/engines.py --data path/to/data --task cut --passages 200000
+
+`synthesize` answers prompts with a local language model, and `cut` cuts JSON lines into passages, here and with Ray.
 
 The engines run in turn, `--rounds` times. A row has the median of the wall-clock time, from the start of the command to its end, and
 the largest memory of all its processes together (PSS: shared pages count once). One thread per process.
@@ -34,41 +38,102 @@ if __name__ == "__main__":
     LocalPipelineExecutor(steps, tasks=2, workers=2, logging_dir=f"{output}-logs").run()
 """
 
+SYNTHESIZE = """
+import sys
+from functools import partial
+from revela_hub.data.ray_cluster import RayCluster
+from revela_hub.data.synthesis.backends import LocalModel, Request, Sampling
+from revela_hub.data.synthesis.ray_model import ray_model
+
+model, prompts, actors = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+requests = [Request(f"Write about number {number}.", number) for number in range(prompts)]
+load = partial(LocalModel, model, Sampling(max_new_tokens=128), batch_size=8, device="cpu")
+if actors:
+    with ray_model(load, RayCluster(num_actors=actors), 8) as backend:
+        replies = list(backend.replies(requests))
+else:
+    replies = list(load().replies(requests))
+assert len(replies) == prompts
+"""
+
+CUT = """
+import json, sys
+from pathlib import Path
+import pyarrow as pa
+import pyarrow.parquet as pq
+from revela_hub.data.text.passage_rows import cut_rows
+
+corpus, output, engine = sys.argv[1:]
+if engine == "ray":
+    import ray
+    ray.init(log_to_driver=False)
+    rows = ray.data.read_json(corpus, lines=True)
+    rows.map_batches(cut_rows, fn_kwargs={"id_column": "id"}).write_parquet(output, min_rows_per_file=100_000)
+else:
+    Path(output).mkdir(parents=True)
+    for file in sorted(Path(corpus).glob("*.jsonl")):
+        rows = [json.loads(line) for line in file.open()]
+        columns = {name: [row[name] for row in rows] for name in ("id", "text")}
+        pq.write_table(pa.table(cut_rows(columns, id_column="id")), f"{output}/{file.stem}.parquet")
+"""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with squad")
-    parser.add_argument("--model", required=True, help="sentence-transformers folder")
+    parser.add_argument("--task", choices=("encode", "synthesize", "cut"), default="encode")
+    parser.add_argument("--model", help="encode: sentence-transformers folder; synthesize: language model")
     parser.add_argument("--work", type=Path, default=Path("outputs/engines"))
-    parser.add_argument("--passages", type=int, default=2500)
+    parser.add_argument("--passages", type=int, default=2500, help="number of passages; synthesize: of prompts")
     parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
-    corpus = write_corpus(given.data / "squad" / "passages.jsonl.gz", given.work / "corpus", given.passages)
     output = given.work / "output"
-    encode = [sys.executable, "-m", "revela_hub", "encode", "--model", given.model, "--corpus", str(corpus), "--quiet"]
-    encode += ["--output_dir", str(output)]
-    shards = [[*encode, "--num_shards", "2", "--shard", str(shard)] for shard in range(2)]
-    engines = {
-        "one process": [encode],
-        "two processes (`--num_processes 2`)": [[*encode, "--num_processes", "2"]],
-        "two shards at a time (`--num_shards 2`)": shards,
-        "Ray, two actors (`--engine ray`)": [[*encode, "--engine", "ray"]],
-        "datatrove, two workers": [
-            [sys.executable, "-c", DATATROVE, str(corpus), given.model, str(output / "parquet")]
-        ],
-    }
+    engines = {"encode": encode, "synthesize": synthesize, "cut": cut}[given.task](given, output)
     runs: dict[str, list[tuple[float, int]]] = {name: [] for name in engines}
     for _ in range(given.rounds):
         for name, commands in engines.items():
             shutil.rmtree(output, ignore_errors=True)
             runs[name].append(measured(commands))
             print(f"{name}: {runs[name][-1][0]:.1f} s", file=sys.stderr, flush=True)
-    print(f"{heading()}\n\n{given.passages:,} passages of SQuAD, median of {given.rounds}:\n")
+    print(f"{heading()}\n\n{given.passages:,} passages of SQuAD (synthesize: prompts), median of {given.rounds}:\n")
     print("| engine | seconds | ratio | memory, MB |\n|---|---|---|---|")
-    base = statistics.median(seconds for seconds, _ in runs["two processes (`--num_processes 2`)"])
+    medians = {name: statistics.median(seconds for seconds, _ in found) for name, found in runs.items()}
+    base = medians.get("two processes (`--num_processes 2`)", medians["one process"])
     for name, found in runs.items():
-        seconds = statistics.median(each for each, _ in found)
-        print(f"| {name} | {seconds:.1f} | {seconds / base:.2f} | {max(each for _, each in found) / 2**20:.0f} |")
+        largest = max(each for _, each in found) / 2**20
+        print(f"| {name} | {medians[name]:.1f} | {medians[name] / base:.2f} | {largest:.0f} |")
+
+
+def encode(given: argparse.Namespace, output: Path) -> dict[str, list[list[str]]]:
+    """Return the commands of each engine."""
+    corpus = write_corpus(given.data / "squad" / "passages.jsonl.gz", given.work / "corpus", given.passages)
+    encode = [sys.executable, "-m", "revela_hub", "encode", "--model", given.model, "--corpus", str(corpus), "--quiet"]
+    encode += ["--output_dir", str(output)]
+    return {
+        "one process": [encode],
+        "two processes (`--num_processes 2`)": [[*encode, "--num_processes", "2"]],
+        "two shards at a time (`--num_shards 2`)": [
+            [*encode, "--num_shards", "2", "--shard", str(shard)] for shard in range(2)
+        ],
+        "Ray, two actors (`--engine ray`)": [[*encode, "--engine", "ray"]],
+        "datatrove, two workers": [
+            [sys.executable, "-c", DATATROVE, str(corpus), given.model, str(output / "parquet")]
+        ],
+    }
+
+
+def synthesize(given: argparse.Namespace, output: Path) -> dict[str, list[list[str]]]:
+    """Return the commands of each engine."""
+    names = {"one process": 0, "Ray, one actor": 1, "Ray, two actors": 2}
+    command = [sys.executable, "-c", SYNTHESIZE, given.model, str(given.passages)]
+    return {name: [[*command, str(actors)]] for name, actors in names.items()}
+
+
+def cut(given: argparse.Namespace, output: Path) -> dict[str, list[list[str]]]:
+    """Return the commands of each engine."""
+    corpus = write_corpus(given.data / "squad" / "passages.jsonl.gz", given.work / "corpus", given.passages)
+    command = [sys.executable, "-c", CUT, str(corpus), str(output.resolve())]
+    return {"one process": [[*command, "local"]], "Ray, two cores": [[*command, "ray"]]}
 
 
 def write_corpus(passages: Path, folder: Path, number: int) -> Path:

@@ -14,6 +14,7 @@ import pytest
 import word_encoder
 
 from revela_hub.cli.main import main
+from revela_hub.data.ray_cluster import RayCluster
 from revela_hub.errors import UserError
 from revela_hub.retrieval.ranking import RankerSettings, document_vectors
 from revela_hub.retrieval.ray_engine import RayEngine
@@ -63,7 +64,7 @@ def encode(texts: Any, folder: Path, engine: RayEngine | None) -> Any:
 def test_a_killed_worker_loses_nothing_and_the_vectors_are_those_of_one_process(cluster: None, tmp_path: Path) -> None:
     texts = write_texts([*TEXTS, *TEXTS[:3]], tmp_path)
     expected = encode(texts, tmp_path / "here", None)
-    engine = RayEngine(partial(dying_encoder, tmp_path / "killed"), num_actors=2)
+    engine = RayEngine(partial(dying_encoder, tmp_path / "killed"), RayCluster(num_actors=2))
     found = encode(texts, tmp_path / "there", engine)
     assert (tmp_path / "killed").exists()
     np.testing.assert_array_equal(found.read(0, len(texts)), expected.read(0, len(texts)))
@@ -141,4 +142,4 @@ def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
         ray.shutdown()
     texts = write_texts(TEXTS, tmp_path)
     with pytest.raises(UserError, match="no Ray cluster answers at --address 127.0.0.1:1 "):
-        encode(texts, tmp_path, RayEngine(word_encoder.Encoder, address="127.0.0.1:1"))
+        encode(texts, tmp_path, RayEngine(word_encoder.Encoder, RayCluster("127.0.0.1:1")))

@@ -1,4 +1,4 @@
-"""The options of commands that can encode passages on a Ray cluster."""
+"""The options of commands that can run their model on a Ray cluster."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,17 +10,18 @@ from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
+    from revela_hub.data.ray_cluster import RayCluster
     from revela_hub.retrieval.ray_engine import RayEngine
 
 
 @dataclass(kw_only=True)
 class EngineOptions:
-    """The machines that encode the passages."""
+    """The machines that run the model."""
 
     _argument_group_name = "engine"
 
     engine: Literal["local", "ray"] = field(
-        default="local", metadata={"help": "Encode on this machine (local), or on a Ray cluster (ray)."}
+        default="local", metadata={"help": "Run the model on this machine (local), or on a Ray cluster (ray)."}
     )
     address: str | None = field(
         default=None,
@@ -35,11 +36,8 @@ class EngineOptions:
         },
     )
 
-    def ray_engine(self, load: Callable[[], Any]) -> "RayEngine | None":
-        """Return the engine of --engine ray; None for local.
-
-        Args:
-            load: Loads the encoder in an actor.
+    def ray_cluster(self) -> "RayCluster | None":
+        """Return the cluster of --engine ray; None for local.
 
         Raises:
             UserError: Ray is not installed, or an option has no effect.
@@ -51,20 +49,39 @@ class EngineOptions:
             return None
         if getattr(self, "endpoint", None):
             raise UserError(
-                "--engine ray and --endpoint exclude each other: a server encodes for any number of clients"
+                "--engine ray and --endpoint exclude each other: a server runs the model for any number of clients"
             )
+        from revela_hub.data.ray_cluster import RayCluster
         from revela_hub.errors import require
-        from revela_hub.retrieval.ray_engine import RayEngine
 
         require("ray")
-        return RayEngine(load, self.address, self.num_actors)
+        return RayCluster(self.address, self.num_actors)
+
+    def ray_engine(self, load: Callable[[], Any]) -> "RayEngine | None":
+        """Return the engine that encodes on the cluster of --engine ray; None for local.
+
+        Args:
+            load: Loads the encoder in an actor.
+
+        Raises:
+            UserError: As `ray_cluster`.
+        """
+        from revela_hub.retrieval.ray_engine import RayEngine
+
+        cluster = self.ray_cluster()
+        return None if cluster is None else RayEngine(load, cluster)
+
+
+def path_for_workers(model: str) -> str:
+    """Return the absolute path of a model's folder or file, or its Hub id."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model
 
 
 def load_for_workers(options: Any) -> Any:  # noqa: ANN401 (options of a command; an `Encoder`)
     """Load the encoder of a command's --model in an actor. Ray assigns the device, unless --device is given."""
-    model = Path(options.model).expanduser()
     return load_dense(
-        str(model.resolve()) if model.exists() else options.model,
+        path_for_workers(options.model),
         device=options.device,
         trust_remote_code=options.trust_remote_code,
         max_seq_length=options.max_length,

@@ -3,8 +3,8 @@
 The recipe follows NV-Embed (arXiv 2405.17428), based on arXiv 2401.00368. Examples are short-long (a query, a
 relevant document and a hard negative), long-short (a text, its label and a misleading label) or short-short (two
 phrases or sentences). The model runs on an OpenAI-compatible server (--endpoint: vLLM, llama.cpp, Ollama, a provider)
-or, without --endpoint, on this machine. An API key is read from the environment variable --api_key_env and is not
-stored.
+or, without --endpoint, on this machine, or in the actors of a Ray cluster (--engine ray). An API key is read from the
+environment variable --api_key_env and is not stored.
 
 Writes to --output_dir: pairs.jsonl, tasks.jsonl and rejected.jsonl (unusable replies with reasons). Run the same
 command again to resume, or with a higher --count to add examples. Changed settings raise an error; start over with
@@ -22,31 +22,35 @@ Examples:
   revela-hub synthesize --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-30B-A3B --count 3000 --output_dir outputs/synthetic
   revela-hub synthesize --model HuggingFaceTB/SmolLM2-1.7B-Instruct --count 300 --exclude data/beir/scifact
   revela-hub synthesize --endpoint https://api.openai.com/v1 --api_key_env OPENAI_API_KEY --model gpt-4o-mini --domains law
+  revela-hub synthesize --model HuggingFaceTB/SmolLM2-1.7B-Instruct --count 3000 --engine ray --address auto --num_actors 16
   revela-hub synthesize --config examples/nvembed/synthesize.yaml
 """
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Interval
 
+from revela_hub.cli.engine_options import EngineOptions, path_for_workers
 from revela_hub.data.synthesis.synthesis import SynthesisSettings
 from revela_hub.errors import UserError
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
-    from revela_hub.data.synthesis.backends import Backend, Sampling
+    from revela_hub.data.synthesis.backends import LocalModel, Sampling
     from revela_hub.data.synthesis.endpoint import Endpoint
 
 POSITIONALS = ()
 
 
 @dataclass(kw_only=True)
-class Arguments(SynthesisSettings):
+class Arguments(SynthesisSettings, EngineOptions):
     """Arguments of `revela-hub synthesize`."""
 
     basic_options = (
@@ -56,7 +60,9 @@ class Arguments(SynthesisSettings):
     old_names: ClassVar[dict[str, str]] = {"output": "output_dir"}
 
     model: str = field(
-        metadata={"help": "Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine."}
+        metadata={
+            "help": "Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine or on Ray."
+        }
     )
     output_dir: str = field(
         default="outputs/synthetic", metadata={"help": "Output folder; an interrupted run is resumed in it."}
@@ -100,7 +106,9 @@ class Arguments(SynthesisSettings):
             "help": "JSON object of additional request fields; null removes a field that the server does not accept."
         },
     )
-    batch_size: PositiveInt = field(default=8, metadata={"help": "Number of prompts per forward pass on this machine."})
+    batch_size: PositiveInt = field(
+        default=8, metadata={"help": "Number of prompts per forward pass of a local model."}
+    )
     device: str | None = field(
         default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
     )
@@ -109,40 +117,50 @@ class Arguments(SynthesisSettings):
 
 def run(arguments: Arguments) -> None:
     """Generate the examples and print the report."""
-    from revela_hub.data.synthesis.backends import LocalModel, Sampling
+    from revela_hub.data.synthesis.backends import Sampling
+    from revela_hub.data.synthesis.ray_model import ray_model
     from revela_hub.data.synthesis.store import PAIRS
     from revela_hub.data.synthesis.synthesis import synthesize
     from revela_hub.data.text.ngram_overlap import read_excluded
     from revela_hub.retrieval.disk import try_folder
 
+    cluster = arguments.ray_cluster()
     sampling = Sampling(arguments.temperature, arguments.top_p, arguments.max_new_tokens)
-    backend: Backend | None = _endpoint(arguments, sampling)
+    endpoint = _endpoint(arguments, sampling)
     try_folder(Path(arguments.output_dir), "--output_dir")
     excluded = None
     if arguments.exclude:
         excluded, summary = read_excluded(arguments.exclude, arguments.exclude_ngram, corpus=arguments.exclude_corpus)
         note(summary)
-    backend = backend or LocalModel(
-        arguments.model,
+    load = partial(_local_model, arguments, sampling)
+    with ray_model(load, cluster, arguments.batch_size) if cluster else nullcontext(endpoint or load()) as backend:
+        try:
+            report = synthesize(
+                backend,
+                arguments.output_dir,
+                arguments,
+                excluded=excluded,
+                overwrite=arguments.overwrite,
+                show_progress_bar=shows_progress(),
+            )
+        except KeyboardInterrupt:
+            note(f"\nthe accepted examples are in {arguments.output_dir}; run the same command again to resume")
+            raise
+    print(report)
+    print(os.path.join(arguments.output_dir, PAIRS))
+
+
+def _local_model(arguments: Arguments, sampling: "Sampling") -> "LocalModel":
+    """Load the model, here or in an actor."""
+    from revela_hub.data.synthesis.backends import LocalModel
+
+    return LocalModel(
+        path_for_workers(arguments.model),
         sampling,
         batch_size=arguments.batch_size,
         device=arguments.device,
         trust_remote_code=arguments.trust_remote_code,
     )
-    try:
-        report = synthesize(
-            backend,
-            arguments.output_dir,
-            arguments,
-            excluded=excluded,
-            overwrite=arguments.overwrite,
-            show_progress_bar=shows_progress(),
-        )
-    except KeyboardInterrupt:
-        note(f"\nthe accepted examples are in {arguments.output_dir}; run the same command again to resume")
-        raise
-    print(report)
-    print(os.path.join(arguments.output_dir, PAIRS))
 
 
 def _endpoint(arguments: Arguments, sampling: "Sampling") -> "Endpoint | None":
