@@ -119,7 +119,9 @@ class TrainerHooks(Base):
 def layer_classes(model: "nn.Module") -> list[str]:
     """Return the names of the classes of layers that need not be split between devices and share no weight with another module."""
     named = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    layers = [(n, type(m).__name__) for n, m in model.named_modules(remove_duplicate=False) if type(m).__name__ in named]
+    layers = [
+        (n, type(m).__name__) for n, m in model.named_modules(remove_duplicate=False) if type(m).__name__ in named
+    ]
     places: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name)

@@ -312,9 +312,9 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
         )
         collator = ViewCollator(retriever, args)
         super().__init__(model=contrastive, args=args, data_collator=collator, **kwargs)
-        if args.queue_size and self.shards:
+        if args.queue_size and self.is_fsdp_enabled:
             raise UserError(
-                "Contriever's momentum encoder cannot follow weights that FSDP or ZeRO-3 has sharded: use in-batch negatives"
+                "Contriever's momentum encoder cannot follow weights that FSDP has sharded: use in-batch negatives"
                 " (--queue_size 0), accelerate launch --multi_gpu, or ZeRO-2"
             )
         self.add_callback(NewEpoch(collator))

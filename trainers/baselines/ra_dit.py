@@ -290,10 +290,10 @@ class RADITTrainer(MethodTrainer):
                 args.say(f"{tokens.cut:,} of {len(tokens):,} {name} are truncated to {tokens.max_length} tokens")
         data = Dataset.from_dict({"row": rows, "prompt": [found.prompts["prompt"][row] for row in rows]})
         super().__init__(model=model, args=args, train_dataset=data, data_collator=self._collate, **kwargs)
-        if self.shards:
+        if self.is_fsdp_enabled:
             if model.decoder:
                 raise UserError(
-                    "RA-DIT-Llama uses the projections of a decoder's last layer alone, which FSDP and ZeRO-3 cannot shard: use"
+                    "RA-DIT-Llama uses the projections of a decoder's last layer alone, which FSDP cannot shard: use"
                     " accelerate launch --multi_gpu, or ZeRO-2"
                 )
             freeze_pooler(model)  # without a gradient, its optimizer state could not be resumed

@@ -17,13 +17,13 @@ Hollow = tuple[nn.Module, PeftModel | None]
 def prepare(model: nn.Module, plugin: Any) -> None:  # noqa: ANN401 (accelerate's FullyShardedDataParallelPlugin)
     """Set the layers that FSDP2 gathers one at a time to those of the transformers models within a model.
 
-    accelerate asks the outermost model only. It would gather a sentence-transformers model as a whole, and take its module
-    `Normalize` for a final layer norm, which raises an error.
+    accelerate asks the outermost model only, which suffices for one of transformers. It would gather a sentence-transformers
+    model as a whole, and take its module `Normalize` for a final layer norm, which raises an error.
     """
-    if plugin.transformer_cls_names_to_wrap is None:
-        plugin.transformer_cls_names_to_wrap = layer_classes(model)
     if not hasattr(model, "base_model_prefix"):
-        model.base_model_prefix = "none"  # no such child, so none of its children is a layer norm
+        setattr(model, "base_model_prefix", "none")  # noqa: B010 (mypy) # no such child: accelerate looks for no layer norm
+        if plugin.transformer_cls_names_to_wrap is None:
+            plugin.transformer_cls_names_to_wrap = layer_classes(model)
 
 
 def hollow_copy(model: nn.Module, adapters: PeftModel | None) -> Hollow:

@@ -57,7 +57,7 @@ from revela_hub.trainers.common.settings import (
     weights_digest,
     without_names,
 )
-from revela_hub.trainers.common.sharding import Hollow, filled_copy, hollow_copy, is_sharded, prepare, reshard
+from revela_hub.trainers.common.sharding import Hollow, filled_copy, hollow_copy, is_sharded, prepare
 from revela_hub.trainers.common.stopping import Interrupted, StopOnSignal
 
 SAMPLED = 64
@@ -78,10 +78,10 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
     """Whether the base model is a retriever, so that its weights can be averaged with the trained ones."""
 
     saves_copy: ClassVar[bool] = False
-    """Whether a run with sharded weights (FSDP2, ZeRO-3) is saved from a copy of the model that has all of them (`whole_model`)."""
+    """Whether a run with weights sharded by FSDP2 is saved from a copy of the model that has all of them (`whole_model`)."""
 
     adapters: PeftModel | None = None
-    """Adapters of the model, if `saves_copy` methods have any."""
+    """Adapters of the model, which the copy shares."""
 
     smooths_labels: ClassVar[bool] = False
     """Whether the loss uses `label_smoothing_factor`."""
@@ -101,6 +101,12 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             if isinstance(given, RunArguments) and given.label_smoothing_factor and not self.smooths_labels:
                 raise UserError("--label_smoothing_factor has no effect on this method's loss: remove the option")
         super().__init__(*args, **kwargs)
+        zero = self.accelerator.state.deepspeed_plugin
+        if self.saves_copy and zero is not None and zero.zero_stage == 3:
+            raise UserError(
+                f"{type(self).__name__} does not support ZeRO-3: use FSDP2 (examples/accelerate/fsdp.yaml), ZeRO-2, or"
+                " accelerate launch --multi_gpu"
+            )
         if self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.fsdp_version != 2:
             raise UserError("FSDP 1 is not supported: set fsdp_version: 2, as in examples/accelerate/fsdp.yaml")
         self._stop = StopOnSignal()
@@ -110,15 +116,9 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
 
     # --- sharded weights
 
-    @property
-    def shards(self) -> bool:
-        """Whether FSDP or ZeRO-3 shards the weights when training starts."""
-        zero = self.accelerator.state.deepspeed_plugin
-        return self.is_fsdp_enabled or (zero is not None and zero.zero_stage == 3)
-
     @contextmanager
     def whole_model(self, weights: dict[str, Tensor] | None = None) -> Iterator[None]:
-        """Let `model` and `adapters` be a copy with all weights on the main process, if they are sharded.
+        """Within it, `model` and `adapters` are a copy with all weights on the main process, if they are sharded.
 
         Args:
             weights: weights gathered from shards. Without them, all processes must call it.
@@ -129,7 +129,6 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             yield
             return
         if weights is None:
-            reshard(model)
             weights = self.accelerator.get_state_dict(self.model_wrapped)
         if self.args.should_save:
             assert self._hollow is not None and weights is not None
@@ -240,9 +239,10 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         if resume_from_checkpoint:
             self._check_resume(Path(str(resume_from_checkpoint)))
         if self.is_fsdp_enabled:
-            prepare(self.model, self.accelerator.state.fsdp_plugin)
-        if self.shards and self.saves_copy and self._hollow is None:
-            self._hollow = hollow_copy(self.model, self.adapters)
+            model: Any = self.model
+            prepare(model, self.accelerator.state.fsdp_plugin)
+            if self.saves_copy and self._hollow is None:
+                self._hollow = hollow_copy(model, self.adapters)
         try:
             result: TrainOutput = super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval)
         finally:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.errors import UserError
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, decoder_retriever
@@ -127,7 +129,6 @@ def main(names: list[str], folder: Path, models: dict[str, str]) -> None:
 
     MethodTrainer.create_accelerator_and_postprocess = with_cpus  # type: ignore[method-assign]
     for name in names:
-        print("NAME", name, file=sys.stderr)
         losses = train(name, folder / name, models, 2)
         resume(name, folder / name, models, 2)
         (folder / f"{name}.json").write_text(json.dumps(losses))
@@ -147,7 +148,7 @@ def assert_equal(one: Path, two: Path) -> None:
         torch.testing.assert_close(found[name], value, atol=2e-6, rtol=1e-5, msg=name)
 
 
-NAMES = ["pairs", "pairs-cached", "pairs-lora", "contriever", "replug", "cotmote", "radit", "replug-absent"]
+NAMES = ["pairs", "pairs-cached", "pairs-lora", "contriever", "replug", "replug-absent", "cotmote", "radit"]
 
 
 @pytest.mark.slow
@@ -165,7 +166,6 @@ def test_sharded_retrievers_are_those_of_one_process(
         str(Path(__file__)), json.dumps(NAMES), str(tmp_path), json.dumps(models), processes=2, environment=environment
     )
     for name in NAMES:
-        print(name)
         one, two = tmp_path / "one" / name, tmp_path / name
         losses = train(name, one, models, 4)
         part = "dense" if name == "cotmote" else "retriever"
@@ -177,6 +177,37 @@ def test_sharded_retrievers_are_those_of_one_process(
         if (one / "scores.json").is_file():
             assert (one / "scores.json").read_text() == (two / "scores.json").read_text(), name
             assert_equal(one / "best" / part, two / "best" / part)
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "message"),
+    [
+        ("pairs", {"deepspeed_plugin": SimpleNamespace(zero_stage=3)}, "PairsTrainer does not support ZeRO-3: use FSDP2"),
+        ("pairs", {"fsdp_plugin": SimpleNamespace(fsdp_version=1)}, "FSDP 1 is not supported: set fsdp_version: 2"),
+        ("contriever-queue", {"fsdp_plugin": SimpleNamespace(fsdp_version=2)}, "use in-batch negatives"),
+        ("radit-decoder", {"fsdp_plugin": SimpleNamespace(fsdp_version=2)}, "use accelerate launch --multi_gpu, or ZeRO-2"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_sharded_is_rejected_before_training(
+    name: str,
+    state: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    retriever_folder: Path,
+    llama_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create = MethodTrainer.create_accelerator_and_postprocess
+
+    def with_plugin(self: MethodTrainer) -> None:
+        create(self)
+        self.is_fsdp_enabled = "fsdp_plugin" in state
+        for plugin, value in state.items():
+            monkeypatch.setattr(type(self.accelerator.state), plugin, value, raising=False)
+
+    monkeypatch.setattr(MethodTrainer, "create_accelerator_and_postprocess", with_plugin)
+    with pytest.raises(UserError, match=message):
+        trainer(name, tmp_path, {"retriever": str(retriever_folder), "lm": str(llama_folder)}, 2)
 
 
 if __name__ == "__main__":
