@@ -51,7 +51,10 @@ class TrainerHooks(Base):
 
     def read_weights(self, folder: Path, model: "nn.Module | None" = None) -> None:
         """Load the files of a checkpoint into the model in training (with FSDP, into its wrapper `model`)."""
-        super()._load_from_checkpoint(str(folder), model)
+        from transformers import Trainer
+
+        # Not `super()`: sentence-transformers' trainer does not read the file of FSDP.
+        Trainer._load_from_checkpoint(self, str(folder), model)
 
     def write_checkpoint(self, output: Path, write: Callable[[Path], None]) -> None:
         """Write a checkpoint; `write(folder)` writes `checkpoint-<step>` into a folder."""
@@ -111,6 +114,20 @@ class TrainerHooks(Base):
         tied = getattr(self.model, "all_tied_weights_keys", {})
         missing = [name for name in load_result.missing_keys if name not in tied and not self.left_out(name)]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+
+def layer_classes(model: "nn.Module") -> list[str]:
+    """Return the names of the classes of layers that need not be split between devices and share no weight with another module."""
+    named = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    layers = [
+        (n, type(m).__name__) for n, m in model.named_modules(remove_duplicate=False) if type(m).__name__ in named
+    ]
+    places: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).append(name)
+    shared = [name for names in places.values() if len(names) > 1 for name in names]
+    sharing = {kind for layer, kind in layers if any(name.startswith(f"{layer}.") for name in shared)}
+    return sorted({kind for _, kind in layers} - sharing)
 
 
 def transformer_around(model: "PreTrainedModel", tokenizer_folder: str) -> "Transformer":

@@ -312,5 +312,10 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
         )
         collator = ViewCollator(retriever, args)
         super().__init__(model=contrastive, args=args, data_collator=collator, **kwargs)
+        if args.queue_size and self.is_fsdp_enabled:
+            raise UserError(
+                "Contriever's momentum encoder cannot follow weights that FSDP has sharded: use in-batch negatives"
+                " (--queue_size 0), accelerate launch --multi_gpu, or ZeRO-2"
+            )
         self.add_callback(NewEpoch(collator))
         self.add_callback(_UpdateOncePerStep(contrastive))

@@ -39,7 +39,8 @@ from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, tokenize_prompts
 from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
-from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
+from revela_hub.trainers.common.retriever import RETRIEVER, freeze_pooler, load_retriever
+from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import load_whole
 
@@ -246,7 +247,7 @@ class RADITTrainer(MethodTrainer):
     """
 
     method = RA_DIT
-    gathers_weights = False
+    saves_copy = True
 
     args: RADITTrainingArguments
 
@@ -289,6 +290,13 @@ class RADITTrainer(MethodTrainer):
                 args.say(f"{tokens.cut:,} of {len(tokens):,} {name} are truncated to {tokens.max_length} tokens")
         data = Dataset.from_dict({"row": rows, "prompt": [found.prompts["prompt"][row] for row in rows]})
         super().__init__(model=model, args=args, train_dataset=data, data_collator=self._collate, **kwargs)
+        if self.is_fsdp_enabled:
+            if model.decoder:
+                raise UserError(
+                    "RA-DIT-Llama uses the projections of a decoder's last layer alone, which FSDP cannot shard: use"
+                    " accelerate launch --multi_gpu, or ZeRO-2"
+                )
+            freeze_pooler(model)  # without a gradient, its optimizer state could not be resumed
 
     def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Return `row` (B,), `query_*` (B, L), `input_ids` and `attention_mask` (B, C, P)."""
@@ -356,7 +364,8 @@ class RADITTrainer(MethodTrainer):
 
     def write_models(self, output: Path) -> list[Path]:
         """Write `retriever/`."""
-        return [self.export(output / RETRIEVER)] if self.args.should_save else []
+        with self.whole_model():
+            return [self.export(output / RETRIEVER)] if self.args.should_save else []
 
     def export(self, folder: Path) -> Path:
         """Write the retriever: a sentence-transformers folder, or an ImpRAG model to use for its vectors."""
@@ -372,10 +381,14 @@ class RADITTrainer(MethodTrainer):
 
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write the retriever as `export` does."""
-        self.export(folder)
+        with self.whole_model(state_dict):
+            self.export(folder)
 
     def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
-        """Load the weights of a retriever that `export` wrote."""
+        """Load the weights of a retriever that `export` wrote; sharded ones from the file of FSDP."""
+        if is_sharded(self.retriever):
+            super().read_weights(folder, model)
+            return
         try:
             saved: nn.Module = (
                 load_whole(ImpRAGForCausalLM, folder, dtype=torch.float32)

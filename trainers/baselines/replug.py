@@ -30,7 +30,9 @@ from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
+from revela_hub.trainers.common.processes import gathered
 from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, freeze_pooler, load_retriever
+from revela_hub.trainers.common.sharding import is_sharded
 
 
 @dataclass
@@ -163,11 +165,14 @@ class Replug(nn.Module):
             for j in range(size)
             if i != j and row[i] and row[j]
         ]
-        lengths = mask_NL.sum(1).tolist()
+        lengths = mask_NL.sum(1).clamp(min=1).tolist()
         # Sort by length to reduce padding.
         pairs.sort(key=lambda pair: lengths[pair[0] * size + pair[1]] + lengths[pair[0] * size + pair[2]])
-        for start in range(0, len(pairs), self.lm_batch_size):
-            block = pairs[start : start + self.lm_batch_size]
+        blocks = [pairs[start : start + self.lm_batch_size] for start in range(0, len(pairs), self.lm_batch_size)]
+        if is_sharded(self.lm):  # all processes take part in each forward pass: those with fewer pairs repeat some
+            most = max(gathered(len(blocks)))
+            blocks += (blocks[:1] or [[(0, 0, 0)]]) * (most - len(blocks))
+        for block in blocks:
             values_P = self._read([(g * size + j, g * size + i) for g, i, j in block], tokens_NL, lengths)
             index = torch.tensor(block, device=tokens_NL.device).unbind(1)
             likelihood[index] = values_P

@@ -15,7 +15,7 @@ from revela_hub.evaluation.retrieval import Rankings, retrieval_run
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.encoding import batches, divided, encode_batches, token_budget
 from revela_hub.trainers.common.processes import from_main
-from revela_hub.trainers.common.weights import reshard
+from revela_hub.trainers.common.sharding import reshard
 
 
 class EncoderInTraining:

@@ -33,7 +33,7 @@ from revela_hub.trainers.common.early import METRIC
 from revela_hub.trainers.common.encoder_in_training import rank_together
 from revela_hub.trainers.common.outcome import Outcome
 from revela_hub.trainers.common.processes import copy_from_main, from_main, whole
-from revela_hub.trainers.common.weights import reshard
+from revela_hub.trainers.common.sharding import reshard
 
 if TYPE_CHECKING:
     from revela_hub.trainers.common.trainer import MethodTrainer

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from revela_hub.errors import UserError
-from revela_hub.trainers.common.weights import is_sharded
+from revela_hub.trainers.common.sharding import is_sharded
 
 if TYPE_CHECKING:
     from transformers import Trainer

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -24,6 +23,7 @@ from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, name_of
 from revela_hub.trainers.common.query_route import trained_transformer
 from revela_hub.trainers.common.roles import refuse_fused
+from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
 
 EXTRA_WEIGHTS = "beside_the_model.safetensors"
@@ -115,8 +115,7 @@ class RetrieverTrainer(MethodTrainer):
 
     model: nn.Module
     adapts_retriever = True
-    gathers_weights = False
-    adapters: PeftModel | None = None
+    saves_copy = True
 
     def trained_config(self) -> PreTrainedConfig:
         """Return the configuration of the transformers model inside the sentence-transformers one."""
@@ -151,7 +150,8 @@ class RetrieverTrainer(MethodTrainer):
 
     def write_models(self, output: Path) -> list[Path]:
         """Write `retriever/` only; checkpoints are for resuming."""
-        return [self.export(output)] if self.args.should_save else []
+        with self.whole_model():
+            return [self.export(output)] if self.args.should_save else []
 
     def merged(self) -> SentenceTransformer:
         """Return the retriever, or a copy with the adapters merged if it has any."""
@@ -160,15 +160,19 @@ class RetrieverTrainer(MethodTrainer):
 
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write a sentence-transformers folder, and the weights that are not part of the retriever."""
-        self.merged().save_pretrained(str(folder), create_model_card=False)
-        if extra := self._extra_weights():
-            save_file(
-                {name: value.detach().cpu().contiguous().clone() for name, value in extra.items()},
-                folder / EXTRA_WEIGHTS,
-            )
+        with self.whole_model(state_dict):
+            self.merged().save_pretrained(str(folder), create_model_card=False)
+            if extra := self._extra_weights():
+                save_file(
+                    {name: value.detach().cpu().contiguous().clone() for name, value in extra.items()},
+                    folder / EXTRA_WEIGHTS,
+                )
 
     def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
-        """Load the weights that `write_weights` wrote."""
+        """Load the weights that `write_weights` wrote; sharded ones from the file of FSDP."""
+        if is_sharded(self.model):
+            super().read_weights(folder, model)
+            return
         try:
             if self.adapters is None:  # otherwise only adapters are read
                 saved = encoder(SentenceTransformer, str(folder), device="cpu")

@@ -6,13 +6,15 @@ It comes before the library's trainer in the list of base classes: `class NVEmbe
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from datasets import IterableDataset
+from peft import PeftModel
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
@@ -55,6 +57,7 @@ from revela_hub.trainers.common.settings import (
     weights_digest,
     without_names,
 )
+from revela_hub.trainers.common.sharding import Hollow, filled_copy, hollow_copy, is_sharded, prepare
 from revela_hub.trainers.common.stopping import Interrupted, StopOnSignal
 
 SAMPLED = 64
@@ -74,8 +77,11 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
     adapts_retriever: ClassVar[bool] = False
     """Whether the base model is a retriever, so that its weights can be averaged with the trained ones."""
 
-    gathers_weights: ClassVar[bool] = True
-    """Whether `write_weights` takes weights that were gathered from shards (FSDP, ZeRO-3)."""
+    saves_copy: ClassVar[bool] = False
+    """Whether a run with weights sharded by FSDP2 is saved from a copy of the model that has all of them (`whole_model`)."""
+
+    adapters: PeftModel | None = None
+    """Adapters of the model, which the copy shares."""
 
     smooths_labels: ClassVar[bool] = False
     """Whether the loss uses `label_smoothing_factor`."""
@@ -88,6 +94,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             kwargs.setdefault("eval_dataset", {})  # the Trainer does not evaluate without one
         self._kept: dict[str, tuple[Tensor, int]] = {}
         self.record = Record({})
+        self._hollow: Hollow | None = None
         self._tokens: Tensor | int = 0
         self._logged_at = time.monotonic()
         for given in [*args, kwargs.get("args")]:
@@ -95,14 +102,41 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
                 raise UserError("--label_smoothing_factor has no effect on this method's loss: remove the option")
         super().__init__(*args, **kwargs)
         zero = self.accelerator.state.deepspeed_plugin
-        if not self.gathers_weights and (self.is_fsdp_enabled or (zero is not None and zero.zero_stage == 3)):
+        if self.saves_copy and zero is not None and zero.zero_stage == 3:
             raise UserError(
-                f"{type(self).__name__} cannot save weights that FSDP or ZeRO-3 has sharded: use accelerate launch --multi_gpu, or ZeRO-2"
+                f"{type(self).__name__} does not support ZeRO-3: use FSDP2 (examples/accelerate/fsdp.yaml), ZeRO-2, or"
+                " accelerate launch --multi_gpu"
             )
+        if self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.fsdp_version != 2:
+            raise UserError("FSDP 1 is not supported: set fsdp_version: 2, as in examples/accelerate/fsdp.yaml")
         self._stop = StopOnSignal()
         self.remove_callback(PrinterCallback)
         for callback in (self._stop, WallTime(), Progress(self.args, self.describe_run)):
             self.add_callback(callback)
+
+    # --- sharded weights
+
+    @contextmanager
+    def whole_model(self, weights: dict[str, Tensor] | None = None) -> Iterator[None]:
+        """Within it, `model` and `adapters` are a copy with all weights on the main process, if they are sharded.
+
+        Args:
+            weights: weights gathered from shards. Without them, all processes must call it.
+        """
+        model: Any = self.model
+        adapters = self.adapters
+        if not is_sharded(model):
+            yield
+            return
+        if weights is None:
+            weights = self.accelerator.get_state_dict(self.model_wrapped)
+        if self.args.should_save:
+            assert self._hollow is not None and weights is not None
+            self.model, self.adapters = filled_copy(self._hollow, weights)
+        try:
+            yield
+        finally:
+            self.model, self.adapters = model, adapters
 
     # --- retrieval
 
@@ -204,6 +238,11 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             resume_from_checkpoint = str(found) if found else None
         if resume_from_checkpoint:
             self._check_resume(Path(str(resume_from_checkpoint)))
+        if self.is_fsdp_enabled:
+            model: Any = self.model
+            prepare(model, self.accelerator.state.fsdp_plugin)
+            if self.saves_copy and self._hollow is None:
+                self._hollow = hollow_copy(model, self.adapters)
         try:
             result: TrainOutput = super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval)
         finally:

@@ -8,12 +8,12 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from revela_hub.errors import UserError
 from revela_hub.pickles import pretrained, refuse_pickles
+from revela_hub.trainers.common.processes import copy_from_main
+from revela_hub.trainers.common.sharding import is_sharded
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -60,15 +60,23 @@ def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
 def load_in_place(model: nn.Module, files: Iterable[Path], expected: set[str]) -> bool:
     """Load weights from safetensors files into a model; return whether they are exactly its own.
 
+    If the weights are sharded, all processes must call it.
+
     Args:
         model: model whose weights are replaced.
         files: files to read.
         expected: names of the weights that the files must contain together.
     """
+    own = model.state_dict()
     for file in sorted(files):
         weights = load_file(file)
-        if model.load_state_dict(weights, strict=False).unexpected_keys:
+        if weights.keys() - own.keys():
             return False
+        if is_sharded(model):
+            for name, value in weights.items():
+                copy_from_main(own[name], value)
+        else:
+            model.load_state_dict(weights, strict=False)
         expected = expected - weights.keys()
     return not expected
 
@@ -105,15 +113,3 @@ def refuse_remote_code(name: str, model: nn.Module) -> None:
             f"{name} requires remote code ({remote[0]}), so the trained model could not be saved, exported or published:"
             " choose a model whose architecture is part of transformers"
         )
-
-
-def reshard(model: nn.Module) -> None:
-    """Free the weights that FSDP2 gathered for the last forward pass, so that all of them are sharded again."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether each process holds only a part of the weights (FSDP, ZeRO-3)."""
-    return any(isinstance(p, DTensor) or hasattr(p, "ds_id") for p in model.parameters())

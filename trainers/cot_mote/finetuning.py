@@ -55,7 +55,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     """
 
     method = COT_MOTE
-    gathers_weights = False
+    saves_copy = True
 
     def __init__(
         self,
@@ -128,8 +128,9 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
 
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write the model, which `CoTMoTEModel.from_pretrained` loads, and the tokenizer."""
-        module: Any = self.model[0]
-        module.save(str(folder))
+        with self.whole_model(state_dict):
+            module: Any = self.model[0]
+            module.save(str(folder))
 
     def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
         """Load the weights in place; sentence-transformers would load the model a second time."""

@@ -149,17 +149,3 @@ def test_wrong_rows_are_one_line(rows: list[dict[str, Any]], message: str, tmp_p
 def test_a_data_set_without_the_columns_is_named(retriever_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="train_dataset has the columns query, text; it needs anchor, positive"):
         trainer(tmp_path, retriever_folder, Dataset.from_dict({"query": ["a"], "text": ["b"]}))
-
-
-def test_sharded_weights_are_rejected_before_training(
-    retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create = PairsTrainer.create_accelerator_and_postprocess
-
-    def with_fsdp(self: PairsTrainer) -> None:
-        create(self)
-        self.is_fsdp_enabled = True
-
-    monkeypatch.setattr(PairsTrainer, "create_accelerator_and_postprocess", with_fsdp)
-    with pytest.raises(UserError, match="PairsTrainer cannot save weights that FSDP or ZeRO-3 has sharded"):
-        trainer(tmp_path, retriever_folder, pairs())
