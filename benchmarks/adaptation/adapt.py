@@ -45,6 +45,7 @@ QUERIES, PASSAGES = 200, 300
 METRIC = "ndcg_at_10"
 PROBE = ProbeSettings(queries=150, passages=400, shape="whole")
 PROBED = "pairs of the text"  # natural pairs, of the same kinds as the probe's queries but without these queries
+SELECTED = (PROBED, "Revela, pre-trained LM, joint", "Revela, pre-trained LM, added")  # also measured as `train` exports them
 EXPORTED = "handed out"  # key of the scores with the exported weights in benchmarks/measured
 WITHOUT = ("start", "BM25", "hybrid, 0.3 of BM25", "hybrid, weight by the probe")
 Cell = dict[str, Any]
@@ -113,7 +114,7 @@ def adapted(method: str, name: str, domain: Domain, given: argparse.Namespace, s
     folder = Path(tempfile.mkdtemp(dir=given.work))
     common = settings_of(given, str(folder), seed)
     setting = Setting(domain.text, common, budget, given.work / "prepared" / name, Path(given.start).name, given.lm)
-    exported = ExportedWeights(model, domain, given, folder) if method == PROBED else None
+    exported = ExportedWeights(model, domain, given, folder) if method in SELECTED else None
     if exported is not None:
         setting.asked = frozenset(exported.task.queries.values())
     METHODS[method](model, setting)
@@ -186,10 +187,11 @@ def report(kept: dict[str, dict[int, dict[str, Cell]]], seconds: float) -> None:
                 ]
                 print(f"| {title.format(method)} | {'-'.join(map(str, numbers))} | {' | '.join(line)} |")
     for domain in domains:
-        if probed := [cell for cell in cells[PROBED, domain] if "probe" in cell]:
-            said = difference(probed[0]["probe of the start"], pooled(probed, "probe"))
-            chosen = ", ".join(cell["chosen"] for cell in probed)
-            print(f"\n{PROBED}, {domain}: on the probe (its queries were not trained on) {said}; exported: {chosen}")
+        for method in SELECTED:
+            if probed := [cell for cell in cells[method, domain] if "probe" in cell]:
+                change = difference(probed[0]["probe of the start"], pooled(probed, "probe"))
+                chosen = ", ".join(cell["chosen"] for cell in probed)
+                print(f"\n{method}, {domain}: on the probe (its queries were not trained on) {change}; exported: {chosen}")
     print("\nBM25's weight, chosen on the probe:", {d: base[d]["start"]["weight"] for d in domains})
     updates = {
         m: [round(sum(c["updates"] for c in f) / len(f)) for d in domains if (f := cells[m, d])] for m in METHODS

@@ -184,6 +184,32 @@ def by_revela(*, neighbours: bool = False, lm_on_domain: bool = False) -> Method
     return trained
 
 
+def by_pretrained_lm(reading: str) -> Method:
+    """Return a method that trains with Revela and a pre-trained `--lm`: joint with a frozen LM, added with a trained one."""
+
+    def trained(model: SentenceTransformer, given: Setting) -> None:
+        from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments
+
+        start = given.prepared / f"start-{given.start}"
+        model.save_pretrained(str(start), create_model_card=False)
+        joint = reading == "joint"
+        trainer = RevelaTrainer(
+            str(start),
+            RevelaTrainingArguments(
+                **given.common, quiet=True, lora_rank=0, lm_training="frozen" if joint else "full"
+            ),
+            lm=str(given.lm),
+            max_length=MAX_TOKENS,
+            model_init_kwargs={"temperature": 0.05, "reading": reading} | ({} if joint else {"v_normalization": True}),
+            train_dataset=some(build_groups(given.text, GroupSettings(group_size=8, max_words=40))),
+            callbacks=[given.budget],
+        )
+        trainer.train()
+        _take(model, trainer.revela.retriever.state_dict())
+
+    return trained
+
+
 def some(groups: Dataset) -> Dataset:
     """Return `MOST_GROUPS` groups sampled from the whole text, the same for every seed."""
     return groups.shuffle(seed=0).select(range(min(len(groups), MOST_GROUPS)))
@@ -271,6 +297,8 @@ METHODS: dict[str, Method] = {
     "pairs of the text, LoRA": by_pairs_lora,
     "Revela, neighbours": by_revela(neighbours=True),
     "Revela, LM first on the domain": by_revela(lm_on_domain=True),
+    "Revela, pre-trained LM, joint": by_pretrained_lm("joint"),
+    "Revela, pre-trained LM, added": by_pretrained_lm("added"),
 }
 ENCODERS_ALONE = ("TSDAE", "RetroMAE, continued")
 """Methods that need a masked-LM encoder and do not run on a decoder."""
