@@ -45,7 +45,11 @@ QUERIES, PASSAGES = 200, 300
 METRIC = "ndcg_at_10"
 PROBE = ProbeSettings(queries=150, passages=400, shape="whole")
 PROBED = "pairs of the text"  # natural pairs, of the same kinds as the probe's queries but without these queries
-SELECTED = (PROBED, "Revela, pre-trained LM, joint", "Revela, pre-trained LM, added")  # also measured as `train` exports them
+SELECTED = (
+    PROBED,
+    "Revela, pre-trained LM, joint",
+    "Revela, pre-trained LM, added",
+)  # also measured as `train` exports them
 EXPORTED = "handed out"  # key of the scores with the exported weights in benchmarks/measured
 WITHOUT = ("start", "BM25", "hybrid, 0.3 of BM25", "hybrid, weight by the probe")
 Cell = dict[str, Any]
@@ -191,7 +195,9 @@ def report(kept: dict[str, dict[int, dict[str, Cell]]], seconds: float) -> None:
             if probed := [cell for cell in cells[method, domain] if "probe" in cell]:
                 change = difference(probed[0]["probe of the start"], pooled(probed, "probe"))
                 chosen = ", ".join(cell["chosen"] for cell in probed)
-                print(f"\n{method}, {domain}: on the probe (its queries were not trained on) {change}; exported: {chosen}")
+                print(
+                    f"\n{method}, {domain}: on the probe (its queries were not trained on) {change}; exported: {chosen}"
+                )
     print("\nBM25's weight, chosen on the probe:", {d: base[d]["start"]["weight"] for d in domains})
     updates = {
         m: [round(sum(c["updates"] for c in f) / len(f)) for d in domains if (f := cells[m, d])] for m in METHODS

@@ -196,7 +196,11 @@ def by_pretrained_lm(reading: str) -> Method:
         trainer = RevelaTrainer(
             str(start),
             RevelaTrainingArguments(
-                **given.common, quiet=True, lora_rank=0, lm_training="frozen" if joint else "full"
+                **given.common,
+                quiet=True,
+                lora_rank=0,
+                lm_training="frozen" if joint else "full",
+                gradient_accumulation_steps=1,
             ),
             lm=str(given.lm),
             max_length=MAX_TOKENS,
