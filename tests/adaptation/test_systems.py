@@ -105,30 +105,31 @@ def test_a_candidate_that_kept_the_base_retriever_says_so() -> None:
     assert rows[3].endswith("  none: base retriever kept") and rows[4].endswith("]  <- exported")
 
 
-def test_the_part_of_the_gain_that_is_training_has_an_interval_of_its_own() -> None:
-    """Only if an untrained system with the same settings of BM25 is in the table, too."""
+def test_the_summary_gives_each_part_of_the_gain_an_interval() -> None:
+    """BM25 compared with the base retriever alone, then split identifiers, then training."""
     bm25, whole = ranking(0.3, 5), task()
     split = BM25Settings(split_identifiers=True)
     base, parts, trained = (
-        System(name, name, ranking(found, 6), bm25, 0.3, settings=settings)
-        for name, found, settings in (
-            ("base retriever", 0.4, BM25Settings()),
-            ("base, identifiers split", 0.7, split),
-            ("natural pairs", 0.9, split),
+        System(name, name, ranking(found, 6), bm25, weight, settings=settings)
+        for name, found, weight, settings in (
+            ("base retriever", 0.4, 0.2, BM25Settings()),
+            ("base, identifiers split", 0.7, 0.3, split),
+            ("natural pairs", 0.9, 0.3, split),
         )
     )
-    systems = [base, parts, trained]
-    last = (
-        Verdict(base, trained, trained, compare(base, trained, whole), systems, whole, whole).table().splitlines()[-1]
-    )
-    d = compare(parts, trained, whole)
-    assert (
-        last
-        == f"training alone: {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}], compared with base, identifiers split"
-    )
-    for chosen, others in ((parts, systems), (replace(trained, settings=BM25Settings()), [base])):
-        verdict = Verdict(base, chosen, chosen, compare(base, chosen, whole), [*others, chosen], whole, whole)
-        assert "training alone" not in verdict.table()
+    verdict = Verdict(base, trained, trained, compare(base, trained, whole), [base, parts, trained], whole, whole)
+    found = verdict.parts()
+    assert list(found) == ["BM25, weight 0.2", "identifiers split", "natural pairs", "together"]
+    assert found["identifiers split"] == compare(base, parts, whole)
+    assert found["natural pairs"] == compare(parts, trained, whole)
+    *each, together = (d.difference for d in found.values())
+    assert together == pytest.approx(sum(each)) == pytest.approx(trained.mean(whole) - base.mean(whole, 0.0))
+    first, *lines = verdict.summary().splitlines()
+    assert f"{base.mean(whole, 0.0):.3f} (base retriever alone) -> {trained.mean(whole):.3f} (exported" in first
+    d = found["natural pairs"]
+    assert lines[2].split("  ", 2)[1:] == ["natural pairs", f"    {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"]
+    kept = Verdict(base, base, base, compare(base, base, whole), [base, parts], whole, whole)
+    assert list(kept.parts()) == ["BM25, weight 0.2", "together"]
 
 
 def test_runs_measure_on_half_of_the_dev_queries_and_their_passages() -> None:

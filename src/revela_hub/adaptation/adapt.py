@@ -154,11 +154,28 @@ class Verdict:
                 same = system.name not in UNTRAINED and system.dense == self.base.dense
                 row += "  none: base retriever kept" if same else f"  {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
             lines.append(row + ("  <- exported" if system is self.chosen else ""))
-        before = next(each for each in self.systems if each.settings == self.chosen.settings)
-        if self.chosen.name not in UNTRAINED and before is not self.base:
-            d = compare(before, self.chosen, self.test)
-            interval = f"{d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
-            lines.append(f"training alone: {interval}, compared with {before.name}")
+        return "\n".join(lines)
+
+    def parts(self) -> dict[str, PairedDifference]:
+        """Return what BM25, split identifiers and training add, one after the other, to the base retriever alone."""
+        alone, untrained = replace(self.base, weight=0.0), self.base
+        found = {f"BM25, weight {self.base.weight:.1f}": compare(alone, self.base, self.test)}
+        if self.chosen.settings != self.base.settings:
+            untrained = next(each for each in self.systems if each.settings == self.chosen.settings)
+            found["identifiers split"] = compare(self.base, untrained, self.test)
+        if self.chosen.name not in UNTRAINED:
+            found[self.chosen.name] = compare(untrained, self.chosen, self.test)
+        return found | {"together": compare(alone, self.chosen, self.test)}
+
+    def summary(self) -> str:
+        """Format `parts`."""
+        parts = self.parts()
+        width = max(map(len, parts))
+        alone, exported = self.base.mean(self.test, 0.0), self.chosen.mean(self.test)
+        lines = [
+            f"nDCG@10 on the test half: {alone:.3f} (base retriever alone) -> {exported:.3f} (exported, with BM25)"
+        ]
+        lines += [f"  {name:<{width}}  {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" for name, d in parts.items()]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -169,6 +186,7 @@ class Verdict:
             "exported": self.chosen.name,
             "bm25_weight": self.chosen.weight,
             "bm25": bm25_options(self.chosen.settings),
+            "parts": {name: d.to_dict() for name, d in self.parts().items()},
             "queries": {"dev": len(self.dev.queries), "test": len(self.test.queries)},
             "ndcg_at_10": self.means(),
             "systems": [

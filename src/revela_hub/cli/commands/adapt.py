@@ -118,7 +118,7 @@ def run(arguments: Arguments) -> None:
     adaptation.average()
     verdict = adaptation.verdict()
     _deliver(verdict, arguments, output)
-    print(f"\n{verdict.table()}\n")
+    print(f"\n{verdict.table()}\n\n{verdict.summary()}\n")
     print_commands(output, arguments.data, arguments.text_column)
     print(verdict.line(output / "retriever"))
 
