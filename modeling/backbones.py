@@ -8,6 +8,7 @@ models are not checked again when they are loaded.
 Shapes: N rows, L tokens, D hidden size.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,10 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.utils import cached_file, find_adapter_config_file
+from transformers.utils import ModelOutput, cached_file, find_adapter_config_file
 
+CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"
+"""Name of the cache in a model's output: transformers 5.24 renamed it, and keeps the old name as a property."""
 CHOOSE = "choose another decoder (Llama, Qwen, Mistral, Gemma, ...)"
 # Errors that families with an unexpected structure may raise in their forward pass.
 _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -74,6 +77,24 @@ def check_weights(name: str, model: PreTrainedModel, missing: Iterable[str]) -> 
             f"{name} has no weights for {first[0]}{more}, which would be initialised at random: choose a checkpoint that was"
             f" saved as {type(model).__name__}"
         )
+
+
+def cache_argument(model: PreTrainedModel, cache: Cache | None) -> dict[str, Cache | None]:
+    """Return the argument that passes a cache to a model: `cache` since transformers 5.24, `past_key_values` before."""
+    return {"cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values": cache}
+
+
+def cache_of(output: ModelOutput) -> Cache | None:
+    """Return the cache in a model's output."""
+    cache: Cache | None = output.get(CACHE)
+    return cache
+
+
+def set_cache(output: ModelOutput, cache: Cache | None) -> None:
+    """Set the cache of an output, under the name that this version of transformers reads."""
+    setattr(output, CACHE, cache)
+    if cache is not None:
+        output[CACHE] = cache
 
 
 def body(lm: PreTrainedModel) -> PreTrainedModel:

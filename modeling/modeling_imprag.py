@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, GenerationMixin
 from transformers.utils import ModelOutput
 
+from .backbones import cache_of, set_cache
 from .linear_cross_entropy import head_cross_entropy, mean_loss, next_token_labels, summed_cross_entropy
 from .passage_attention import PassageStates, Reading
 from .reading_decoder import ImpRAGModel
@@ -39,7 +40,7 @@ class ImpRAGOutput(ModelOutput):
     Attributes:
         loss: scalar, mean next-token cross-entropy in nats; None without labels.
         logits: (B, L, V); None with `return_logits=False`.
-        past_key_values: cache of the prompt, without passages.
+        cache: cache of the prompt, without passages (before transformers 5.24: `past_key_values`).
         passage_states: keys and values of the passages that were read; pass them to the next call.
         query_vectors: (N, E) of `query_input_ids`.
         passage_vectors: (M, E) of `candidate_input_ids`.
@@ -49,7 +50,7 @@ class ImpRAGOutput(ModelOutput):
 
     loss: Tensor | None = None
     logits: Tensor | None = None
-    past_key_values: Cache | None = None
+    cache: Cache | None = None
     passage_states: PassageStates | None = None
     query_vectors: Tensor | None = None
     passage_vectors: Tensor | None = None
@@ -99,7 +100,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
                 B / n sets of passages, each used by n consecutive prompts.
             labels: (B, L), -100 where there is no loss; shifted inside, as in every causal LM.
             position_ids: (B, L), starting at 0; the shift by k * l_max is added here.
-            past_key_values: cache of the prompt.
+            past_key_values: cache of the prompt; also accepted as `cache`, its name since transformers 5.24.
             inputs_embeds: (B, L, d), used instead of `input_ids`.
             use_cache: whether to return a cache.
             query_input_ids: (N, M) prompts whose vectors are returned. Part of this call so that wrappers
@@ -116,8 +117,9 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         """
         if passage_states is None and passage_input_ids is not None:
             passage_states = self.encode_passages(passage_input_ids, passage_attention_mask)
-        other = {"position_ids": position_ids, "past_key_values": past_key_values, "inputs_embeds": inputs_embeds}
-        inputs = self._reading_inputs(input_ids, attention_mask, passage_states, kwargs | other)
+        cache = kwargs.pop("cache", past_key_values)
+        other = {"position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        inputs = self._reading_inputs(input_ids, attention_mask, passage_states, cache, kwargs | other)
         run = partial(self.backbone, **inputs, use_cache=use_cache)
         loss = logits = None
         if labels is not None:
@@ -130,7 +132,8 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             total, outputs = head_cross_entropy(self.get_output_embeddings(), run, labels)
         if labels is not None and total is not None:
             loss = mean_loss(total, labels, num_items_in_batch)
-        output = ImpRAGOutput(loss, logits, outputs.past_key_values, passage_states)
+        output = ImpRAGOutput(loss, logits, passage_states=passage_states)
+        set_cache(output, cache_of(outputs))
         if query_input_ids is not None:
             output["query_vectors"] = self.embed_queries(query_input_ids, query_attention_mask)
         if candidate_input_ids is not None:
@@ -222,7 +225,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         states = self.encode_passages(ids_CP[:, None], mask_CP[:, None])
         if states is None or not bool(states.mask.any(-1).all()):
             raise ValueError("a candidate passage is empty: leave it out")
-        inputs = self._reading_inputs(ids_1L, None, states.select(at.new_zeros(1)), {})
+        inputs = self._reading_inputs(ids_1L, None, states.select(at.new_zeros(1)), None, {})
         inputs["imprag"] = Reading(states=states, repeats=len(ids_CP))
         logits = self.backbone(**inputs, use_cache=False, logits_to_keep=at).logits.float()
         log_p: Tensor = logits.log_softmax(-1).gather(-1, answer.expand(len(ids_CP), -1)[..., None])[..., 0].sum(-1)

@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 from .backbones import (
     CHOOSE,
     body,
+    cache_argument,
+    cache_of,
     check_interface,
     check_mask,
     checking,
@@ -77,9 +79,8 @@ def _check_logits(model: Any, passage_1S: Tensor, prompt_1L: Tensor) -> None:
         backbone(prompt_1L, imprag=Reading(states=read), use_cache=False).logits[:, -1] for read in (states, None)
     )
     start = backbone(prompt_1L[:, :-1], imprag=Reading(states=states), use_cache=True)
-    last = backbone(
-        prompt_1L[:, -1:], past_key_values=start.past_key_values, imprag=Reading(states=states), use_cache=True
-    ).logits[:, -1]
+    cache = cache_argument(backbone, cache_of(start))
+    last = backbone(prompt_1L[:, -1:], imprag=Reading(states=states), use_cache=True, **cache).logits[:, -1]
     if float((whole - last).abs().max()) > tolerance(whole):
         raise ValueError("generating with a cache gives different logits from reading the whole text")
     if torch.equal(whole, alone):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .backbones import body, can_run, load_backbone, use_attention
+from .backbones import body, cache_argument, cache_of, can_run, load_backbone, set_cache, use_attention
 from .configuration_imprag import ImpRAGConfig
 from .passage_attention import LayerStates, PassageStates, Reading, right_padded
 from .reading_checks import check_backbone, check_reading, layers_name
@@ -27,12 +27,12 @@ class ImpRAGModelOutput(ModelOutput):
 
     Attributes:
         last_hidden_state: (B, L, d), after the decoder's final norm.
-        past_key_values: cache of the prompt, without passages.
+        cache: cache of the prompt, without passages (before transformers 5.24: `past_key_values`).
         passage_states: keys and values of the passages that were read.
     """
 
     last_hidden_state: Tensor | None = None
-    past_key_values: Cache | None = None
+    cache: Cache | None = None
     passage_states: PassageStates | None = None
 
 
@@ -199,14 +199,18 @@ class ImpRAGModel(PreTrainedModel):
         passage_input_ids: Tensor | None = None,
         passage_attention_mask: Tensor | None = None,
         passage_states: PassageStates | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> ImpRAGModelOutput:
         """Return the hidden states of prompts that read passages; arguments as in `ImpRAGForCausalLM.forward`."""
         if passage_states is None and passage_input_ids is not None:
             passage_states = self.encode_passages(passage_input_ids, passage_attention_mask)
-        inputs = self._reading_inputs(input_ids, attention_mask, passage_states, kwargs)
+        cache = kwargs.pop("cache", past_key_values)
+        inputs = self._reading_inputs(input_ids, attention_mask, passage_states, cache, kwargs)
         outputs = self.get_decoder()(**inputs)
-        return ImpRAGModelOutput(outputs.last_hidden_state, outputs.past_key_values, passage_states)
+        output = ImpRAGModelOutput(outputs.last_hidden_state, passage_states=passage_states)
+        set_cache(output, cache_of(outputs))
+        return output
 
     def retrieve(
         self,
@@ -296,11 +300,17 @@ class ImpRAGModel(PreTrainedModel):
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
         states: PassageStates | None,
+        cache: Cache | None,
         other: dict[str, Any],
     ) -> dict[str, Any]:
         """Return the arguments for the backbone: with passages, positions are shifted and the states are added."""
         use_attention(self.backbone, "imprag")
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **other}
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            **other,
+            **cache_argument(self.backbone, cache),
+        }
         if states is None:
             return inputs
         tokens = inputs.get("inputs_embeds") if input_ids is None else input_ids
@@ -311,7 +321,6 @@ class ImpRAGModel(PreTrainedModel):
             raise ValueError(
                 f"{rows} prompts cannot share {len(states)} sets of passages: give a multiple of that number"
             )
-        cache = inputs.get("past_key_values")
         past = 0 if cache is None else cache.get_seq_length()
         shift = self.config.k * self.config.l_max
         limit = getattr(self.backbone.config, "max_position_embeddings", None)

@@ -1,4 +1,4 @@
-"""Private names of libraries, all in this file, written for transformers 5.17 to 5.23, sentence-transformers 6, trl 1.16 and datasets 5.2.
+"""Private names of libraries, all in this file, written for transformers 5.17 to 5.24, sentence-transformers 6, trl 1.16 and datasets 5.2.
 
 `tests/test_private_names.py` fails if another file uses one, except in `modeling/`, whose files also run without this package.
 """

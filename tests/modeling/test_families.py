@@ -12,6 +12,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BertConfig, BertM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RevelaForCausalLM
+from revela_hub.modeling.backbones import cache_of
 
 # The sizes of a model by all names that the families have for them; each configuration takes those that it knows.
 WIDTH, FEED_FORWARD, LAYERS, HEADS, EXPERTS, LENGTH, VOCABULARY = 32, 48, 4, 4, 4, 128, 61
@@ -188,7 +189,7 @@ def check_imprag(lm: PreTrainedModel) -> None:
         start = model(ids[:, :3], passage_states=states, use_cache=True)
         steps = [start.logits]
         for place in (3, 4):
-            cache = start.past_key_values
+            cache = cache_of(start)
             step = model(
                 ids[:, place : place + 1],
                 torch.ones(2, place + 1, dtype=torch.long),

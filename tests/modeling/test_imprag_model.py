@@ -13,6 +13,7 @@ from fork_server import python
 from torch import Tensor
 
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM, ImpRAGModel
+from revela_hub.modeling.backbones import CACHE, cache_of
 
 SMALL = {
     "vocab_size": 61,
@@ -158,12 +159,9 @@ def test_decoding_step_by_step_is_one_full_forward(family: str, encoding: str) -
     step = model(ids[:, :6], mask[:, :6], **read, use_cache=True)
     torch.testing.assert_close(step.logits[:, -1], whole[:, 5], rtol=1e-4, atol=1e-5)
     for at in range(6, 10):
-        step = model(
-            ids[:, at : at + 1],
-            mask[:, : at + 1],
-            passage_states=step.passage_states,
-            past_key_values=step.past_key_values,
-        )
+        # transformers 5.24 renamed the argument and the output; both names are accepted.
+        cache = {"cache" if at % 2 else "past_key_values": cache_of(step)}
+        step = model(ids[:, at : at + 1], mask[:, : at + 1], passage_states=step.passage_states, **cache)
         torch.testing.assert_close(step.logits[:, 0], whole[:, at], rtol=1e-4, atol=1e-5)
 
 
@@ -235,9 +233,7 @@ def test_generation_continues_from_a_cache() -> None:
     ids = tokens(1, 6)
     first = model.generate(ids, passage_states=states, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
     more = torch.cat([first.sequences, tokens(1, 2)], dim=1)
-    on = model.generate(
-        more, passage_states=states, past_key_values=first.past_key_values, max_new_tokens=4, do_sample=False
-    )
+    on = model.generate(more, passage_states=states, **{CACHE: cache_of(first)}, max_new_tokens=4, do_sample=False)
     assert torch.equal(on, model.generate(more, **read, max_new_tokens=4, do_sample=False))
 
 
