@@ -60,9 +60,11 @@ def row(name: str, start: str, given: argparse.Namespace) -> dict[str, Any]:
     systems = {
         "base": scores(before, 0),
         "base + BM25": scores(before, PRIOR),
+        "base + BM25 as delivered": scores(before, weight, delivered),
         "delivered": scores(after, 0),
         "delivered + BM25": scores(after, weight, delivered),
     }
+    write_scores(given.work / "scores" / f"{folder.name}.json", report["verdict"], systems)
     means = {key: sum(each.values()) / len(each) for key, each in systems.items()}
     difference = compare_queries(systems["base + BM25"], systems["delivered + BM25"])
     alone = compare_queries(systems["base"], systems["delivered"])
@@ -76,6 +78,13 @@ def row(name: str, start: str, given: argparse.Namespace) -> dict[str, Any]:
         "hybrid": difference.to_dict(),
         "alone": alone.to_dict(),
     }
+
+
+def write_scores(file: Path, verdict: str, systems: dict[str, dict[str, float]]) -> None:
+    """Write each query's nDCG@10, for the figure of the README."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rounded = {name: {query: round(score, 5) for query, score in each.items()} for name, each in systems.items()}
+    file.write_text(json.dumps({"verdict": verdict} | rounded) + "\n", encoding="utf-8")
 
 
 def interval(d: dict[str, Any]) -> str:
