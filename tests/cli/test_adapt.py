@@ -11,6 +11,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from revela_hub.adaptation import candidates
+from revela_hub.adaptation.adapt import training_length
 from revela_hub.cli.commands.adapt import seconds_of
 from revela_hub.cli.main import main
 from revela_hub.demo.report import read_report
@@ -81,6 +82,31 @@ def test_a_verdict_a_retriever_and_a_weight(
     assert "m" in capsys.readouterr().out
     assert main(options(code, retriever_folder, output, "--seed", "1")) == 2
     assert "holds an adaptation with other settings (--seed 0 -> 1)" in capsys.readouterr().err
+
+
+def test_a_slow_machine_trains_on_shorter_texts_and_exports_the_whole_length(
+    code: Path,
+    retriever_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = SentenceTransformer(str(retriever_folder), device="cpu").max_seq_length
+    assert training_length(256, 600.0, 0.01) == 256
+    assert (
+        training_length(256, 128.0, 0.1) == 128
+    )  # time for 10 steps of 32 pairs, half of the steps that it should have
+    assert training_length(256, 1.0, 1.0) == 64
+    assert training_length(32, 1.0, 1.0) == 32
+
+    monkeypatch.setattr("revela_hub.adaptation.adapt.training_length", lambda *_: 16)
+    output = tmp_path / "out"
+    assert main(options(code, retriever_folder, output)) == 0
+    assert "slow machine: training texts are cut at 16 tokens" in capsys.readouterr().out
+    for run in ("natural_pairs", "distillation"):
+        trained = SentenceTransformer(str(output / "work" / run / "retriever"), device="cpu")
+        assert trained.max_seq_length == 16
+    assert SentenceTransformer(str(output / "retriever"), device="cpu").max_seq_length == whole
 
 
 def test_the_language_of_bm25_is_delivered_and_used(

@@ -62,6 +62,8 @@ TRAIN: dict[str, candidates.Train] = {
 """The candidates, the most promising first."""
 OVERHEAD = 0.4
 """Part of the budget for measuring: the number of passages is chosen so that it suffices."""
+STEPS, PASSES, SHORTEST = 20, 4, 64
+"""Steps that a training should have; passes over a passage per step: forward, backward (two) and the query; tokens that texts keep."""
 ENCODINGS = 2.5
 """How often the passages are encoded per candidate: about a quarter of them five times in training, and all of them at the end."""
 
@@ -230,6 +232,11 @@ class Adaptation:
         """Folder of the intermediate results."""
         return self.inputs.output
 
+    @property
+    def max_length(self) -> int | None:
+        """Maximum number of tokens per text of the exported retriever; None for that in its folder."""
+        return self.inputs.max_length or self._state("probe").get("max_length")
+
     def names(self) -> list[str]:
         """Return the names of the candidates that the inputs allow."""
         given = {"labelled_pairs": self.inputs.labels, "revela": self.inputs.lm}
@@ -243,8 +250,9 @@ class Adaptation:
 
     def probe(self, sources: Any, found: Inspection, *, write: bool = True) -> Probe:
         """Make the probe of at most half of the natural pairs, or of the labels, and write its dev half for the runs."""
-        passages = self.number_of_passages(found, write=write)
-        self.inputs = replace(self.inputs, passages=passages)
+        sizes = self._sizes(found, write=write)
+        passages = sizes["passages"]
+        self.inputs = replace(self.inputs, passages=passages, training_length=sizes.get("training_length"))
         most = int(passages * QUERIES_PER_PASSAGE)
         queries = max(MIN_QUERIES, min(most, found.natural_pairs // 2))
         probe = build_probe(sources, ProbeSettings(queries, passages, seed=0), examples=self.inputs.examples)
@@ -261,12 +269,12 @@ class Adaptation:
             write_probe(replace(probe, task=measured_in_training(self.dev)), self.inputs.probe)
         return probe
 
-    def number_of_passages(self, found: Inspection, *, write: bool) -> int:
-        """Return how many passages can be encoded as often as needed; the first run's number is kept."""
-        if known := self._state("probe").get("passages"):
-            return int(known)
+    def _sizes(self, found: Inspection, *, write: bool) -> dict[str, int]:
+        """Return how many passages can be encoded as often as needed, and the length of training texts; the first run's are kept."""
+        if known := self._state("probe"):
+            return known
         if not found.sample:  # making the probe will say why that is too little
-            return FEWEST_PASSAGES
+            return {"passages": FEWEST_PASSAGES}
         model = self._load(self.inputs.retriever)
         texts = list(found.sample)
         encode_texts(model, texts[:8], "document")  # the first call is slower
@@ -275,11 +283,15 @@ class Adaptation:
         each = (time.monotonic() - began) / len(texts)
         times = ENCODINGS * len(self.names()) + 2  # and the base model and the average
         affordable = int(self.budget * OVERHEAD / times / each)
-        passages = min(PASSAGES, max(FEWEST_PASSAGES, affordable))
+        sizes = {"passages": min(PASSAGES, max(FEWEST_PASSAGES, affordable))}
+        longest = model.get_max_seq_length()
+        seconds = max(self.seconds().values(), default=self.budget)
+        if longest and (cut := training_length(longest, seconds, each)) < longest:
+            sizes |= {"max_length": longest, "training_length": cut}
         if write:
             self.work.mkdir(parents=True, exist_ok=True)
-            self._remember("probe", {"passages": passages})
-        return passages
+            self._remember("probe", sizes)
+        return sizes
 
     def baselines(self, *, code: bool = False) -> None:
         """Rank with BM25 and the base retriever, and fit the weight of their hybrid.
@@ -355,7 +367,7 @@ class Adaptation:
     def _load(self, folder: str) -> "SentenceTransformer":
         return load_retriever(
             folder,
-            max_length=self.inputs.max_length,
+            max_length=self.max_length,
             trust_remote_code=self.inputs.options.get("trust_remote_code", False),
         )
 
@@ -376,6 +388,18 @@ class Adaptation:
         known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         with whole_path(file, "--output_dir") as part:
             part.write_text(json.dumps(known | {name: values}, indent=2), encoding="utf-8")
+
+
+def training_length(longest: int, seconds: float, each: float) -> int:
+    """Return the number of tokens to which training texts are cut, so that a slow machine takes about `STEPS` steps.
+
+    Args:
+        longest: the retriever's maximum.
+        seconds: time of the training.
+        each: seconds to encode a passage.
+    """
+    steps = seconds / (PASSES * each * candidates.PAIRS["per_device_train_batch_size"])
+    return min(longest, max(SHORTEST, int(longest * steps / STEPS)))
 
 
 def _title(name: str) -> str:

@@ -38,6 +38,7 @@ class Inputs:
         bm25_weight: weight of BM25 in the base hybrid, the teacher.
         learning_rate: of the trainings on pairs; the others have a part of it.
         max_length: maximum number of tokens per text; None for the retriever's own.
+        training_length: the same in training: less on a slow machine, which otherwise takes too few steps. None for `max_length`.
         options: other options of all runs: `trust_remote_code`, `exclude`, ...
         examples: real queries without labels, which the probe's queries are made to resemble.
         bm25: settings of BM25, for the language of the text.
@@ -57,6 +58,12 @@ class Inputs:
     bm25_weight: float = PRIOR
     examples: tuple[str, ...] = ()
     bm25: BM25Settings = field(default_factory=BM25Settings)
+    training_length: int | None = None
+
+    @property
+    def length(self) -> int | None:
+        """Maximum number of tokens per text in training."""
+        return self.training_length or self.max_length
 
     def common(self, name: str) -> dict[str, Any]:
         """Return the arguments of a run."""
@@ -91,7 +98,7 @@ def natural_pairs(inputs: Inputs, seconds: float) -> Path:
     from revela_hub.trainers.pair_tuning.command import Arguments, train
 
     common = inputs.common("natural_pairs")
-    arguments = Arguments(data=inputs.data, max_length=inputs.max_length, **common, **inputs.options, **PAIRS)
+    arguments = Arguments(data=inputs.data, max_length=inputs.length, **common, **inputs.options, **PAIRS)
     return train(arguments, callbacks=[TimeLimit(inputs.output / "natural_pairs", seconds)]) / RETRIEVER
 
 
@@ -100,7 +107,7 @@ def labelled_pairs(inputs: Inputs, seconds: float) -> Path:
     from revela_hub.trainers.pair_tuning.command import Arguments, train
 
     common = inputs.common("labelled_pairs") | {"max_steps": -1, "num_train_epochs": 3.0}
-    arguments = Arguments(pairs=inputs.labels, max_length=inputs.max_length, **common, **inputs.options, **PAIRS)
+    arguments = Arguments(pairs=inputs.labels, max_length=inputs.length, **common, **inputs.options, **PAIRS)
     return train(arguments, callbacks=[TimeLimit(inputs.output / "labelled_pairs", seconds)]) / RETRIEVER
 
 
@@ -115,14 +122,13 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
     from revela_hub.trainers.pair_tuning.trainer import PairsTrainer
 
     arguments = Arguments(data=inputs.data, **inputs.common("distillation"), **inputs.options, **DISTILLATION)
-    arguments.max_length = inputs.max_length
+    arguments.max_length = inputs.length
     arguments.held_out = str(inputs.probe)
     with open_run(PAIR_TUNING, arguments) as run:
         if run.nothing_to_do:
             return run.output / RETRIEVER
-        model = load_retriever(
-            inputs.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
-        )
+        trust = arguments.trust_remote_code
+        model = load_retriever(inputs.retriever, max_length=inputs.max_length, trust_remote_code=trust)
         folder = run.output / "rows"
         if not folder.exists():  # a resumed run trains on the same rows
             pairs = build_text_pairs(arguments.sources(), seed=inputs.seed, cache_dir=arguments.cache_dir)
@@ -131,6 +137,8 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
             rows = distillation_rows(pairs, model, most=inputs.passages, seed=inputs.seed, **teaching, **writing)
             rows.save_to_disk(str(folder))
         rows = Dataset.load_from_disk(str(folder))
+        if inputs.length:  # the teacher read whole texts
+            model.max_seq_length = inputs.length
         trainer = PairsTrainer(
             model,
             arguments,

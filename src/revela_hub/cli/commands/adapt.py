@@ -117,7 +117,7 @@ def run(arguments: Arguments) -> None:
     adaptation.try_candidates()
     adaptation.average()
     verdict = adaptation.verdict()
-    _deliver(verdict, arguments, output)
+    _deliver(verdict, arguments, output, adaptation.max_length)
     print(f"\n{verdict.table()}\n\n{verdict.summary()}\n")
     print_commands(output, arguments.data, arguments.text_column)
     print(verdict.line(output / "retriever"))
@@ -237,17 +237,21 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
     say(f"{probe}; dev half {len(adaptation.dev.queries)}, test half {len(adaptation.test.queries)}")
     plan = ", ".join(f"{name.replace('_', ' ')} {each / 60:.1f}" for name, each in adaptation.seconds().items())
     say(f"plan, in minutes: {plan}; measuring {adaptation.budget * OVERHEAD / 60:.1f}")
+    if cut := adaptation.inputs.training_length:
+        say(
+            f"slow machine: training texts are cut at {cut} tokens, for more steps; a larger --budget leaves them longer"
+        )
     note(report)
     return found
 
 
-def _deliver(verdict: "Verdict", arguments: Arguments, output: Path) -> None:
+def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length: int | None) -> None:
     """Write the retriever with its card, hybrid.json, adapt.json and the figure."""
     from revela_hub.adaptation.adapt import bm25_options
     from revela_hub.adaptation.figure import draw
     from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, write_card
 
-    folder = verdict.export(output / "retriever", max_length=arguments.max_length, trust=arguments.trust_remote_code)
+    folder = verdict.export(output / "retriever", max_length=max_length, trust=arguments.trust_remote_code)
     bm25 = bm25_options(verdict.chosen.settings)
     hybrid = {"bm25_weight": verdict.chosen.weight, "fusion": "minmax", "bm25": bm25}
     (output / HYBRID).write_text(json.dumps(hybrid, indent=2) + "\n", encoding="utf-8")
