@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from revela_hub.errors import UserError, install_hint
+from revela_hub.errors import UserError, require
 
 if TYPE_CHECKING:
     from openai import APIStatusError
@@ -54,10 +54,9 @@ def connect(parts: SplitResult, path: str, *, key: str | None, timeout: float, r
     """
     if key and not re.fullmatch(r"[!-~]+", key):
         raise UserError("the API key (--api_key_env) contains characters that are not allowed in an HTTP header")
-    try:
-        from openai import Omit, OpenAI
-    except ModuleNotFoundError as error:
-        raise UserError(install_hint("openai")) from error
+    require("openai")
+    from openai import Omit, OpenAI
+
     if parts.query:  # it may contain a key, and the HTTP library logs whole URLs
         for library in ("httpx", "httpx2"):
             logging.getLogger(library).addFilter(_reject)

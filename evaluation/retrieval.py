@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.errors import UserError, install_hint
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.disk import claim_folder
 from revela_hub.retrieval.encoder import Encoder
@@ -83,11 +82,7 @@ def retrieval_run(
 def evaluate_bm25(
     task: RetrievalTask, settings: BM25Settings | None = None, *, show_progress_bar: bool = False
 ) -> RetrievalScores:
-    """Score BM25 on a task.
-
-    Raises:
-        UserError: bm25s, PyStemmer or pytrec_eval is not installed.
-    """
+    """Score BM25 on a task."""
     return score_run(bm25_run(task, settings, show_progress_bar=show_progress_bar), task)
 
 
@@ -158,7 +153,6 @@ def evaluate_reranking(
 
     The other arguments are those of `evaluate_ranking`.
     """
-    _require_pytrec_eval()
     with _built(task, settings, cache_dir, dense=dense, sparse=sparse, reranker=reranker) as ranker:
         assert isinstance(ranker, RerankedRanker)
         return score_run(run_of(ranker.ranker, task), task), score_run(run_of(ranker, task), task)
@@ -173,7 +167,6 @@ def ranking_run(
     cache_dir: str | Path | None = None,
 ) -> Rankings:
     """Return the hits that `evaluate_ranking` scores; same arguments."""
-    _require_pytrec_eval()  # raises before the long work, not after it
     with _built(task, settings, cache_dir, dense=dense, sparse=sparse) as ranker:
         return run_of(ranker, task)
 
@@ -229,7 +222,8 @@ def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
             of each query.
         task: The queries and judgements.
     """
-    pytrec_eval = _require_pytrec_eval()
+    import pytrec_eval
+
     evaluator = pytrec_eval.RelevanceEvaluator(task.qrels, {"ndcg_cut.10", "recip_rank", "recall.100"})
     found = evaluator.evaluate({query: hits for query, hits in run.items() if hits})
 
@@ -256,11 +250,3 @@ def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
 def documents_of(task: RetrievalTask) -> list[str]:
     """Return the ids of the documents in the order of their numbers."""
     return sorted(task.corpus, reverse=True)
-
-
-def _require_pytrec_eval() -> Any:
-    try:
-        import pytrec_eval
-    except ImportError as error:
-        raise UserError(install_hint("pytrec_eval")) from error
-    return pytrec_eval

@@ -183,7 +183,7 @@ def open_downloaded(snapshot: Path, name: str) -> Path:
     for file, known in files.items():
         if not (snapshot / file).is_file() or sha256(snapshot / file) != known["sha256"]:
             raise _damaged(name, file, "its SHA-256 differs from index.json's")
-    canary = Canary.read(snapshot, metadata.canary or "")
+    canary = Canary.read(snapshot, metadata.canary)
     note(f"making a local index of the {metadata.passages:,} passages, once, in {claim_folder(folder)}")
     passages = write_passages(_chunks(snapshot, files, name), folder, metadata=_has_metadata(snapshot, files, name))
     if len(passages) != metadata.passages:

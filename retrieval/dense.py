@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.errors import UserError, install_hint
+from revela_hub.errors import UserError, require
 from revela_hub.retrieval.disk import whole_file
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.stored_vectors import NumberedVectors
@@ -74,7 +74,6 @@ class ExactIndex:
     """
 
     def __init__(self, vectors: NumberedVectors, device: "str | torch.device" = "cpu") -> None:
-        """Opens the index without reading vectors."""
         self._vectors = vectors
         self._device = device
         self._cached: dict[int, torch.Tensor] = {}
@@ -127,8 +126,10 @@ class FaissIndex:
     def __init__(
         self, vectors: NumberedVectors, kind: str, path: Path | None = None, option: str = "--cache_dir"
     ) -> None:
-        """Reads or builds the index."""
-        self._faiss = require_faiss()
+        require("faiss")
+        import faiss
+
+        self._faiss: Any = faiss
         self._vectors = vectors
         self._kind = kind
         if path is not None and path.is_file():
@@ -261,16 +262,3 @@ def open_index(
         return MilvusIndex(vectors, uri, fields)
     path = None if folder is None else folder / f"{kind}-{vectors.key[:16]}.faiss"
     return FaissIndex(vectors, kind, path, option)
-
-
-def require_faiss() -> Any:
-    """Import faiss.
-
-    Raises:
-        UserError: It is not installed.
-    """
-    try:
-        import faiss
-    except ImportError as error:
-        raise UserError(install_hint("faiss")) from error
-    return faiss

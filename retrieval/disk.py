@@ -17,15 +17,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.own_folder import check_free, claim, names_in
+from revela_hub.data.own_folder import check_free, claim
 from revela_hub.errors import DISK_FULL, UserError
 
 _STALE_SECONDS = 24 * 3600  # the age at which a temporary file must be left over from a killed process
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{32}\.tmp")
-# The files that earlier versions, which did not mark their folders, wrote into indexes and caches.
-_OURS = re.compile(
-    r"(texts|vectors|hits|bm25|exact|flat|hnsw|ivfpq)-[0-9a-f]{16,}.*|states|milvus\.db|index\.json|.*\.tmp"
-)
 
 
 def key_of(*values: object) -> str:
@@ -65,7 +61,7 @@ def check_folder(folder: Path, option: str) -> None:
     Raises:
         UserError: As `claim_folder`.
     """
-    check_free(folder, option, _was_ours)
+    check_free(folder, option, _in_default_cache)
     try_folder(folder, option)
 
 
@@ -75,19 +71,16 @@ def claim_folder(folder: Path, option: str = "--cache_dir") -> Path:
     Raises:
         UserError: It holds other files, or cannot be created.
     """
-    check_free(folder, option, _was_ours)
+    check_free(folder, option, _in_default_cache)
     make_folder(folder, option)
     try:
-        return claim(folder, option, _was_ours)
+        return claim(folder, option, _in_default_cache)
     except OSError as error:
         raise cannot_write(folder, error, option) from error
 
 
-def _was_ours(folder: Path) -> bool:
-    if folder.is_relative_to(default_cache_folder("")):
-        return True
-    names = names_in(folder)
-    return all(map(_OURS.fullmatch, names)) and any(name.startswith(("texts-", "vectors-")) for name in names)
+def _in_default_cache(folder: Path) -> bool:
+    return folder.is_relative_to(default_cache_folder(""))
 
 
 def try_folder(folder: Path, option: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.errors import UserError, first_line, install_hint
+from revela_hub.errors import UserError, first_line, require
 from revela_hub.retrieval.bm25 import BM25
 from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.milvus_fields import BM25_WEIGHTS, ID, VECTOR, MilvusFields
@@ -41,7 +41,7 @@ class MilvusIndex:
     """
 
     def __init__(self, vectors: NumberedVectors, uri: str, fields: MilvusFields | None = None) -> None:
-        """Connects, and inserts missing vectors."""
+        require("pymilvus")
         self._size = len(vectors)
         self._uri = uri
         self.fields = fields
@@ -145,10 +145,8 @@ class MilvusIndex:
         self._client.create_collection(self._name, schema=schema, index_params=indexes, consistency_level="Strong")
 
     def _call(self, action: Any) -> Any:
-        try:
-            from pymilvus.exceptions import MilvusException
-        except ImportError as error:
-            raise UserError(install_hint("pymilvus")) from error
+        from pymilvus.exceptions import MilvusException
+
         try:
             return action()
         except (MilvusException, OSError, ValueError) as error:
@@ -164,7 +162,6 @@ class MilvusBM25:
     """
 
     def __init__(self, index: MilvusIndex, bm25: BM25) -> None:
-        """Keeps its parts."""
         self._index, self._bm25 = index, bm25
         self.key = key_of("milvus", bm25.key, index.filter)
 
