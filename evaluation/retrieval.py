@@ -4,18 +4,16 @@ The search is exact, and the vectors of the corpus are on disk, so memory does n
 """
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.retrieval.bm25 import BM25Settings
-from revela_hub.retrieval.disk import claim_folder
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.ranker import Ranker
-from revela_hub.retrieval.ranking import RankerSettings, build_ranker
+from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.rerank import RerankedRanker, Reranker
 from revela_hub.retrieval.texts import TextList
 from revela_hub.retrieval.top_k import Hits
@@ -177,12 +175,7 @@ def _built(
 ) -> Iterator[Ranker]:
     """Yield a ranker of the documents; without a cache folder, its vectors are deleted afterwards."""
     texts = TextList([task.corpus[id_] for id_ in documents_of(task)])
-    with contextlib.ExitStack() as stack:
-        if cache_dir is None:
-            cache_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="revela-hub-evaluation-"))
-            unnamed = "the only model in this folder"
-            settings = replace(settings, identity=unnamed, sparse_identity=unnamed)
-        folder = claim_folder(Path(cache_dir).expanduser())
+    with ranking_folder(cache_dir, settings) as (folder, settings):
         yield build_ranker(texts, settings, folder, **models)
 
 

@@ -147,8 +147,7 @@ class BM25:
     def search(self, queries: Sequence[str] | list[list[int]], k: int) -> Hits:
         """See `Ranker`; texts without a word of the query are not returned. Also accepts the queries as strings."""
         queries = self.encode(queries) if queries and isinstance(queries[0], str) else queries  # type: ignore[arg-type]
-        hits = [self._best(query, k) for query in queries]  # type: ignore[arg-type]
-        return Hits.concatenate(hits) if hits else Hits.none(0)
+        return Hits.concatenate(self._best(query, k) for query in queries)  # type: ignore[arg-type]
 
     def why_nothing(self, queries: list[list[int]]) -> list[str]:
         """See `Ranker`."""

@@ -66,12 +66,7 @@ class VectorIndex(Protocol):
 
 
 class ExactIndex:
-    """Exact search over vectors on disk; ties are broken by the lower number.
-
-    Args:
-        vectors: The vectors to search.
-        device: The device of the matrix products.
-    """
+    """Exact search over vectors on disk; ties are broken by the lower number."""
 
     def __init__(self, vectors: NumberedVectors, device: "str | torch.device" = "cpu") -> None:
         self._vectors = vectors

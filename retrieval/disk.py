@@ -1,4 +1,7 @@
-"""Atomic files and folders, cache keys, and one clear error when the disk is full or read-only."""
+"""Atomic files and folders, cache keys, and one clear error when the disk is full or read-only.
+
+Everywhere, `option` is the command-line option that sets the folder, for messages.
+"""
 
 import contextlib
 import errno
@@ -36,10 +39,6 @@ def default_cache_folder(name: str) -> Path:
 
 def make_folder(folder: Path, option: str = "--cache_dir") -> Path:
     """Creates a folder, and removes temporary files of killed processes from it.
-
-    Args:
-        folder: The folder.
-        option: The command-line option that sets it, for the message.
 
     Raises:
         UserError: It cannot be created.
@@ -86,10 +85,6 @@ def _in_default_cache(folder: Path) -> bool:
 def try_folder(folder: Path, option: str) -> None:
     """Creates a folder and removes it again, so that a missing permission is reported before the work, not after it.
 
-    Args:
-        folder: The folder; an existing one is left unchanged.
-        option: The command-line option that sets it, for the message.
-
     Raises:
         UserError: It cannot be created.
     """
@@ -104,10 +99,6 @@ def try_folder(folder: Path, option: str) -> None:
 def whole_file(path: Path, option: str = "--cache_dir") -> Iterator[IO[bytes]]:
     """Opens a file for atomic writing: it gets its name when the block ends without an exception.
 
-    Args:
-        path: The file.
-        option: The command-line option that sets the folder, for the message.
-
     Raises:
         UserError: The disk is full, or the folder cannot be written to. An existing file is left untouched.
     """
@@ -121,10 +112,6 @@ def whole_path(path: Path, option: str = "--cache_dir") -> Iterator[Path]:
 
     Several threads, processes and machines may write the same path: each uses its own temporary name, and the last one
     to finish replaces the others' files. An existing folder is replaced, so it must not hold anything else.
-
-    Args:
-        path: The file or folder.
-        option: The command-line option that sets its place, for the message.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written to. Existing files are left untouched.

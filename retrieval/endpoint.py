@@ -236,17 +236,9 @@ class EmbeddingServer:
 
 
 class EndpointEncoder:
-    """Encodes texts on a server, with the prompts and the maximum length of the model's folder (an `Encoder`).
-
-    Args:
-        server: The server.
-        settings: The settings of the folder.
-        device: Device of exact search.
-
-    """
+    """Encodes texts on a server, with the prompts and the maximum length of the model's folder (an `Encoder`)."""
 
     def __init__(self, server: EmbeddingServer, settings: ModelSettings, device: str | None = None) -> None:
-        """Keeps its parts; sends nothing yet."""
         self.server, self.settings = server, settings
         server.normalize = settings.normalizes
         self.similarity_fn_name = settings.similarity

@@ -27,7 +27,7 @@ class Hits(NamedTuple):
     @staticmethod
     def concatenate(parts: "Iterable[Hits]") -> "Hits":
         """Concatenate the hits of several searches for different queries."""
-        parts = list(parts)
+        parts = [Hits.none(0), *parts]
         depth = max(part.rows_QK.shape[1] for part in parts)
 
         def widened(array: NDArray[np.generic], fill: float) -> NDArray[np.generic]:
