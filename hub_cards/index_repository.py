@@ -16,19 +16,13 @@ from huggingface_hub import (
     hf_hub_download,
     snapshot_download,
 )
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from revela_hub import __version__
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.hub_index import PREFIX, open_downloaded, read_index, write_files
 from revela_hub.hub_cards.index_card import index_card
-from revela_hub.hub_cards.repository import hub_errors, same_file
+from revela_hub.hub_cards.repository import check_repo_id, file_names, files_of, hub_errors, same_file
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.store import METADATA, PassageStore
 
@@ -57,9 +51,7 @@ class IndexDestination:
 
     def __post_init__(self) -> None:
         """Checks the name."""
-        _check_name(self.repo_id)
-        if "/" not in self.repo_id:
-            raise UserError(f"{self.repo_id!r} has no namespace: use your-name/{self.repo_id}")
+        check_repo_id(self.repo_id, "name of a repository")
 
     @property
     def api(self) -> HfApi:
@@ -78,8 +70,7 @@ class IndexDestination:
             except RepositoryNotFoundError:
                 self.api.whoami()
                 return None
-        names = {file.rfilename for file in info.siblings or ()}
-        if others := sorted(name for name in names if not _OURS.fullmatch(name)):
+        if others := sorted(name for name in file_names(info) if not _OURS.fullmatch(name)):
             raise UserError(f"{self.repo_id} holds other files ({others[0]}): choose another name for the index")
         if self.private and not info.private:
             raise UserError(
@@ -113,7 +104,7 @@ def push_index(
     try:
         written = write_files(store, folder, corpus)
         (folder / "README.md").write_text(index_card(written, repo_id), encoding="utf-8")
-        names = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()]
+        names = [file.relative_to(folder).as_posix() for file in files_of(folder)]
         say(f"pushing {sum((folder / name).stat().st_size for name in names):,} bytes in {len(names)} files")
         with hub_errors(repo_id, f"nothing was pushed: {_AGAIN} to resume"):
             return _commit(destination, before, folder, names)
@@ -155,7 +146,7 @@ def download_index(index: str, token: str | None = None) -> Path:
         UserError: The repository or revision does not exist or holds no index; a file is damaged; no connection.
     """
     repo_id, _, revision = index.removeprefix(PREFIX).partition("@")
-    _check_name(repo_id)
+    check_repo_id(repo_id, "name of a repository", namespace=False)
     name = f"{PREFIX}{repo_id}"
     options: dict[str, Any] = {"repo_type": "dataset", "revision": revision or None, "token": token}
     with hub_errors(index, _AGAIN):
@@ -181,14 +172,8 @@ def open_index_of(
 ) -> tuple[PassageStore, str]:
     """Open a local index or one on the Hub, and compare its canary; returns it with a warning, or an empty string.
 
-    An index on the Hub may name the same model in another way, for example as a folder. Its canary decides then.
-
-    Args:
-        index: A folder, or `hf:namespace/name[@revision]`.
-        encoder: The model; None if no vectors are used.
-        fingerprint: See `PassageStore`.
-        model: See `PassageStore`.
-        documents: See `PassageStore`.
+    An index on the Hub may name the same model in another way, for example as a folder. Its canary decides then. The encoder is
+    None if no vectors are used; the other arguments are those of `PassageStore`.
 
     Raises:
         UserError: See `PassageStore`, `PassageStore.compare_canary` and `download_index`.
@@ -204,10 +189,3 @@ def open_index_of(
     if not store.has_vectors_of(encoder):
         store.check_fingerprint(fingerprint, model, documents=documents)
     return store, ""
-
-
-def _check_name(repo_id: str) -> None:
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise UserError(f"{repo_id!r} is not a valid name of a repository: {error}") from error

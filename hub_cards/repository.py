@@ -22,6 +22,7 @@ from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationCopy,
     CommitOperationDelete,
+    DatasetInfo,
     HfApi,
     ModelInfo,
 )
@@ -86,12 +87,7 @@ class Destination:
 
     def __post_init__(self) -> None:
         """Reject values that the Hub would reject after everything else is done."""
-        try:
-            validate_repo_id(self.repo_id)
-        except HFValidationError as error:
-            raise UserError(f"{self.repo_id!r} is not a valid model id: {error}") from error
-        if "/" not in self.repo_id:
-            raise UserError(f"{self.repo_id!r} has no namespace: use your-name/{self.repo_id}")
+        check_repo_id(self.repo_id, "model id")
         if self.pull_request and (self.revision or self.tag):
             raise UserError("a pull request is opened for the main branch, and cannot have a tag before it is merged")
         if self.delete_stale and not self.update:
@@ -277,13 +273,23 @@ class Repository:
                 self.api.add_collection_item(collection.slug, self.repo_id, "model", exists_ok=True)
 
 
-def file_names(info: ModelInfo) -> set[str]:
+def check_repo_id(repo_id: str, what: str, *, namespace: bool = True) -> None:
+    """Raise a UserError for an id that is invalid, or has no namespace."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise UserError(f"{repo_id!r} is not a valid {what}: {error}") from error
+    if namespace and "/" not in repo_id:
+        raise UserError(f"{repo_id!r} has no namespace: use your-name/{repo_id}")
+
+
+def file_names(info: ModelInfo | DatasetInfo) -> set[str]:
     """Return the paths of the files in a repository."""
     return {file.rfilename for file in info.siblings or ()}
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the files of an assembled folder."""
+    """Return the files of a folder that is published."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 

@@ -1,7 +1,4 @@
-"""Load the model of a folder as its documentation says, and encode texts with it.
-
-Part of the clean process of `verify.py`: standard library and siblings only; functions import other libraries.
-"""
+"""Load the model of a folder as its documentation says, and encode texts with it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Check the embeddings of a model: they are finite and depend on the text and its kind only.
-
-Part of the clean process of `verify.py`: standard library and siblings only; functions import other libraries.
-"""
+"""Check the embeddings of a model: they are finite and depend on the text and its kind only."""
 
 from __future__ import annotations
 
