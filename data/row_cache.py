@@ -4,7 +4,6 @@ The file name is a hash of the settings and the sources (for files: path, size a
 is identified by its name and revision: to follow its changes, set a revision or use another cache folder.
 """
 
-import errno
 import hashlib
 import json
 import logging
@@ -26,7 +25,7 @@ from revela_hub.data.sources.files import local_files
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import dataset_rows
 from revela_hub.data.sources.source import HUB_PREFIX, Document, Source, SourceLike, parse_sources
-from revela_hub.errors import UserError
+from revela_hub.errors import DISK_FULL, UserError
 from revela_hub.internals import fingerprint
 
 if TYPE_CHECKING:
@@ -127,12 +126,7 @@ def cached_rows(
 
 
 def stream_rows(stream: "IterableDataset", name: str, cache_dir: str | Path | None = None) -> "Dataset":
-    """Write the rows of a stream to the cache, and return them memory-mapped; equal rows are kept once.
-
-    Args:
-        stream: The rows, read once.
-        name: The name of the stream, for messages.
-        cache_dir: As for `cached_rows`.
+    """Write the rows of a stream to the cache by its name, and return them memory-mapped; equal rows are kept once.
 
     Raises:
         UserError: The stream cannot be read or has no rows, or the folder cannot be written to.
@@ -162,7 +156,7 @@ def _removed_on_error(folder: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
             raise UserError(
                 f"the disk is full: cannot write {folder}; free some space", cache_dir="or use another --cache_dir"
             ) from error

@@ -69,14 +69,7 @@ def evaluate_sizes(
     *,
     cache_dir: str | Path | None = None,
 ) -> Iterator[SizeScores]:
-    """Score a dense retriever with vectors of several sizes.
-
-    Args:
-        encoder: The encoder.
-        task: Corpus, queries and judgements.
-        settings: Prompts, batch size and the type of the stored vectors.
-        sizes: The sizes.
-        cache_dir: A folder to keep vectors in, which requires the identity in the settings; None keeps nothing.
+    """Score a dense retriever with vectors of several sizes; the other arguments are those of `evaluate_ranking`.
 
     Raises:
         UserError: FAISS is not installed, or a size has more components than the model.

@@ -163,11 +163,7 @@ def _last_parts(text: str) -> str:
 
 
 def open_downloaded(snapshot: Path, name: str) -> Path:
-    """Return the folder of a local index made of downloaded files; makes it once per commit.
-
-    Args:
-        snapshot: The folder of the files, named after the commit.
-        name: The repository, for messages.
+    """Return the folder of a local index made of a repository's snapshot, which is named after the commit; makes it once.
 
     Raises:
         UserError: A file is missing or damaged; the disk is full.

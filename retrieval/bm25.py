@@ -253,9 +253,9 @@ def _with_parts(text: str) -> str:
     return re.sub(r"\w+", lambda word: " ".join([word[0], *_parts(word[0])]), text)
 
 
-def _in_blocks(texts: TextSource, size: int = 4096) -> Iterator[str]:
-    for start in range(0, len(texts), size):
-        yield from texts.read(range(start, min(start + size, len(texts))))
+def _in_blocks(texts: TextSource) -> Iterator[str]:
+    for start in range(0, len(texts), 4096):
+        yield from texts.read(range(start, min(start + 4096, len(texts))))
 
 
 def _stemmer(name: str) -> Any:

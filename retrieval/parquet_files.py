@@ -71,15 +71,7 @@ def write_passages_as_parquet(
 ) -> list[WrittenFile]:
     """Write passages and their vectors as the model returns them to `passages-<shard>-of-<shards>-<number>.parquet`.
 
-    Files of the same shard are replaced.
-
-    Args:
-        passages: All passages.
-        vectors: The vectors of the passages of this shard.
-        folder: The folder of the files.
-        start: The number of the first passage of the shard.
-        shard: The number of the shard.
-        num_shards: The number of shards.
+    Files of the same shard are replaced. The vectors are those of the shard's passages, whose numbers begin at `start`.
 
     Raises:
         UserError: The folder holds files of another number of shards; a column of metadata has the name of another column, or

@@ -157,10 +157,11 @@ class Vectors:
         except (OSError, ValueError, EOFError) as error:
             raise _unreadable(self.files[0], error) from error
 
-    def write_layout(self, texts: str, option: str = "--output_dir") -> None:
+    def write_layout(self, texts: str) -> None:
         """Write the places of the vectors of texts, by the fingerprint of the texts, to their store."""
         folder = self.files[0].parent
         shards = {"names": [file.name for file in self.files], "sizes": [file.stat().st_size for file in self.files]}
+        option = "--output_dir"
         with whole_path(_layout_folder(folder, texts), option) as temporary, writing(folder, option):
             temporary.mkdir()
             for name, array in (("shards", self.shards_N), ("places", self.places_N)):
