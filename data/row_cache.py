@@ -47,17 +47,10 @@ def document_rows(
     *,
     streaming: bool = False,
 ) -> "Dataset | IterableDataset":
-    """Return the rows that `rows` makes of the sources' documents, from the cache if possible.
+    """Return the rows that `rows` makes of the sources' documents, from the cache entry of a kind if possible.
 
-    Args:
-        kind: The prefix of the cache entry's name.
-        sources: As for `read_documents`.
-        features: The features of the data set.
-        made_with: Everything that the rows depend on besides the sources.
-        rows: Makes rows of documents, and updates the report.
-        cache_dir: As for `cached_rows`.
-        report: Its counts are updated.
-        streaming: Return a stream instead, which makes the rows while it is read, without the cache and without counts.
+    `made_with` is everything that the rows depend on besides the sources. With `streaming`, the rows are made while the data set
+    is read, without the cache and without counts.
     """
     parsed, fresh = parse_sources(sources), ReadReport()
     documents = read_documents(parsed, report=fresh)  # first, so that a missing folder is an error even if it is cached

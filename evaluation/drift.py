@@ -158,7 +158,11 @@ def compare_texts(
     dense = [_ndcg(task, queries @ passages.T) for task, (queries, passages) in zip(tasks, vectors, strict=True)]
     lexical = [score_run(bm25_run(task), task).per_query["ndcg_at_10"] for task in tasks]
     random = np.random.default_rng(settings.seed)
-    tables = [_table(task, d, b) for task, d, b in zip(tasks, dense, lexical, strict=True)]
+    # The scores of the retriever and of BM25, (Q, 2).
+    tables = [
+        np.array([[dense_of[query], bm25_of[query]] for query in task.queries])
+        for task, dense_of, bm25_of in zip(tasks, dense, lexical, strict=True)
+    ]
     distance, chance, p_value = _energy(
         [as_vectors(passages, len(passages), normalize=True) for _, passages in vectors],
         [[probe.documents_of.get(id_, id_) for id_ in task.corpus] for probe, task in zip(probes, tasks, strict=True)],
@@ -232,11 +236,6 @@ def _ndcg(task: RetrievalTask, scores_QN: NDArray[np.float32]) -> Mapping[str, f
         for query, row, best in zip(task.queries, scores_QN, best_QK, strict=True)
     }
     return score_run(run, task).per_query["ndcg_at_10"]
-
-
-def _table(task: RetrievalTask, dense: Mapping[str, float], bm25: Mapping[str, float]) -> NDArray[np.float64]:
-    """Return the scores of the retriever and of BM25, (Q, 2)."""
-    return np.array([[dense[query], bm25[query]] for query in task.queries])
 
 
 def _change(tables: Sequence[NDArray[np.float64]], weights: NDArray[np.int_], random: np.random.Generator) -> Change:

@@ -55,12 +55,9 @@ class Written:
 
 
 def write_files(store: PassageStore, folder: Path, corpus: Sequence[str]) -> Written:
-    """Write the files of an index, all but the card.
+    """Write the files of an index, all but the card, to an empty folder.
 
-    Args:
-        store: The index.
-        folder: An empty folder.
-        corpus: The paths that the passages were read from; they are shortened to their last part.
+    `corpus` are the paths that the passages were read from; they are shortened to their last part.
 
     Raises:
         UserError: The disk is full.

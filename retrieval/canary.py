@@ -84,13 +84,8 @@ class Canary:
     ) -> NDArray[np.float64]:
         """Return how similar the vectors of each passage then and now are: (N,), 1 for equal vectors.
 
-        This is the cosine; if the model compares by dot product, times the ratio of the lengths.
-
-        Args:
-            encoder: The model.
-            similarity: "cosine" or "dot".
-            prompt: The prompt of passages, None for the model's own.
-            truncate_dim: The number of components that the index keeps; None: all.
+        This is the cosine; if the model compares by dot product, times the ratio of the lengths. `truncate_dim` is the number of
+        components that the index keeps (None: all).
 
         Raises:
             UserError: The vectors have another dimension now.

@@ -105,13 +105,9 @@ class ExactIndex:
 
 
 class FaissIndex:
-    """A FAISS index, built from vectors or read from its file.
+    """A FAISS index of a kind ("flat", "hnsw", "ivfpq", "int8" or "binary"), read from its file or built from vectors.
 
-    Args:
-        vectors: The vectors to search; the hits of compressed vectors are rescored with them.
-        kind: "flat", "hnsw", "ivfpq", "int8" or "binary".
-        path: The index file; None builds the index in memory each time.
-        option: The command-line option that sets the folder, for messages.
+    Without a path it is built in memory each time. The hits of compressed vectors are rescored with the vectors.
 
     Raises:
         UserError: FAISS is not installed, there are too few vectors to train ivfpq, the file is damaged, or the disk is
@@ -231,15 +227,9 @@ def open_index(
     option: str = "--cache_dir",
     fields: "MilvusFields | None" = None,
 ) -> VectorIndex:
-    """Opens the index over vectors, building it first if it is not on disk yet.
+    """Open the index over vectors, building it first if it is not in the folder yet; default: exact search on the device.
 
-    Args:
-        vectors: The vectors to search.
-        options: The index type and its options; default: exact search.
-        folder: The folder of FAISS index files and of the local Milvus file.
-        device: The device of exact search.
-        option: The command-line option that sets the folder, for messages.
-        fields: What Milvus stores with the vectors.
+    `option` is the command-line option that sets the folder, for messages; `fields` are what Milvus stores with the vectors.
 
     Raises:
         UserError: A package is not installed, or a server does not answer.

@@ -36,13 +36,7 @@ class WrittenFile(NamedTuple):
 def write_groups(
     groups: Iterable[pa.RecordBatch], path: Callable[[int], Path], option: str, max_bytes: int
 ) -> list[WrittenFile]:
-    """Write row groups to parquet files, and return the files.
-
-    Args:
-        groups: The row groups.
-        path: Returns the path of a file by its number.
-        option: The command-line option that sets the folder, for messages.
-        max_bytes: Size of the row groups in memory from which a new file is started.
+    """Write row groups to parquet files named by their number, and return these; from `max_bytes` on a new one is started.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written to.

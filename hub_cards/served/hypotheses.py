@@ -100,10 +100,7 @@ class Hypotheses:
     def vectors(self, mistake: Mistake, dimension: int | None = None, unit: bool = True) -> NDArray[np.float32] | None:
         """Return the vectors (N, D) under a mistake; None if it cannot be computed for one of the texts.
 
-        Args:
-            mistake: The mistake.
-            dimension: The number of dimensions that are returned.
-            unit: Whether these are normalised again.
+        Only the first `dimension` dimensions are returned, normalised again if `unit`.
         """
         rows = []
         for state in self._stated(mistake.prompt, mistake.tokens):
