@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from revela_hub.errors import UserError, install_hint
+from revela_hub.errors import UserError, require
 
 if TYPE_CHECKING:
     from openai import APIStatusError
@@ -39,8 +39,8 @@ def server_url(url: str) -> SplitResult:
     return parts
 
 
-def connect(parts: SplitResult, path: str, *, key: str | None, timeout: float, retries: int) -> Any:
-    """Return a client of a server; nothing is sent yet.
+class Connection:
+    """A client of a server; making one sends nothing.
 
     Args:
         parts: The URL (`server_url`).
@@ -48,28 +48,74 @@ def connect(parts: SplitResult, path: str, *, key: str | None, timeout: float, r
         key: The API key; None sends `EMPTY`, as expected by servers without keys.
         timeout: Seconds without data after which a request fails.
         retries: Number of retries of a failed request.
+        secrets: Texts that messages must not contain, besides the key and the values in the URL.
+
+    Attributes:
+        answered: Whether the server has given a valid answer; set by the user of the connection.
 
     Raises:
         UserError: The key is not a valid HTTP header, or the package `openai` is not installed.
     """
-    if key and not re.fullmatch(r"[!-~]+", key):
-        raise UserError("the API key (--api_key_env) contains characters that are not allowed in an HTTP header")
-    try:
+
+    def __init__(
+        self,
+        parts: SplitResult,
+        path: str,
+        *,
+        key: str | None,
+        timeout: float,
+        retries: int,
+        secrets: Iterable[object] = (),
+    ) -> None:
+        if key and not re.fullmatch(r"[!-~]+", key):
+            raise UserError("the API key (--api_key_env) contains characters that are not allowed in an HTTP header")
+        require("openai")
         from openai import Omit, OpenAI
-    except ModuleNotFoundError as error:
-        raise UserError(install_hint("openai")) from error
-    if parts.query:  # it may contain a key, and the HTTP library logs whole URLs
-        for library in ("httpx", "httpx2"):
-            logging.getLogger(library).addFilter(_reject)
-    return OpenAI(
-        base_url=f"{parts.scheme}://{parts.netloc}{path}",
-        # Always set: otherwise the client would send the environment's OpenAI key and ids to this server.
-        api_key=key or "EMPTY",
-        default_headers={"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()},  # type: ignore[dict-item]
-        default_query=dict(parse_qsl(parts.query)),
-        timeout=timeout,
-        max_retries=retries,
-    )
+
+        query = dict(parse_qsl(parts.query))
+        if query:  # it may contain a key, and the HTTP library logs whole URLs
+            for library in ("httpx", "httpx2"):
+                logging.getLogger(library).addFilter(_reject)
+        self._key, self._retries, self._secrets = key, retries, [key, *query.values(), *secrets]
+        self.answered = False
+        self._client = OpenAI(
+            base_url=f"{parts.scheme}://{parts.netloc}{path}",
+            # Always set: otherwise the client would send the environment's OpenAI key and ids to this server.
+            api_key=key or "EMPTY",
+            default_headers={"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()},  # type: ignore[dict-item]
+            default_query=query,
+            timeout=timeout,
+            max_retries=retries,
+        )
+
+    def send(self, request: Callable[[Any], ResultT]) -> ResultT:
+        """Send a request; the first one is not repeated if the server cannot be reached, which is likely a typo."""
+        from openai import APITimeoutError, InternalServerError, RateLimitError
+
+        client = self._client
+        if not self.answered and self._retries:
+            try:
+                return request(client.with_options(max_retries=0))
+            except (APITimeoutError, InternalServerError, RateLimitError):
+                client = client.with_options(max_retries=self._retries - 1)
+        return request(client)
+
+    def shown(self, error: object) -> str:
+        """Return an error message in one line, without secrets."""
+        return one_line(error, self._secrets)
+
+    def failure(self, error: "APIStatusError", where: str) -> str:
+        """Return the message for an HTTP error.
+
+        Raises:
+            UserError: The server rejects the key, or requires one.
+        """
+        said = self.shown(server_message(error))
+        message = f"{where}: HTTP {error.status_code}{f' ({said})' if said else ''}"
+        if error.status_code in (401, 403):
+            remedy = "was rejected: check its value" if self._key else "is required: set an environment variable"
+            raise UserError(f"{message}; the API key {remedy} (--api_key_env NAME)") from error
+        return message
 
 
 def in_thread(function: Callable[..., ResultT], *arguments: Any) -> "Future[ResultT]":

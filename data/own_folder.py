@@ -28,11 +28,6 @@ def names_in(folder: Path) -> set[str]:
     return {name for name in os.listdir(folder) if not name.startswith(".")}
 
 
-def _of_others(folder: Path) -> bool:
-    """Return whether a folder contains anything but marked folders (a cache may hold several of ours)."""
-    return not all(is_ours(folder / name) for name in names_in(folder))
-
-
 def check_free(folder: Path, option: str, known: Callable[[Path], bool] = lambda _: False) -> None:
     """Check that a folder does not hold the user's files; writes nothing.
 
@@ -46,7 +41,9 @@ def check_free(folder: Path, option: str, known: Callable[[Path], bool] = lambda
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{option} {folder} is a file, not a folder: choose another folder with {option}")
-    if folder.is_dir() and not is_ours(folder) and _of_others(folder) and not known(folder):
+    if not folder.is_dir() or is_ours(folder) or known(folder):
+        return
+    if not all(is_ours(folder / name) for name in names_in(folder)):  # a cache may hold several of our folders
         raise UserError(
             f"{option} {folder} contains files that revela-hub did not write and might replace: use a new folder"
         )

@@ -4,7 +4,6 @@ The file name is a hash of the settings and the sources (for files: path, size a
 is identified by its name and revision: to follow its changes, set a revision or use another cache folder.
 """
 
-import errno
 import hashlib
 import json
 import logging
@@ -26,7 +25,7 @@ from revela_hub.data.sources.files import local_files
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import dataset_rows
 from revela_hub.data.sources.source import HUB_PREFIX, Document, Source, SourceLike, parse_sources
-from revela_hub.errors import UserError
+from revela_hub.errors import DISK_FULL, UserError
 from revela_hub.internals import fingerprint
 
 if TYPE_CHECKING:
@@ -48,17 +47,10 @@ def document_rows(
     *,
     streaming: bool = False,
 ) -> "Dataset | IterableDataset":
-    """Return the rows that `rows` makes of the sources' documents, from the cache if possible.
+    """Return the rows that `rows` makes of the sources' documents, from the cache entry of a kind if possible.
 
-    Args:
-        kind: The prefix of the cache entry's name.
-        sources: As for `read_documents`.
-        features: The features of the data set.
-        made_with: Everything that the rows depend on besides the sources.
-        rows: Makes rows of documents, and updates the report.
-        cache_dir: As for `cached_rows`.
-        report: Its counts are updated.
-        streaming: Return a stream instead, which makes the rows while it is read, without the cache and without counts.
+    `made_with` is everything that the rows depend on besides the sources. With `streaming`, the rows are made while the data set
+    is read, without the cache and without counts.
     """
     parsed, fresh = parse_sources(sources), ReadReport()
     documents = read_documents(parsed, report=fresh)  # first, so that a missing folder is an error even if it is cached
@@ -127,12 +119,7 @@ def cached_rows(
 
 
 def stream_rows(stream: "IterableDataset", name: str, cache_dir: str | Path | None = None) -> "Dataset":
-    """Write the rows of a stream to the cache, and return them memory-mapped; equal rows are kept once.
-
-    Args:
-        stream: The rows, read once.
-        name: The name of the stream, for messages.
-        cache_dir: As for `cached_rows`.
+    """Write the rows of a stream to the cache by its name, and return them memory-mapped; equal rows are kept once.
 
     Raises:
         UserError: The stream cannot be read or has no rows, or the folder cannot be written to.
@@ -162,7 +149,7 @@ def _removed_on_error(folder: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
             raise UserError(
                 f"the disk is full: cannot write {folder}; free some space", cache_dir="or use another --cache_dir"
             ) from error

@@ -11,11 +11,7 @@ from revela_hub.errors import UserError
 
 @contextlib.contextmanager
 def open_yaml(path: Path, what: str) -> Iterator[tuple[yaml.SafeLoader, yaml.Node | None]]:
-    """Parse a file for a block that constructs values from its nodes.
-
-    Args:
-        path: The file.
-        what: The kind of file, for the messages.
+    """Parse a file of a kind (`what`, for messages) for a block that constructs values from its nodes.
 
     Yields:
         The loader and the root node; None for an empty file.

@@ -30,7 +30,6 @@ class Function:
         query: The first paragraph of the docstring, in one line.
         code: The function without its docstring.
         first_line: The first line, including decorators.
-        last_line: The last line.
         docstring_lines: The first and last line of the docstring.
     """
 
@@ -39,7 +38,6 @@ class Function:
     query: str
     code: str
     first_line: int
-    last_line: int
     docstring_lines: tuple[int, int]
 
 
@@ -164,7 +162,6 @@ def documented_functions(path: str, text: str) -> list[Function]:
                 query,
                 textwrap.dedent("".join(kept)).strip(),
                 first,
-                node.end_lineno,
                 (expression.lineno, expression.end_lineno),
             )
         )

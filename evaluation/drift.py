@@ -26,6 +26,7 @@ from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import MIN_QUERIES, NoProbe, Probe, ProbeSettings, build_probe, kind_of
 from revela_hub.evaluation.retrieval import bm25_run, score_run
 from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
+from revela_hub.retrieval.encoding import encode_texts
 
 SAMPLES, PERMUTATIONS = 10_000, 999
 MOVED = 0.02
@@ -157,9 +158,13 @@ def compare_texts(
     dense = [_ndcg(task, queries @ passages.T) for task, (queries, passages) in zip(tasks, vectors, strict=True)]
     lexical = [score_run(bm25_run(task), task).per_query["ndcg_at_10"] for task in tasks]
     random = np.random.default_rng(settings.seed)
-    tables = [_table(task, d, b) for task, d, b in zip(tasks, dense, lexical, strict=True)]
+    # The scores of the retriever and of BM25, (Q, 2).
+    tables = [
+        np.array([[dense_of[query], bm25_of[query]] for query in task.queries])
+        for task, dense_of, bm25_of in zip(tasks, dense, lexical, strict=True)
+    ]
     distance, chance, p_value = _energy(
-        [_normal(passages) for _, passages in vectors],
+        [as_vectors(passages, len(passages), normalize=True) for _, passages in vectors],
         [[probe.documents_of.get(id_, id_) for id_ in task.corpus] for probe, task in zip(probes, tasks, strict=True)],
         random,
     )
@@ -218,16 +223,9 @@ def _same_mix(probes: tuple[Probe, Probe]) -> list[RetrievalTask]:
 def _encode(
     encoder: Encoder, task: RetrievalTask, batch_size: int, *, cosine: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    queries, passages = list(task.queries.values()), list(task.corpus.values())
-    options: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": False}
-    return (
-        as_vectors(encoder.encode_query(queries, **options), len(queries), normalize=cosine),
-        as_vectors(encoder.encode_document(passages, **options), len(passages), normalize=cosine),
-    )
-
-
-def _normal(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    return as_vectors(vectors, len(vectors), normalize=True)
+    queries = encode_texts(encoder, list(task.queries.values()), "query", batch_size=batch_size)
+    passages = encode_texts(encoder, list(task.corpus.values()), "document", batch_size=batch_size)
+    return as_vectors(queries, len(queries), normalize=cosine), as_vectors(passages, len(passages), normalize=cosine)
 
 
 def _ndcg(task: RetrievalTask, scores_QN: NDArray[np.float32]) -> Mapping[str, float]:
@@ -238,11 +236,6 @@ def _ndcg(task: RetrievalTask, scores_QN: NDArray[np.float32]) -> Mapping[str, f
         for query, row, best in zip(task.queries, scores_QN, best_QK, strict=True)
     }
     return score_run(run, task).per_query["ndcg_at_10"]
-
-
-def _table(task: RetrievalTask, dense: Mapping[str, float], bm25: Mapping[str, float]) -> NDArray[np.float64]:
-    """Return the scores of the retriever and of BM25, (Q, 2)."""
-    return np.array([[dense[query], bm25[query]] for query in task.queries])
 
 
 def _change(tables: Sequence[NDArray[np.float64]], weights: NDArray[np.int_], random: np.random.Generator) -> Change:

@@ -51,13 +51,7 @@ def halves(queries: Collection[str]) -> tuple[set[str], set[str]]:
 
 
 def fit_hybrid(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> FittedHybrid:
-    """Choose a weight as `fit_weight` does, and score the hybrid with cross-validation.
-
-    Args:
-        dense: The retriever's hits for all queries of the task.
-        bm25: BM25's hits for all queries of the task.
-        task: The task.
-    """
+    """Choose a weight as `fit_weight` does, and score the hybrid of these hits with cross-validation."""
     runs = {weight: fuse_runs(dense, bm25, task, weight) for weight in WEIGHTS}
     scored = {weight: score_run(run, task).per_query["ndcg_at_10"] for weight, run in runs.items()}
     made = task.name == PROBE
@@ -114,10 +108,9 @@ def fuse_runs(dense: Rankings, bm25: Rankings, task: RetrievalTask, weight: floa
 
 
 def _hits(run: Rankings, queries: list[str], places: dict[str, int]) -> Hits:
-    parts = [Hits.none(1)]
+    parts = []
     for query in queries:
         found = sorted(run.get(query, {}).items(), key=lambda item: -item[1])
         scores, rows = [score for _, score in found], [places[document] for document, _ in found]
         parts.append(Hits(np.array([scores], np.float32), np.array([rows], np.int64)))
-    hits = Hits.concatenate(parts)
-    return Hits(hits.scores_QK[1:], hits.rows_QK[1:])
+    return Hits.concatenate(parts)

@@ -5,9 +5,9 @@ output. mteb's result cache is not used, so a changed model folder is always eva
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from revela_hub.errors import UserError, install_hint
+from revela_hub.errors import UserError, require
 from revela_hub.evaluation.retrieval import RetrievalScores
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ def evaluate_mteb(
 
         if model != "bm25":
             raise ValueError(f'model must be a SentenceTransformer or "bm25", not {model!r}')
-        try:
-            evaluated = mteb.get_model(BM25_BASELINE)
-        except ImportError as error:
-            raise UserError(install_hint("bm25s")) from error
+        evaluated = mteb.get_model(BM25_BASELINE)
     return [_evaluate(evaluated, task, batch_size, show_progress_bar) for task in resolved]
 
 
@@ -59,12 +56,10 @@ def resolve_tasks(tasks: "Sequence[str | AbsTask]") -> "list[AbsTask]":
     Raises:
         UserError: mteb is not installed, or a name is unknown or not that of a retrieval task.
     """
-    try:
-        import mteb
-        from mteb.abstasks import AbsTaskRetrieval
-        from mteb.abstasks.aggregated_task import AbsTaskAggregate
-    except ImportError as error:
-        raise UserError(install_hint("mteb")) from error
+    require("mteb")
+    import mteb
+    from mteb.abstasks import AbsTaskRetrieval
+    from mteb.abstasks.aggregated_task import AbsTaskAggregate
 
     resolved: list[AbsTask] = []
     for task in tasks:
@@ -94,8 +89,8 @@ def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: b
     name = task.metadata.name
     if isinstance(task, AbsTaskAggregate):  # CQADupstack: the mean over twelve forums
         parts = [_evaluate(model, part, batch_size, show_progress_bar) for part in task.tasks]
-        size = Size(sum(part.queries for part in parts), sum(part.documents for part in parts))
-        return _mean(name, [part.to_dict() for part in parts], size)
+        sizes = [sum(part.queries for part in parts), sum(part.documents for part in parts)]
+        return _mean(name, [part.to_dict() for part in parts], *sizes)
     was_loaded = task.data_loaded
     encode_kwargs: Any = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
     try:
@@ -108,28 +103,19 @@ def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: b
             encode_kwargs=encode_kwargs,
             show_progress_bar=show_progress_bar,
         )
-        size = _size(task)  # afterwards: mteb converts tasks in its older data format during the evaluation
+        # Afterwards: mteb converts tasks in its older data format during the evaluation.
+        data: Any = task.dataset
+        splits = [subset[split] for subset in data.values() for split in task.eval_splits if split in subset]
+        sizes = [sum(len(split[part]) for split in splits) for part in ("queries", "corpus")]
     except OSError as error:
         raise UserError(f"the data of mteb's task {name} cannot be loaded: {error}") from error
     finally:
         if not was_loaded:
             task.unload_data()
-    return _mean(name, [subset for split in result.task_results[0].scores.values() for subset in split], size)
+    return _mean(name, [subset for split in result.task_results[0].scores.values() for subset in split], *sizes)
 
 
-class Size(NamedTuple):
-    """The number of queries and documents of a task, over its splits and subsets."""
-
-    queries: int
-    documents: int
-
-
-def _size(task: Any) -> Size:
-    splits = [subset[split] for subset in task.dataset.values() for split in task.eval_splits if split in subset]
-    return Size(*(sum(len(split[part]) for split in splits) for part in ("queries", "corpus")))
-
-
-def _mean(name: str, scores: Sequence[Mapping[str, Any]], size: Size) -> RetrievalScores:
+def _mean(name: str, scores: Sequence[Mapping[str, Any]], queries: int, documents: int) -> RetrievalScores:
     def mean(metric: str) -> float:
         return float(sum(score[metric] for score in scores) / len(scores))
 
@@ -138,6 +124,6 @@ def _mean(name: str, scores: Sequence[Mapping[str, Any]], size: Size) -> Retriev
         ndcg_at_10=mean("ndcg_at_10"),
         mrr_at_10=mean("mrr_at_10"),
         recall_at_100=mean("recall_at_100"),
-        queries=size.queries,
-        documents=size.documents,
+        queries=queries,
+        documents=documents,
     )

@@ -211,13 +211,13 @@ def _too_few(asked: int, passages: Sequence[Passage], documents: Sequence[Docume
     )
 
 
-def check_probe_folder(folder: Path, option: str = "--output_dir") -> None:
+def check_probe_folder(folder: Path) -> None:
     """Check before the work whether a probe may be written to a folder.
 
     Raises:
         UserError: It contains files other than those of an earlier probe.
     """
-    check_free(folder, option, _is_probe)
+    check_free(folder, "--output_dir", _is_probe)
 
 
 def _is_probe(folder: Path) -> bool:
@@ -245,9 +245,9 @@ def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") 
     return folder
 
 
-def read_probe_task(folder: str | Path, split: str = "test") -> RetrievalTask:
+def read_probe_task(folder: str | Path) -> RetrievalTask:
     """Read the task in a folder written by `revela-hub probe` (or any BEIR folder), with the name "probe"."""
-    task = read_beir(folder, split)
+    task = read_beir(folder)
     return RetrievalTask(task.corpus, task.queries, task.qrels, "probe")
 
 

@@ -72,12 +72,7 @@ class Passage:
 def passages_of_each(
     documents: Iterable[Document], random_of: Callable[[Document], Random]
 ) -> Iterator[tuple[Document, list[Passage]]]:
-    """Yield documents, each with consecutive passages: at most 40, or more if there are only a few documents.
-
-    Args:
-        documents: The documents; some are read ahead.
-        random_of: Returns the random numbers for a document.
-    """
+    """Yield documents, read ahead, each with consecutive passages: at most 40, or more if there are only a few documents."""
     rest = iter(documents)
     first = list(islice(rest, FEW_DOCUMENTS))
     most = MAX_PASSAGES_OF_A_DOCUMENT * FEW_DOCUMENTS // max(1, len(first))

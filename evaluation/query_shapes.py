@@ -97,13 +97,7 @@ def drop_words(text: str, seed: str) -> str:
 
 
 def in_shape(shape: QueryShape, queries: Mapping[str, str], passages: Iterable[str]) -> dict[str, str]:
-    """Return queries, by id, in another shape.
-
-    Args:
-        shape: the shape.
-        queries: sentences or docstrings by id; the id is the seed of `dropout`.
-        passages: the passages to search, without the queries.
-    """
+    """Return sentences or docstrings, by id, in another shape; passages do not contain them. The id is the seed of `dropout`."""
     if shape == "whole":
         return dict(queries)
     if shape == "dropout":
@@ -116,12 +110,8 @@ def resembling(queries: Mapping[str, str], examples: Sequence[str], passages: Se
     """Return each query in the shape that makes all together resemble example queries.
 
     The examples take turns, and each takes the query nearest to it in four numbers, scaled by their spread over all shapes: length,
-    fraction of function words, rarity of the other words, and lexical overlap with the passage that BM25 ranks first.
-
-    Args:
-        queries: sentences or docstrings by id.
-        examples: real queries, without labels.
-        passages: the passages to search, without the queries.
+    fraction of function words, rarity of the other words, and lexical overlap with the passage that BM25 ranks first. Queries are
+    sentences or docstrings by id, which the passages do not contain; examples are real queries without labels.
     """
     pool = [(id_, text) for shape in SHAPES for id_, text in in_shape(shape, queries, passages).items()]
     table = QueryNumbers(passages)

@@ -4,19 +4,16 @@ The search is exact, and the vectors of the corpus are on disk, so memory does n
 """
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.errors import UserError, install_hint
 from revela_hub.retrieval.bm25 import BM25Settings
-from revela_hub.retrieval.disk import claim_folder
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.ranker import Ranker
-from revela_hub.retrieval.ranking import RankerSettings, build_ranker
+from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.rerank import RerankedRanker, Reranker
 from revela_hub.retrieval.texts import TextList
 from revela_hub.retrieval.top_k import Hits
@@ -83,11 +80,7 @@ def retrieval_run(
 def evaluate_bm25(
     task: RetrievalTask, settings: BM25Settings | None = None, *, show_progress_bar: bool = False
 ) -> RetrievalScores:
-    """Score BM25 on a task.
-
-    Raises:
-        UserError: bm25s, PyStemmer or pytrec_eval is not installed.
-    """
+    """Score BM25 on a task."""
     return score_run(bm25_run(task, settings, show_progress_bar=show_progress_bar), task)
 
 
@@ -158,7 +151,6 @@ def evaluate_reranking(
 
     The other arguments are those of `evaluate_ranking`.
     """
-    _require_pytrec_eval()
     with _built(task, settings, cache_dir, dense=dense, sparse=sparse, reranker=reranker) as ranker:
         assert isinstance(ranker, RerankedRanker)
         return score_run(run_of(ranker.ranker, task), task), score_run(run_of(ranker, task), task)
@@ -173,7 +165,6 @@ def ranking_run(
     cache_dir: str | Path | None = None,
 ) -> Rankings:
     """Return the hits that `evaluate_ranking` scores; same arguments."""
-    _require_pytrec_eval()  # raises before the long work, not after it
     with _built(task, settings, cache_dir, dense=dense, sparse=sparse) as ranker:
         return run_of(ranker, task)
 
@@ -184,12 +175,7 @@ def _built(
 ) -> Iterator[Ranker]:
     """Yield a ranker of the documents; without a cache folder, its vectors are deleted afterwards."""
     texts = TextList([task.corpus[id_] for id_ in documents_of(task)])
-    with contextlib.ExitStack() as stack:
-        if cache_dir is None:
-            cache_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="revela-hub-evaluation-"))
-            unnamed = "the only model in this folder"
-            settings = replace(settings, identity=unnamed, sparse_identity=unnamed)
-        folder = claim_folder(Path(cache_dir).expanduser())
+    with ranking_folder(cache_dir, settings) as (folder, settings):
         yield build_ranker(texts, settings, folder, **models)
 
 
@@ -229,7 +215,8 @@ def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
             of each query.
         task: The queries and judgements.
     """
-    pytrec_eval = _require_pytrec_eval()
+    import pytrec_eval
+
     evaluator = pytrec_eval.RelevanceEvaluator(task.qrels, {"ndcg_cut.10", "recip_rank", "recall.100"})
     found = evaluator.evaluate({query: hits for query, hits in run.items() if hits})
 
@@ -256,11 +243,3 @@ def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
 def documents_of(task: RetrievalTask) -> list[str]:
     """Return the ids of the documents in the order of their numbers."""
     return sorted(task.corpus, reverse=True)
-
-
-def _require_pytrec_eval() -> Any:
-    try:
-        import pytrec_eval
-    except ImportError as error:
-        raise UserError(install_hint("pytrec_eval")) from error
-    return pytrec_eval

@@ -5,8 +5,6 @@ by cosine), then searched in memory with FAISS (`retrieval.dense`). As binary ve
 as requested, nDCG@10 and MRR@10 come from searches for 10 passages, Recall@100 from searches for 100.
 """
 
-import contextlib
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +16,8 @@ import numpy as np
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import TOP_K, RetrievalScores, documents_of, rankings_of, score_run
-from revela_hub.retrieval.disk import claim_folder
 from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
-from revela_hub.retrieval.ranking import RankerSettings, build_ranker
+from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.stored_vectors import truncated_dimension
 from revela_hub.retrieval.texts import TextList
 
@@ -72,14 +69,7 @@ def evaluate_sizes(
     *,
     cache_dir: str | Path | None = None,
 ) -> Iterator[SizeScores]:
-    """Score a dense retriever with vectors of several sizes.
-
-    Args:
-        encoder: The encoder.
-        task: Corpus, queries and judgements.
-        settings: Prompts, batch size and the type of the stored vectors.
-        sizes: The sizes.
-        cache_dir: A folder to keep vectors in, which requires the identity in the settings; None keeps nothing.
+    """Score a dense retriever with vectors of several sizes; the other arguments are those of `evaluate_ranking`.
 
     Raises:
         UserError: FAISS is not installed, or a size has more components than the model.
@@ -87,11 +77,7 @@ def evaluate_sizes(
     largest = getattr(encoder, "get_embedding_dimension", int)() or 0
     for size in sizes:  # before the texts are encoded
         truncated_dimension(largest, size.dims)
-    with contextlib.ExitStack() as stack:
-        if cache_dir is None:
-            cache_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="revela-hub-evaluation-"))
-            settings = replace(settings, identity="the only model in this folder")
-        folder = claim_folder(Path(cache_dir).expanduser())
+    with ranking_folder(cache_dir, settings) as (folder, settings):
         texts = TextList([task.corpus[id_] for id_ in documents_of(task)])
         whole = build_ranker(texts, settings, folder, dense=encoder)
         queries_QD = np.asarray(whole.encode(list(task.queries.values())))

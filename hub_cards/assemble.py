@@ -232,13 +232,7 @@ def write_reference(folder: Path, vectors: dict[str, torch.Tensor], max_length: 
 
 
 def save_adapter(checkpoint: Path, folder: Path, *, part: str, base: str) -> str:
-    """Save the LoRA weights of one part as a PEFT repository, and return its base model.
-
-    Args:
-        checkpoint: a folder with the adapters of all parts.
-        folder: new folder.
-        part: name of the part in the whole model, `retriever`.
-        base: base model of the part.
+    """Save the LoRA weights of a part of a checkpoint as a PEFT repository in a new folder; return its base model.
 
     Raises:
         UserError: the checkpoint has no adapters, or the base model is not on the Hub.

@@ -94,14 +94,9 @@ def save_settings(
     folder: Path,
     requirements: dict[str, str] | None = None,
 ) -> None:
-    """Write the tokenizer and the files of sentence-transformers, but not the backbone.
+    """Write a tokenizer from `settings.tokenizer` and the files of sentence-transformers, but not the backbone.
 
-    Args:
-        settings: settings of the retriever.
-        tokenizer: a tokenizer from `settings.tokenizer`.
-        config: configuration of the backbone.
-        folder: folder of the backbone.
-        requirements: package -> version, for packages that readers need in addition.
+    `requirements` are packages with versions that readers need in addition.
     """
     length = text_length(config, tokenizer, settings.max_length)
     save_tokenizer(tokenizer, folder, max_length=length)

@@ -55,12 +55,9 @@ class Written:
 
 
 def write_files(store: PassageStore, folder: Path, corpus: Sequence[str]) -> Written:
-    """Write the files of an index, all but the card.
+    """Write the files of an index, all but the card, to an empty folder.
 
-    Args:
-        store: The index.
-        folder: An empty folder.
-        corpus: The paths that the passages were read from; they are shortened to their last part.
+    `corpus` are the paths that the passages were read from; they are shortened to their last part.
 
     Raises:
         UserError: The disk is full.
@@ -144,21 +141,17 @@ def public_metadata(metadata: IndexMetadata) -> IndexMetadata:
     if options.type == "milvus":
         options = replace(options, type="exact", milvus_uri=None, milvus_bm25=False)
     server = metadata.endpoint and re.sub(r" at [^\s,]+", "", metadata.endpoint)
+    path = Path(metadata.model).expanduser()
+    local = path.is_dir() or path.is_absolute() or metadata.model.startswith((".", "~"))
     model, served, named = metadata.fingerprint.partition(SERVED)
     return replace(
         metadata,
-        model=_last_part(metadata.model),
+        model=path.resolve().name if local else metadata.model,
         metadata=None,
         fingerprint=model + served + _last_parts(named),
         options=options,
         endpoint=server and _last_parts(server),
     )
-
-
-def _last_part(model: str) -> str:
-    """Return the name of a model: that of a folder, or the Hub id."""
-    path = Path(model).expanduser()
-    return path.resolve().name if path.is_dir() or path.is_absolute() or model.startswith((".", "~")) else model
 
 
 def _last_parts(text: str) -> str:
@@ -167,11 +160,7 @@ def _last_parts(text: str) -> str:
 
 
 def open_downloaded(snapshot: Path, name: str) -> Path:
-    """Return the folder of a local index made of downloaded files; makes it once per commit.
-
-    Args:
-        snapshot: The folder of the files, named after the commit.
-        name: The repository, for messages.
+    """Return the folder of a local index made of a repository's snapshot, which is named after the commit; makes it once.
 
     Raises:
         UserError: A file is missing or damaged; the disk is full.
@@ -183,7 +172,7 @@ def open_downloaded(snapshot: Path, name: str) -> Path:
     for file, known in files.items():
         if not (snapshot / file).is_file() or sha256(snapshot / file) != known["sha256"]:
             raise _damaged(name, file, "its SHA-256 differs from index.json's")
-    canary = Canary.read(snapshot, metadata.canary or "")
+    canary = Canary.read(snapshot, metadata.canary)
     note(f"making a local index of the {metadata.passages:,} passages, once, in {claim_folder(folder)}")
     passages = write_passages(_chunks(snapshot, files, name), folder, metadata=_has_metadata(snapshot, files, name))
     if len(passages) != metadata.passages:
@@ -217,12 +206,12 @@ def read_index(snapshot: Path, name: str) -> tuple[IndexMetadata, dict[str, dict
     except FileNotFoundError as error:
         raise UserError(f"{name} holds no index ({METADATA} is missing): push one with revela-hub index") from error
     except (*_FAULTS, AttributeError, UserError) as error:
-        raise _damaged(name, METADATA, str(error)) from error
+        raise _damaged(name, METADATA, error) from error
 
 
 def _chunks(snapshot: Path, files: Mapping[str, Any], name: str) -> Iterator[Chunk]:
     more = ["metadata"] if _has_metadata(snapshot, files, name) else []
-    for group in _groups(snapshot, files, name, ["text", *_place_names(), "copies", *more]):
+    for group in _groups(snapshot, files, name, [*PASSAGE.names, "copies", *more]):
         for row in group.to_pylist():
             text, copies, metadata = row.pop("text"), row.pop("copies") or (), row.pop("metadata", None)
             for place in (row, *copies):
@@ -234,11 +223,7 @@ def _has_metadata(snapshot: Path, files: Mapping[str, Any], name: str) -> bool:
     try:
         return "metadata" in pq.read_schema(snapshot / file).names
     except _FAULTS as error:
-        raise _damaged(name, file, " ".join(str(error).split())[:200]) from error
-
-
-def _place_names() -> list[str]:
-    return [field.name for field in _PLACE]
+        raise _damaged(name, file, error) from error
 
 
 def _reader(
@@ -272,8 +257,9 @@ def _groups(snapshot: Path, files: Mapping[str, Any], name: str, columns: list[s
                     raise ValueError(f"it has {parquet.metadata.num_rows:,} rows, not {known['rows']:,}")
                 yield from parquet.iter_batches(ROWS, columns=columns)
         except _FAULTS as error:
-            raise _damaged(name, file, " ".join(str(error).split())[:200]) from error
+            raise _damaged(name, file, error) from error
 
 
-def _damaged(name: str, file: str, reason: str) -> UserError:
+def _damaged(name: str, file: str, error: object) -> UserError:
+    reason = " ".join(str(error).split())[:200]
     return UserError(f"{name}: {file} is damaged ({reason}): download it again, or push the index again")

@@ -16,19 +16,13 @@ from huggingface_hub import (
     hf_hub_download,
     snapshot_download,
 )
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from revela_hub import __version__
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.hub_index import PREFIX, open_downloaded, read_index, write_files
 from revela_hub.hub_cards.index_card import index_card
-from revela_hub.hub_cards.repository import hub_errors, same_file
+from revela_hub.hub_cards.repository import changed_files, check_repo_id, file_names, files_of, hub_errors
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.store import METADATA, PassageStore
 
@@ -56,10 +50,7 @@ class IndexDestination:
     token: str | None = None
 
     def __post_init__(self) -> None:
-        """Checks the name."""
-        _check_name(self.repo_id)
-        if "/" not in self.repo_id:
-            raise UserError(f"{self.repo_id!r} has no namespace: use your-name/{self.repo_id}")
+        check_repo_id(self.repo_id, "name of a repository")
 
     @property
     def api(self) -> HfApi:
@@ -78,8 +69,7 @@ class IndexDestination:
             except RepositoryNotFoundError:
                 self.api.whoami()
                 return None
-        names = {file.rfilename for file in info.siblings or ()}
-        if others := sorted(name for name in names if not _OURS.fullmatch(name)):
+        if others := sorted(name for name in file_names(info) if not _OURS.fullmatch(name)):
             raise UserError(f"{self.repo_id} holds other files ({others[0]}): choose another name for the index")
         if self.private and not info.private:
             raise UserError(
@@ -96,13 +86,8 @@ def push_index(
 ) -> str:
     """Push an index in one commit, and return its URL with the commit.
 
-    An interrupted push is resumed by running it again: files that the Hub has are not uploaded again.
-
-    Args:
-        store: The index.
-        destination: Where to push it.
-        corpus: The paths that it was made of.
-        say: Called with lines about the progress.
+    An interrupted push is resumed by running it again: files that the Hub has are not uploaded again. `corpus` are the paths that
+    the index was made of; `say` is called with lines about the progress.
 
     Raises:
         UserError: See `IndexDestination.current`; the repository holds another index and `update` is off; the connection fails.
@@ -113,28 +98,26 @@ def push_index(
     try:
         written = write_files(store, folder, corpus)
         (folder / "README.md").write_text(index_card(written, repo_id), encoding="utf-8")
-        names = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()]
-        say(f"pushing {sum((folder / name).stat().st_size for name in names):,} bytes in {len(names)} files")
+        files = {file.relative_to(folder).as_posix(): file for file in files_of(folder)}
+        say(f"pushing {sum(file.stat().st_size for file in files.values()):,} bytes in {len(files)} files")
         with hub_errors(repo_id, f"nothing was pushed: {_AGAIN} to resume"):
-            return _commit(destination, before, folder, names)
+            return _commit(destination, before, files)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _commit(destination: IndexDestination, before: DatasetInfo | None, folder: Path, names: list[str]) -> str:
+def _commit(destination: IndexDestination, before: DatasetInfo | None, files: dict[str, Path]) -> str:
     api, repo_id = destination.api, destination.repo_id
     if before is None:
         api.create_repo(repo_id, repo_type="dataset", private=destination.private or None, exist_ok=True)
         before = api.dataset_info(repo_id, files_metadata=True)
-    remote = {file.rfilename: file for file in before.siblings or ()}
-    same = {name for name in names if name in remote and same_file(folder / name, remote[name])}
-    stale = [name for name in remote if name not in names and name not in ("README.md", ".gitattributes")]
+    add, stale = changed_files(files, before), sorted(file_names(before) - files.keys() - {".gitattributes"})
     url = f"{api.endpoint}/datasets/{repo_id}"
-    if same == set(names) and not stale:
+    if not add and not stale:
         return f"{url} (commit {str(before.sha)[:10]}, unchanged)"
-    if METADATA in remote and not destination.update:
+    if METADATA in file_names(before) and not destination.update:
         raise UserError(f"{repo_id} already holds another index: choose another name, or add --update to replace it")
-    operations: list[Any] = [CommitOperationAdd(name, folder / name) for name in names if name not in same]
+    operations: list[Any] = [CommitOperationAdd(name, file) for name, file in add.items()]
     operations += [CommitOperationDelete(name) for name in stale]
     done = api.create_commit(
         repo_id,
@@ -146,7 +129,7 @@ def _commit(destination: IndexDestination, before: DatasetInfo | None, folder: P
     return f"{url} (commit {done.oid[:10]})"
 
 
-def download_index(index: str, token: str | None = None) -> Path:
+def download_index(index: str) -> Path:
     """Download `hf:namespace/name` or `hf:namespace/name@revision`, and return the folder of a local index.
 
     What is in the Hub's cache is not downloaded again, and works offline.
@@ -155,9 +138,9 @@ def download_index(index: str, token: str | None = None) -> Path:
         UserError: The repository or revision does not exist or holds no index; a file is damaged; no connection.
     """
     repo_id, _, revision = index.removeprefix(PREFIX).partition("@")
-    _check_name(repo_id)
+    check_repo_id(repo_id, "name of a repository", namespace=False)
     name = f"{PREFIX}{repo_id}"
-    options: dict[str, Any] = {"repo_type": "dataset", "revision": revision or None, "token": token}
+    options: dict[str, Any] = {"repo_type": "dataset", "revision": revision or None}
     with hub_errors(index, _AGAIN):
         try:
             first = hf_hub_download(repo_id, METADATA, **options)
@@ -181,14 +164,8 @@ def open_index_of(
 ) -> tuple[PassageStore, str]:
     """Open a local index or one on the Hub, and compare its canary; returns it with a warning, or an empty string.
 
-    An index on the Hub may name the same model in another way, for example as a folder. Its canary decides then.
-
-    Args:
-        index: A folder, or `hf:namespace/name[@revision]`.
-        encoder: The model; None if no vectors are used.
-        fingerprint: See `PassageStore`.
-        model: See `PassageStore`.
-        documents: See `PassageStore`.
+    An index on the Hub may name the same model in another way, for example as a folder. Its canary decides then. The encoder is
+    None if no vectors are used; the other arguments are those of `PassageStore`.
 
     Raises:
         UserError: See `PassageStore`, `PassageStore.compare_canary` and `download_index`.
@@ -204,10 +181,3 @@ def open_index_of(
     if not store.has_vectors_of(encoder):
         store.check_fingerprint(fingerprint, model, documents=documents)
     return store, ""
-
-
-def _check_name(repo_id: str) -> None:
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise UserError(f"{repo_id!r} is not a valid name of a repository: {error}") from error

@@ -239,14 +239,13 @@ def describe(folder: str | Path) -> ModelDescription:
         dtype=stored.get(weights[0]["dtype"], weights[0]["dtype"]) if weights else "",
         remote_code=any(folder.rglob("*.py")),
         adapter_of=read_json(folder / "adapter_config.json", {}).get("base_model_name_or_path"),
-        onnx=tuple(name for name in (MODEL, QUANTIZED) if _gives_vectors(folder / name)),
+        onnx=tuple(
+            name
+            for name in (MODEL, QUANTIZED)
+            if (folder / name).is_file() and "sentence_embedding" in onnx_outputs(folder / name)
+        ),
         **encoder,
     )
-
-
-def _gives_vectors(file: Path) -> bool:
-    """Return whether an ONNX file exists and has the output `sentence_embedding`."""
-    return file.is_file() and "sentence_embedding" in onnx_outputs(file)
 
 
 def _describe_encoder(folder: Path) -> dict[str, Any]:

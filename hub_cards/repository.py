@@ -22,6 +22,7 @@ from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationCopy,
     CommitOperationDelete,
+    DatasetInfo,
     HfApi,
     ModelInfo,
 )
@@ -34,7 +35,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import validate_repo_id
 from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
@@ -86,12 +86,7 @@ class Destination:
 
     def __post_init__(self) -> None:
         """Reject values that the Hub would reject after everything else is done."""
-        try:
-            validate_repo_id(self.repo_id)
-        except HFValidationError as error:
-            raise UserError(f"{self.repo_id!r} is not a valid model id: {error}") from error
-        if "/" not in self.repo_id:
-            raise UserError(f"{self.repo_id!r} has no namespace: use your-name/{self.repo_id}")
+        check_repo_id(self.repo_id, "model id")
         if self.pull_request and (self.revision or self.tag):
             raise UserError("a pull request is opened for the main branch, and cannot have a tag before it is merged")
         if self.delete_stale and not self.update:
@@ -201,15 +196,13 @@ class Repository:
 
     def plan(self, folder: Path, info: ModelInfo | None) -> Plan:
         """Return the differences between the folder and the repository."""
-        remote = {file.rfilename: file for file in info.siblings or ()} if info else {}
         local = {file.relative_to(folder).as_posix(): file for file in files_of(folder)}
-        old = remote.keys() - local.keys()
+        old = file_names(info) - local.keys()
         delete = {name for name in old if belongs_by_name(name)}  # would be loaded together with the new files
         stale = {name for name in old - delete if _OTHER_FORMATS.fullmatch(name)}
         if self.destination.delete_stale:
             delete, stale = delete | stale, set()
-        add = {name: file for name, file in local.items() if name not in remote or not same_file(file, remote[name])}
-        return Plan(add, sorted(delete), sorted(stale))
+        return Plan(changed_files(local, info), sorted(delete), sorted(stale))
 
     def prepare(self, info: ModelInfo | None) -> ModelInfo:
         """Create the repository and the branch if they do not exist, and return the current state."""
@@ -277,13 +270,23 @@ class Repository:
                 self.api.add_collection_item(collection.slug, self.repo_id, "model", exists_ok=True)
 
 
-def file_names(info: ModelInfo) -> set[str]:
+def check_repo_id(repo_id: str, what: str, *, namespace: bool = True) -> None:
+    """Raise a UserError for an id that is invalid, or has no namespace."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise UserError(f"{repo_id!r} is not a valid {what}: {error}") from error
+    if namespace and "/" not in repo_id:
+        raise UserError(f"{repo_id!r} has no namespace: use your-name/{repo_id}")
+
+
+def file_names(info: ModelInfo | DatasetInfo | None) -> set[str]:
     """Return the paths of the files in a repository."""
-    return {file.rfilename for file in info.siblings or ()}
+    return {file.rfilename for file in (info and info.siblings) or ()}
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the files of an assembled folder."""
+    """Return the files of a folder that is published."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -293,11 +296,15 @@ def sha256(file: Path) -> str:
         return sha_fileobj(stream).hex()
 
 
-def same_file(file: Path, remote: RepoSibling) -> bool:
-    """Return whether a file has the content of one on the Hub."""
-    if remote.lfs is not None:
-        return remote.lfs.sha256 == sha256(file)
-    return remote.blob_id == git_hash(file.read_bytes())
+def changed_files(local: dict[str, Path], info: ModelInfo | DatasetInfo | None) -> dict[str, Path]:
+    """Return the files, by their paths in a repository, that it does not have with the same content."""
+    changed = dict(local)
+    for remote in (info and info.siblings) or ():
+        if (file := local.get(remote.rfilename)) is not None:
+            same = remote.lfs.sha256 == sha256(file) if remote.lfs else remote.blob_id == git_hash(file.read_bytes())
+            if same:
+                del changed[remote.rfilename]
+    return changed
 
 
 @contextmanager

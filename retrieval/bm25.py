@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.data.text.chunks import UNSPACED_CHARACTER
-from revela_hub.errors import UserError, first_line, install_hint
+from revela_hub.errors import UserError, first_line
 from revela_hub.retrieval.disk import key_of, whole_path, writing
 from revela_hub.retrieval.texts import Rows, TextList, Texts, TextSource
 from revela_hub.retrieval.top_k import Hits, top_hits
@@ -95,7 +95,7 @@ class BM25:
         folder: A folder for the index: an index of the same texts is memory-mapped from there instead of built.
 
     Raises:
-        UserError: bm25s or PyStemmer is not installed, or does not have this stemmer or these stop words.
+        UserError: bm25s or PyStemmer does not have this stemmer or these stop words.
     """
 
     def __init__(
@@ -106,14 +106,15 @@ class BM25:
         show_progress_bar: bool = False,
         folder: Path | None = None,
     ) -> None:
-        """Builds or loads the index."""
+        import bm25s
+
         source = texts if isinstance(texts, (Texts, TextList, Rows)) else TextList(list(texts))  # type: ignore[arg-type]
         self.settings = settings or BM25Settings()
         values = asdict(self.settings)
         if not self.settings.split_identifiers:  # so that indexes of earlier versions are found
             del values["split_identifiers"]
         self.key = key_of("bm25 of pairs", values, source.fingerprint)
-        self._bm25s = _require_bm25s()
+        self._bm25s: Any = bm25s
         self._stemmer, self._stopwords = _stemmer(self.settings.stemmer), _stop_words(self.settings.stopwords)
         self._show_progress_bar = show_progress_bar
         self._size = len(texts)
@@ -146,8 +147,7 @@ class BM25:
     def search(self, queries: Sequence[str] | list[list[int]], k: int) -> Hits:
         """See `Ranker`; texts without a word of the query are not returned. Also accepts the queries as strings."""
         queries = self.encode(queries) if queries and isinstance(queries[0], str) else queries  # type: ignore[arg-type]
-        hits = [self._best(query, k) for query in queries]  # type: ignore[arg-type]
-        return Hits.concatenate(hits) if hits else Hits.none(0)
+        return Hits.concatenate(self._best(query, k) for query in queries)  # type: ignore[arg-type]
 
     def why_nothing(self, queries: list[list[int]]) -> list[str]:
         """See `Ranker`."""
@@ -253,18 +253,9 @@ def _with_parts(text: str) -> str:
     return re.sub(r"\w+", lambda word: " ".join([word[0], *_parts(word[0])]), text)
 
 
-def _in_blocks(texts: TextSource, size: int = 4096) -> Iterator[str]:
-    for start in range(0, len(texts), size):
-        yield from texts.read(range(start, min(start + size, len(texts))))
-
-
-def _require_bm25s() -> Any:
-    try:
-        import bm25s
-        import Stemmer  # noqa: F401
-    except ImportError as error:
-        raise UserError(install_hint("bm25s")) from error
-    return bm25s
+def _in_blocks(texts: TextSource) -> Iterator[str]:
+    for start in range(0, len(texts), 4096):
+        yield from texts.read(range(start, min(start + 4096, len(texts))))
 
 
 def _stemmer(name: str) -> Any:

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,7 @@ class Canary:
 
     @classmethod
     def read(cls, folder: Path, name: str) -> "Canary":
-        """Read the canary of an index.
-
-        Args:
-            folder: The folder of the index.
-            name: The return value of `write`.
+        """Read the canary of an index, by the name that `write` returned.
 
         Raises:
             UserError: The file is missing or was changed.
@@ -88,13 +84,8 @@ class Canary:
     ) -> NDArray[np.float64]:
         """Return how similar the vectors of each passage then and now are: (N,), 1 for equal vectors.
 
-        This is the cosine; if the model compares by dot product, times the ratio of the lengths.
-
-        Args:
-            encoder: The model.
-            similarity: "cosine" or "dot".
-            prompt: The prompt of passages, None for the model's own.
-            truncate_dim: The number of components that the index keeps; None: all.
+        This is the cosine; if the model compares by dot product, times the ratio of the lengths. `truncate_dim` is the number of
+        components that the index keeps (None: all).
 
         Raises:
             UserError: The vectors have another dimension now.
@@ -121,13 +112,7 @@ class Canary:
 
 
 def finding(similarities_N: NDArray[np.float64], similarity: str, causes: Sequence[str]) -> tuple[bool, str]:
-    """Return whether the vectors are usable, and a sentence about their difference (or an empty string).
-
-    Args:
-        similarities_N: `Canary.similarities`.
-        similarity: "cosine" or "dot".
-        causes: Known changes since the index was built.
-    """
+    """Return whether vectors with these `Canary.similarities` are usable, and a sentence about their difference, or ""."""
     lowest, mean = float(similarities_N.min(initial=1.0)), float(similarities_N.mean()) if len(similarities_N) else 1.0
     if lowest >= SAME:
         return True, ""
@@ -153,13 +138,7 @@ def spread(count: int) -> NDArray[np.int64]:
 
 def installed() -> dict[str, str]:
     """Return the versions of the libraries that affect vectors."""
-    found: dict[str, str] = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {name: version(name) for name in LIBRARIES}
 
 
 def server_change(built: str | None, encoder: Any) -> list[str]:

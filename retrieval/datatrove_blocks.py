@@ -53,7 +53,6 @@ class CutPassages(PipelineStep):  # type: ignore[misc]
     name = "Cut"
 
     def __init__(self, max_words: int = 120, kind: Literal["text", "code"] = "text") -> None:
-        """Keeps the settings."""
         super().__init__()
         self.max_words, self.kind = max_words, kind
 
@@ -93,9 +92,8 @@ class EncodePassages(PipelineStep):  # type: ignore[misc]
         device: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        """Keeps the settings; each task loads the model when it begins."""
         super().__init__()
-        self.model = model
+        self.model = model  # loaded by each task when it begins
         self.loading: dict[str, Any] = {
             "device": device,
             "trust_remote_code": trust_remote_code,

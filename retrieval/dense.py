@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.errors import UserError, install_hint
+from revela_hub.errors import UserError, require
 from revela_hub.retrieval.disk import whole_file
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.stored_vectors import NumberedVectors
@@ -66,15 +66,9 @@ class VectorIndex(Protocol):
 
 
 class ExactIndex:
-    """Exact search over vectors on disk; ties are broken by the lower number.
-
-    Args:
-        vectors: The vectors to search.
-        device: The device of the matrix products.
-    """
+    """Exact search over vectors on disk; ties are broken by the lower number."""
 
     def __init__(self, vectors: NumberedVectors, device: "str | torch.device" = "cpu") -> None:
-        """Opens the index without reading vectors."""
         self._vectors = vectors
         self._device = device
         self._cached: dict[int, torch.Tensor] = {}
@@ -111,13 +105,9 @@ class ExactIndex:
 
 
 class FaissIndex:
-    """A FAISS index, built from vectors or read from its file.
+    """A FAISS index of a kind ("flat", "hnsw", "ivfpq", "int8" or "binary"), read from its file or built from vectors.
 
-    Args:
-        vectors: The vectors to search; the hits of compressed vectors are rescored with them.
-        kind: "flat", "hnsw", "ivfpq", "int8" or "binary".
-        path: The index file; None builds the index in memory each time.
-        option: The command-line option that sets the folder, for messages.
+    Without a path it is built in memory each time. The hits of compressed vectors are rescored with the vectors.
 
     Raises:
         UserError: FAISS is not installed, there are too few vectors to train ivfpq, the file is damaged, or the disk is
@@ -127,8 +117,10 @@ class FaissIndex:
     def __init__(
         self, vectors: NumberedVectors, kind: str, path: Path | None = None, option: str = "--cache_dir"
     ) -> None:
-        """Reads or builds the index."""
-        self._faiss = require_faiss()
+        require("faiss")
+        import faiss
+
+        self._faiss: Any = faiss
         self._vectors = vectors
         self._kind = kind
         if path is not None and path.is_file():
@@ -235,15 +227,9 @@ def open_index(
     option: str = "--cache_dir",
     fields: "MilvusFields | None" = None,
 ) -> VectorIndex:
-    """Opens the index over vectors, building it first if it is not on disk yet.
+    """Open the index over vectors, building it first if it is not in the folder yet; default: exact search on the device.
 
-    Args:
-        vectors: The vectors to search.
-        options: The index type and its options; default: exact search.
-        folder: The folder of FAISS index files and of the local Milvus file.
-        device: The device of exact search.
-        option: The command-line option that sets the folder, for messages.
-        fields: What Milvus stores with the vectors.
+    `option` is the command-line option that sets the folder, for messages; `fields` are what Milvus stores with the vectors.
 
     Raises:
         UserError: A package is not installed, or a server does not answer.
@@ -261,16 +247,3 @@ def open_index(
         return MilvusIndex(vectors, uri, fields)
     path = None if folder is None else folder / f"{kind}-{vectors.key[:16]}.faiss"
     return FaissIndex(vectors, kind, path, option)
-
-
-def require_faiss() -> Any:
-    """Import faiss.
-
-    Raises:
-        UserError: It is not installed.
-    """
-    try:
-        import faiss
-    except ImportError as error:
-        raise UserError(install_hint("faiss")) from error
-    return faiss

@@ -1,4 +1,7 @@
-"""Atomic files and folders, cache keys, and one clear error when the disk is full or read-only."""
+"""Atomic files and folders, cache keys, and one clear error when the disk is full or read-only.
+
+Everywhere, `option` is the command-line option that sets the folder, for messages.
+"""
 
 import contextlib
 import errno
@@ -17,15 +20,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.own_folder import check_free, claim, names_in
+from revela_hub.data.own_folder import check_free, claim
 from revela_hub.errors import DISK_FULL, UserError
 
 _STALE_SECONDS = 24 * 3600  # the age at which a temporary file must be left over from a killed process
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{32}\.tmp")
-# The files that earlier versions, which did not mark their folders, wrote into indexes and caches.
-_OURS = re.compile(
-    r"(texts|vectors|hits|bm25|exact|flat|hnsw|ivfpq)-[0-9a-f]{16,}.*|states|milvus\.db|index\.json|.*\.tmp"
-)
 
 
 def key_of(*values: object) -> str:
@@ -40,10 +39,6 @@ def default_cache_folder(name: str) -> Path:
 
 def make_folder(folder: Path, option: str = "--cache_dir") -> Path:
     """Creates a folder, and removes temporary files of killed processes from it.
-
-    Args:
-        folder: The folder.
-        option: The command-line option that sets it, for the message.
 
     Raises:
         UserError: It cannot be created.
@@ -65,7 +60,7 @@ def check_folder(folder: Path, option: str) -> None:
     Raises:
         UserError: As `claim_folder`.
     """
-    check_free(folder, option, _was_ours)
+    check_free(folder, option, _in_default_cache)
     try_folder(folder, option)
 
 
@@ -75,27 +70,20 @@ def claim_folder(folder: Path, option: str = "--cache_dir") -> Path:
     Raises:
         UserError: It holds other files, or cannot be created.
     """
-    check_free(folder, option, _was_ours)
+    check_free(folder, option, _in_default_cache)
     make_folder(folder, option)
     try:
-        return claim(folder, option, _was_ours)
+        return claim(folder, option, _in_default_cache)
     except OSError as error:
         raise cannot_write(folder, error, option) from error
 
 
-def _was_ours(folder: Path) -> bool:
-    if folder.is_relative_to(default_cache_folder("")):
-        return True
-    names = names_in(folder)
-    return all(map(_OURS.fullmatch, names)) and any(name.startswith(("texts-", "vectors-")) for name in names)
+def _in_default_cache(folder: Path) -> bool:
+    return folder.is_relative_to(default_cache_folder(""))
 
 
 def try_folder(folder: Path, option: str) -> None:
     """Creates a folder and removes it again, so that a missing permission is reported before the work, not after it.
-
-    Args:
-        folder: The folder; an existing one is left unchanged.
-        option: The command-line option that sets it, for the message.
 
     Raises:
         UserError: It cannot be created.
@@ -111,10 +99,6 @@ def try_folder(folder: Path, option: str) -> None:
 def whole_file(path: Path, option: str = "--cache_dir") -> Iterator[IO[bytes]]:
     """Opens a file for atomic writing: it gets its name when the block ends without an exception.
 
-    Args:
-        path: The file.
-        option: The command-line option that sets the folder, for the message.
-
     Raises:
         UserError: The disk is full, or the folder cannot be written to. An existing file is left untouched.
     """
@@ -128,10 +112,6 @@ def whole_path(path: Path, option: str = "--cache_dir") -> Iterator[Path]:
 
     Several threads, processes and machines may write the same path: each uses its own temporary name, and the last one
     to finish replaces the others' files. An existing folder is replaced, so it must not hold anything else.
-
-    Args:
-        path: The file or folder.
-        option: The command-line option that sets its place, for the message.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written to. Existing files are left untouched.

@@ -26,10 +26,10 @@ SERVED = ":served:"
 LARGE_FOLDER = 1 << 26
 """Size in bytes from which the hash of a model folder is cached: hashing 64 MiB takes 0.1 s."""
 
-# Files of a model folder that do not affect its vectors.
 DOCUMENT_ENCODER = "document_encoder.json"
 """File in the document route of a model with two routes, with the identity of the model whose vectors it returns."""
 DOCUMENT_ROUTE = "document_0_Transformer"
+# Files of a model folder that do not affect its vectors.
 _IGNORED_FILES = frozenset({"README.md", "LICENSE", ".gitattributes", "training_args.bin"})
 _IGNORED_FOLDERS = frozenset({"onnx", "openvino"})  # the same weights for other programs
 
@@ -128,20 +128,14 @@ def document_identity(name: str, max_seq_length: int | None = None) -> str | Non
 
     A model that was trained with `--query_only` names its base model.
     """
-    folder = Path(model_in(name)).expanduser()
-    if not folder.is_dir():
-        from transformers.utils import cached_file
+    from transformers.utils import cached_file
 
-        found = cached_file(
-            _hub_id(name), f"{DOCUMENT_ROUTE}/{DOCUMENT_ENCODER}", _raise_exceptions_for_missing_entries=False
-        )
-        file = Path(found) if found else None
-    else:
-        file = folder / DOCUMENT_ROUTE / DOCUMENT_ENCODER
-    if file is None or not file.is_file():
+    folder = Path(model_in(name)).expanduser()
+    place, file = str(folder) if folder.is_dir() else _hub_id(name), f"{DOCUMENT_ROUTE}/{DOCUMENT_ENCODER}"
+    if (found := cached_file(place, file, _raise_exceptions_for_missing_entries=False)) is None:
         return None
     cut = "" if max_seq_length is None else f":{max_seq_length}"
-    return f"{json.loads(file.read_text(encoding='utf-8'))['identity']}{cut}"
+    return f"{json.loads(Path(found).read_text(encoding='utf-8'))['identity']}{cut}"
 
 
 def _hub_id(name: str) -> str:
@@ -262,8 +256,26 @@ def _load(
     place = model_place(name)
     if max_seq_length is not None and max_seq_length < 1:
         raise UserError(f"the maximum sequence length must be at least 1, not {max_seq_length}")
+    model = open_model(kind, place, name, device=device, trust_remote_code=trust_remote_code)
+    if max_seq_length is not None:
+        if max_seq_length > (positions := learnt_positions(model) or max_seq_length):
+            raise UserError(
+                f"{name} has only {positions} positions: lower the maximum length, {max_seq_length}, to that"
+            )
+        model.max_seq_length = max_seq_length
+    return in_fast_precision(model)
+
+
+def open_model(
+    kind: Any, place: str, name: str, *, device: str | None, trust_remote_code: bool, what: str = "model"
+) -> Any:
+    """Return a model of sentence-transformers, of the class `kind`.
+
+    Raises:
+        UserError: It cannot be read, or requires remote code that was not allowed.
+    """
     try:
-        model: Any = encoder(kind, place, device=device, trust_remote_code=trust_remote_code)
+        return encoder(kind, place, device=device, trust_remote_code=trust_remote_code)
     except (UserError, MemoryError):
         raise
     except Exception as error:  # tokenizers raises plain Exceptions, remote code may raise anything
@@ -272,14 +284,7 @@ def _load(
                 f"{name} requires remote code",
                 trust_remote_code="review its Python files, then pass --trust_remote_code",
             ) from error
-        raise UserError(f"cannot load the model {name}: {reason(error, name)}") from error
-    if max_seq_length is not None:
-        if max_seq_length > (positions := learnt_positions(model) or max_seq_length):
-            raise UserError(
-                f"{name} has only {positions} positions: lower the maximum length, {max_seq_length}, to that"
-            )
-        model.max_seq_length = max_seq_length
-    return in_fast_precision(model)
+        raise UserError(f"cannot load the {what} {name}: {reason(error, name)}") from error
 
 
 def learnt_positions(model: Any) -> int | None:

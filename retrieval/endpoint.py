@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from urllib.parse import parse_qsl
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.http_client import connect, in_thread, one_line, public_url, server_message, server_url
+from revela_hub.data.http_client import Connection, in_thread, public_url, server_url
 from revela_hub.errors import UserError
 from revela_hub.retrieval.encoder import SERVED
 from revela_hub.retrieval.model_settings import ModelSettings
@@ -39,7 +38,7 @@ class EmbeddingServer:
         timeout: Seconds without data from the server after which a request fails.
         retries: Number of retries of a failed request.
         normalize: Whether TEI returns unit vectors; other servers decide themselves.
-        info: What the server reports about itself.
+        info: The server's report about itself.
 
     Raises:
         UserError: The URL or the key is invalid, the server cannot be reached, or it is another kind of server.
@@ -57,13 +56,13 @@ class EmbeddingServer:
 
     def __post_init__(self) -> None:
         """Connects, and asks the server for its type and model."""
-        self._parts = server_url(self.url)
-        self.where, self._answered = public_url(self.url).rstrip("/"), False
-        path = self._parts.path.rstrip("/")
+        parts = server_url(self.url)
+        self.where = public_url(self.url).rstrip("/")
+        path = parts.path.rstrip("/")
         for end, kind in (("/embed", "tei"), ("/embeddings", "openai")):
             if path.endswith(end):
                 path, self.type = path.removesuffix(end), kind if self.type == "auto" else self.type  # type: ignore[assignment]
-        self._client = connect(self._parts, path, key=self.api_key, timeout=self.timeout, retries=self.retries)
+        self._server = Connection(parts, path, key=self.api_key, timeout=self.timeout, retries=self.retries)
         self._prefix = ""
         self._detect(path)
 
@@ -127,7 +126,7 @@ class EmbeddingServer:
             UserError: It fails repeatedly, or does not return one finite vector of the same dimension per text.
         """
         size = min(batch_size, int(self.info.get("max_client_batch_size") or batch_size))
-        batches = iter([texts[start : start + size] for start in range(0, len(texts), size)])
+        batches = [texts[start : start + size] for start in range(0, len(texts), size)]
         vectors = list(self._in_order(batches))
         if len(dimensions := sorted({part.shape[1] for part in vectors})) > 1:
             raise UserError(
@@ -135,19 +134,14 @@ class EmbeddingServer:
             )
         return np.concatenate(vectors) if vectors else np.empty((0, 0), dtype=np.float32)
 
-    def _in_order(self, batches: Iterator[list[str]]) -> Iterator[NDArray[np.float32]]:
+    def _in_order(self, batches: list[list[str]]) -> Iterator[NDArray[np.float32]]:
         window: deque[Future[NDArray[np.float32]]] = deque()
-        more = True
-        while more or window:
-            while more and len(window) < self.concurrency:
-                batch = next(batches, None)
-                more = batch is not None
-                if batch is not None:
-                    window.append(in_thread(self._vectors, batch))
-                if not self._answered:  # one request first: it may fail for all
-                    break
-            if window:
+        for batch in batches:
+            if len(window) == (self.concurrency if self._server.answered else 1):  # one first: it may fail for all
                 yield window.popleft().result()
+            window.append(in_thread(self._vectors, batch))
+        while window:
+            yield window.popleft().result()
 
     def _vectors(self, texts: list[str]) -> NDArray[np.float32]:
         import openai
@@ -162,7 +156,9 @@ class EmbeddingServer:
         except openai.OpenAIError as error:
             raise self._failure(error) from error
         except ValueError as error:  # not JSON
-            raise UserError(f"{self.where}{path}: the answer is not valid JSON ({self._shown(error)})") from error
+            raise UserError(
+                f"{self.where}{path}: the answer is not valid JSON ({self._server.shown(error)})"
+            ) from error
         return self._checked(answer, len(texts), f"{self.where}{path}")
 
     def _checked(self, answer: Any, count: int, where: str) -> NDArray[np.float32]:
@@ -193,19 +189,8 @@ class EmbeddingServer:
         return vectors_ND
 
     def _send(self, request: Callable[[Any], Any]) -> Any:
-        """Send a request; the first one is not repeated if the server cannot be reached, which is likely a typo."""
-        import openai
-
-        client = self._client
-        if not self._answered and self.retries:
-            try:
-                return self._noted(request(client.with_options(max_retries=0)))
-            except (openai.APITimeoutError, openai.InternalServerError, openai.RateLimitError):
-                client = client.with_options(max_retries=self.retries - 1)
-        return self._noted(request(client))
-
-    def _noted(self, answer: Any) -> Any:
-        self._answered = True
+        answer = self._server.send(request)
+        self._server.answered = True
         return answer
 
     def _failure(self, error: Any) -> UserError:
@@ -216,37 +201,22 @@ class EmbeddingServer:
         if isinstance(error, openai.APITimeoutError):
             return UserError(f"{self.where} did not answer within {self.timeout:g} seconds (--request_timeout){tries}")
         if isinstance(error, openai.APIConnectionError):
-            reason = self._shown(error.__cause__ or error)
-            return UserError(f"cannot reach {self.where}: {reason}{tries if self._answered else ''}")
+            reason = self._server.shown(error.__cause__ or error)
+            return UserError(f"cannot reach {self.where}: {reason}{tries if self._server.answered else ''}")
         if not isinstance(error, openai.APIStatusError):
-            return UserError(f"{self.where} does not answer like a server of vectors: {self._shown(error)}")
-        said = self._shown(server_message(error))
-        message = f"{self.where}: HTTP {error.status_code}{f' ({said})' if said else ''}"
-        if error.status_code in (401, 403):
-            remedy = "was rejected: check its value" if self.api_key else "is required: set an environment variable"
-            return UserError(f"{message}; the API key {remedy} (--api_key_env NAME)")
+            return UserError(f"{self.where} does not answer like a server of vectors: {self._server.shown(error)}")
+        message = self._server.failure(error, self.where)
         if error.status_code in (400, 413, 422):
             return RejectedTexts(message)
         if error.status_code in (408, 409, 429) or error.status_code >= 500:
             return UserError(f"{message}{tries}: try again later, or lower --concurrency")
         return UserError(f"{message}: check --endpoint, --endpoint_type and --endpoint_model")
 
-    def _shown(self, error: object) -> str:
-        return one_line(error, [self.api_key, *dict(parse_qsl(self._parts.query)).values()])
-
 
 class EndpointEncoder:
-    """Encodes texts on a server, with the prompts and the maximum length of the model's folder (an `Encoder`).
-
-    Args:
-        server: The server.
-        settings: The settings of the folder.
-        device: Device of exact search.
-
-    """
+    """Encodes texts on a server, with the prompts and the maximum length of the model's folder (an `Encoder`)."""
 
     def __init__(self, server: EmbeddingServer, settings: ModelSettings, device: str | None = None) -> None:
-        """Keeps its parts; sends nothing yet."""
         self.server, self.settings = server, settings
         server.normalize = settings.normalizes
         self.similarity_fn_name = settings.similarity

@@ -87,9 +87,6 @@ def _places(folder: Path, metadata: IndexMetadata, texts: Texts) -> Iterator[Ind
         wrong = sum(_misplaced(vectors, texts, start) for start in range(0, len(texts), ROWS))
         found = "each passage has its vector" if not wrong else f"{wrong:,} passages have vectors of others: {_AGAIN}"
         yield IndexCheck("places", not wrong, found)
-        if metadata.canary is None:
-            yield IndexCheck("canary", True, "none, as in indexes of earlier versions")
-            return
         canary = Canary.read(folder, metadata.canary)
         same = np.array_equal(np.array(canary.vectors, np.float32), vectors.take(spread(len(texts))))
         yield IndexCheck(

@@ -39,7 +39,6 @@ class IndexOptions:
     milvus_bm25: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         for name, value, choices in (
             ("index type", self.type, IndexType),
             ("dtype", self.dtype, Precision),

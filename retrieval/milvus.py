@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.errors import UserError, first_line, install_hint
+from revela_hub.errors import UserError, first_line, require
 from revela_hub.retrieval.bm25 import BM25
 from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.milvus_fields import BM25_WEIGHTS, ID, VECTOR, MilvusFields
@@ -41,7 +41,7 @@ class MilvusIndex:
     """
 
     def __init__(self, vectors: NumberedVectors, uri: str, fields: MilvusFields | None = None) -> None:
-        """Connects, and inserts missing vectors."""
+        require("pymilvus")
         self._size = len(vectors)
         self._uri = uri
         self.fields = fields
@@ -87,7 +87,8 @@ class MilvusIndex:
     def search_words(self, queries: Sequence[Sequence[int]], k: int) -> Hits:
         """Return the best passages by BM25 for queries as `BM25.encode` returns them."""
         some = [number for number, words in enumerate(queries) if words]
-        found = self._search(BM25_WEIGHTS, [_counts(queries[number]) for number in some], k)
+        counts = [{word: float(times) for word, times in Counter(queries[number]).items()} for number in some]
+        found = self._search(BM25_WEIGHTS, counts, k)
         scores_QK = np.full((len(queries), found.scores_QK.shape[1]), -np.inf, dtype=np.float32)
         rows_QK = np.full(scores_QK.shape, -1, dtype=np.int64)
         scores_QK[some], rows_QK[some] = found.scores_QK, found.rows_QK
@@ -145,10 +146,8 @@ class MilvusIndex:
         self._client.create_collection(self._name, schema=schema, index_params=indexes, consistency_level="Strong")
 
     def _call(self, action: Any) -> Any:
-        try:
-            from pymilvus.exceptions import MilvusException
-        except ImportError as error:
-            raise UserError(install_hint("pymilvus")) from error
+        from pymilvus.exceptions import MilvusException
+
         try:
             return action()
         except (MilvusException, OSError, ValueError) as error:
@@ -156,15 +155,9 @@ class MilvusIndex:
 
 
 class MilvusBM25:
-    """BM25 in Milvus (a `Ranker`), with the words, weights and scores of a `BM25`.
-
-    Args:
-        index: The collection, with BM25 weights.
-        bm25: The index that the weights come from.
-    """
+    """BM25 in Milvus (a `Ranker`), with the words of a `BM25`, whose weights the collection has."""
 
     def __init__(self, index: MilvusIndex, bm25: BM25) -> None:
-        """Keeps its parts."""
         self._index, self._bm25 = index, bm25
         self.key = key_of("milvus", bm25.key, index.filter)
 
@@ -185,10 +178,6 @@ class MilvusBM25:
     ) -> NDArray[np.float32]:
         """See `Ranker`."""
         return self._bm25.pair_scores(queries, queries_P, rows_P)
-
-
-def _counts(words: Sequence[int]) -> dict[int, float]:
-    return {word: float(times) for word, times in Counter(words).items()}
 
 
 def _client(uri: str) -> Any:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from revela_hub.errors import UserError, reason
@@ -72,7 +73,7 @@ class ModelSettings:
             name=name,
             prompts={key: text or "" for key, text in (model.get("prompts") or {}).items()},
             default_prompt=(model.get("prompts") or {}).get(model.get("default_prompt_name")) or "",
-            similarity=similarity_of(_Named(model.get("similarity_fn_name")), name),
+            similarity=similarity_of(SimpleNamespace(**model), name),
             dimension=_dimension(place, types, pooling, config),
             truncate_dim=model.get("truncate_dim"),
             normalizes=any(_last(kind) == "Normalize" for kind in types.values()),
@@ -120,11 +121,6 @@ _OTHERS = {
     "SpladePooling": "its vectors are weighted terms",
     "SparseAutoEncoder": "its vectors are sparse",
 }
-
-
-@dataclass(frozen=True)
-class _Named:
-    similarity_fn_name: str | None
 
 
 def _last(kind: str) -> str:

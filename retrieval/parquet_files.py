@@ -36,13 +36,7 @@ class WrittenFile(NamedTuple):
 def write_groups(
     groups: Iterable[pa.RecordBatch], path: Callable[[int], Path], option: str, max_bytes: int
 ) -> list[WrittenFile]:
-    """Write row groups to parquet files, and return the files.
-
-    Args:
-        groups: The row groups.
-        path: Returns the path of a file by its number.
-        option: The command-line option that sets the folder, for messages.
-        max_bytes: Size of the row groups in memory from which a new file is started.
+    """Write row groups to parquet files named by their number, and return these; from `max_bytes` on a new one is started.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written to.
@@ -71,15 +65,7 @@ def write_passages_as_parquet(
 ) -> list[WrittenFile]:
     """Write passages and their vectors as the model returns them to `passages-<shard>-of-<shards>-<number>.parquet`.
 
-    Files of the same shard are replaced.
-
-    Args:
-        passages: All passages.
-        vectors: The vectors of the passages of this shard.
-        folder: The folder of the files.
-        start: The number of the first passage of the shard.
-        shard: The number of the shard.
-        num_shards: The number of shards.
+    Files of the same shard are replaced. The vectors are those of the shard's passages, whose numbers begin at `start`.
 
     Raises:
         UserError: The folder holds files of another number of shards; a column of metadata has the name of another column, or

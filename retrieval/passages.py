@@ -73,7 +73,6 @@ class Passages:
     """
 
     def __init__(self, texts: Texts) -> None:
-        """Keeps the texts."""
         self.texts = texts
 
     def __len__(self) -> int:

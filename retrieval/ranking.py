@@ -1,7 +1,9 @@
 """Building rankers of all four kinds from one description: vectors, weighted terms, BM25, or a hybrid of them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -12,7 +14,7 @@ from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.dense import VectorIndex, open_index
-from revela_hub.retrieval.disk import key_of
+from revela_hub.retrieval.disk import claim_folder, key_of
 from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.hybrid import Fusion, Hybrid, part_weights
@@ -96,6 +98,20 @@ class RankerSettings:
     def used(self) -> tuple[str, ...]:
         """The parts that the ranker consists of."""
         return tuple(self.parts) if self.mode == "hybrid" else (str(self.mode),)
+
+
+@contextmanager
+def ranking_folder(cache_dir: str | Path | None, settings: RankerSettings) -> Iterator[tuple[Path, RankerSettings]]:
+    """Yield a folder for the vectors and indexes of a ranker, and the settings of the ranker.
+
+    Without a cache folder, it is a temporary one, in which the models need no identity.
+    """
+    if cache_dir is not None:
+        yield claim_folder(Path(cache_dir).expanduser()), settings
+        return
+    unnamed = "the only model in this folder"
+    with tempfile.TemporaryDirectory(prefix="revela-hub-ranking-") as temporary:
+        yield Path(temporary), replace(settings, identity=unnamed, sparse_identity=unnamed)
 
 
 def build_ranker(
@@ -211,17 +227,9 @@ def _fill(store: VectorStore, texts: TextSource, encoder: Any, settings: RankerS
 
 
 class VectorRanker:
-    """Ranks by the vectors of an encoder (a `Ranker`).
-
-    Args:
-        encoder: The encoder of the queries.
-        vectors: The vectors of the texts.
-        index: The index over them.
-        settings: The prompt and batch size for queries.
-    """
+    """Ranks by the vectors of an encoder (a `Ranker`)."""
 
     def __init__(self, encoder: Encoder, vectors: Vectors, index: VectorIndex, settings: RankerSettings) -> None:
-        """Keeps its parts; encodes nothing yet."""
         self.vectors = vectors
         quantized = [settings.index.precision] if settings.index.precision != "float32" else []
         filters = [index.filter] if isinstance(index, MilvusIndex) and index.filter is not None else []
@@ -262,20 +270,13 @@ class VectorRanker:
 
 
 class SparseRanker:
-    """Ranks by the weighted terms of a `SparseEncoder` (a `Ranker`).
-
-    Args:
-        encoder: The encoder of texts and queries.
-        texts: The texts to rank.
-        settings: The prompts and the number of terms.
-        folder: The folder of the terms.
+    """Ranks by the weighted terms of a `SparseEncoder` (a `Ranker`); encodes the texts that are not in the folder yet.
 
     Raises:
         UserError: Term weights with NaN or infinity; a full disk.
     """
 
     def __init__(self, encoder: Any, texts: TextSource, settings: RankerSettings, folder: Path) -> None:
-        """Encodes the texts that are not in the folder yet."""
         self._encoder = encoder
         self._settings = settings
         most = settings.max_terms

@@ -34,14 +34,7 @@ class RayEngine:
     cluster: RayCluster = field(default_factory=RayCluster)
 
     def fill(self, store: VectorStore, texts: TextSource, *, batch_size: int, prompt: str | None, show: bool) -> None:
-        """Encode the missing texts.
-
-        Args:
-            store: The store, in a folder that all nodes share.
-            texts: The texts, in a file of such a folder.
-            batch_size: Texts per forward pass.
-            prompt: A prompt that replaces the encoder's own.
-            show: Whether to show Ray's progress bars.
+        """Encode the missing texts. The store and the file of the texts are in folders that all nodes share.
 
         Raises:
             UserError: Ray is not installed, the cluster cannot be reached, or the encoder fails.

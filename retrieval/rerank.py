@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from revela_hub.data.sources.unicode import without_surrogates
-from revela_hub.errors import UserError, reason
-from revela_hub.pickles import encoder, model_kind
+from revela_hub.errors import UserError
+from revela_hub.pickles import model_kind
 from revela_hub.precision import in_fast_precision
 from revela_hub.retrieval.disk import key_of
-from revela_hub.retrieval.encoder import model_identity
+from revela_hub.retrieval.encoder import model_identity, open_model
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.top_k import Hits
@@ -41,7 +41,6 @@ class Reranker:
     def __init__(
         self, name: str, *, device: str | None = None, trust_remote_code: bool = False, batch_size: int = 32
     ) -> None:
-        """Loads the model."""
         import sentence_transformers
 
         kind = model_kind(name)
@@ -50,16 +49,8 @@ class Reranker:
                 f"{name} is {'a retriever' if kind else 'no reranker'} ({kind or 'a model without a classifier'}): --rerank"
                 " needs a CrossEncoder or a MultiVectorEncoder, such as cross-encoder/ms-marco-MiniLM-L6-v2"
             )
-        if not hasattr(sentence_transformers, kind):
-            raise UserError(f"{name} is a {kind}, which requires sentence-transformers 6 or newer")
-        try:
-            model: Any = encoder(
-                getattr(sentence_transformers, kind), name, device=device, trust_remote_code=trust_remote_code
-            )
-        except (UserError, MemoryError):
-            raise
-        except Exception as error:  # tokenizers raises plain Exceptions, remote code may raise anything
-            raise UserError(f"cannot load the reranker {name}: {reason(error, name)}") from error
+        of_kind = getattr(sentence_transformers, kind)
+        model = open_model(of_kind, name, name, device=device, trust_remote_code=trust_remote_code, what="reranker")
         if kind == "CrossEncoder" and model.num_labels != 1:
             raise UserError(f"{name} has {model.num_labels} outputs; a reranker has one: the relevance of a passage")
         self.name, self.identity, self._kind, self._batch_size = name, model_identity(name), kind, batch_size
@@ -103,19 +94,11 @@ class RerankedRanker:
     """Reorders the best `depth` results of a ranker by the scores of a reranker (a `Ranker`).
 
     Results after these keep their order, below the others; their scores only continue the sequence.
-
-    Args:
-        ranker: The ranker.
-        reranker: Scores pairs.
-        texts: The texts of the ranker.
-        depth: Number of results per query to rerank.
-        show_progress_bar: Whether to show a progress bar on standard error.
     """
 
     def __init__(
         self, ranker: Ranker, reranker: Reranker, texts: TextSource, depth: int, *, show_progress_bar: bool = False
     ) -> None:
-        """Keeps its parts."""
         self.ranker, self.depth = ranker, depth
         self.key = key_of("rerank", ranker.key, reranker.identity, depth)
         self._reranker, self._texts, self._show = reranker, texts, show_progress_bar

@@ -24,15 +24,9 @@ QUERY_BLOCK = 64
 
 
 class SparseIndex:
-    """An inverted index.
-
-    Args:
-        terms: Rows of `pack_terms`.
-        size: V, the size of the vocabulary.
-    """
+    """An inverted index of rows of `pack_terms`, for a vocabulary of `size` terms."""
 
     def __init__(self, terms: Vectors, size: int) -> None:
-        """Reads the terms of all texts."""
         blocks = [unpack_terms(terms.read(start, start + 65_536), size) for start in range(0, len(terms), 65_536)]
         self._texts_NV: Any = sparse.vstack(blocks, format="csr") if blocks else sparse.csr_array((0, size))
         self._inverted_VN = self._texts_NV.T.tocsr()
@@ -42,8 +36,7 @@ class SparseIndex:
 
     def search(self, queries_QV: Any, k: int) -> Hits:
         """Return the best texts for each query; texts without a common term are not returned."""
-        parts = list(self._hits(queries_QV, k))
-        return Hits.concatenate(parts) if parts else Hits.none(0)
+        return Hits.concatenate(self._hits(queries_QV, k))
 
     def pair_scores(
         self, queries_QV: Any, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]

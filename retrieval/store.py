@@ -52,7 +52,7 @@ class IndexMetadata:
         max_length: The number of tokens to which passages were truncated, None for the model's own limit.
         options: How vectors are stored and searched.
         endpoint: The server that computed the vectors: its kind, address and model; None for this machine.
-        canary: The name of the canary (`Canary.write`); None in indexes of earlier versions.
+        canary: The name of the canary (`Canary.write`).
         metadata: The names and types of the passages' metadata (`milvus_fields.metadata_fields`); None without.
     """
 
@@ -66,13 +66,13 @@ class IndexMetadata:
     max_length: int | None = None
     options: IndexOptions = IndexOptions()
     endpoint: str | None = None
-    canary: str | None = None
+    canary: str = ""
     metadata: dict[str, str] | None = None
 
     def to_json(self) -> str:
         """Return the content of the file."""
         values = asdict(self) | {"index": self.options.type, **asdict(self.options)}
-        absent = [name for name in ("endpoint", "canary", "metadata", "milvus_bm25") if not values[name]]
+        absent = [name for name in ("endpoint", "metadata", "milvus_bm25") if not values[name]]
         for name in ("options", "type", *absent):
             del values[name]
         return json.dumps(values, indent=2) + "\n"
@@ -120,7 +120,7 @@ class PassageStore:
         self.vectors = self._vectors()
 
     def _vectors(self) -> Vectors:
-        """Return the vectors; those of an index of an earlier version, or with changed files, are looked up by their texts."""
+        """Return the vectors; those of an index with changed files are looked up by their texts."""
         metadata, texts = self.metadata, self.passages.texts
         identity, dtype = f"{metadata.fingerprint} document {metadata.document_prompt!r}", metadata.options.dtype
         how: dict[str, Any] = {
@@ -230,15 +230,12 @@ class PassageStore:
             return False
 
     def canary(self) -> Canary:
-        """Return the canary; that of an index of an earlier version is made of its vectors.
+        """Return the canary.
 
         Raises:
             UserError: Its file is missing or damaged.
         """
-        if self.metadata.canary is not None:
-            return Canary.read(self.folder, self.metadata.canary)
-        rows = spread(len(self))
-        return Canary(self.texts(rows), replace(self.vectors, normalize=False).take(rows).tolist())
+        return Canary.read(self.folder, self.metadata.canary)
 
     def _similarities(self, canary: Canary, encoder: Encoder) -> NDArray[np.float64]:
         metadata = self.metadata

@@ -56,7 +56,6 @@ class VectorsInMemory:
     """Vectors that are used once, such as those of a model in training."""
 
     def __init__(self, vectors_ND: NDArray[np.float32]) -> None:
-        """Keeps the array."""
         self._vectors_ND, self.dimension = vectors_ND, vectors_ND.shape[1]
         self.key = hashlib.blake2b(np.ascontiguousarray(vectors_ND).view(np.uint8).data, digest_size=16).hexdigest()
 
@@ -158,15 +157,11 @@ class Vectors:
         except (OSError, ValueError, EOFError) as error:
             raise _unreadable(self.files[0], error) from error
 
-    def write_layout(self, texts: str, option: str = "--output_dir") -> None:
-        """Write the places of the vectors to their store.
-
-        Args:
-            texts: The fingerprint of the texts.
-            option: The command-line option that sets the folder, for messages.
-        """
+    def write_layout(self, texts: str) -> None:
+        """Write the places of the vectors of texts, by the fingerprint of the texts, to their store."""
         folder = self.files[0].parent
         shards = {"names": [file.name for file in self.files], "sizes": [file.stat().st_size for file in self.files]}
+        option = "--output_dir"
         with whole_path(_layout_folder(folder, texts), option) as temporary, writing(folder, option):
             temporary.mkdir()
             for name, array in (("shards", self.shards_N), ("places", self.places_N)):
@@ -185,17 +180,9 @@ class Vectors:
         truncate_dim: int | None,
         key: str,
     ) -> "Vectors | None":
-        """Return the vectors of texts without reading them; None if there is no layout, or it does not fit the files.
+        """Return the vectors of texts with this fingerprint and these hashes, without reading them, from the store in a folder.
 
-        The names and sizes of all shards, and the hashes of 16 texts, are compared.
-
-        Args:
-            folder: The folder of the store.
-            texts: The fingerprint of the texts.
-            digests_N2: Their hashes.
-            normalize: See `Vectors`.
-            truncate_dim: The number of components; None: all.
-            key: See `Vectors`.
+        The names and sizes of all shards, and the hashes of 16 texts, are compared: None if there is no layout that fits.
         """
         layout = _layout_folder(folder, texts)
         try:

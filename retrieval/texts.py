@@ -9,7 +9,6 @@ Letters in names: L lines of the file (texts as given), N distinct texts.
 import hashlib
 import json
 import uuid
-import zipfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -48,7 +47,6 @@ class TextList:
     """A list of texts as a `TextSource`; it may contain duplicates."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """Hashes the texts."""
         self.texts = texts
         self.digests_N2 = np.array([_digest(text) for text in texts], dtype="<u8").reshape(-1, 2)
         self.fingerprint = hashlib.blake2b(self.digests_N2.tobytes(), digest_size=16).hexdigest()
@@ -62,16 +60,14 @@ class TextList:
 
 
 class Rows:
-    """A range of another source's texts, as a `TextSource`."""
+    """The texts of another source from `start` up to, but not including, `stop`, as a `TextSource`."""
 
     def __init__(self, texts: TextSource, start: int, stop: int) -> None:
-        """Renumbers the texts from `start` up to, but not including, `stop`."""
         self._texts, self._start = texts, start
         self.digests_N2 = texts.digests_N2[start:stop]
         self.fingerprint = f"{texts.fingerprint}[{start}:{stop}]"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the range, not the hashes."""
         return Rows, (self._texts, self._start, self._start + len(self))
 
     def __len__(self) -> int:
@@ -101,14 +97,13 @@ class Texts:
     """
 
     def __init__(self, path: Path) -> None:
-        """Maps the files into memory."""
         self.path = path
         try:
             self._numbers = numbers = _Numbers.read(path)
             self._file = pa.ipc.open_file(pa.memory_map(str(path)))
             if self._file.num_record_batches != -(-len(numbers.rows) // LINES_PER_BATCH):
                 raise ValueError("the numbers next to it belong to other texts")
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pa.ArrowInvalid) as error:
+        except (OSError, ValueError, EOFError, pa.ArrowInvalid) as error:
             raise UserError(f"{path} cannot be read ({error}): delete its folder, and build it again") from error
         self.rows_L, self.keys_N, self.digests_N2 = numbers.rows, numbers.keys, numbers.digests
         self.fingerprint = path.stem.removeprefix("texts-")
@@ -116,8 +111,7 @@ class Texts:
         self._order_N: NDArray[np.int64] | None = None  # the sorting order of the keys
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle where the texts are, not the texts."""
-        return Texts, (self.path,)
+        return Texts, (self.path,)  # where the texts are, not the texts
 
     def __len__(self) -> int:
         return len(self.keys_N)
@@ -189,13 +183,9 @@ class _Numbers(NamedTuple):
         """Map the numbers of a file of texts into memory.
 
         Raises:
-            OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile: They cannot be read, or do not belong together.
+            OSError, ValueError, EOFError: They cannot be read, or do not belong together.
         """
-        if path.with_suffix(".npz").is_file():  # earlier versions
-            with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
-                numbers = cls.of(arrays["rows"], arrays["keys"], arrays["digests"])
-        else:
-            numbers = cls(*(np.load(_beside(path, name), mmap_mode="r", allow_pickle=False) for name in cls._fields))
+        numbers = cls(*(np.load(_beside(path, name), mmap_mode="r", allow_pickle=False) for name in cls._fields))
         distinct = {len(numbers.keys), len(numbers.digests), len(numbers.lines)}
         if len(distinct) > 1 or len(numbers.rows) != len(numbers.lines) + numbers.repeated.shape[1]:
             raise ValueError("the numbers next to it do not belong together")
@@ -243,7 +233,6 @@ def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: 
     rank[order] = np.arange(len(order))
     digests_L2 = np.array(digests, dtype="<u8").reshape(-1, 2)
     _Numbers.of(rank[inverse_L.reshape(-1)], distinct[order], digests_L2[first_L[order]]).write(path)
-    path.with_suffix(".npz").unlink(missing_ok=True)  # of an earlier version
     return Texts(path)
 
 

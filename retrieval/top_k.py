@@ -27,7 +27,7 @@ class Hits(NamedTuple):
     @staticmethod
     def concatenate(parts: "Iterable[Hits]") -> "Hits":
         """Concatenate the hits of several searches for different queries."""
-        parts = list(parts)
+        parts = [Hits.none(0), *parts]
         depth = max(part.rows_QK.shape[1] for part in parts)
 
         def widened(array: NDArray[np.generic], fill: float) -> NDArray[np.generic]:
@@ -44,13 +44,12 @@ class Hits(NamedTuple):
         return Hits(np.empty((queries, 0), np.float32), np.empty((queries, 0), np.int64))
 
 
-def best_hits(blocks: "Iterable[tuple[int, Tensor]]", k: int, floor: float = -np.inf) -> Hits:
+def best_hits(blocks: "Iterable[tuple[int, Tensor]]", k: int) -> Hits:
     """Return the `k` best of scores given block by block; ties are broken by the lower number.
 
     Args:
         blocks: For each block the number of its first text and the scores (Q, N), in ascending order.
         k: Hits to keep per query.
-        floor: Texts with this score or less are not hits.
     """
     import torch
 
@@ -69,8 +68,7 @@ def best_hits(blocks: "Iterable[tuple[int, Tensor]]", k: int, floor: float = -np
         best = scores_QM, rows_QM
     if best is None:
         return Hits.none(0)
-    scores, rows = best[0].cpu().float().numpy(), best[1].cpu().numpy()
-    return Hits(np.where(scores > floor, scores, np.float32(-np.inf)), np.where(scores > floor, rows, -1))
+    return Hits(best[0].cpu().float().numpy(), best[1].cpu().numpy())
 
 
 def top_hits(scores_N: NDArray[np.float32], rows_N: NDArray[np.integer], k: int) -> Hits:

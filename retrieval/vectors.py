@@ -80,7 +80,6 @@ class VectorStore:
     """
 
     def __init__(self, folder: Path, identity: str, *, dtype: str = "float32", option: str = "--cache_dir") -> None:
-        """Reads which vectors exist."""
         self.identity = identity
         self._arguments = folder, identity, dtype, option
         self.folder = make_folder(store_folder(Path(folder), identity, dtype), option)
@@ -96,8 +95,7 @@ class VectorStore:
                 stream.write(json.dumps({"model": identity, "dtype": dtype}, indent=2).encode())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle where the store is, not what it holds."""
-        folder, identity, dtype, option = self._arguments
+        folder, identity, dtype, option = self._arguments  # where the store is, not what it holds
         return partial(VectorStore, folder, identity, dtype=dtype, option=option), ()
 
     def refresh(self) -> None:

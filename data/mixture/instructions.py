@@ -24,12 +24,3 @@ def query_prompt(instruction: str) -> str:
     """
     instruction = instruction.strip()
     return TASK_TEMPLATE.format(instruction=instruction) if instruction else ""
-
-
-def document_prompt(instruction: str, *, symmetric: bool) -> str:
-    """Return the prompt for documents: "", or the query prompt for symmetric tasks.
-
-    >>> document_prompt("Retrieve semantically similar text", symmetric=False)
-    ''
-    """
-    return query_prompt(instruction) if symmetric else ""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from revela_hub.data.mixture.instructions import document_prompt, query_prompt
+from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.data.mixture.pairs import (
     KnownPairs,
     Pair,
@@ -245,7 +245,7 @@ def _rows(task: Task, pairs: Iterable[Pair]) -> Iterator[dict[str, str]]:
             "positive": pair.positive,
             **negatives,
             "anchor_prompt": query_prompt(instruction),
-            "document_prompt": document_prompt(instruction, symmetric=task.is_symmetric),
+            "document_prompt": query_prompt(instruction) if task.is_symmetric else "",
             "kind": kind,
         }
 

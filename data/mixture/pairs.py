@@ -211,14 +211,9 @@ def sts_pairs(
     threshold: float = 4.0,
     dropped: Counter[str] | None = None,
 ) -> Iterator[Pair]:
-    """Make two pairs, one per direction, of sentences with a score of at least `threshold`.
+    """Make two pairs, one per direction, of sentences with a score of at least `threshold` (4 on the scale from 0 to 5).
 
-    Args:
-        sentences1: The N first sentences.
-        sentences2: The N second sentences.
-        scores: Their N scores; higher means more similar.
-        threshold: The minimum score; 4 on the scale from 0 to 5.
-        dropped: Counts of skipped items by reason, updated once for both directions.
+    `dropped` counts skipped items by reason, once for both directions.
 
     Yields:
         Pairs without negatives; `fill_negatives` draws them.

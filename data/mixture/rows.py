@@ -54,11 +54,9 @@ class TaskRows:
 
 
 def read_task(task: Task, folder: Path) -> TaskRows:
-    """Read a task's source, replacing ids by the texts of its corpus and queries.
+    """Read a task's source into Arrow files in a folder, replacing ids by the texts of its corpus and queries.
 
-    Args:
-        task: The task.
-        folder: The folder of the Arrow files, which must exist as long as the rows are used.
+    The folder must exist as long as the rows are used.
 
     Raises:
         UserError: The source does not exist or cannot be read, or a column is missing or has the wrong type.
@@ -195,7 +193,7 @@ class _Texts:
     def find(self, id_: str) -> str | None:
         """Return the text with this id."""
         row = self._rows.get(id_)
-        return None if row is None else self._texts[row]
+        return None if row is None else cast("str", self._texts[row])
 
 
 # --- records

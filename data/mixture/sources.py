@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from revela_hub.data.mixture.tasks import Task
 from revela_hub.data.sources.beir import beir_files, beir_splits
@@ -24,15 +24,8 @@ class Column(Sequence[T]):
     def __len__(self) -> int:
         return len(self._column)
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        """The value at `index`, or the list of values in a slice."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return cast("T", self._column[index].as_py())
+    def __getitem__(self, index: Any) -> Any:
+        return self._column[index].as_py()
 
     def __iter__(self) -> Iterator[T]:
         for chunk in self._column.iterchunks():

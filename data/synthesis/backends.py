@@ -52,7 +52,6 @@ class Sampling:
     max_new_tokens: int = 2048
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.max_new_tokens < 1:
             raise UserError("temperature must be at least 0, top_p in (0, 1], max_new_tokens at least 1")
 

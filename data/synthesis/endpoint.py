@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit
 
-from revela_hub.data.http_client import connect, in_thread, one_line, public_url, server_message, server_url
+from revela_hub.data.http_client import Connection, in_thread, public_url, server_message, server_url
 from revela_hub.data.sources.report import counted
 from revela_hub.data.synthesis.backends import Reply, Request, RequestT, Sampling, take
 from revela_hub.errors import UserError
@@ -53,18 +52,17 @@ class Endpoint:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks the options without contacting the server."""
         check_ranges(self)
-        self._client = self._connect()
-        self._answered = self._follows_schema = self._refused_schema = False
-
-    def _connect(self) -> Any:
+        self._follows_schema = self._refused_schema = False
         parts = server_url(self.url)
         path = parts.path.rstrip("/")
         if not path.endswith("/chat/completions") and not re.search(r"/v\d", path):
             path += "/v1"
         path = path.removesuffix("/chat/completions")
-        return connect(parts, path, key=self.api_key, timeout=self.timeout, retries=self.retries)
+        secrets = self.extra_body.values()
+        self._server = Connection(
+            parts, path, key=self.api_key, timeout=self.timeout, retries=self.retries, secrets=secrets
+        )
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -117,26 +115,26 @@ class Endpoint:
         except openai.APITimeoutError as error:
             raise UserError(f"{where} did not answer within {self.timeout:g} seconds (--timeout) {tries}") from error
         except openai.APIConnectionError as error:
-            tries = f" {tries}" if self._answered else ""
-            raise UserError(f"cannot reach {where}: {self._shown(error.__cause__ or error)}{tries}") from error
+            tries = f" {tries}" if self._server.answered else ""
+            raise UserError(f"cannot reach {where}: {self._server.shown(error.__cause__ or error)}{tries}") from error
         except openai.APIStatusError as error:
             if schema is not None and not self._follows_schema and error.status_code in (400, 422, 501):
                 self._refused_schema = True
                 return self._ask(request)
             return self._refusal(error, where, tries)
         except (openai.OpenAIError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
-            if self._answered:  # such as an HTML page of a proxy while the server restarts: the request is repeated
+            if (
+                self._server.answered
+            ):  # such as an HTML page of a proxy while the server restarts: the request is repeated
                 return Reply("", "not a chat completion")
-            message = f"{where} does not answer like OpenAI's chat completions API ({self._shown(error)})"
+            message = f"{where} does not answer like OpenAI's chat completions API ({self._server.shown(error)})"
             raise UserError(f"{message}; check --endpoint") from error
-        self._answered = True
+        self._server.answered = True
         self._follows_schema |= schema is not None
         refused = "refused by the endpoint" if getattr(choice.message, "refusal", None) and not text else None
         return Reply(text, "cut off" if choice.finish_reason == "length" else refused)
 
     def _complete(self, request: Request, schema: Mapping[str, Any] | None) -> Any:
-        from openai import APITimeoutError, InternalServerError, RateLimitError
-
         json_schema = {"name": "example", "strict": True, "schema": schema}
         body = {
             "temperature": self.sampling.temperature,
@@ -151,25 +149,14 @@ class Endpoint:
             "messages": [{"role": "user", "content": request.prompt}],
             "extra_body": {name: value for name, value in body.items() if value is not None},
         }
-        client = self._client
-        if (
-            not self._answered and self.retries
-        ):  # a server that cannot be reached at first is likely a typo: do not retry
-            try:
-                return client.with_options(max_retries=0).chat.completions.create(**fields)
-            except (APITimeoutError, InternalServerError, RateLimitError):
-                client = client.with_options(max_retries=self.retries - 1)
-        return client.chat.completions.create(**fields)
+        return self._server.send(lambda client: client.chat.completions.create(**fields))
 
     def _refusal(self, error: "APIStatusError", where: str, tries: str) -> Reply:
         """Return the reply for an HTTP error of one request, or raise UserError for one that concerns the whole run."""
-        status, said = error.status_code, self._shown(server_message(error))
-        if status in (400, 413, 422) and self._answered:  # only this prompt: too long, or against the server's policy
-            return Reply(said, "refused by the endpoint")
-        message = f"{where}: HTTP {status}{f' ({said})' if said else ''}"
-        if status in (401, 403):
-            remedy = "was rejected: check its value" if self.api_key else "is required: set an environment variable"
-            raise UserError(f"{message}; the API key {remedy} (--api_key_env NAME)") from error
+        status = error.status_code
+        if status in (400, 413, 422) and self._server.answered:  # only this prompt: too long, or against the policy
+            return Reply(self._server.shown(server_message(error)), "refused by the endpoint")
+        message = self._server.failure(error, where)
         wait = error.response.headers.get("Retry-After")
         if wait and status in (429, 503):  # longer than the client waits, or repeatedly
             raise UserError(f"{message}; the server asks to wait (Retry-After: {wait}): run again later") from error
@@ -178,8 +165,3 @@ class Endpoint:
         raise UserError(
             f"{message}; check --endpoint and --model {self.model}, or leave fields out with --extra_body"
         ) from error
-
-    def _shown(self, error: object) -> str:
-        """Return an error message in one line, with our key and other secrets removed."""
-        query = dict(parse_qsl(urlsplit(self.url).query))
-        return one_line(error, [self.api_key, *query.values(), *self.extra_body.values()])

@@ -24,10 +24,10 @@ class RayModel:
     """The backend of `ray_model`."""
 
     def __init__(self, actors: Sequence[Any], batch_size: int) -> None:
-        """Loads the model in the first actor, and in others with their first prompts."""
         import ray
 
         self._actors, self._batch_size = actors, batch_size
+        # Loads the model in the first actor; the others load it with their first prompts.
         self.recorded: dict[str, Any] = ray.get(actors[0].recorded.remote())
 
     def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
@@ -70,15 +70,10 @@ class _Actor:
 
 @contextmanager
 def ray_model(load: Callable[[], Backend], cluster: RayCluster, batch_size: int = 8) -> Iterator[RayModel]:
-    """Start the actors of a model for the duration of a `with` block.
+    """Start actors that load a model, for the duration of a `with` block.
 
     With one actor, the replies are those of the model on this machine. With several, unusable replies are requested again
     one batch per actor later, so other prompts may share a batch, with which a sampled reply of `LocalModel` changes.
-
-    Args:
-        load: Loads the model in each actor.
-        cluster: The cluster.
-        batch_size: Number of prompts per batch.
 
     Raises:
         UserError: Ray is not installed, the cluster cannot be reached or has fewer GPUs than actors, the model fails, or an actor

@@ -76,7 +76,6 @@ class SynthesisSettings:
     )
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         check_ranges(self)
         for name in ("forms", "languages"):
             if not getattr(self, name):

@@ -113,7 +113,7 @@ def document_pieces(
     """
     report = ReadReport() if report is None else report
     if document.kind == "code":
-        pieces = _lines(document.text, max_words, report)
+        pieces = _pieces(_LINE.findall(document.text), max_words, report)
     else:
         pieces = _sentences(document.text, max_words, language, report)
     return (piece.text for piece in pieces)
@@ -207,21 +207,12 @@ def _sentences(text: str, max_words: int, language: str, report: ReadReport) -> 
             if (piece := _piece(part, max_words)) is not None:
                 yield piece
             else:
-                yield from _quotation(part, max_words, report)
-
-
-def _quotation(text: str, max_words: int, report: ReadReport) -> Iterator[_Piece]:
-    for sentence in _QUOTED_SENTENCE.findall(text):
-        if (piece := _piece(sentence, max_words)) is not None:
-            yield piece
-        else:
-            report.cut += 1
-            yield from _cut(sentence, max_words)
+                yield from _pieces(_QUOTED_SENTENCE.findall(part), max_words, report)
 
 
 def _code(text: str, max_words: int, language: str, report: ReadReport) -> Iterator[str]:
     """Yield runs of whole lines; concatenated, they are the text (`language` is for prose)."""
-    pieces = list(_lines(text, max_words, report))
+    pieces = list(_pieces(_LINE.findall(text), max_words, report))
     start = 0
     while start < len(pieces):
         end, words, characters, half = start, 0, 0, 0
@@ -240,13 +231,14 @@ def _code(text: str, max_words: int, language: str, report: ReadReport) -> Itera
         start = end
 
 
-def _lines(text: str, max_words: int, report: ReadReport) -> Iterator[_Piece]:
-    for line in _LINE.findall(text):
-        if (whole := _piece(line, max_words)) is not None:
+def _pieces(parts: list[str], max_words: int, report: ReadReport) -> Iterator[_Piece]:
+    """Yield lines or sentences, each as one piece, or split between words if it is larger than a chunk."""
+    for part in parts:
+        if (whole := _piece(part, max_words)) is not None:
             yield whole
         else:
             report.cut += 1
-            yield from _cut(line, max_words)
+            yield from _cut(part, max_words)
 
 
 def _best_end(pieces: list[_Piece], first: int, last: int) -> int:

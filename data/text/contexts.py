@@ -21,7 +21,6 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.pseudo_queries import PseudoQueries
 from revela_hub.data.text.spans import (
-    DocumentTokens,
     SpanSettings,
     check_tokenizer,
     packed_spans,
@@ -160,22 +159,17 @@ def _spans(
     """Yield the spans that are long enough, with their contexts from the same document."""
     capacity = settings.max_length - 2
     for document in tokenized_documents(documents, tokenizer, settings, report):
-        kept = []
-        for start, end in packed_spans(document, capacity, report):
-            if end - start < settings.min_tokens:
-                report.skipped["too short"] += 1
-            else:
-                kept.append((start, end))
+        kept = list(packed_spans(document, settings, report))
         word_starts = np.append(np.flatnonzero(document.word_starts), len(document.tokens))
         for number, (start, end) in enumerate(kept):
             found = []
             if "neighbour" in contexts and len(kept) > 1:
-                found.append(_text(document, *kept[number + 1 if number + 1 < len(kept) else number - 1]))
+                found.append(document.span(*kept[number + 1 if number + 1 < len(kept) else number - 1]))
             if "overlap" in contexts:
                 other = _overlap(word_starts, start, end, capacity)
                 if other[1] - other[0] >= settings.min_tokens and not start <= other[0] < other[1] <= end:
-                    found.append(_text(document, *other))
-            yield {"text": _text(document, start, end), "contexts": found}
+                    found.append(document.span(*other))
+            yield {"text": document.span(start, end), "contexts": found}
             report.spans += 1
             if report.spans == settings.max_spans:
                 return
@@ -199,12 +193,6 @@ def _overlap(word_starts: NDArray[np.int64], start: int, end: int, capacity: int
     if last > end:
         return middle, int(last)
     return word_at(max(0, middle - capacity)), middle
-
-
-def _text(document: DocumentTokens, start: int, end: int) -> _Text:
-    starts = document.word_starts[start:end].astype(np.uint8)
-    starts[0] = 1  # even inside a word that was split
-    return document.tokens[start:end], starts
 
 
 def _tokenized(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", capacity: int) -> list[_Text]:

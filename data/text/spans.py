@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from revela_hub.data.row_cache import document_rows
 from revela_hub.data.sources.report import ReadReport
@@ -142,19 +143,20 @@ class DocumentTokens:
     word_starts: Bools
     lengths: Tokens
 
+    def span(self, start: int, end: int) -> tuple[Tokens, NDArray[np.uint8]]:
+        """Return the tokens and word starts of a span."""
+        word_starts = self.word_starts[start:end].astype(np.uint8)
+        word_starts[0] = 1  # even inside a word that was split
+        return self.tokens[start:end], word_starts
+
 
 def _rows(
     tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings, documents: Iterable[Document], report: ReadReport
 ) -> Iterator[dict[str, Any]]:
-    capacity = settings.max_length - 2
     for document in tokenized_documents(documents, tokenizer, settings, report):
-        for start, end in packed_spans(document, capacity, report):
-            if end - start < settings.min_tokens:
-                report.skipped["too short"] += 1
-                continue
-            word_starts = document.word_starts[start:end].astype(np.uint8)
-            word_starts[0] = 1  # even inside a word that was split
-            yield {"span": report.spans, "input_ids": document.tokens[start:end], "word_starts": word_starts}
+        for start, end in packed_spans(document, settings, report):
+            tokens, word_starts = document.span(start, end)
+            yield {"span": report.spans, "input_ids": tokens, "word_starts": word_starts}
             report.spans += 1
             if report.spans == settings.max_spans:
                 return
@@ -165,8 +167,16 @@ def _rows(
         )
 
 
-def packed_spans(document: DocumentTokens, capacity: int, report: ReadReport) -> Iterator[tuple[int, int]]:
-    """Yield the first token and the end of each span: whole pieces; longer ones are split before a word."""
+def packed_spans(document: DocumentTokens, settings: SpanSettings, report: ReadReport) -> Iterator[tuple[int, int]]:
+    """Yield the first token and the end of each span that is long enough: whole pieces; longer ones are split before a word."""
+    for start, end in _packed(document, settings.max_length - 2, report):
+        if end - start < settings.min_tokens:
+            report.skipped["too short"] += 1
+        else:
+            yield start, end
+
+
+def _packed(document: DocumentTokens, capacity: int, report: ReadReport) -> Iterator[tuple[int, int]]:
     word_starts = np.flatnonzero(document.word_starts)
     start = end = 0
     for length in document.lengths.tolist():

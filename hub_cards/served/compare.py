@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.served.hypotheses import HALF, SAME, Fit, Hypotheses, Mistake, relative_difference
 from revela_hub.hub_cards.verify.files import Check
+from revela_hub.hub_cards.verify.onnx_files import lowest_cosine
 from revela_hub.hub_cards.verify.texts import CODE, FOREIGN, LONGEST_PROBE, PAIRS, SENTENCE, SHORT
 from revela_hub.retrieval.endpoint import EmbeddingServer, RejectedTexts
 from revela_hub.retrieval.model_settings import ModelSettings
@@ -20,12 +21,7 @@ EXPLAINED = 4
 
 
 def compare(model: Any, server: EmbeddingServer, settings: ModelSettings) -> Iterator[Check]:
-    """Yield the checks of a server.
-
-    Args:
-        model: The folder's SentenceTransformer.
-        server: The server.
-        settings: The folder's settings.
+    """Yield the checks of a server: compare it with the folder's SentenceTransformer and its settings.
 
     Raises:
         UserError: The server fails, or does not return vectors.
@@ -56,32 +52,22 @@ def _sent_prompts(settings: ModelSettings) -> dict[str, str]:
 
 def _vectors_check(name: str, fit: Fit, served_ND: NDArray[np.float32], hypotheses: Hypotheses) -> Check:
     own_ND = hypotheses.vectors(Mistake())
-    causes = " and ".join(fit.mistake.causes)
+    causes, cosine, dimensions = " and ".join(fit.mistake.causes), "", ""
+    if own_ND is not None and own_ND.shape == served_ND.shape:
+        cosine = f"cosine {lowest_cosine(served_ND, own_ND):.3f}"
+    elif own_ND is not None:
+        dimensions = f"{served_ND.shape[1]} dimensions instead of {own_ND.shape[1]}: "
     if fit.difference > HALF:
-        dimensions = f"{served_ND.shape[1]} dimensions instead of {own_ND.shape[1]}: " if own_ND is not None else ""
-        if own_ND is not None and own_ND.shape == served_ND.shape:
-            dimensions = f"cosine {_cosine(served_ND, own_ND):.3f} to the folder's: "
+        dimensions = f"{cosine} to the folder's: " if cosine else dimensions
         closest = f" (closest: {causes}, which leaves a difference of {fit.difference:.2f})" if causes else ""
         fault = "no known mistake, and no two together, give the server's vectors: another model, other weights, or an older"
         return Check(name, False, f"{dimensions}{fault} version of this one{closest}")
     if causes:
-        cosine = (
-            f"; cosine {_cosine(served_ND, own_ND):.3f}"
-            if own_ND is not None and own_ND.shape == served_ND.shape
-            else ""
-        )
-        return Check(
-            name, False, f"{causes} (recomputed so, they agree to {fit.difference:.0e}{cosine} to the folder's)"
-        )
+        agree = f"they agree to {fit.difference:.0e}{cosine and f'; {cosine}'} to the folder's"
+        return Check(name, False, f"{causes} (recomputed so, {agree})")
     if fit.difference <= SAME:
         return Check(name, True, f"same as the folder's, to {fit.difference:.0e}")
     return _precision_check(name, fit.difference, hypotheses)
-
-
-def _cosine(got_ND: NDArray[np.float32], expected_ND: NDArray[np.float32]) -> float:
-    """Return the lowest cosine of two rows."""
-    lengths_N = np.linalg.norm(got_ND, axis=1) * np.linalg.norm(expected_ND, axis=1)
-    return float(((got_ND * expected_ND).sum(axis=1) / np.maximum(lengths_N, 1e-12)).min())
 
 
 def _precision_check(name: str, found: float, hypotheses: Hypotheses) -> Check:
@@ -162,13 +148,9 @@ def _length_checks(server: EmbeddingServer, settings: ModelSettings) -> Iterator
     if kept < len(words) or settings.max_length < LONGEST_PROBE:
         try:
             longer_ND = server.embed([f"{text} {' '.join(words[::-1][:kept])}"])
-            cut = relative_difference(longer_ND, whole_ND) <= SAME
-            note += (
-                ""
-                if cut
-                else f", and reads on after the folder's maximum of {settings.max_length}: clients must cut texts"
-            )
-            note += ", as --endpoint of our commands does" * (not cut)
+            if relative_difference(longer_ND, whole_ND) > SAME:
+                note += f", and reads on after the folder's maximum of {settings.max_length}: clients must cut texts"
+                note += ", as --endpoint of our commands does"
         except RejectedTexts:
             note += ", and rejects longer ones: clients must cut them, as --endpoint of our commands does"
     yield Check("length", True, note)

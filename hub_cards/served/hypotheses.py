@@ -7,6 +7,7 @@ mistakes on one axis, then those on two.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,6 @@ class Hypotheses:
     """
 
     def __init__(self, model: Any, prompt: str, texts: list[str], prompts: Mapping[str, str]) -> None:
-        """Lists the choices on each axis; computes nothing yet."""
         self.model, self.texts, self.prompt = model, texts, prompt
         modules = list(model.children())
         names = [type(module).__name__ for module in modules]
@@ -76,11 +76,14 @@ class Hypotheses:
                 self.pooling["the tokens of the prompt are pooled too (include_prompt is false in the folder)"] = (
                     "prompt"
                 )
-        self.dense = ["", "the Dense module is ignored"] if self._standard and "Dense" in names else [""]
-        self.normalisations = [
-            "",
-            "the vectors are not normalised" if self._normalizes else "the vectors are normalised",
-        ]
+        # The mistakes on each axis, cheap ones first.
+        self.choices: dict[str, list[str]] = {
+            "normalisation": [f"the vectors are {'not ' * self._normalizes}normalised"],
+            "pooling": [*self.pooling][1:],
+            "dense": ["the Dense module is ignored"] if self._standard and "Dense" in names else [],
+            "prompt": [*self.prompts][1:],
+            "tokens": [*self.tokens][1:],
+        }
         self._states: dict[tuple[str, str], list[dict[str, Any] | None]] = {}
 
     def _prompt_choices(self, prompts: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -97,10 +100,7 @@ class Hypotheses:
     def vectors(self, mistake: Mistake, dimension: int | None = None, unit: bool = True) -> NDArray[np.float32] | None:
         """Return the vectors (N, D) under a mistake; None if it cannot be computed for one of the texts.
 
-        Args:
-            mistake: The mistake.
-            dimension: The number of dimensions that are returned.
-            unit: Whether these are normalised again.
+        Only the first `dimension` dimensions are returned, normalised again if `unit`.
         """
         rows = []
         for state in self._stated(mistake.prompt, mistake.tokens):
@@ -152,31 +152,17 @@ class Hypotheses:
         return found
 
     def mistakes(self, axes: int, dimension: str = "") -> Iterator[Mistake]:
-        """Yield the mistakes on a number of axes, cheap ones first."""
-        choices = {
-            "normalisation": self.normalisations[1:],
-            "pooling": [*self.pooling][1:],
-            "dense": self.dense[1:],
-            "prompt": [*self.prompts][1:],
-            "tokens": [*self.tokens][1:],
-        }
-        if axes == 0:
-            yield Mistake(dimension=dimension)
-        names = list(choices)
-        for at, name in enumerate(names):
-            for choice in choices[name]:
-                if axes == 1:
-                    yield Mistake(**{name: choice}, dimension=dimension)
-                for other in names[at + 1 :] if axes == 2 else ():
-                    for second in choices[other]:
-                        yield Mistake(**{name: choice, other: second}, dimension=dimension)
+        """Yield the mistakes on a number of axes."""
+        for names in combinations(self.choices, axes):
+            for chosen in product(*(self.choices[name] for name in names)):
+                yield Mistake(**dict(zip(names, chosen, strict=True)), dimension=dimension)
 
     def best(self, served_ND: NDArray[np.float32]) -> Fit:
         """Return the simplest mistake that explains the vectors; if none does, the closest one."""
         dimension = served_ND.shape[1]
         own = self.vectors(Mistake())
         words, cut = "", None
-        if own is not None and own.shape[1] > dimension and (len(self.dense) == 1 or dimension != self._width):
+        if own is not None and own.shape[1] > dimension and (not self.choices["dense"] or dimension != self._width):
             words, cut = f"only the first {dimension} of {own.shape[1]} dimensions are returned", dimension
         unit = cut is None or bool(np.abs(np.linalg.norm(served_ND, axis=1) - 1).max() < SAME)
         closest = Fit(Mistake(dimension=words), float("inf"))

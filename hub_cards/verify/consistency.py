@@ -1,8 +1,7 @@
 """Find files and settings of a model folder that contradict each other.
 
 Libraries load the modules in modules.json by their exact names, and silently pick one of two conflicting settings. In all of
-these cases readers would get other vectors than the author. Part of the clean process of `verify.py`: standard library and
-siblings only.
+these cases readers would get other vectors than the author.
 """
 
 from __future__ import annotations

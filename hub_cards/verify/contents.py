@@ -1,6 +1,6 @@
 """Decide which files of a folder belong to a model: these are published, all others are skipped.
 
-The rules are an allow-list. Part of the clean process of `verify.py`: standard library only.
+The rules are an allow-list.
 """
 
 from __future__ import annotations

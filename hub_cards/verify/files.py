@@ -1,7 +1,4 @@
-"""Check a model folder by reading its files: complete weights, no local path, no secret, only imports that readers have.
-
-Part of the clean process of `verify.py`: standard library and siblings only; functions import other libraries.
-"""
+"""Check a model folder by reading its files: complete weights, no local path, no secret, only imports that readers have."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Check that the size and the first bytes of a file match its name.
 
-`contents.py` decides by name whether a file belongs to a model; here its content must match. Part of the clean process of
-`verify.py`: standard library only.
+`contents.py` decides by name whether a file belongs to a model; here its content must match.
 """
 
 from __future__ import annotations

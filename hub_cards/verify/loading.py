@@ -1,7 +1,4 @@
-"""Load the model of a folder as its documentation says, and encode texts with it.
-
-Part of the clean process of `verify.py`: standard library and siblings only; functions import other libraries.
-"""
+"""Load the model of a folder as its documentation says, and encode texts with it."""
 
 from __future__ import annotations
 
@@ -86,13 +83,7 @@ class Loaded:
             self.tokenizer.model_max_length = text_limit(self.module, self.tokenizer)
 
     def encode(self, kind: str, texts: list[str], **options: Any) -> np.ndarray:
-        """Return (n_texts, d) float32 vectors, computed in one batch.
-
-        Args:
-            kind: one of `kinds`.
-            texts: the texts.
-            **options: options of `encode_query` or `encode_document`, such as `prompt`.
-        """
+        """Return (n_texts, d) float32 vectors of one of the `kinds`, computed in one batch with options of `encode_query`."""
         import numpy as np
 
         more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""

@@ -1,7 +1,4 @@
-"""Check a loaded model: all weights are there and as in the files, and its embeddings are right (`vectors.py`).
-
-Part of the clean process of `verify.py`: standard library and siblings only; functions import other libraries.
-"""
+"""Check a loaded model: all weights are there and as in the files, and its embeddings are right (`vectors.py`)."""
 
 from __future__ import annotations
 

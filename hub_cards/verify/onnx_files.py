@@ -1,7 +1,4 @@
-"""Check that the ONNX files of a model give the model's vectors when they are loaded as the card says.
-
-Part of the clean process of `verify.py`: standard library and siblings only; functions import other libraries.
-"""
+"""Check that the ONNX files of a model give the model's vectors when they are loaded as the card says."""
 
 from __future__ import annotations
 

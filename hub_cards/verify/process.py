@@ -1,7 +1,4 @@
-"""The process in which a model is verified, with only the packages that readers have installed.
-
-Part of the clean process of `verify.py`: standard library and siblings only.
-"""
+"""The process in which a model is verified, with only the packages that readers have installed."""
 
 from __future__ import annotations
 

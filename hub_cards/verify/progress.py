@@ -1,7 +1,4 @@
-"""Record the current step of the verification in a file, for the message after a timeout.
-
-Part of the clean process of `verify.py`: standard library only.
-"""
+"""Record the current step of the verification in a file, for the message after a timeout."""
 
 from __future__ import annotations
 

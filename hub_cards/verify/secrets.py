@@ -1,7 +1,7 @@
 """Find tokens, keys and home folders in files.
 
 The rules in `token_rules.py` are based on the prefixes that services publish for this purpose. Base64 and other encodings are
-decoded first. Part of the clean process of `verify.py`: standard library and siblings only.
+decoded first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The texts on which a model is verified. Part of the clean process of `verify.py`: standard library only."""
+"""The texts on which a model is verified."""
 
 from __future__ import annotations
 

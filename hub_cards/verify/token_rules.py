@@ -1,8 +1,7 @@
 """Rules that detect tokens, keys and passwords.
 
 We do not use the package detect-secrets (1.5.0), because it does not detect tokens of the Hub, Google and Anthropic, and its
-entropy rules report vocabularies. All of its rules by prefix are included here. Part of the clean process of `verify.py`:
-standard library only.
+entropy rules report vocabularies. All of its rules by prefix are included here.
 """
 
 from __future__ import annotations

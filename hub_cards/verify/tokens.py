@@ -1,7 +1,4 @@
-"""Check the tokenizer of a model: its vocabulary, special tokens, files and maximum length.
-
-Part of the clean process of `verify.py`: standard library and siblings only; functions import other libraries.
-"""
+"""Check the tokenizer of a model: its vocabulary, special tokens, files and maximum length."""
 
 from __future__ import annotations
 

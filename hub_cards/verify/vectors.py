@@ -1,7 +1,4 @@
-"""Check the embeddings of a model: they are finite and depend on the text and its kind only.
-
-Part of the clean process of `verify.py`: standard library and siblings only; functions import other libraries.
-"""
+"""Check the embeddings of a model: they are finite and depend on the text and its kind only."""
 
 from __future__ import annotations
 
@@ -148,8 +145,7 @@ def _reference_check(
         return Check(name, True, "not checked: no reference for pooling, normalization, prompts, casing and similarity")
     with safe_open(file, framework="np") as stored:
         expected = {kind: stored.get_tensor(kind) for kind in stored.keys()}  # noqa: SIM118 (not a mapping)
-        trained = stored.metadata() or {}
-    trained = json.loads(trained["settings"]) if "settings" in trained else trained  # older files: one entry each
+        trained = json.loads((stored.metadata() or {}).get("settings", "{}"))
     if int(trained.get("max_length", model.max_length)) != model.max_length:
         found = (
             f"the maximum length is {model.max_length}, but {trained['max_length']} in the checkpoint: export it again"

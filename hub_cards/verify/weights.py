@@ -1,7 +1,4 @@
-"""Check weights by the headers of their files: complete files, all shards, no unmerged adapter.
-
-Part of the clean process of `verify.py`: standard library and siblings only.
-"""
+"""Check weights by the headers of their files: complete files, all shards, no unmerged adapter."""
 
 from __future__ import annotations
 

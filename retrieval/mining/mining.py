@@ -13,13 +13,12 @@ Letters in names: A anchors of a block, K hits per anchor, P pairs, n negatives 
 """
 
 import logging
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +32,7 @@ from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.mining.negatives import MiningReport, MiningSettings, choose_negatives
 from revela_hub.retrieval.mining.pairs import NumberedPairs, number_pairs
 from revela_hub.retrieval.ranker import Ranker
-from revela_hub.retrieval.ranking import RankerSettings, build_ranker
+from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.rerank import Reranker
 from revela_hub.retrieval.top_k import Hits
 
@@ -101,14 +100,7 @@ def mine_negatives(
     if len(anchors) != len(positives):
         raise ValueError(f"{len(anchors)} anchors and {len(positives)} positives")
     settings = settings or MiningSettings()
-    with tempfile.TemporaryDirectory(prefix="revela-hub-mining-") as temporary:
-        folder = Path(temporary if cache_dir is None else cache_dir)
-        ranking = ranking or RankerSettings()
-        if cache_dir is None:
-            unnamed = "the only model in this folder"
-            ranking = replace(
-                ranking, identity=ranking.identity or unnamed, sparse_identity=ranking.sparse_identity or unnamed
-            )
+    with ranking_folder(cache_dir, ranking or RankerSettings()) as (folder, ranking):
         pairs = zip(anchors, positives, strict=True)
         mined = mine(pairs, corpus, ranker, settings, ranking, folder=folder, sparse=sparse)
         table = pa.Table.from_batches(mined_batches(mined.rows, settings), mined_schema(settings))
@@ -151,15 +143,7 @@ def mine(
 ) -> MinedRows:
     """`mine_negatives` for more pairs than fit in memory: yields rows instead of returning a data set.
 
-    Args:
-        pairs: Pairs of an anchor and a positive, read once.
-        corpus: As for `mine_negatives`.
-        ranker: As for `mine_negatives`.
-        settings: As for `mine_negatives`.
-        ranking: Settings of the ranker.
-        folder: The folder of texts, vectors and hits.
-        sparse: As for `mine_negatives`.
-        reranker: Scores candidates and positives again; the limits then apply to its scores.
+    `folder` holds texts, vectors and hits. A reranker scores candidates and positives again; the limits then apply to its scores.
 
     Raises:
         UserError: As for `mine_negatives`; the error for no negatives is raised while iterating.
@@ -196,13 +180,6 @@ def _check_enough(settings: MiningSettings, documents: int) -> None:
         )
 
 
-class _Found(NamedTuple):
-    """The ranker's results for a block of anchors: the best texts of each, and the scores (P,) of its pairs."""
-
-    hits: Hits
-    scores_P: NDArray[np.float32]
-
-
 def _rows(
     numbered: NumberedPairs, ranker: Ranker, settings: MiningSettings, folder: Path, report: MiningReport, show: bool
 ) -> Iterator[dict[str, Any]]:
@@ -237,12 +214,12 @@ def _rows(
 
 def _found(
     numbered: NumberedPairs, ranker: Ranker, start: int, stop: int, pairs: slice, depth: int, path: Path
-) -> _Found:
-    """Return the results for a block of anchors, from the disk if an intact file exists."""
+) -> tuple[Hits, NDArray[np.float32]]:
+    """Return the best texts of a block of anchors and the scores (P,) of its pairs, from the disk if an intact file exists."""
     if path.is_file():
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                return _Found(Hits(arrays["scores"], arrays["rows"]), arrays["pairs"])
+                return Hits(arrays["scores"], arrays["rows"]), arrays["pairs"]
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
             logger.warning("%s is damaged (%s): searching for its anchors again", path, error)
     queries = ranker.encode(numbered.texts.read(numbered.anchors_A[start:stop].tolist()))
@@ -250,7 +227,7 @@ def _found(
     scores_P = ranker.pair_scores(queries, numbered.anchors_P[pairs] - start, numbered.positives_P[pairs])
     with whole_file(path) as stream:
         np.savez(stream, scores=hits.scores_QK, rows=hits.rows_QK, pairs=scores_P)
-    return _Found(hits, scores_P)
+    return hits, scores_P
 
 
 def _forbidden(

@@ -1,8 +1,6 @@
 """The canary of an index: changes of the vectors that the model's fingerprint does not cover."""
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,18 +117,6 @@ def test_a_damaged_or_missing_canary(tmp_path: Path) -> None:
         PassageStore(tmp_path, "folder@1").compare_canary(Changing())
     build(tmp_path, encoder := Changing())
     assert path.read_bytes() == whole and encoder.sent == []
-
-
-def test_an_index_without_a_canary_is_compared_by_its_vectors(tmp_path: Path) -> None:
-    store = build(tmp_path)
-    (tmp_path / f"canary-{store.metadata.canary}.json").unlink()
-    old = replace(store.metadata, canary=None).to_json()
-    assert "canary" not in json.loads(old)
-    (tmp_path / "index.json").write_text(old)
-    opened = PassageStore(tmp_path, "folder@1")
-    assert opened.compare_canary(Changing()) == ""
-    with pytest.raises(UserError, match="Queries would find the wrong passages"):
-        opened.compare_canary(Changing(lambda vectors: -vectors))
 
 
 def test_the_thresholds() -> None:

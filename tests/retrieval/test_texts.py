@@ -47,22 +47,6 @@ def test_texts_of_another_size_are_noticed(tmp_path: Path) -> None:
         Texts(first.path)
 
 
-def test_texts_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    given = [f"text {number % 1500}" for number in range(2100)]
-    new = write_texts(given, tmp_path)
-    expected = [new.lines_of(row) for row in range(len(new))]
-    rows, keys, digests = (np.array(numbers) for numbers in (new.rows_L, new.keys_N, new.digests_N2))
-    np.savez(new.path.with_suffix(".npz"), rows=rows, keys=keys, digests=digests)
-    for file in tmp_path.glob("*.npy"):
-        file.unlink()
-    old = Texts(new.path)
-    assert [old.lines_of(row) for row in range(len(old))] == expected
-    assert old.read([1400, 3, 1400]) == ["text 1400", "text 3", "text 1400"]
-    assert sorted(old.find(old.keys_N)) == list(range(1500))
-    write_texts(given, tmp_path)
-    assert not list(tmp_path.glob("*.npz"))
-
-
 def test_lone_surrogates_are_written_and_read(tmp_path: Path) -> None:
     text = json.loads('"broken \\ud800 half"')
     assert write_texts([text], tmp_path).read([0]) == ["broken \ufffd half"]

@@ -1,6 +1,6 @@
 """The prompt of an instruction: what the official checkpoints were trained with, to the character."""
 
-from revela_hub.data.mixture.instructions import document_prompt, query_prompt
+from revela_hub.data.mixture.instructions import query_prompt
 
 
 def test_query_prompt_is_that_of_the_paper() -> None:
@@ -13,9 +13,3 @@ def test_query_prompt_is_that_of_the_paper() -> None:
 
 def test_no_instruction_is_no_prompt() -> None:
     assert query_prompt("") == query_prompt(" \n") == ""
-    assert document_prompt("", symmetric=True) == ""
-
-
-def test_documents_have_the_prompt_of_symmetric_tasks_only() -> None:
-    assert document_prompt("Do it", symmetric=True) == query_prompt("Do it")
-    assert document_prompt("Do it", symmetric=False) == ""
