@@ -215,12 +215,13 @@ def damaged_file(model: str | Path) -> str | None:
 
 
 @contextlib.contextmanager
-def loading(failure: str, model: str | Path) -> Iterator[None]:
+def loading(failure: str, model: str | Path, *, trusted: bool = True) -> Iterator[None]:
     """Turn errors of loading a model into a `UserError` that names the model and a damaged file.
 
     Args:
         failure: The beginning of the message, e.g. "cannot load the encoder 'x'".
         model: The folder or Hub id.
+        trusted: Whether its code is allowed to run; if not, the message for a model with code names the option.
 
     Raises:
         UserError: For any error in the block.
@@ -230,7 +231,11 @@ def loading(failure: str, model: str | Path) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:  # tokenizers raises Exception, remote code any class
-        raise UserError(f"{failure}: {reason(error, model)}") from error
+        if not trusted and "trust_remote_code" in str(error):
+            why = "it requires remote code: review the code, then pass --trust_remote_code true"
+        else:
+            why = reason(error, model)
+        raise UserError(f"{failure}: {why}") from error
 
 
 def refuse_missing_folder(name: str, what: str) -> None:

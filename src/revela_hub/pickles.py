@@ -8,6 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -79,15 +80,7 @@ def refuse_pickles(name: str | Path) -> None:
 
 def module_types(name: str | Path) -> dict[str, str]:
     """Return folder -> class of the modules of a sentence-transformers model, including routes; empty for other models."""
-    from transformers.utils import cached_file
-
-    folder = Path(name).expanduser()
-    place = str(folder) if folder.is_dir() else str(name)
-
-    def read(file: str) -> Any:
-        found = cached_file(place, file, _raise_exceptions_for_missing_entries=False)
-        return json.loads(Path(found).read_text(encoding="utf-8")) if found else None
-
+    read = partial(_read_json, name)
     try:
         types = {module["path"]: module["type"] for module in read("modules.json") or ()}
         waiting = [path for path, kind in types.items() if kind.endswith(("Router", "Asym"))]
@@ -106,24 +99,26 @@ def module_types(name: str | Path) -> dict[str, str]:
 
 def model_kind(name: str | Path) -> str:
     """Return the class of sentence-transformers that a model was saved as; empty for other models and unreadable ones."""
-    from transformers.utils import cached_file
-
-    folder = Path(name).expanduser()
-    place = str(folder) if folder.is_dir() else str(name)
-
-    def read(file: str) -> Any:
-        found = cached_file(place, file, _raise_exceptions_for_missing_entries=False)
-        return json.loads(Path(found).read_text(encoding="utf-8")) if found else {}
-
+    read = partial(_read_json, name)
     try:
         kind = (read("config_sentence_transformers.json") or {}).get("model_type")
         if kind or read("modules.json"):
             return str(kind or "SentenceTransformer")
-        config = read("config.json")
+        config = read("config.json") or {}
         classifier = any(str(each).endswith("ForSequenceClassification") for each in config.get("architectures") or ())
         return "CrossEncoder" if classifier or "sentence_transformers" in config else ""
     except (OSError, ValueError, TypeError, AttributeError):
         return ""  # loading reports the error
+
+
+def _read_json(name: str | Path, file: str) -> Any:
+    """Return the content of a file of a folder or repository; None if there is no such file."""
+    from transformers.utils import cached_file
+
+    folder = Path(name).expanduser()
+    place = str(folder) if folder.is_dir() else str(name)
+    found = cached_file(place, file, _raise_exceptions_for_missing_entries=False)
+    return json.loads(Path(found).read_text(encoding="utf-8")) if found else None
 
 
 def _files(name: str | Path) -> list[str]:

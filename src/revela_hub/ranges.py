@@ -30,7 +30,6 @@ PositiveInt = Annotated[int, Ge(1)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
-ShareOrAll = Annotated[float, Interval(gt=0, le=1)]  # a fraction, or all
 Share = Annotated[float, Interval(gt=0, lt=1)]
 Probability = Annotated[float, Interval(ge=0, lt=1)]  # of dropout, which must leave something
 TextLength = Annotated[int, Ge(4)]  # tokens, including special tokens at both ends

@@ -6,7 +6,7 @@ from typing import Any
 from trl import SFTConfig
 
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
-from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
+from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
 
 UNUSED_SFT_OPTIONS = {
     *("chat_template_path", "dataset_text_field", "dataset_num_proc", "eos_token", "pad_token", "truncation_mode"),
@@ -20,9 +20,7 @@ class RAITTrainingArguments(AdapterArguments, RunArguments, SFTConfig):
     """`SFTConfig` of RA-IT (arXiv 2310.01352, section 2.2), with ImpRAG's defaults for settings that both have."""
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
-    warmup_steps: float = field(
-        default=100, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
-    )
+    warmup_steps: float = field(default=100, metadata=WARMUP)
     num_train_epochs: float = field(default=10, metadata={"help": "Number of epochs."})
     per_device_train_batch_size: int = field(
         default=8, metadata={"help": "Number of prompts per device and forward pass."}

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-import torch.distributed
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
@@ -32,11 +31,13 @@ from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import CONTRIEVER
-from revela_hub.trainers.common.arguments import RunArguments
-from revela_hub.trainers.common.epochs import NewEpoch, SharedEpoch
+from revela_hub.trainers.common.adapters import freeze_pooler
+from revela_hub.trainers.common.arguments import WARMUP, RunArguments
+from revela_hub.trainers.common.epochs import SharedEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
-from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, freeze_pooler, load_retriever
+from revela_hub.trainers.common.processes import rank, several
+from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, load_retriever
 
 View = Literal["cropping", "inverse_cloze"]
 
@@ -49,9 +50,7 @@ class ContrieverTrainingArguments(MatryoshkaArguments, RunArguments):
 
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate (paper: 5e-5)."})
     per_device_train_batch_size: int = field(default=64, metadata={"help": "Number of passages per device and batch."})
-    warmup_steps: float = field(
-        default=0.1, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
-    )
+    warmup_steps: float = field(default=0.1, metadata=WARMUP)
     views: View = field(
         default="cropping",
         metadata={"help": "Positive pairs: two random crops, or a crop and the rest of the text (inverse_cloze)."},
@@ -211,8 +210,8 @@ class Contriever(nn.Module):
         return F.normalize(vectors_BD[:, :dims], dim=-1) if self.cosine else vectors_BD[:, :dims]
 
     def _in_batch(self, query_BD: Tensor, key_BD: Tensor, _dims: int | None) -> tuple[Tensor, Tensor]:
-        first = _first_row_of_process(len(key_BD))
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        first = rank() * len(key_BD)
+        if several():
             key_BD = all_gather_with_grad(key_BD.contiguous())
         return query_BD @ key_BD.T, first + torch.arange(len(query_BD), device=query_BD.device)
 
@@ -231,7 +230,7 @@ class Contriever(nn.Module):
     @torch.no_grad()
     def _enqueue(self, key_BD: Tensor) -> None:
         """Replace the oldest keys in the queue with the newest of all processes."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if several():
             key_BD = all_gather(key_BD.contiguous())
         key_BD = key_BD[-self.queue_size :]
         # A new tensor, because autograd keeps the old one for the backward pass.
@@ -245,13 +244,6 @@ class Contriever(nn.Module):
         features = {name.removeprefix(prefix): value for name, value in batch.items() if name.startswith(prefix)}
         vectors: Tensor = model(features)["sentence_embedding"]
         return F.normalize(vectors, dim=-1) if self.cosine else vectors
-
-
-def _first_row_of_process(rows: int) -> int:
-    """The number of this process's first row, where each has as many."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank() * rows
-    return 0
 
 
 class _UpdateOncePerStep(TrainerCallback):
@@ -310,12 +302,10 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
             momentum=args.momentum,
             matryoshka_dims=args.checked_dims(retriever.get_embedding_dimension(), similarity_of(retriever)),
         )
-        collator = ViewCollator(retriever, args)
-        super().__init__(model=contrastive, args=args, data_collator=collator, **kwargs)
+        super().__init__(model=contrastive, args=args, data_collator=ViewCollator(retriever, args), **kwargs)
         if args.queue_size and self.is_fsdp_enabled:
             raise UserError(
                 "Contriever's momentum encoder cannot follow weights that FSDP has sharded: use in-batch negatives"
                 " (--queue_size 0), accelerate launch --multi_gpu, or ZeRO-2"
             )
-        self.add_callback(NewEpoch(collator))
         self.add_callback(_UpdateOncePerStep(contrastive))

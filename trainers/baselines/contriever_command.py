@@ -55,12 +55,7 @@ def run(arguments: Arguments) -> None:
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export; return the output folder, with `retriever/` and the last checkpoint.
 
-    Args:
-        arguments: arguments of the command.
-        **trainer_options: passed to `ContrieverTrainer`, such as `callbacks`.
-
-    Raises:
-        UserError: invalid data, models or options.
+    Other options are passed to `ContrieverTrainer`, such as `callbacks`. Invalid data, models or options raise a `UserError`.
     """
     with open_run(CONTRIEVER, arguments) as run:
         if run.nothing_to_do:
@@ -71,9 +66,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
         )
         trainer = ContrieverTrainer(model, arguments, train_dataset=rows, retrieval_task=task, **trainer_options)
-        run.train(trainer)
-        run.export(trainer, summary=report, sources=arguments.data)
-        return run.report(trainer)
+        return run.finish(trainer, summary=report, sources=arguments.data)
 
 
 def _read(arguments: Arguments) -> tuple[Dataset | IterableDataset, ReadReport]:

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError, first_line, refuse_missing_folder
+from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.gguf_files import model_folder
 from revela_hub.modeling.backbones import check_mask, checking, load_backbone
 from revela_hub.modeling.reading_checks import check_backbone
 from revela_hub.pickles import refuse_pickles
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.common.retriever import loading_reason
 from revela_hub.trainers.common.roles import is_encoder
 
 
@@ -33,19 +32,13 @@ def load_lm(
     """
     given, name = unwrapped(lm), name_of(lm)
     refuse_missing_folder(name, "the language model")
-    try:
+    with loading(f"cannot load the language model {name!r}", name, trusted=trust_remote_code):
         _refuse_encoder(given, name, trust_remote_code)
         tokenizer = tokenizer_of(lm, tokenizer, trust_remote_code=trust_remote_code)
         if isinstance(given, PreTrainedModel):
             return LanguageModel(given, tokenizer)
         refuse_pickles(name)
         model = load_backbone(AutoModelForCausalLM, name, trust_remote_code=trust_remote_code, dtype=torch.float32)
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:
-        raise UserError(
-            f"cannot load the language model {name!r}: {loading_reason(error, name, trust_remote_code)}"
-        ) from error
     return LanguageModel(model, tokenizer)
 
 
@@ -83,11 +76,9 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     """
     name = model_folder(name)
     refuse_missing_folder(name, "the language model")
-    try:
+    with loading(f"cannot load the tokenizer of {name!r}", name, trusted=trust_remote_code):
         _refuse_encoder(name, name, trust_remote_code)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise UserError(f"cannot load the tokenizer of {name!r}: {first_line(error)}") from error
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {name} has no EOS token, which answers end with: set one")
     return tokenizer

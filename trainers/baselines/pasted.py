@@ -21,7 +21,7 @@ from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.language_models import load_reader
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments
-from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
+from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, tokenize_prompts
 from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -147,10 +147,6 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
             **kwargs,
         )
 
-    def model_names(self) -> str:
-        """Return the decoder's name."""
-        return f"RA-IT on {self.trained_config().name_or_path or 'a decoder'}"
-
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card to checkpoints: TRL's would contain local paths."""
 
@@ -218,8 +214,7 @@ def pasted_log_likelihoods(
     for start in tqdm(starts, desc="Reading answers", unit=" batches", disable=not show_progress_bar):
         pairs = list(zip(prompt_ids[start : start + batch_size], answer_ids[start : start + batch_size], strict=True))
         rows = [[*prompt, *answer, tokenizer.eos_token_id] for prompt, answer in pairs]
-        width = max(map(len, rows))
-        ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=model.device)
+        ids = token_rows(rows).batch(np.arange(len(rows)))[0].to(model.device)
         scored = torch.zeros_like(ids, dtype=torch.bool)
         for number, (row, (prompt, _)) in enumerate(zip(rows, pairs, strict=True)):
             scored[number, len(prompt) : len(row)] = True

@@ -34,12 +34,13 @@ from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, shortened
+from revela_hub.trainers.common.adapters import freeze_pooler
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, tokenize_prompts
 from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
-from revela_hub.trainers.common.retriever import RETRIEVER, freeze_pooler, load_retriever
+from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import load_whole

@@ -71,12 +71,7 @@ def run(arguments: Arguments) -> None:
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export; return the output folder, with `retriever/` and the checkpoints.
 
-    Args:
-        arguments: arguments of the command.
-        **trainer_options: passed to `RADITTrainer`, such as `callbacks`.
-
-    Raises:
-        UserError: invalid data, models or options.
+    Other options are passed to `RADITTrainer`, such as `callbacks`. Invalid data, models or options raise a `UserError`.
     """
     if arguments.push_to_hub:
         raise UserError(
@@ -106,7 +101,4 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             trust_remote_code=arguments.trust_remote_code,
             **trainer_options,
         )
-        run.train(trainer)
-        sources = [*arguments.data, *arguments.corpus]
-        run.export(trainer, summary=report, sources=sources)
-        return run.report(trainer)
+        return run.finish(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
@@ -28,10 +29,12 @@ from revela_hub.ranges import PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
-from revela_hub.trainers.common.arguments import RunArguments
+from revela_hub.trainers.common.adapters import freeze_pooler
+from revela_hub.trainers.common.arguments import WARMUP, RunArguments
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
+from revela_hub.trainers.common.passages import token_rows
 from revela_hub.trainers.common.processes import gathered
-from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, freeze_pooler, load_retriever
+from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, load_retriever
 from revela_hub.trainers.common.sharding import is_sharded
 
 
@@ -44,9 +47,7 @@ class ReplugTrainingArguments(RunArguments):
         default=1, metadata={"help": "Number of groups per device and forward pass."}
     )
     gradient_accumulation_steps: int = field(default=8, metadata={"help": "Number of batches per training step."})
-    warmup_steps: float = field(
-        default=0.1, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
-    )
+    warmup_steps: float = field(default=0.1, metadata=WARMUP)
     temperature: PositiveFloat = field(default=1e-3, metadata={"help": "Temperature that divides the similarities."})
     lm_temperature: PositiveFloat = field(
         default=1e-3, metadata={"help": "Temperature that divides the mean log-likelihood per token."}
@@ -77,11 +78,7 @@ class GroupCollator:
         batch = {f"retriever_{name}": value for name, value in features.items() if isinstance(value, Tensor)}
         room = self.max_length - len(self.begin)
         ids = [self.lm_tokenizer(text, add_special_tokens=False)["input_ids"][:room] for text in texts]
-        longest = max(1, *map(len, ids))
-        tokens_NL = torch.zeros(len(ids), longest, dtype=torch.long)
-        mask_NL = torch.zeros(len(ids), longest, dtype=torch.long)
-        for row, found in enumerate(ids):
-            tokens_NL[row, : len(found)], mask_NL[row, : len(found)] = torch.tensor(found, dtype=torch.long), 1
+        tokens_NL, mask_NL = token_rows(ids).batch(np.arange(len(ids)))
         present = torch.tensor([bool(text.strip()) for text in texts]) & (mask_NL.sum(1) > 0)
         return batch | {
             "lm_input_ids": tokens_NL,

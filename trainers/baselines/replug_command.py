@@ -59,12 +59,7 @@ def run(arguments: Arguments) -> None:
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export; return the output folder, with `retriever/` and the last checkpoint.
 
-    Args:
-        arguments: arguments of the command.
-        **trainer_options: passed to `ReplugTrainer`, such as `callbacks`.
-
-    Raises:
-        UserError: invalid data, models or options.
+    Other options are passed to `ReplugTrainer`, such as `callbacks`. Invalid data, models or options raise a `UserError`.
     """
     with open_run(REPLUG, arguments) as run:
         if run.nothing_to_do:
@@ -85,9 +80,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             retrieval_task=task,
             **trainer_options,
         )
-        run.train(trainer)
-        run.export(trainer, summary=report, sources=arguments.data)
-        return run.report(trainer)
+        return run.finish(trainer, summary=report, sources=arguments.data)
 
 
 def _read(arguments: Arguments) -> tuple[Dataset | IterableDataset, ReadReport]:

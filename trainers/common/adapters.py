@@ -53,6 +53,13 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     }
 
 
+def freeze_pooler(model: nn.Module) -> None:
+    """Freeze BERT's pooler, which gets no gradient from the token states; DDP would raise an error."""
+    for name, parameter in model.named_parameters():
+        if "pooler" in name.split("."):
+            parameter.requires_grad_(False)
+
+
 def merged_copy(model: Model, adapters: object = None) -> Model:
     """Return a copy of a model on the CPU and in eval mode, with its adapters merged; the model itself is not changed.
 

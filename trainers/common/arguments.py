@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from peft import LoraConfig
 from torch import nn
 from transformers import IntervalStrategy, TrainingArguments
@@ -14,10 +15,13 @@ from revela_hub.data.own_folder import check_apart
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.errors import UserError, require
 from revela_hub.evaluation.retrieval import METRICS
+from revela_hub.precision import bf16_is_fast
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
 from revela_hub.trainers.common.adapters import linear_layers
 from revela_hub.trainers.common.early import BY_METRIC, MEASURING, METRIC, check_early
-from revela_hub.trainers.common.precision import settle_precision
+
+WARMUP = {"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
+WEIGHT_DECAY = {"help": "Weight decay of AdamW, applied to all weights except biases and norms."}
 
 
 @dataclass
@@ -59,7 +63,12 @@ class RunArguments(TrainingArguments):
             ValueError: a value is out of range.
         """
         check_ranges(self)
-        settle_precision(self)
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and bf16_is_fast()
+        if not torch.accelerator.is_available():
+            if self.fp16:
+                raise ValueError("fp16 needs a GPU: remove the option")
+            self.use_cpu = True  # required by transformers for bf16 on a CPU
         if self.disable_tqdm is None:
             self.disable_tqdm = self.quiet or not sys.stderr.isatty()  # progress bars would fill log files
         super().__post_init__()
@@ -195,7 +204,7 @@ class StreamedTextArguments(TextArguments):
 
 @dataclass
 class ProbeArguments:
-    """Evaluation of a run on raw text: a BEIR folder, or a probe generated from the text (`run_probe.hold_out_text`).
+    """Evaluation of a run: a BEIR folder, a probe made from raw text, or questions held out of labelled rows (`run_probe`).
 
     Must come before `TextArguments` and the training arguments in a command's list of base classes.
     """
@@ -218,7 +227,8 @@ class ProbeArguments:
     probe: str = field(
         default="auto",
         metadata={
-            "help": "Evaluation set if there is no --eval_corpus: auto makes one from the text and holds it out of training."
+            "help": "Evaluation set if there is no --eval_corpus: auto makes one from the text, or up to a tenth of the questions, and"
+            " holds it out of training."
         },
     )
     probe_queries: PositiveInt = field(
@@ -260,17 +270,3 @@ class ProbeArguments:
         """Do not evaluate during training, because there is no task."""
         of: Any = self
         of.eval_strategy, of.load_best_model_at_end = IntervalStrategy.NO, False
-
-
-@dataclass
-class HeldOutArguments(ProbeArguments):
-    """Evaluation of a run on labelled rows: a BEIR folder, or questions held out of them (`run_probe.hold_out_rows`)."""
-
-    _argument_group_name = "evaluation"
-
-    probe: str = field(
-        default="auto",
-        metadata={
-            "help": "Evaluation set if there is no --eval_corpus: auto holds out up to one in ten of the training questions."
-        },
-    )

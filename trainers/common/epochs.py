@@ -1,15 +1,9 @@
 """Epochs of collators: random numbers that differ between epochs, and are the same after a resume."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-
-
-class EpochCollator(Protocol):
-    """A collator whose random numbers depend on the epoch."""
-
-    epoch: int
 
 
 class SharedEpoch:
@@ -31,7 +25,7 @@ class SharedEpoch:
 class NewEpoch(TrainerCallback):
     """Set `collator.epoch` at the start of every epoch, also after a resume."""
 
-    def __init__(self, collator: EpochCollator) -> None:
+    def __init__(self, collator: SharedEpoch) -> None:
         self.collator = collator
 
     def on_epoch_begin(

@@ -95,13 +95,8 @@ class Outcome:
 
     def table(self) -> str:
         """Format the scores of the base model, the exported weights, BM25 and the hybrid, over all queries."""
-        weight = self.hybrid.weight
-        rows = {
-            "base model": self.start,
-            f"trained ({self._weights()})" if self.step else "exported (base model)": self.chosen,
-            "BM25": self.bm25,
-            f"hybrid (weights {1 - weight:.1f} dense, {weight:.1f} BM25)": self.hybrid.scores,
-        }
+        exported = f"trained ({self._weights()})" if self.step else "exported (base model)"
+        rows = {"base model": self.start, exported: self.chosen, **self._compared()}
         width = max(map(len, rows))
         lines = [f"{self.task}: {self.queries[1]} queries, {self.start.documents:,} passages"]
         lines.append(f"{'':<{width}}  nDCG@10  MRR@10  Recall@100")
@@ -109,20 +104,20 @@ class Outcome:
             lines.append(f"{name:<{width}}  {s.ndcg_at_10:7.3f}  {s.mrr_at_10:6.3f}  {s.recall_at_100:10.3f}")
         return "\n".join(lines)
 
+    def _compared(self) -> dict[str, RetrievalScores]:
+        """Return the scores of BM25 and of the hybrid."""
+        weight = self.hybrid.weight
+        hybrid = f"hybrid (weights {1 - weight:.1f} dense, {weight:.1f} BM25)"
+        return {"BM25": self.bm25, hybrid: self.hybrid.scores}
+
     def results(self) -> "list[Result]":
         """Return the rows of the model card's results table."""
         from revela_hub.hub_cards.metadata import Result
 
-        weight = self.hybrid.weight
-        rows = {
-            None: self.chosen,
-            "base model": self.start,
-            "BM25": self.bm25,
-            f"hybrid (weights {1 - weight:.1f} dense, {weight:.1f} BM25)": self.hybrid.scores,
-        }
+        rows = [(None, self.chosen), ("base model", self.start), *self._compared().items()]
         return [
             Result(self.task, {m: getattr(s, m) for m in (METRIC, "mrr_at_10", "recall_at_100")}, model=name)
-            for name, s in rows.items()
+            for name, s in rows
         ]
 
     def write(self, file: Path) -> None:

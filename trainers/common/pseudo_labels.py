@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25
+from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.encoder import as_vectors, load_encoder, similarity_of
+from revela_hub.retrieval.stored_vectors import VectorsInMemory
 
 
 def rank_passages(
@@ -59,12 +61,4 @@ def rank_passages(
 
 def top_rows(queries_Qd: NDArray[np.float32], passages_Md: NDArray[np.float32], k: int) -> NDArray[np.int32]:
     """Return (Q, k) indices of the passages with the largest dot products, best first; ties by lower index."""
-    import torch
-
-    from revela_hub.retrieval.top_k import stable_top_k
-
-    parts = [
-        stable_top_k(torch.from_numpy(block) @ torch.from_numpy(passages_Md).T, k)[1].numpy()
-        for block in np.array_split(queries_Qd, max(1, len(queries_Qd) * len(passages_Md) // 50_000_000))
-    ]
-    return np.concatenate(parts).astype(np.int32)
+    return open_index(VectorsInMemory(passages_Md)).search(queries_Qd, k).rows_QK.astype(np.int32)

@@ -1,8 +1,11 @@
 """Losses over retrieval scores, and gathering of batches across processes."""
 
 import torch
+from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor
 from torch.nn import functional as F
+
+from revela_hub.trainers.common.processes import several
 
 
 def multi_label_nce(scores_QN: Tensor, positive_QN: Tensor, negative_QN: Tensor) -> Tensor:
@@ -46,8 +49,4 @@ def kl_from_retrieval(likelihood_QC: Tensor, scores_QC: Tensor, temperature: flo
 
 def gather_rows(rows: Tensor) -> Tensor:
     """Concatenate the rows of all processes, with gradients; every process must have the same number of rows."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return rows
-    from torch.distributed.nn.functional import all_gather
-
-    return torch.cat(all_gather(rows))
+    return all_gather_with_grad(rows) if several() else rows

@@ -12,7 +12,7 @@ from sentence_transformers.util import is_sentence_transformer_model
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError, first_line, reason, refuse_missing_folder
+from revela_hub.errors import UserError, first_line, loading, refuse_missing_folder
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import never_without_token
@@ -20,6 +20,7 @@ from revela_hub.output import command_line
 from revela_hub.pickles import encoder
 from revela_hub.retrieval.encoder import learnt_positions, model_in, similarity_of
 from revela_hub.trainers.common.adapters import merged_copy
+from revela_hub.trainers.common.arguments import check_positions
 from revela_hub.trainers.common.inputs import ModelLike, name_of
 from revela_hub.trainers.common.query_route import trained_transformer
 from revela_hub.trainers.common.roles import refuse_fused
@@ -51,8 +52,7 @@ def load_retriever(
     model = retriever if isinstance(retriever, SentenceTransformer) else _open(retriever, name, trust_remote_code)
     similarity_of(model, f"the retriever {name}")  # must be cosine or dot product
     if max_length is not None:
-        if max_length > (positions := learnt_positions(model) or max_length):
-            raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
+        check_positions(name, learnt_positions(model) or max_length, max_length)
         model.max_seq_length = max_length
     return model.float()
 
@@ -68,7 +68,7 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
     refuse_fused(name)
     code = {"trust_remote_code": trust_remote_code}
     weights: dict[str, Any] = {"dtype": torch.float32}
-    try:
+    with loading(f"cannot load the retriever {name!r}", name, trusted=trust_remote_code):
         if is_sentence_transformer_model(name):
             return encoder(SentenceTransformer, name, device="cpu", model_kwargs=weights, **code)
         own = {"processor_kwargs": dict(code), "config_kwargs": dict(code)}
@@ -77,26 +77,6 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
             transformer.processor = never_without_token(transformer.processor)  # an empty text has a vector, too
         pooling = Pooling(transformer.get_embedding_dimension(), "mean")
         return SentenceTransformer(modules=[transformer, pooling], device="cpu")
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:  # remote code raises anything
-        raise UserError(
-            f"cannot load the retriever {name!r}: {loading_reason(error, name, trust_remote_code)}"
-        ) from error
-
-
-def loading_reason(error: Exception, name: str, trusted: bool) -> str:
-    """Return why a model could not be loaded."""
-    if not trusted and "trust_remote_code" in str(error):
-        return "it requires remote code: review the code, then pass --trust_remote_code true"
-    return reason(error, name)
-
-
-def freeze_pooler(model: nn.Module) -> None:
-    """Freeze BERT's pooler, which gets no gradient from the token states; DDP would raise an error."""
-    for name, parameter in model.named_parameters():
-        if "pooler" in name.split("."):
-            parameter.requires_grad_(False)
 
 
 def print_retriever(folder: Path, arguments: Any) -> None:  # noqa: ANN401 (arguments of a command with trust_remote_code)

@@ -133,6 +133,12 @@ class Run:
         values = ", ".join(f"{name} {metrics[f'eval_{name}']:.4f}" for name in METRICS)
         self.arguments.say(f"{when} training: {values} (too few queries for a comparison)")
 
+    def finish(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> Path:
+        """Train, export and report, with the arguments of `export`; return the output folder."""
+        self.train(trainer)
+        self.export(trainer, summary=summary, sources=sources)
+        return self.report(trainer)
+
     def export(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> None:
         """Write the exported models with their model cards, and publish them if requested.
 

@@ -13,7 +13,7 @@ from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.errors import UserError
-from revela_hub.trainers.common.arguments import HeldOutArguments, ProbeArguments
+from revela_hub.trainers.common.arguments import ProbeArguments
 from revela_hub.trainers.common.processes import from_main
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False) -> Retrie
     return task
 
 
-def hold_out_rows(arguments: HeldOutArguments, rows: "Dataset") -> "HeldOut":
+def hold_out_rows(arguments: ProbeArguments, rows: "Dataset") -> "HeldOut":
     """Split labelled rows into training rows and an evaluation task.
 
     Raises:

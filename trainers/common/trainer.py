@@ -41,6 +41,7 @@ from revela_hub.trainers.common.checkpoints import (
 from revela_hub.trainers.common.cost import WallTime
 from revela_hub.trainers.common.early import MEASURING
 from revela_hub.trainers.common.encoder_in_training import rank_together
+from revela_hub.trainers.common.epochs import NewEpoch, SharedEpoch
 from revela_hub.trainers.common.inputs import endless, first_rows
 from revela_hub.trainers.common.nodes import RECEIVED, checkpoint_for_all, copy_missing, folder_owners
 from revela_hub.trainers.common.processes import from_main, gathered, on_all, rank, several
@@ -113,6 +114,12 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         self.remove_callback(PrinterCallback)
         for callback in (self._stop, WallTime(), Progress(self.args, self.describe_run)):
             self.add_callback(callback)
+        collator: Any = self.data_collator
+        if isinstance(collator, SharedEpoch):
+            self.add_callback(NewEpoch(collator))
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """Do nothing, unlike sentence-transformers' trainer: `hub_cards` writes the card after the run."""
 
     # --- sharded weights
 
@@ -355,8 +362,11 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         )
 
     def model_names(self) -> str:
-        """Return the names of the base models, for the run's first line."""
-        return self.trained_config().model_type
+        """Return the method and the name of the base model, for the run's first line."""
+        config = self.trained_config()
+        parts = (*(getattr(config, name, None) for name in ("encoder", "backbone", "text_config")), config)
+        names = (getattr(part, "name_or_path", "") for part in parts)
+        return f"{self.method.title} on {next(filter(None, names), 'a model')}"
 
     def tokens_per_row(self) -> float:
         """Return the mean number of tokens per row, without padding, in a sample of the data set."""

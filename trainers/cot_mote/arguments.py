@@ -6,7 +6,7 @@ from typing import Any, Literal
 from sentence_transformers import SentenceTransformerTrainingArguments
 
 from revela_hub.ranges import NonNegativeFloat
-from revela_hub.trainers.common.arguments import RunArguments
+from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments
 
 # Defaults of each stage. A step of pre-training has 2k rows: 32 per device x 64 accumulation steps.
 STAGES: dict[str, dict[str, Any]] = {
@@ -58,12 +58,8 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
         default=None,
         metadata={"help": "Number of epochs, instead of --max_steps (default in finetune: 3)."},
     )
-    warmup_steps: float = field(
-        default=0.1, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
-    )
-    weight_decay: float = field(
-        default=0.01, metadata={"help": "Weight decay of AdamW, applied to all weights except biases and norms."}
-    )
+    warmup_steps: float = field(default=0.1, metadata=WARMUP)
+    weight_decay: float = field(default=0.01, metadata=WEIGHT_DECAY)
     switch_experts: bool = field(
         default=False,
         metadata={"help": "Encode queries with the passage expert and passages with the query expert (a control)."},

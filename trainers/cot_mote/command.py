@@ -118,10 +118,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         start = _load(arguments)
         prepare = _pretrain if arguments.stage == "pretrain" else _finetune
         trainer, summary = prepare(run, arguments, start, trainer_options)
-        run.train(trainer)
-        sources = [*arguments.data, arguments.pairs or ""]
-        run.export(trainer, summary=summary, sources=sources)
-        return run.report(trainer)
+        return run.finish(trainer, summary=summary, sources=[*arguments.data, arguments.pairs or ""])
 
 
 def _check_stage(arguments: Arguments) -> None:

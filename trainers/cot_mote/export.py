@@ -29,6 +29,7 @@ from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint
+from revela_hub.trainers.cot_mote.verification import EXPERTS
 
 
 def assemble_cot_mote(loaded: CoTMoTECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
@@ -37,17 +38,12 @@ def assemble_cot_mote(loaded: CoTMoTECheckpoint, checkpoint: Path, folder: Path,
     base = model.config.encoder.name_or_path
     length = assembly.max_length or model.config.max_seq_length
     if assembly.part == "model":
-        export_model(model, tokenizer, folder, max_length=length, dtype=assembly.dtype)
+        save_backbone(model, folder, dtype=assembly.dtype)
+        forget_origins(folder, "encoder")
+        save_tokenizer(padding_right(tokenizer), folder, max_length=min(length, model.max_length))
     else:
-        # Queries and passages have the same maximum length.
-        export_routes(
-            model,
-            tokenizer,
-            folder,
-            sparse=assembly.part == "sparse",
-            max_lengths=dict.fromkeys(EXPERTS, length),
-            dtype=assembly.dtype,
-        )
+        sparse = assembly.part == "sparse"
+        export_routes(model, tokenizer, folder, sparse=sparse, max_length=length, dtype=assembly.dtype)
     reference = _save_reference(model, tokenizer, folder, assembly.part, min(length, model.max_length))
     return Assembled(folder, COT_MOTE, base, reference, remote_code=assembly.part == "model")
 
@@ -69,16 +65,13 @@ def _save_reference(
     return write_reference(folder, vectors, length)
 
 
-EXPERTS = {"query": "query", "document": "passage"}  # route of sentence-transformers -> expert
-
-
 def export_routes(
     model: CoTMoTEModel,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     *,
     sparse: bool,
-    max_lengths: dict[str, int],
+    max_length: int,
     dtype: torch.dtype | None = None,
 ) -> Path:
     """Write a folder that needs no remote code: `SentenceTransformer(folder)`, or with `sparse` `SparseEncoder(folder)`.
@@ -88,13 +81,13 @@ def export_routes(
         tokenizer: its tokenizer; a copy that pads on the right is written.
         folder: output folder.
         sparse: whether to export sparse vectors over the vocabulary instead of dense ones.
-        max_lengths: maximum tokens per text of the routes `query` and `document`.
+        max_length: maximum tokens of a query and of a passage.
         dtype: dtype of the stored weights; by default unchanged.
 
     Raises:
         UserError: the tokenizer has more tokens than the model.
     """
-    tokenizer = padding_right(tokenizer)
+    tokenizer, length = padding_right(tokenizer), min(max_length, model.max_length)
     vocabulary = model.config.get_text_config().vocab_size
     if len(tokenizer) > vocabulary:
         raise UserError(f"the tokenizer has {len(tokenizer)} tokens, more than the model's {vocabulary}")
@@ -104,7 +97,6 @@ def export_routes(
             own = Path(scratch, task)
             route: Any = model.route(expert)
             save_backbone(route if sparse else with_pooler(route.base_model), own, dtype=dtype)
-            length = min(max_lengths[task], model.max_length)
             save_tokenizer(tokenizer, own, max_length=length)
             transformer = Transformer(
                 str(own),
@@ -112,7 +104,8 @@ def export_routes(
                 max_seq_length=length,
                 model_kwargs={"dtype": "auto", "use_safetensors": True},
             )
-            routes[task] = [transformer, *(_sparse_head(model, tokenizer) if sparse else _dense_head(model))]
+            dense_head = [Pooling(model.config.get_text_config().hidden_size, pooling_mode="cls")]
+            routes[task] = [transformer, *(_sparse_head(model, tokenizer) if sparse else dense_head)]
         # No default route: without a task, the Router raises an error, because it cannot choose an expert.
         router = Router.for_query_document(
             routes["query"], routes["document"], default_route=None, allow_empty_key=False
@@ -128,10 +121,6 @@ def export_routes(
     return folder
 
 
-def _dense_head(model: CoTMoTEModel) -> list[Any]:
-    return [Pooling(model.config.get_text_config().hidden_size, pooling_mode="cls")]
-
-
 def _sparse_head(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
     vocabulary, own = model.config.get_text_config().vocab_size, model.config.special_token_ids
     around = tokenizer("")["input_ids"]
@@ -140,26 +129,3 @@ def _sparse_head(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase) -> lis
     numbers = [str(token) for token in range(vocabulary)]
     weights = WordWeights(numbers, {str(token): 0.0 for token in special}, unknown_word_weight=1)
     return [weights, SpladePooling("max", embedding_dimension=vocabulary)]
-
-
-def export_model(
-    model: CoTMoTEModel,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    *,
-    max_length: int,
-    dtype: torch.dtype | None = None,
-) -> Path:
-    """Write a folder for `AutoModel.from_pretrained(folder, trust_remote_code=True)`, which computes both vectors.
-
-    Args:
-        model: model without a decoder.
-        tokenizer: its tokenizer.
-        folder: output folder.
-        max_length: maximum tokens per text.
-        dtype: dtype of the stored weights; by default unchanged.
-    """
-    save_backbone(model, folder, dtype=dtype)
-    forget_origins(folder, "encoder")
-    save_tokenizer(padding_right(tokenizer), folder, max_length=min(max_length, model.max_length))
-    return folder

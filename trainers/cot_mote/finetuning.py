@@ -119,13 +119,6 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         """Return the model, as `load_cot_mote_checkpoint` does."""
         return CoTMoTECheckpoint(merged_copy(self.cot_mote), self.model.tokenizer)
 
-    def model_names(self) -> str:
-        """Return the name of the method and the encoder."""
-        return f"CoT-MoTE on {self.trained_config().encoder.name_or_path or 'an encoder'}"
-
-    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
-        """Do nothing: `hub_cards` writes the card after the run."""
-
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write the model, which `CoTMoTEModel.from_pretrained` loads, and the tokenizer."""
         with self.whole_model(state_dict):

@@ -17,8 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
-
-EXPERT_OF_TASK = {"query": "query", "document": "passage"}
+from revela_hub.trainers.cot_mote.verification import EXPERTS
 
 
 class HybridEncoder(InputModule):
@@ -69,7 +68,7 @@ class HybridEncoder(InputModule):
             UserError: the task is missing.
         """
         task = task or features.get("task")
-        if task not in EXPERT_OF_TASK:
+        if task not in EXPERTS:
             raise UserError(
                 f"no expert given (task is {task!r}): use encode_query for queries and encode_document for passages"
             )
@@ -77,7 +76,7 @@ class HybridEncoder(InputModule):
         output = self.model(
             features["input_ids"],
             features["attention_mask"],
-            expert=EXPERT_OF_TASK[kind],
+            expert=EXPERTS[kind],
             return_sparse=self.scores != "dense",
         )
         parts = [output.pooler_output] if self.scores != "sparse" else []

@@ -11,7 +11,6 @@ from revela_hub.data.text.contexts import build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
 from revela_hub.trainers.common.adapters import merged_copy
-from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
 from revela_hub.trainers.common.masked import MaskedTrainer
 from revela_hub.trainers.cot_mote import COT_MOTE
@@ -95,7 +94,6 @@ class CoTMoTETrainer(MaskedTrainer):
         if args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = True  # a batch may contain texts of one expert only
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
-        self.add_callback(NewEpoch(self.collator))
 
     def retrieval_encoder(self) -> SentenceTransformer:
         """Return the current encoder, which returns the dense and the sparse vector as one."""
@@ -108,7 +106,3 @@ class CoTMoTETrainer(MaskedTrainer):
         model: Any = self.accelerator.unwrap_model(self.model)
         tokenizer: Any = self.processing_class
         return CoTMoTECheckpoint(merged_copy(model), tokenizer)
-
-    def model_names(self) -> str:
-        """Return the name of the method and the encoder."""
-        return f"CoT-MoTE on {self.trained_config().encoder.name_or_path or 'an encoder'}"

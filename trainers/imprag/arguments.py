@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from revela_hub.errors import require
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rank, TwoOrMore
 from revela_hub.retrieval.index_options import IndexArguments
-from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
+from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
 
 
 @dataclass
@@ -13,9 +13,7 @@ class ImpRAGTrainingArguments(IndexArguments, AdapterArguments, RunArguments):
     """`TrainingArguments` with the two stages of ImpRAG: warm-up by a retriever's rankings, then self-distillation."""
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
-    warmup_steps: float = field(
-        default=100, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
-    )
+    warmup_steps: float = field(default=100, metadata=WARMUP)
     num_train_epochs: float = field(default=10, metadata={"help": "Number of epochs, including the retrieval warm-up."})
     per_device_train_batch_size: int = field(
         default=8, metadata={"help": "Number of prompts per device and forward pass."}

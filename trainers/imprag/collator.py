@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from revela_hub.trainers.common.passages import token_rows
 
 
 @dataclass
@@ -35,20 +38,16 @@ class ImpRAGCollator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Make a batch: `input_ids`, `attention_mask`, `labels` (B, L), `query_*` (B, M), `row` and `retrieve` (B,)."""
-        both = [[*row["prompt_ids"], *row["answer_ids"]] for row in rows]
-        labels = [[-100] * len(row["prompt_ids"]) + list(row["answer_ids"]) for row in rows]
-        queries = [row["prompt_ids"] for row in rows]
+        every = np.arange(len(rows))
+        query_ids, query_mask = token_rows([row["prompt_ids"] for row in rows]).batch(every)
+        ids, mask = token_rows([[*row["prompt_ids"], *row["answer_ids"]] for row in rows]).batch(every)
+        answer = (mask == 1) & (torch.arange(ids.shape[1]) >= query_mask.sum(1, keepdim=True))
         return {
-            "input_ids": _padded(both, 0),
-            "attention_mask": _padded([[1] * len(ids) for ids in both], 0),
-            "labels": _padded(labels, -100),
-            "query_input_ids": _padded(queries, 0),
-            "query_attention_mask": _padded([[1] * len(ids) for ids in queries], 0),
+            "input_ids": ids,
+            "attention_mask": mask,
+            "labels": ids.masked_fill(~answer, -100),
+            "query_input_ids": query_ids,
+            "query_attention_mask": query_mask,
             "row": torch.tensor([row["row"] for row in rows]),
             "retrieve": torch.tensor([bool(row["retrieve"]) for row in rows]),
         }
-
-
-def _padded(rows: list[list[int]], value: int) -> Tensor:
-    longest = max(map(len, rows))
-    return torch.tensor([list(row) + [value] * (longest - len(row)) for row in rows])

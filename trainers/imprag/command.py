@@ -25,7 +25,7 @@ from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
 from revela_hub.trainers.imprag.checkpoint import load_imprag
-from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data, warm_up_labels
+from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 MODEL = "model"
@@ -100,21 +100,16 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             passage_encoding=arguments.passage_encoding,
         )
         data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
-        depth = arguments.last_negative_rank
-        labels = warm_up_labels(arguments, data, depth) if arguments.retrieval_warmup_epochs else None
         trainer = ImpRAGTrainer(
             loaded.model,
             arguments,
             tokenizer=loaded.tokenizer,
             train_dataset=data.prompts,
             passages=data.passages,
-            pseudo_labels=labels,
+            pseudo_labels=arguments.pseudo_labels,
             max_length=arguments.max_length,
             **trainer_options,
         )
         if trainer.tokens.cut:
             arguments.say(trainer.tokens.what_is_cut)
-        run.train(trainer)
-        sources = [*arguments.data, *arguments.corpus]
-        run.export(trainer, summary=report, sources=sources)
-        return run.report(trainer)
+        return run.finish(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])

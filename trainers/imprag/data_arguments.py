@@ -3,9 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
 
 from revela_hub.data.prompts.rows import read_prompts
 from revela_hub.data.prompts.self_supervised import mix, text_prompts
@@ -14,7 +12,6 @@ from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeFloat, PositiveInt
-from revela_hub.trainers.common.pseudo_labels import rank_passages
 
 
 @dataclass
@@ -118,8 +115,3 @@ def read_passage_texts(sources: list[str], max_words: int) -> list[str]:
     """Return the passages of a collection without duplicates."""
     texts = (chunk.text for document in read_documents(sources) for chunk in chunk_document(document, max_words))
     return list(dict.fromkeys(texts))
-
-
-def warm_up_labels(arguments: ImpRAGDataArguments, data: ImpRAGData, depth: int) -> NDArray[np.int32]:
-    """Return the (rows, depth) rankings of the warm-up retriever, with the input of each prompt as its query."""
-    return rank_passages(arguments.pseudo_labels, data.prompts["input"], data.passages, depth, show_progress_bar=True)

@@ -307,7 +307,7 @@ class ImpRAGTrainer(MethodTrainer):
     def model_names(self) -> str:
         """Return the name of the backbone and the layers."""
         config = self.imprag.config
-        return f"ImpRAG on {getattr(config.backbone, 'name_or_path', '') or 'a decoder'}, b={config.b}, t={config.t}, k={config.k}"
+        return f"{super().model_names()}, b={config.b}, t={config.t}, k={config.k}"
 
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write the weights or adapters, the configuration, and the rankings of the index."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from sentence_transformers import SentenceTransformerTrainingArguments
 
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
-from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
+from revela_hub.trainers.common.arguments import WEIGHT_DECAY, AdapterArguments, RunArguments
 
 
 @dataclass
@@ -29,9 +29,7 @@ class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransform
             "help": "Linear warm-up: number of steps, or a fraction below 1 of all steps; it is repeated in stage 2."
         },
     )
-    weight_decay: float = field(
-        default=0.03, metadata={"help": "Weight decay of AdamW, applied to all weights except biases and norms."}
-    )
+    weight_decay: float = field(default=0.03, metadata=WEIGHT_DECAY)
     per_device_train_batch_size: int = field(
         default=128, metadata={"help": "Number of rows per device and batch (paper: 128 over all devices)."}
     )

@@ -89,15 +89,7 @@ def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
     """Load a checkpoint of adapters and pooling with its base model, and merge the adapters."""
     adapters = LoraConfig.from_pretrained(str(folder))
     config = NVEmbedConfig.from_pretrained(folder)
-    latent = config.latent_attention_config
-    base = load_nvembed(
-        str(adapters.base_model_name_or_path),
-        dtype=dtype,
-        pooling=config.pooling,
-        mask=config.mask,
-        num_latents=latent.num_latents_value,
-        num_heads=latent.num_cross_heads,
-    )
+    base = load_nvembed(str(adapters.base_model_name_or_path), dtype=dtype, **_settings(config))
     base.model.config.max_seq_length = config.max_seq_length
     adapted = add_adapters(base.model.embedding_model, adapters)
     trained = load_file(folder / TRAINED_WEIGHTS)
@@ -113,14 +105,19 @@ def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
     return NVEmbedStart(base.model, tokenizer, _saved_prompts(str(folder)))
 
 
-def _check_settings(name: str, trained: NVEmbedConfig, given: dict[str, Any]) -> None:
-    latent = trained.latent_attention_config
-    there = {
-        "pooling": trained.pooling,
-        "mask": trained.mask,
+def _settings(config: NVEmbedConfig) -> dict[str, Any]:
+    """Return the arguments of `NVEmbedModel.from_backbone` of a trained model."""
+    latent = config.latent_attention_config
+    return {
+        "pooling": config.pooling,
+        "mask": config.mask,
         "num_latents": latent.num_latents_value,
         "num_heads": latent.num_cross_heads,
     }
+
+
+def _check_settings(name: str, trained: NVEmbedConfig, given: dict[str, Any]) -> None:
+    there = _settings(trained)
     for option, value in given.items():
         if there[option] != value:
             raise UserError(

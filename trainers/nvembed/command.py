@@ -20,7 +20,7 @@ Examples:
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -29,7 +29,7 @@ from revela_hub.data.mixture.mixture import Mixture, load_mixture
 from revela_hub.data.mixture.report import MixtureReport
 from revela_hub.output import command_line
 from revela_hub.ranges import Latents, Negatives, TextLength
-from revela_hub.trainers.common.arguments import HeldOutArguments, check_positions
+from revela_hub.trainers.common.arguments import ProbeArguments, check_positions
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_rows
 from revela_hub.trainers.nvembed import NVEMBED
@@ -38,15 +38,12 @@ from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, NVEmbedStart, load_
 from revela_hub.trainers.nvembed.export import nvembed_encoder
 from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
 
-if TYPE_CHECKING:
-    from revela_hub.data.sources.beir import RetrievalTask
-
 LEARNING_RATES = {1: 2e-5, 2: 1.5e-5, None: 2e-5}
 IN_BATCH_NEGATIVES = {1: True, 2: False}
 
 
 @dataclass(kw_only=True)
-class Arguments(HeldOutArguments, NVEmbedTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train nvembed`: the model and the data, then those of every transformers Trainer."""
 
     basic_options = ("stage", "num_negatives", "pooling")
@@ -124,17 +121,16 @@ def run(arguments: Arguments) -> None:
         print("try it: ", command_line(*words))
 
 
-def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_options: Any) -> Path:
-    """Trains and exports; returns the output folder, which holds `embedder/` and the checkpoints.
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Train and export; return the output folder, with `embedder/` and the checkpoints.
 
-    The options are those of `NVEmbedTrainer`, such as `callbacks`; a task is measured instead of `arguments.eval_corpus`. Data,
-    models or options that do not work raise a `UserError`.
+    Other options are passed to `NVEmbedTrainer`, such as `callbacks`. Invalid data, models or options raise a `UserError`.
     """
     with open_run(NVEMBED, arguments) as run:
         if run.nothing_to_do:
             return run.output
         mixture, report = run.read("reading the mixture", lambda: _read(arguments))
-        rows, task = (mixture.dataset, task) if task else hold_out_rows(arguments, mixture.dataset)
+        rows, task = hold_out_rows(arguments, mixture.dataset)
         start = _load(arguments)
         prompts = _prompts(arguments, mixture, start.prompts)
         trainer = NVEmbedTrainer(
@@ -144,10 +140,7 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
             retrieval_task=task,
             **trainer_options,
         )
-        run.train(trainer)
-        sources = [task.source.path for task in mixture.tasks]
-        run.export(trainer, summary=report, sources=sources)
-        return run.report(trainer)
+        return run.finish(trainer, summary=report, sources=[task.source.path for task in mixture.tasks])
 
 
 def _read(arguments: Arguments) -> tuple[Mixture, MixtureReport]:

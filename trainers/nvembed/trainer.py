@@ -137,10 +137,6 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         """Return the current model, which encodes under the autocast of training, because dtypes may be mixed."""
         return _EncoderInTraining(self.accelerator.unwrap_model(self.model), self.accelerator.autocast)
 
-    def model_names(self) -> str:
-        """Return the name of the method and the decoder."""
-        return f"NV-Embed on {self.nvembed.config.text_config.name_or_path or 'a decoder'}"
-
     def exportable(self) -> NVEmbedStart:
         """Return the model with adapters merged, in the decoder's type, as `load_nvembed` does."""
         model = merged_copy(self.nvembed, self._adapters)
@@ -161,9 +157,6 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         """Return the sampler of the base class; `--batch_sampler no_duplicates` compares texts without task and instruction."""
         sampler: BatchSampler | None = super().get_batch_sampler(dataset.select_columns(self.columns), *args, **kwargs)
         return sampler
-
-    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
-        """Do nothing: `hub_cards` writes the card after the run."""
 
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write the trained weights (adapters and pooling, or all), the configuration and the tokenizer."""

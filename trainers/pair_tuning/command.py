@@ -29,7 +29,7 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.ranges import NonNegativeInt, TextLength
-from revela_hub.trainers.common.arguments import HeldOutArguments, TextArguments
+from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
 from revela_hub.trainers.common.processes import from_main
 from revela_hub.trainers.common.query_route import identity_of_documents, with_query_route
 from revela_hub.trainers.common.retriever import load_retriever, print_retriever
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Arguments(HeldOutArguments, TextArguments, PairsTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+class Arguments(ProbeArguments, TextArguments, PairsTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train pairs`: the model, the data, then those of every transformers Trainer."""
 
     basic_options = ("pairs", "mined_negatives", "query_only")
@@ -103,10 +103,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         rows = _with_negatives(rows, model, arguments)
         trainer = PairsTrainer(model, arguments, train_dataset=rows, retrieval_task=task, **trainer_options)
         trainer.documents = documents
-        run.train(trainer)
-        sources = [arguments.pairs] if arguments.pairs else arguments.data
-        run.export(trainer, summary=report, sources=sources)
-        return run.report(trainer)
+        return run.finish(trainer, summary=report, sources=[arguments.pairs] if arguments.pairs else arguments.data)
 
 
 def _load(arguments: Arguments) -> SentenceTransformer:

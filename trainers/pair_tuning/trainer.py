@@ -29,8 +29,8 @@ from transformers import set_seed
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
-from revela_hub.trainers.common.adapters import add_adapters
-from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments
+from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler
+from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, training_rows, wrong_columns
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.common.query_route import (
@@ -42,7 +42,7 @@ from revela_hub.trainers.common.query_route import (
     trained_transformer,
     with_query_route,
 )
-from revela_hub.trainers.common.retriever import RetrieverTrainer, freeze_pooler, load_retriever
+from revela_hub.trainers.common.retriever import RetrieverTrainer, load_retriever
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
 
 
@@ -53,9 +53,7 @@ class PairsTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArguments
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
     num_train_epochs: float = field(default=3.0, metadata={"help": "Number of epochs."})
     per_device_train_batch_size: int = field(default=64, metadata={"help": "Number of pairs per device and step."})
-    warmup_steps: float = field(
-        default=0.1, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
-    )
+    warmup_steps: float = field(default=0.1, metadata=WARMUP)
     batch_sampler: str = field(
         default="no_duplicates",
         metadata={"help": "Batch sampler of sentence-transformers; no_duplicates keeps equal texts out of a batch."},
@@ -186,9 +184,6 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         if self.documents is not None:
             record_documents(folder, self.documents)
         return folder
-
-    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
-        """Do nothing: `hub_cards` writes the card after the run, without another pass over the data."""
 
     def _extra_weights(self) -> dict[str, Tensor]:
         return {n: p for n, p in self.retriever.named_parameters() if p.requires_grad} if self.adapters else {}

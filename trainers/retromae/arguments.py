@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.spans import MIN_TOKENS, build_spans
 from revela_hub.ranges import PositiveInt, Share
-from revela_hub.trainers.common.arguments import RunArguments, StreamedTextArguments
+from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -22,12 +22,8 @@ class RetroMAETrainingArguments(RunArguments):
         default=32, metadata={"help": "Number of spans per device and forward pass."}
     )
     num_train_epochs: float = field(default=8.0, metadata={"help": "Number of epochs; spans are masked again in each."})
-    warmup_steps: float = field(
-        default=0.1, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
-    )
-    weight_decay: float = field(
-        default=0.01, metadata={"help": "Weight decay of AdamW, applied to all weights except biases and norms."}
-    )
+    warmup_steps: float = field(default=0.1, metadata=WARMUP)
+    weight_decay: float = field(default=0.01, metadata=WEIGHT_DECAY)
 
 
 @dataclass

@@ -94,6 +94,4 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             retrieval_task=task,
             **trainer_options,
         )
-        run.train(trainer)
-        run.export(trainer, summary=report, sources=arguments.data)
-        return run.report(trainer)
+        return run.finish(trainer, summary=report, sources=arguments.data)

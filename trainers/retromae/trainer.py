@@ -11,7 +11,6 @@ from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
-from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
 from revela_hub.trainers.common.masked import MaskedTrainer
 from revela_hub.trainers.retromae import RETROMAE
@@ -90,7 +89,6 @@ class RetroMAETrainer(MaskedTrainer):
             pad_to_multiple_of=8,
         )
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
-        self.add_callback(NewEpoch(self.collator))
 
     def retrieval_encoder(self) -> EncoderInTraining:
         """Return the current encoder, which embeds texts with the state of the first token, as the published one does."""

@@ -14,7 +14,7 @@ from revela_hub.data.text.groups import (
 )
 from revela_hub.errors import UserError
 from revela_hub.ranges import GroupSize, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, TextLength
-from revela_hub.trainers.common.arguments import AdapterArguments, RunArguments, StreamedTextArguments
+from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments, StreamedTextArguments
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ class RevelaTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArgument
     """
 
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate of the language model."})
-    warmup_steps: float = field(
-        default=100, metadata={"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
-    )
+    warmup_steps: float = field(default=100, metadata=WARMUP)
     gradient_accumulation_steps: int = field(default=8, metadata={"help": "Number of batches per training step."})
     per_device_train_batch_size: int = field(
         default=1, metadata={"help": "Number of groups per device and forward pass."}

@@ -21,7 +21,7 @@ Examples:
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from revela_hub.errors import UserError
 from revela_hub.output import command_line
@@ -31,9 +31,6 @@ from revela_hub.trainers.common.arguments import ProbeArguments
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 from revela_hub.trainers.revela import REVELA
-
-if TYPE_CHECKING:
-    from revela_hub.data.sources.beir import RetrievalTask
 
 
 @dataclass(kw_only=True)
@@ -106,16 +103,15 @@ def run(arguments: Arguments) -> None:
         print("try it: ", command_line("search", folder / "retriever", "your query", "--corpus", "PATH"))
 
 
-def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_options: Any) -> Path:
-    """Trains and exports; returns the output folder, which holds `retriever/`, `lm/` and the last checkpoint.
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Train and export; return the output folder, with `retriever/`, `lm/` and the last checkpoint.
 
-    The options are those of `RevelaTrainer`, such as `callbacks`; a task is measured instead of `arguments.eval_corpus`. Data,
-    models or options that do not work raise a `UserError`.
+    Other options are passed to `RevelaTrainer`, such as `callbacks`. Invalid data, models or options raise a `UserError`.
     """
     with open_run(REVELA, arguments) as run:
         if run.nothing_to_do:
             return run.output
-        task = task or hold_out_text(arguments, resumed=run.resumed)
+        task = hold_out_text(arguments, resumed=run.resumed)
         groups, report = run.read("reading and grouping the text", lambda: load_groups(arguments))
         backbones = load_backbones(
             arguments.retriever,
@@ -133,23 +129,14 @@ def train(arguments: Arguments, task: "RetrievalTask | None" = None, **trainer_o
             train_dataset=groups,
             **trainer_options,
         )
-        run.train(trainer)
-        run.export(trainer, summary=report, sources=arguments.data)
-        return run.report(trainer)
+        return run.finish(trainer, summary=report, sources=arguments.data)
 
 
 def _model_settings(arguments: Arguments) -> dict[str, Any]:
     """The fields of `RevelaConfig`; without those that were left to the retriever."""
-    settings: dict[str, Any] = {
-        "group_size": arguments.group_size,
-        "reading": arguments.reading,
-        "reading_bias": arguments.reading_bias,
-        "temperature": arguments.temperature,
-        "v_normalization": arguments.v_normalization,
-        "similarity_span": arguments.similarity_span,
-        "similarity_tolerance": arguments.similarity_tolerance,
-        "max_seq_length": arguments.export_max_length,
-    }
+    names = ("group_size", "reading", "reading_bias", "temperature", "v_normalization", "similarity_span")
+    settings: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, "similarity_tolerance")}
+    settings["max_seq_length"] = arguments.export_max_length
     if arguments.pooling is not None:
         settings["pooling"] = arguments.pooling
     if (arguments.query_prompt is None) != (arguments.document_prompt is None):

@@ -23,9 +23,9 @@ from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
-from revela_hub.trainers.common.adapters import add_adapters, merged_copy
+from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, merged_copy
+from revela_hub.trainers.common.arguments import check_positions
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
-from revela_hub.trainers.common.epochs import NewEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of, training_rows
 from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -108,14 +108,10 @@ class RevelaTrainer(MethodTrainer):
         if model.config.pooling == "last":  # as in the exported retriever
             retriever_tokenizer = with_eos(retriever_tokenizer)
         self.retriever_tokenizer, self.lm_tokenizer = retriever_tokenizer, lm_tokenizer
-        for name, parameter in model.retriever.named_parameters():
-            # BERT's pooler gets no gradient from token states, which would raise an error in DDP.
-            if "pooler" in name.split("."):
-                parameter.requires_grad_(False)
+        freeze_pooler(model.retriever)
         for part, backbone in (("retriever", model.retriever), ("language model", model.lm)):
             positions = getattr(backbone.config, "max_position_embeddings", max_length)
-            if max_length > positions:
-                raise UserError(f"the {part} has {positions} positions, fewer than --max_length {max_length}: lower it")
+            check_positions(f"the {part}", positions, max_length)
         self.collator = RevelaCollator(
             retriever_tokenizer,
             lm_tokenizer,
@@ -134,8 +130,7 @@ class RevelaTrainer(MethodTrainer):
         adapters = _with_biases(peft_config or args.lora_config(model), model)
         trained = model if adapters is None else add_adapters(model, adapters)
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
-        for callback in (NewEpoch(self.collator), _Schedule(self.revela, args)):
-            self.add_callback(callback)
+        self.add_callback(_Schedule(self.revela, args))
 
     def _tokenized(self, groups: Any, args: RevelaTrainingArguments) -> Any:  # noqa: ANN401 (any data set, or None)
         """Add the tokens of each group, from the cache, unless the run ends before it has used all groups."""

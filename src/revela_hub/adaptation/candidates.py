@@ -95,20 +95,19 @@ Train = Callable[[Inputs, float], Path]
 
 def natural_pairs(inputs: Inputs, seconds: float) -> Path:
     """Train on the natural pairs of the text."""
-    from revela_hub.trainers.pair_tuning.command import Arguments, train
-
-    common = inputs.common("natural_pairs")
-    arguments = Arguments(data=inputs.data, max_length=inputs.length, **common, **inputs.options, **PAIRS)
-    return train(arguments, callbacks=[TimeLimit(inputs.output / "natural_pairs", seconds)]) / RETRIEVER
+    return _train_pairs("natural_pairs", inputs, seconds, data=inputs.data)
 
 
 def labelled_pairs(inputs: Inputs, seconds: float) -> Path:
     """Train on the labelled pairs; at most three epochs."""
+    return _train_pairs("labelled_pairs", inputs, seconds, pairs=inputs.labels, max_steps=-1, num_train_epochs=3.0)
+
+
+def _train_pairs(name: str, inputs: Inputs, seconds: float, **given: Any) -> Path:
     from revela_hub.trainers.pair_tuning.command import Arguments, train
 
-    common = inputs.common("labelled_pairs") | {"max_steps": -1, "num_train_epochs": 3.0}
-    arguments = Arguments(pairs=inputs.labels, max_length=inputs.length, **common, **inputs.options, **PAIRS)
-    return train(arguments, callbacks=[TimeLimit(inputs.output / "labelled_pairs", seconds)]) / RETRIEVER
+    options = inputs.common(name) | inputs.options | PAIRS | {"max_length": inputs.length} | given
+    return train(Arguments(**options), callbacks=[TimeLimit(inputs.output / name, seconds)]) / RETRIEVER
 
 
 def distillation(inputs: Inputs, seconds: float) -> Path:
@@ -147,9 +146,7 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
             retrieval_task=read_probe_task(inputs.probe),
             callbacks=[TimeLimit(run.output, seconds)],
         )
-        run.train(trainer)
-        run.export(trainer, summary=f"{len(rows):,} made queries", sources=inputs.data)
-        return run.report(trainer) / RETRIEVER
+        return run.finish(trainer, summary=f"{len(rows):,} made queries", sources=inputs.data) / RETRIEVER
 
 
 def revela(inputs: Inputs, seconds: float) -> Path:

@@ -60,10 +60,6 @@ class System:
         """Return the mean of `scores`."""
         return float(np.mean(list(self.scores(task, weight).values())))
 
-    def to_dict(self) -> dict[str, object]:
-        """Return a plain dictionary, for JSON."""
-        return {"name": self.name, "folder": self.folder, "weight": self.weight, "seconds": round(self.seconds, 1)}
-
 
 def query_scores(dense: Rankings, bm25: Rankings, task: RetrievalTask, weight: float) -> Scores:
     """Return nDCG@10 by query of (1 - weight) * dense + weight * bm25."""

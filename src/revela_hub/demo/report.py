@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revela_hub.adaptation import UNTRAINED
+from revela_hub.adaptation import SETTINGS, UNTRAINED
 from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25Settings
 
@@ -36,6 +36,14 @@ class Report:
     def is_base(self) -> bool:
         """Whether the base retriever was exported, because no training was better."""
         return self.exported in UNTRAINED
+
+
+def base_of(folder: Path) -> str | None:
+    """Return the base retriever in the settings of an adaptation; None if they cannot be read."""
+    try:
+        return str(json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["retriever"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 HEADER = ("system", "nDCG@10", "weight of BM25", "training time", "difference, 95% interval")

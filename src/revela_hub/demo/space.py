@@ -16,11 +16,11 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from revela_hub import __version__
-from revela_hub.adaptation import REPORT, SETTINGS
+from revela_hub.adaptation import REPORT
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.queries import read_queries
 from revela_hub.data.text.chunks import chunk_document
-from revela_hub.demo.report import read_report
+from revela_hub.demo.report import base_of, read_report
 from revela_hub.demo.texts import MAX_PASSAGES
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.repository import Destination, hub_errors
@@ -129,12 +129,10 @@ def _named(repo_id: str) -> str:
 
 def _base_on_the_hub(folder: Path) -> str | None:
     """Return the Hub id of the base model of an adaptation; None if it is a folder or unknown."""
-    try:
-        base = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["retriever"]
-    except (OSError, ValueError, KeyError, TypeError):
+    base = base_of(folder)
+    if base is None or base.count("/") > 1 or base.startswith((".", "/", "~")) or "\\" in base or Path(base).exists():
         return None
-    is_id = isinstance(base, str) and base.count("/") <= 1 and not base.startswith((".", "/", "~")) and "\\" not in base
-    return base if is_id and not Path(base).exists() else None
+    return base
 
 
 def _published(file: Path) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from revela_hub.ranges import PositiveFloat, PositiveInt, Seed, TextLength
 if TYPE_CHECKING:
     from revela_hub.adaptation.adapt import Adaptation, Verdict
     from revela_hub.adaptation.inspection import Inspection
-    from revela_hub.retrieval.bm25 import BM25Settings
 
 POSITIONALS = ("data",)
 FIGURE = "adapt.png"
@@ -158,9 +157,10 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
     from revela_hub.data.sources.queries import read_queries
     from revela_hub.errors import loading, refuse_missing_folder
     from revela_hub.gguf_files import model_folder
-    from revela_hub.retrieval.bm25 import BM25
+    from revela_hub.retrieval.bm25 import BM25, BM25Settings
 
-    bm25 = BM25([""], _bm25(arguments)).settings  # an unknown name is an error before the work
+    language = BM25Settings(stemmer=arguments.bm25_stemmer, stopwords=arguments.bm25_stopwords)
+    bm25 = BM25([""], language).settings  # an unknown name is an error before the work
     refuse_missing_folder(arguments.retriever, "the retriever")
     if arguments.lm:  # it is needed last, but an error in its name should come first
         folder = model_folder(arguments.lm)
@@ -186,12 +186,6 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
         examples=examples,
         bm25=bm25,
     )
-
-
-def _bm25(arguments: Arguments) -> "BM25Settings":
-    from revela_hub.retrieval.bm25 import BM25Settings
-
-    return BM25Settings(stemmer=arguments.bm25_stemmer, stopwords=arguments.bm25_stopwords)
 
 
 def _claim(arguments: Arguments, output: Path) -> dict[str, Any]:

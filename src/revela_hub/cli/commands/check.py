@@ -27,9 +27,11 @@ Examples:
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.cli.endpoint_options import EndpointOptions
+from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -71,8 +73,6 @@ class Arguments(EndpointOptions):
 
 def run(arguments: Arguments) -> None:
     """Print the table of checks, or the overlap."""
-    from revela_hub.errors import UserError
-
     arguments.check_endpoint()
     if arguments.endpoint and arguments.model is None:
         raise UserError("--endpoint requires the model folder that the server was started with")
@@ -92,7 +92,6 @@ def _check_overlap(arguments: Arguments) -> None:
     from revela_hub.data.sources.documents import read_documents
     from revela_hub.data.sources.queries import read_queries
     from revela_hub.data.text.query_overlap import query_overlap
-    from revela_hub.errors import UserError
 
     if arguments.model is not None:
         raise UserError(f"--against compares text: leave out {arguments.model}, and pass its training text with --data")
@@ -106,10 +105,7 @@ def _check_overlap(arguments: Arguments) -> None:
 
 
 def _check_model(arguments: Arguments, model: str) -> None:
-    from pathlib import Path
-
     from revela_hub.checkpoints import METHODS, is_checkpoint
-    from revela_hub.errors import UserError
     from revela_hub.hub_cards import as_table, check
     from revela_hub.output import command_line
     from revela_hub.retrieval.encoder import model_in
@@ -143,7 +139,6 @@ def _check_model(arguments: Arguments, model: str) -> None:
 
 
 def _index_checks(arguments: Arguments, index: str) -> "list[Check]":
-    from revela_hub.errors import UserError
     from revela_hub.hub_cards import Check
     from revela_hub.retrieval.index_check import check_index
 
@@ -155,7 +150,6 @@ def _index_checks(arguments: Arguments, index: str) -> "list[Check]":
 def _compared(arguments: Arguments, model: str) -> "list[Check]":
     """Compare a server with the model."""
     from revela_hub.checkpoints import method_of_model
-    from revela_hub.errors import UserError
     from revela_hub.hub_cards.served.compare import compare
     from revela_hub.retrieval.encoder import load_encoder
     from revela_hub.retrieval.model_settings import ModelSettings

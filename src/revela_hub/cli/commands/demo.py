@@ -15,7 +15,6 @@ Examples:
 """
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -167,6 +166,7 @@ def _retrievers(
 ) -> "tuple[list[Retriever], list[str]]":
     """Load the model and the one to compare with; return also notes for the page."""
     from revela_hub.cli.encoders import encoder_identity, load_dense
+    from revela_hub.demo.report import base_of
     from revela_hub.demo.search import Retriever
 
     def load(title: str, model: str) -> Retriever:
@@ -185,7 +185,7 @@ def _retrievers(
         return [adapted], []
     if report.is_base:
         return [adapted], ["The exported retriever is the base model, unchanged."]
-    base = _base_of(folder)
+    base = base_of(folder)
     if base is None:
         return [adapted], []
     try:
@@ -193,17 +193,6 @@ def _retrievers(
     except UserError as error:
         note(f"without the column of the base model: {error}")
         return [adapted], ["The base model is not available on this machine, so there is no column for it."]
-
-
-def _base_of(folder: Path) -> str | None:
-    """Return the base model in the settings of an adaptation."""
-    from revela_hub.adaptation import SETTINGS
-
-    try:
-        values = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-        return str(values["retriever"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _documents(arguments: Arguments, folder: Path) -> "tuple[Iterable[Document], str]":

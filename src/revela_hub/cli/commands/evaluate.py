@@ -28,7 +28,8 @@ import json as json_format
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from revela_hub.cli.ranker_options import RankerOptions, check_used, given, load_models, load_reranker
 from revela_hub.errors import UserError
@@ -92,20 +93,7 @@ def run(arguments: Arguments) -> None:
     """Print a table per task, or one JSON list; results are also printed if a later model fails."""
     _check_used(arguments)
     if arguments.task == "qa":
-        from revela_hub.cli.question_answering import evaluate_answers
-
-        evaluate_answers(
-            arguments.models,
-            arguments.data,
-            arguments.index,
-            k=arguments.num_passages,
-            max_new_tokens=arguments.max_new_tokens,
-            batch_size=arguments.batch_size,
-            device=arguments.device,
-            as_json=arguments.json,
-            reranker=load_reranker(arguments),
-            rerank_depth=arguments.rerank_depth,
-        )
+        _evaluate_answers(arguments)
         return
     failure: Exception | None = None
     results: list[tuple[str, RetrievalScores]] = []
@@ -270,3 +258,51 @@ def _size_table(sizes: "dict[str, SizeScores]") -> Iterator[str]:
                 ),
             ]
         )
+
+
+def _evaluate_answers(arguments: Arguments) -> None:
+    """Print exact match, F1 and answer recall of a model, as a table or as a JSON list, scored as in SQuAD."""
+    from tqdm.auto import tqdm
+
+    from revela_hub.checkpoints import method_of_model
+    from revela_hub.data.prompts.rows import read_prompts
+    from revela_hub.evaluation.question_answering import score_answers
+
+    models, data, index = arguments.models, arguments.data, arguments.index
+    if data is None or index is None:
+        raise UserError(
+            "--task qa needs --data FILE.jsonl (questions and answers) and --index FOLDER (revela-hub index)"
+        )
+    if len(models) > 1:
+        raise UserError("--task qa evaluates one model at a time, because an index belongs to the model that made it")
+    questions = read_prompts([data])
+    method = method_of_model(models[0])
+    if method is None or not method.answerer:
+        raise UserError(f"{models[0]} does not answer questions: --task qa needs a model that reads passages")
+    answerer = resolve_name(method.answerer)(models[0], index, k=arguments.num_passages, device=arguments.device)
+    answerer.reranker, answerer.rerank_depth = load_reranker(arguments), arguments.rerank_depth
+    found = answerer.answer(
+        list(questions["prompt"]),
+        max_new_tokens=arguments.max_new_tokens,
+        batch_size=arguments.batch_size,
+        places=list(questions["where"]),
+    )
+    bar = tqdm(found, total=len(questions), desc="Answering", unit=" questions", disable=not sys.stderr.isatty())
+    answers = list(bar)
+    scores = score_answers(
+        [answer.text for answer in answers],
+        list(questions["answers"]),
+        [[read.text for read in answer.passages] for answer in answers],
+    )
+    sys.stdout.write(f"{_answer_report(models[0], data, scores.to_dict(), arguments.json)}\n")
+
+
+def _answer_report(model: str, data: str, scores: dict[str, Any], as_json: bool) -> str:
+    if as_json:
+        return json_format.dumps([{"model": model, "data": data, **scores}], indent=2)
+    k = scores["k"]
+    return (
+        f"{data}: {scores['questions']:,} questions, {k} passages each\n"
+        f"{'model':<{max(5, len(model))}}     EM      F1  Recall@{k}\n"
+        f"{model:<{max(5, len(model))}}  {scores['exact_match']:.3f}   {scores['f1']:.3f}  {scores['answer_recall']:9.3f}"
+    )
