@@ -24,7 +24,13 @@ from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.ngram_overlap import NearDuplicates
 from revela_hub.errors import UserError
-from revela_hub.evaluation.probe_queries import Candidate, Passage, ProbeKind, passages_of_each
+from revela_hub.evaluation.probe_queries import (
+    MIN_PASSAGE_WORDS,
+    Candidate,
+    Passage,
+    ProbeKind,
+    passages_of_each,
+)
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, in_shape, resembling
 
 if TYPE_CHECKING:
@@ -203,6 +209,11 @@ def _too_few(asked: int, passages: Sequence[Passage], documents: Sequence[Docume
         return (
             f"{message}most of the text is in several documents, most often in {name}; skip copies and older versions "
             "(--exclude with the names of files and folders)"
+        )
+    if not passages:
+        return (
+            f"{message}no section has {MIN_PASSAGE_WORDS} words, and no function has a docstring or a comment above it; add "
+            "longer text, or evaluate on your own task"
         )
     return (
         f"{message}too few of the {counted(len(passages), 'distinct passage')} in {counted(len(documents), 'document')} are "

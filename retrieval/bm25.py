@@ -1,13 +1,14 @@
 r"""BM25 with bm25s: the baseline that needs no training.
 
 The defaults are k1 = 1.5, b = 0.75 and the English Snowball stemmer, which score higher on most collections than the settings of
-Anserini and Pyserini (`ANSERINI`: k1 = 0.9, b = 0.4, the original Porter stemmer). Words are matches of `\w\w+`: `snake_case` is
-one word, as in Lucene, unless `split_identifiers` is set. Text in scripts without spaces (Han, kana) is indexed as overlapping pairs
-of characters, as Lucene's CJKAnalyzer does.
+Anserini and Pyserini (`ANSERINI`: k1 = 0.9, b = 0.4, the original Porter stemmer). Words are two or more letters, digits, underscores
+or combining marks (the vowel signs of Hindi, for example): `snake_case` is one word, as in Lucene, unless `split_identifiers` is set.
+Text in scripts without spaces (Han, kana, Thai) is indexed as overlapping pairs of characters, as Lucene's CJKAnalyzer does.
 """
 
 import logging
 import re
+import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.text.chunks import UNSPACED_CHARACTER
+from revela_hub.data.text.chunks import UNSPACED
 from revela_hub.errors import UserError, first_line
 from revela_hub.retrieval.disk import key_of, whole_path, writing
 from revela_hub.retrieval.texts import Rows, TextList, Texts, TextSource
@@ -26,10 +27,10 @@ from revela_hub.retrieval.top_k import Hits, top_hits
 
 logger = logging.getLogger(__name__)
 
-_UNSPACED_RUN = re.compile(f"{UNSPACED_CHARACTER.pattern}+")
-_WORD_OR_PAIR = re.compile(
-    rf"[^\W{UNSPACED_CHARACTER.pattern[1:-1]}]{{2,}}|{UNSPACED_CHARACTER.pattern}(?={UNSPACED_CHARACTER.pattern})"
-)
+_UNSPACED_RUN = re.compile(f"[{UNSPACED}]+")
+_LETTER = rf"[\w{''.join(c for c in map(chr, range(0x300, 0xFFFF)) if unicodedata.category(c).startswith('M'))}]"
+_WORD = rf"{_LETTER}{{2,}}"
+_WORD_OR_PAIR = re.compile(rf"(?:(?![{UNSPACED}]){_LETTER}){{2,}}|[{UNSPACED}](?=[{UNSPACED}])")
 """A word, or the first character of a pair in a script without spaces."""
 _PART_END = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 """Where a part of an identifier ends: snake_case, camelCase, HTTPServer."""
@@ -113,7 +114,7 @@ class BM25:
         values = asdict(self.settings)
         if not self.settings.split_identifiers:  # so that indexes of earlier versions are found
             del values["split_identifiers"]
-        self.key = key_of("bm25 of pairs", values, source.fingerprint)
+        self.key = key_of("bm25 of letters and marks", values, source.fingerprint)
         self._bm25s: Any = bm25s
         self._stemmer, self._stopwords = _stemmer(self.settings.stemmer), _stop_words(self.settings.stopwords)
         self._show_progress_bar = show_progress_bar
@@ -179,12 +180,12 @@ class BM25:
         found: list[tuple[int, int]] = []
         for word in _WORD_OR_PAIR.finditer(text):
             start, end = word.start(), word.end() + (len(word[0]) == 1)
-            piece = text[start:end]
+            piece = unicodedata.normalize("NFKC", text[start:end])
             pieces = [piece, *_parts(piece)] if self.settings.split_identifiers else [piece]
             if any(
                 (p if self._stemmer is None else self._stemmer.stemWord(p)) in stems for p in map(str.lower, pieces)
             ):
-                joined = bool(found) and found[-1][1] >= start  # pairs of Han and kana overlap
+                joined = bool(found) and found[-1][1] >= start  # pairs of characters overlap
                 found.append((found.pop()[0] if joined else start, end))
         return found
 
@@ -225,6 +226,7 @@ class BM25:
             spaced = map(_with_parts, spaced)
         return self._bm25s.tokenize(
             spaced if isinstance(texts, Iterator) else list(spaced),
+            token_pattern=_WORD,
             stopwords=self._stopwords,
             stemmer=self._stemmer,
             return_ids=return_ids,
@@ -233,10 +235,12 @@ class BM25:
 
 
 def _spaced(text: str) -> str:
-    """Return the text with runs of Han and kana rewritten as pairs of characters."""
+    """Return the text in one Unicode form (NFKC), with runs of scripts without spaces rewritten as pairs of characters."""
     if text.isascii():
         return text
-    return _UNSPACED_RUN.sub(lambda run: f" {' '.join(map(''.join, pairwise(run[0])))} ", text)
+    return _UNSPACED_RUN.sub(
+        lambda run: f" {' '.join(map(''.join, pairwise(run[0])))} ", unicodedata.normalize("NFKC", text)
+    )
 
 
 def _parts(word: str) -> list[str]:

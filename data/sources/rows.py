@@ -79,7 +79,11 @@ def _file_rows(source: Source) -> Iterator[Row]:
         logger.warning("%s: skipped %d files that are neither JSON lines nor parquet", source.path, skipped)
     for path in readable:
         if not _is_judgements(path):
-            yield from file_rows(path, ReadReport())
+            report = ReadReport()
+            yield from file_rows(path, report)
+            if report.replaced:
+                name = printable_name(path.as_posix())
+                logger.warning("%s: invalid UTF-8, read as \ufffd; save the file as UTF-8 to keep these letters", name)
             continue
         for where, query, document, grade in read_judgements(path):
             if grade > 0:

@@ -22,10 +22,11 @@ from revela_hub.data.sources.source import Document
 
 CHARACTERS_PER_WORD = 20
 
-_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and Han
-UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+"""Scripts without spaces, for a character class: Thai, Lao, Burmese, Khmer, kana and Han."""
+UNSPACED_CHARACTER = re.compile(f"[{UNSPACED}]")
 # Positions where a piece that is too long may be split; the limit of 100 is for minified code and base64.
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]{{1,100}}")
+_WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]{{1,100}}")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")  # not splitlines(), which also ends lines at form feeds
 _CLOSING = ")]}"
 _QUOTES = "\"')]\u2019\u201d"

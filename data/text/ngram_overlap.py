@@ -28,14 +28,14 @@ from revela_hub.data.sources.beir import find_file, is_beir
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.source import SourceLike, parse_sources
+from revela_hub.data.text.chunks import UNSPACED
 from revela_hub.errors import UserError
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 MIN_CONTAINED_WORDS = 5  # shorter evaluation texts ("vitamin C") occur in many unrelated texts
 
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
+_WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _PERMUTATIONS = 128
 

@@ -232,6 +232,7 @@ def test_json_lines_of_code_are_read_as_code(
         (["code", "--example_queries", "nowhere.txt"], "nowhere.txt"),
         (["code", "--retriever", "./nowhere"], "no such folder"),
         (["code", "--output_dir", "code/out"], "code/out"),
+        (["code", "--output_dir", "code/out", "--dry_run"], "code/out"),
         (["code", "--bm25_stemmer", "klingon"], "unknown stemmer 'klingon'"),
         (["code", "--bm25_stopwords", "klingon"], "no stop words for 'klingon'"),
     ],

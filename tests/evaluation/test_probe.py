@@ -186,6 +186,13 @@ def test_what_is_too_little_says_what_was_there(tmp_path: Path) -> None:
         build_probe(str(tmp_path), SETTINGS)
 
 
+def test_short_documents_are_too_short(tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / f"{number}.txt").write_text(f"a title about {numeral(number)}")
+    with pytest.raises(UserError, match="no section has 20 words"):
+        build_probe(str(tmp_path), SETTINGS)
+
+
 def test_copies_are_named_when_they_leave_too_few_queries(tmp_path: Path) -> None:
     draw = Random(0)
     for number in range(30):

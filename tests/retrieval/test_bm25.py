@@ -2,6 +2,7 @@
 
 import json
 import math
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -64,6 +65,23 @@ def test_finds_words_of_scripts_without_spaces() -> None:
     index = BM25(texts)
     hits = index.search(["谁写了红楼梦？", "日本の山", "《三体》", "Python"], 3)
     assert [rows[rows >= 0].tolist() for rows in hits.rows_QK] == [[0], [1], [2], [2]]
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("हिन्दी", "यह हिन्दी भाषा में लिखा है"),
+        ("தமிழ்", "இது தமிழ் மொழி"),
+        ("ภาษาไทย", "นี่คือภาษาไทย"),
+        ("größe", "die gro\u0308\u00dfe der Datei"),  # decomposed, as in many PDF files
+        ("ISO", "ＩＳＯの規格"),
+    ],
+)
+def test_finds_words_with_combining_marks(query: str, text: str) -> None:
+    index = BM25(["other text", text], BM25Settings(stemmer="none"))
+    assert index.search([query], 2).rows_QK.tolist() == [[1]]
+    [(start, end)] = index.matches(query, text)
+    assert unicodedata.normalize("NFKC", text[start:end]) == query
 
 
 def test_an_index_is_mapped_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +177,7 @@ def test_identifiers_are_also_indexed_by_their_parts(tmp_path: Path) -> None:
 def test_the_index_of_an_earlier_version_is_found() -> None:
     values = {"k1": 1.5, "b": 0.75, "stemmer": "english", "stopwords": "en", "method": "lucene"}
     source = TextList(["river"])
-    assert BM25(source).key == key_of("bm25 of pairs", values, source.fingerprint)
+    assert BM25(source).key == key_of("bm25 of letters and marks", values, source.fingerprint)
 
 
 def test_split_identifiers_help_on_code() -> None:

@@ -287,6 +287,10 @@ def test_what_is_in_a_data_set_and_what_is_needed(
         RetroMAETrainer(**masked, train_dataset=bodies)
     with pytest.raises(UserError, match="has the splits train, test: pass one of them"):
         RetroMAETrainer(**masked, train_dataset=DatasetDict(train=raw, test=raw))
+    with pytest.raises(UserError, match="train_dataset is a str, not a data set"):
+        RetroMAETrainer(**masked, train_dataset="texts.jsonl")
+    with pytest.raises(UserError, match="train_dataset has no rows"):
+        RetroMAETrainer(**masked, train_dataset=raw.select([]))
     with pytest.raises(UserError, match=found + "anchor, positive"):
         NVEmbedTrainer(str(llama_folder), NVEmbedTrainingArguments(**settings), train_dataset=bodies)
     with pytest.raises(UserError, match=found + "anchor, positive"):

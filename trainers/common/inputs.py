@@ -166,10 +166,17 @@ def as_dataset(rows: Any, remedy: str = "") -> Any:  # noqa: ANN401 (any data se
         remedy: how to avoid this, for the log.
 
     Raises:
-        UserError: A data set with several splits; a stream that cannot be read or has no rows; a full disk.
+        UserError: A path or list; a data set with several splits or without rows; a stream that cannot be read or has no rows; a full disk.
     """
     if isinstance(rows, DatasetDict | IterableDatasetDict):
         raise UserError(f"train_dataset has the splits {', '.join(rows)}: pass one of them, such as dataset['train']")
+    if isinstance(rows, str | Path | list):
+        raise UserError(
+            f"train_dataset is a {type(rows).__name__}, not a data set: load a file with datasets.load_dataset, or a list with"
+            " Dataset.from_list"
+        )
+    if isinstance(rows, Dataset) and not len(rows):
+        raise UserError("train_dataset has no rows")
     if not isinstance(rows, IterableDataset):
         return rows
     limit = f"train_dataset.take(N) limits their number{remedy}"

@@ -127,6 +127,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         texts = ["anchor", "positive", *(name for name in columns if name.startswith("negative"))]
         if not {"anchor", "positive"} <= set(columns):
             raise wrong_columns(train_dataset, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
+        _check_texts(train_dataset, texts)
         retriever = load_retriever(model, **(model_init_kwargs or {}))
         if args.query_only:
             retriever = with_query_route(retriever)
@@ -187,3 +188,13 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
 
     def _extra_weights(self) -> dict[str, Tensor]:
         return {n: p for n, p in self.retriever.named_parameters() if p.requires_grad} if self.adapters else {}
+
+
+def _check_texts(rows: Dataset | IterableDataset, columns: list[str]) -> None:
+    for name in columns:
+        kind = rows.features[name]
+        if getattr(kind, "dtype", None) not in ("string", "large_string"):
+            raise UserError(f"train_dataset: the column {name!r} has the type {kind}; it needs one string in each row")
+        # The table also holds rows that `select` left out.
+        if isinstance(rows, Dataset) and rows.data.column(name).null_count and None in (found := list(rows[name])):
+            raise UserError(f"train_dataset:{found.index(None)}: {name!r} is null; remove the row, or give it a text")

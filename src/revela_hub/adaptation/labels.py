@@ -41,7 +41,8 @@ def hold_out_labels(
         if len(held) >= min(most, len(positives) // 2):
             break
         held += of_passage[passage]
-    kept = [row for row in rows if row["anchor"] not in set(held)]
+    asked = set(held)
+    kept = [row for row in rows if row["anchor"] not in asked]
     left.parent.mkdir(parents=True, exist_ok=True)
     left.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
     asked_for = dict.fromkeys(text for query in held for text in positives[query])

@@ -123,3 +123,13 @@ def test_tables_that_are_named_are_read_by_row(ending: str, mark: str, tmp_path:
 def test_queries_of_a_table(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("day,query\n1,where is it\n2,where is it\n3,why\n")
     assert list(read_queries(tmp_path / "log.csv").values()) == ["where is it", "why"]
+
+
+def test_letters_that_are_lost_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "pairs.csv"
+    file.write_bytes("anchor;positive\nGröße;Maße\n".encode("cp1252"))
+    with caplog.at_level(logging.WARNING):
+        assert [dict(row.columns) for row in read_rows(Source(str(file)))] == [
+            {"anchor": "Gr\ufffd\ufffde", "positive": "Ma\ufffde"}
+        ]
+    assert "pairs.csv: invalid UTF-8" in caplog.text

@@ -52,6 +52,19 @@ def test_the_loss_is_the_equation_with_the_prompts_and_hard_negatives(
     assert float(run.compute_loss(run.retriever, batch)) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"anchor": [1, 2], "positive": ["a", "b"]}, "column 'anchor' has the type .*int64"),
+        ({"anchor": ["a", "b"], "positive": [["c"], ["d"]]}, "column 'positive' has the type List"),
+        ({"anchor": ["a", None], "positive": ["c", "d"]}, "train_dataset:1: 'anchor' is null"),
+    ],
+)
+def test_columns_that_are_not_text(columns: dict[str, list[Any]], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        trainer(tmp_path, Path("not/loaded"), Dataset.from_dict(columns))
+
+
 @pytest.mark.parametrize("mini_batch_size", [3, 64])
 def test_the_matryoshka_loss_is_the_mean_over_truncated_vectors(
     mini_batch_size: int, retriever_folder: Path, tmp_path: Path

@@ -99,10 +99,15 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Inspect the text, measure, train, select, and print the verdict."""
     from revela_hub.adaptation.adapt import Adaptation
+    from revela_hub.data.own_folder import claim
+    from revela_hub.retrieval.disk import try_folder
 
     output = Path(arguments.output_dir)
     adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), say)
-    settings = {} if arguments.dry_run else _claim(arguments, output)
+    settings = _checked_settings(arguments, output)
+    if not arguments.dry_run:
+        claim(output, "--output_dir")
+        try_folder(output, "--output_dir")
     found = _inspect(arguments, adaptation)
     if arguments.dry_run:
         return
@@ -188,18 +193,15 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
     )
 
 
-def _claim(arguments: Arguments, output: Path) -> dict[str, Any]:
-    """Mark the output folder, and check that an earlier run in it had the same settings, which are returned."""
-    from revela_hub.data.own_folder import check_apart, claim
+def _checked_settings(arguments: Arguments, output: Path) -> dict[str, Any]:
+    """Return the settings; check that the output folder is not in the text, and that an earlier run in it had the same."""
+    from revela_hub.data.own_folder import check_apart, is_ours
     from revela_hub.data.sources.source import parse_sources
-    from revela_hub.retrieval.disk import try_folder
 
     check_apart(parse_sources(arguments.data), output, "--output_dir")
-    claim(output, "--output_dir")
-    try_folder(output, "--output_dir")
     file = output / SETTINGS
     settings = {name: value for name, value in vars(arguments).items() if name not in ("output_dir", "dry_run")}
-    if file.exists():
+    if is_ours(output) and file.exists():
         # Folders of earlier versions lack the settings that did not exist: these had what is now the default.
         before = vars(Arguments(data=[])) | json.loads(file.read_text(encoding="utf-8"))
         if changed := [name for name, value in settings.items() if before.get(name) != value]:
