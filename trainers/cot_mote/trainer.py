@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from revela_hub.data.sources.source import Source
 from revela_hub.data.text.contexts import build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
+from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
 from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.epochs import NewEpoch
@@ -95,6 +96,11 @@ class CoTMoTETrainer(MaskedTrainer):
         if args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = True  # a batch may contain texts of one expert only
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
+        if self.is_fsdp_enabled:
+            raise UserError(
+                "FSDP is not supported for CoT-MoTE pre-training, because its experts share layers, which FSDP2 would shard"
+                " twice: use accelerate launch --multi_gpu, or ZeRO-2"
+            )
         self.add_callback(NewEpoch(self.collator))
 
     def retrieval_encoder(self) -> SentenceTransformer:
