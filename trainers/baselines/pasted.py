@@ -103,6 +103,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
     """
 
     method = RA_IT
+    saves_copy = True
     smooths_labels = True
 
     args: RAITTrainingArguments
@@ -151,8 +152,9 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         """Write no card to checkpoints: TRL's would contain local paths."""
 
     def write_models(self, output: Path) -> list[Path]:
-        """Write `model/`, the reader."""
-        return [self.export(output / MODEL)] if self.args.should_save else []
+        """Write `model/`, the reader; must be called by all processes."""
+        with self.whole_model():
+            return [self.export(output / MODEL)] if self.args.should_save else []
 
     def export(self, folder: Path) -> Path:
         """Write the reader as a plain decoder, adapters merged, with its tokenizer."""

@@ -144,6 +144,15 @@ class MaskedTrainer(MethodTrainer):
     losses: ClassVar[tuple[str, ...]] = ()
     forward_options: ClassVar[dict[str, Any]] = {}
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Create the trainer; arguments as in `MethodTrainer`."""
+        super().__init__(*args, **kwargs)
+        if self.is_fsdp_enabled:
+            raise UserError(
+                "FSDP does not work for masked pre-training, whose encoders fit on one GPU: use accelerate launch --multi_gpu,"
+                " or ZeRO-2"
+            )
+
     def compute_loss(
         self,
         model: nn.Module,

@@ -29,6 +29,8 @@ from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
 
+from revela_hub.trainers.common.processes import gathered
+from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.nvembed import PAPER
 
 SIMILAR_LENGTH = 0.75
@@ -79,6 +81,8 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
             labels: (B, C, 2), see `NVEmbedCollator`; not used with columns.
         """
         features = list(sentence_features)
+        if len(features) == 1 and is_sharded(self.model):
+            features = [_as_many_on_all_processes(features[0])]
         if len(features) > 1:
             columns: list[dict[str, Any]] = [{**column, COLUMN: True} for column in features]
             loss: Tensor = self.forward_cached(columns, _places_and_numbers(features))
@@ -124,11 +128,11 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
             part = {k: v[begin:end] if isinstance(v, Tensor) else v for k, v in features.items() if k != COLUMN}
             embedding_TD: Tensor = self.model(part)["sentence_embedding"]
             return embedding_TD
-        length_T = _lengths(features)
-        parts = []
+        length_T, parts = _lengths(features), []
+        similar = 0 if is_sharded(self.model) else SIMILAR_LENGTH  # every process calls a sharded model equally often
         while begin < end:
             longest = length_T[begin]
-            after = next((at for at in range(begin, end) if length_T[at] < SIMILAR_LENGTH * longest), end)
+            after = next((at for at in range(begin, end) if length_T[at] < similar * longest), end)
             part = {k: v[begin:after, :longest] if isinstance(v, Tensor) else v for k, v in features.items()}
             part.pop("lengths", None)
             parts.append(self.model(part)["sentence_embedding"])
@@ -188,6 +192,21 @@ def _false_negatives(text_BC: Tensor, all_text_BC: Tensor) -> Tensor:
     same_query_BW = all_text_BC[:, 0] == query_B1  # W is the rows of all processes here
     right_BN[:, :: all_text_BC.shape[1] - 1] |= same_query_BW
     return right_BN
+
+
+def _as_many_on_all_processes(features: dict[str, Any]) -> dict[str, Any]:
+    """Repeat the last text, whose copies no row reads, until each process has as many texts, and so as many mini-batches."""
+    texts = len(features["input_ids"])
+    missing = max(gathered(texts)) - texts
+    row_T = [*range(texts), *[texts - 1] * missing]
+    return {
+        name: value[row_T]
+        if isinstance(value, Tensor)
+        else [value[row] for row in row_T]
+        if name == "lengths"
+        else value
+        for name, value in features.items()
+    }
 
 
 def _lengths(features: dict[str, Any]) -> list[int]:

@@ -128,6 +128,12 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             data_collator=collator,  # also read for its label columns
             **kwargs,
         )
+        zero = self.accelerator.state.deepspeed_plugin
+        if args.mini_batch_num_tokens and (self.is_fsdp_enabled or (zero is not None and zero.zero_stage == 3)):
+            raise UserError(
+                "--mini_batch_num_tokens gives each process another number of mini-batches, for which sharded weights cannot be"
+                " gathered: use --mini_batch_size"
+            )
 
     def trained_config(self) -> NVEmbedConfig:
         """Return the configuration of the model inside the sentence-transformers model."""

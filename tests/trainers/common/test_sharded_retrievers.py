@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
+from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
+from revela_hub.trainers.baselines.pasted import RAITTrainer
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, decoder_retriever
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 from revela_hub.trainers.common.measuring import BestWeights
@@ -30,7 +31,12 @@ from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.finetuning import CoTMoTEFinetuner
+from revela_hub.trainers.cot_mote.trainer import CoTMoTETrainer
+from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
+from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
+from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
+from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 
 WORDS = "the quick brown fox jumps over a lazy dog and rivers carry sediment from mountains to the sea".split()
 TEXTS = [" ".join(WORDS[(5 * n + 3 * i) % len(WORDS)] for i in range(6 + n % 4)) for n in range(16)]
@@ -64,9 +70,31 @@ def trainer(name: str, folder: Path, models: dict[str, str], rows: int) -> Metho
     if method == "cotmote":
         args = CoTMoTETrainingArguments(stage="finetune", batch_sampler="batch_sampler", **given)
         return CoTMoTEFinetuner(models["mlm"], args, train_dataset=pairs, query_max_length=12, max_length=30)
-    args = RADITTrainingArguments(**given, likelihood_temperature=0.3)
+    raw = Dataset.from_dict({"text": TEXTS})
+    if method == "retromae":
+        args = RetroMAETrainingArguments(**given)
+        return RetroMAETrainer(models["mlm"], args, train_dataset=raw, max_length=30)
+    if method == "experts":
+        return CoTMoTETrainer(models["mlm"], CoTMoTETrainingArguments(**given), train_dataset=raw, max_length=30)
+    if method == "nvembed":
+        own: dict[str, Any] = {"lora_rank": 0 if variant == "full" else 4, "lora_dropout": 0.0}
+        own |= {"temperature": 0.1, "batch_sampler": "batch_sampler"}
+        own |= {"cached": {"mini_batch_size": 2}, "tokens": {"mini_batch_num_tokens": 64}}.get(variant, {})
+        args = NVEmbedTrainingArguments(**given, **own)
+        latents = {"num_latents": 8, "num_heads": 2}
+        # Process 1 has fewer different texts than process 0.
+        negatives = [TEXTS[-1], TEXTS[-2], TEXTS[3], TEXTS[2], *TEXTS[11::-1]]
+        pairs = pairs.remove_columns("negative_1").add_column("negative_1", negatives)
+        return NVEmbedTrainer(models["lm"], args, train_dataset=pairs, max_length=64, model_init_kwargs=latents)
     candidates = np.array([[n, (n + 3) % 16, (n + 5) % 16] for n in range(16)], np.int32)
     prompts = [{"prompt": text, "answers": ["a"], "retrieve": True, "where": "x:1"} for text in TEXTS]
+    own = {"pseudo_labels": candidates, "passages": TEXTS, "max_length": 60}
+    asked = Dataset.from_list([{**row, "input": row["prompt"], "task": "t", "id": "1"} for row in prompts])
+    lora = {"lora_rank": 4 if variant == "lora" else 0, "lora_dropout": 0.0}
+    if method == "rait":
+        args = RAITTrainingArguments(**given, **lora)
+        return RAITTrainer(models["lm"], args, train_dataset=asked, num_passages=2, max_passage_length=24, **own)
+    args = RADITTrainingArguments(**given, likelihood_temperature=0.3)
     tokenizer = AutoTokenizer.from_pretrained(models["lm"])
     return RADITTrainer(
         decoder_retriever(models["lm"], 1, tokenizer, 32) if variant == "decoder" else models["retriever"],
@@ -149,11 +177,15 @@ def assert_equal(one: Path, two: Path) -> None:
 
 
 NAMES = ["pairs", "pairs-cached", "pairs-lora", "contriever", "replug", "replug-absent", "cotmote", "radit"]
+NVEMBED = ["nvembed-full", "nvembed", "nvembed-cached"]
+OTHERS = ["rait", "rait-lora"]
+PARTS = {"cotmote": "dense", "nvembed": "embedder", "rait": "model"}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("names", [NAMES, NVEMBED, OTHERS], ids=["retrievers", "nvembed", "others"])
 def test_sharded_retrievers_are_those_of_one_process(
-    tmp_path: Path, repository: Path, retriever_folder: Path, llama_folder: Path, mlm_folder: Path
+    names: list[str], tmp_path: Path, repository: Path, retriever_folder: Path, llama_folder: Path, mlm_folder: Path
 ) -> None:
     for folder in (retriever_folder, mlm_folder):
         config = json.loads((folder / "config.json").read_text())
@@ -163,12 +195,12 @@ def test_sharded_retrievers_are_those_of_one_process(
     settings = yaml.safe_load((repository / "examples" / "accelerate" / "fsdp.yaml").read_text())["fsdp_config"]
     environment = {name.upper(): str(value) for name, value in settings.items()} | {"ACCELERATE_USE_FSDP": "true"}
     launch(
-        str(Path(__file__)), json.dumps(NAMES), str(tmp_path), json.dumps(models), processes=2, environment=environment
+        str(Path(__file__)), json.dumps(names), str(tmp_path), json.dumps(models), processes=2, environment=environment
     )
-    for name in NAMES:
+    for name in names:
         one, two = tmp_path / "one" / name, tmp_path / name
         losses = train(name, one, models, 4)
-        part = "dense" if name == "cotmote" else "retriever"
+        part = PARTS.get(name.partition("-")[0], "retriever")
         assert_equal(two / part, two / "resumed" / part)
         if name == "replug-absent":  # the mean of the processes' means is not that of all groups
             continue
@@ -185,6 +217,10 @@ def test_sharded_retrievers_are_those_of_one_process(
         ("pairs", {"deepspeed_plugin": SimpleNamespace(zero_stage=3)}, "PairsTrainer does not support ZeRO-3: use FSDP2"),
         ("pairs", {"fsdp_plugin": SimpleNamespace(fsdp_version=1)}, "FSDP 1 is not supported: set fsdp_version: 2"),
         ("contriever-queue", {"fsdp_plugin": SimpleNamespace(fsdp_version=2)}, "use in-batch negatives"),
+        ("nvembed-tokens", {"fsdp_plugin": SimpleNamespace(fsdp_version=2)}, "use --mini_batch_size"),
+        ("rait", {"deepspeed_plugin": SimpleNamespace(zero_stage=3)}, "RAITTrainer does not support ZeRO-3: use FSDP2"),
+        ("retromae", {"fsdp_plugin": SimpleNamespace(fsdp_version=2)}, "use accelerate launch --multi_gpu, or ZeRO-2"),
+        ("experts", {"fsdp_plugin": SimpleNamespace(fsdp_version=2)}, "use accelerate launch --multi_gpu, or ZeRO-2"),
         ("radit-decoder", {"fsdp_plugin": SimpleNamespace(fsdp_version=2)}, "use accelerate launch --multi_gpu, or ZeRO-2"),
     ],
 )  # fmt: skip
@@ -195,6 +231,7 @@ def test_what_cannot_be_sharded_is_rejected_before_training(
     tmp_path: Path,
     retriever_folder: Path,
     llama_folder: Path,
+    mlm_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     create = MethodTrainer.create_accelerator_and_postprocess
@@ -207,7 +244,9 @@ def test_what_cannot_be_sharded_is_rejected_before_training(
 
     monkeypatch.setattr(MethodTrainer, "create_accelerator_and_postprocess", with_plugin)
     with pytest.raises(UserError, match=message):
-        trainer(name, tmp_path, {"retriever": str(retriever_folder), "lm": str(llama_folder)}, 2)
+        trainer(
+            name, tmp_path, {"retriever": str(retriever_folder), "lm": str(llama_folder), "mlm": str(mlm_folder)}, 2
+        )
 
 
 if __name__ == "__main__":
