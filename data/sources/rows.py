@@ -134,7 +134,8 @@ def file_rows(path: Path, report: ReadReport) -> Iterator[Row]:
 def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     """Read a table of text with a header; a row's location is `file:line`, where it ends.
 
-    Columns are separated by tabs, semicolons or commas, whichever the header has most of. Cells may contain line breaks in quotes.
+    Columns are separated by tabs, semicolons or commas, whichever the header has most of outside quotes, or by what a first line such as
+    `sep=;` (Excel) names. Cells may contain line breaks in quotes.
 
     Raises:
         UserError: The file cannot be read, has no header, or a row has more cells than the header.
@@ -143,15 +144,17 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     try:
         with open(path, encoding=_encoding(path), errors="replace", newline="") as file:
             header = file.readline()
-            delimiter = max("\t;,", key=header.count)
-            file.seek(0)
+            named = re.fullmatch(r"sep=(.)\s*", header)
+            delimiter = named[1] if named else max("\t;,", key=re.sub(r'"[^"]*"', "", header).count)
+            if not named:
+                file.seek(0)
             csv.field_size_limit(MAX_CELL)
             rows = csv.DictReader(file, delimiter=delimiter, restkey="")
             if not rows.fieldnames:
                 raise UserError(f"{name}: empty; the first line must name the columns")
             replaced = False
             for columns in rows:
-                where = f"{name}:{rows.line_num}"
+                where = f"{name}:{rows.line_num + bool(named)}"
                 if "" in columns:
                     raise UserError(
                         f"{where}: more cells than the {len(rows.fieldnames)} columns in the first line (a text that contains"

@@ -29,6 +29,7 @@ from revela_hub.trainers import (
     ImpRAGTrainingArguments,
     NVEmbedTrainer,
     NVEmbedTrainingArguments,
+    PairsTrainer,
     RetroMAETrainer,
     RetroMAETrainingArguments,
     RevelaTrainer,
@@ -289,6 +290,10 @@ def test_what_is_in_a_data_set_and_what_is_needed(
         RetroMAETrainer(**masked, train_dataset=DatasetDict(train=raw, test=raw))
     with pytest.raises(UserError, match="train_dataset is a str, not a data set"):
         RetroMAETrainer(**masked, train_dataset="texts.jsonl")
+    with pytest.raises(
+        UserError, match="train_dataset is missing: give a data set with the columns anchor and positive"
+    ):
+        PairsTrainer(str(retriever_folder), train_dataset=None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="train_dataset has no rows"):
         RetroMAETrainer(**masked, train_dataset=raw.select([]))
     with pytest.raises(UserError, match=found + "anchor, positive"):

@@ -118,6 +118,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
     ) -> None:
         args = args or default_arguments(PairsTrainingArguments, model, self.method)
         train_dataset = training_rows(train_dataset, args)
+        if train_dataset is None:
+            raise UserError("train_dataset is missing: give a data set with the columns anchor and positive")
         if isinstance(train_dataset, IterableDataset) and args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
             args.say(
                 "train_dataset is a stream: a batch may contain equal texts, which are then negatives of each other"

@@ -61,7 +61,8 @@ class Inspection:
         sample = "" if self.complete else " (a part of the text)"
         natural = ", ".join(f"{number:,} {kind}" for kind, number in self.pairs.most_common() if kind != "none")
         return (
-            f"text: {counted(self.documents, 'document')}, {self.words:,} words, {kind}; median {self.median_words:,} words{sample}\n"
+            f"text: {counted(self.documents, 'document')}, {counted(self.words, 'word')}, {kind};"
+            f" median {counted(self.median_words, 'word')}{sample}\n"
             f"passages: {self.passages:,}, {self.duplicates / max(1, self.passages):.1%} of them near-duplicates\n"
             f"natural pairs: {natural or 'none'}"
         )

@@ -120,6 +120,16 @@ def test_tables_that_are_named_are_read_by_row(ending: str, mark: str, tmp_path:
         list(read_documents(str(file)))
 
 
+def test_tables_of_excel_name_their_separator(tmp_path: Path) -> None:
+    """Its first line counts in the numbers of lines; separators within quotes do not count."""
+    file = tmp_path / "pairs.csv"
+    file.write_text("sep=|\nanchor|positive\na, b; c|d\n")
+    [row] = read_rows(Source(str(file)))
+    assert row.columns == {"anchor": "a, b; c", "positive": "d"} and row.where.endswith("pairs.csv:3")
+    file.write_text('"anchor, short, clear";positive\na, b;c\n')
+    assert next(read_rows(Source(str(file)))).columns["positive"] == "c"
+
+
 def test_queries_of_a_table(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("day,query\n1,where is it\n2,where is it\n3,why\n")
     assert list(read_queries(tmp_path / "log.csv").values()) == ["where is it", "why"]

@@ -159,6 +159,7 @@ def _read(arguments: Arguments, folder: Path) -> "Passages":
 
 
 def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) -> "tuple[Ranker, Passages]":
+    from revela_hub.data.sources.report import counted
     from revela_hub.retrieval import build_ranker, default_cache_folder
     from revela_hub.retrieval.disk import claim_folder
     from revela_hub.retrieval.encoder import document_identity
@@ -188,7 +189,7 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
     first = ranker.ranker if isinstance(ranker, RerankedRanker) else ranker
     vectors = [part.vectors for part in getattr(first, "parts", [first]) if isinstance(part, VectorRanker)]
     reused = f", {vectors[0].reused:,} of them from the cache" if vectors and vectors[0].reused else ""
-    note(f"{len(passages):,} passages{reused}")
+    note(f"{counted(len(passages), 'passage')}{reused}")
     return ranker, passages
 
 
