@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 HELD_OUT_QUESTIONS = "held-out questions"
 """Name of the task."""
-MIN_QUERIES = 20
+MIN_QUERIES = MIN_PASSAGES = 20
 ONE_IN = 10
 
 
 class HeldOut(NamedTuple):
-    """The remaining rows to train on, and the evaluation task; None if there are too few questions."""
+    """The remaining rows to train on, and the evaluation task; None if there are too few questions or passages."""
 
     rows: "Dataset"
     task: RetrievalTask | None
@@ -43,7 +43,9 @@ def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500) -> HeldOu
     chosen = set(heapq.nsmallest(number, asked))
     held = [index for index, key in _retrieval_keys(rows) if key in chosen]
     left = without_rows(rows, held)
-    return HeldOut(left, _task(rows.select(held), left, passages))
+    task = _task(rows.select(held), left, passages)
+    # Among ten passages, nDCG@10 finds every passage.
+    return HeldOut(rows, None) if len(task.corpus) < MIN_PASSAGES else HeldOut(left, task)
 
 
 def without_queries(rows: "Dataset", queries: Iterable[str]) -> "Dataset":

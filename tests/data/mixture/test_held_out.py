@@ -42,6 +42,12 @@ def test_few_questions_are_all_trained_on() -> None:
     assert task is None and left is few
 
 
+def test_no_evaluation_among_a_few_passages() -> None:
+    same = Dataset.from_list([{**row, "positive": "the answer", "negative_1": "no answer"} for row in rows(300)])
+    left, task = hold_out(same)
+    assert task is None and len(left) == len(same)
+
+
 def test_queries_of_another_task_are_not_trained_on() -> None:
     left = without_queries(Dataset.from_list(rows(10)), ["question 3?", "something else"])
     assert {row["anchor"] for row in left} == {f"Question {n}?" for n in range(10) if n != 3}
