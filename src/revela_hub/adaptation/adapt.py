@@ -63,7 +63,7 @@ TRAIN: dict[str, candidates.Train] = {
 OVERHEAD = 0.4
 """Part of the budget for measuring: the number of passages is chosen so that it suffices."""
 STEPS, PASSES, SHORTEST = 20, 4, 64
-"""Steps that a training should have; passes over a passage per step: forward, backward (two) and the query; tokens that texts keep."""
+"""Steps that a training should have; how many times longer a step takes than encoding its passages; tokens that texts keep at least."""
 ENCODINGS = 2.5
 """How often the passages are encoded per candidate: about a quarter of them five times in training, and all of them at the end."""
 
