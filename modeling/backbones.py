@@ -90,13 +90,6 @@ def cache_of(output: ModelOutput) -> Cache | None:
     return cache
 
 
-def set_cache(output: ModelOutput, cache: Cache | None) -> None:
-    """Set the cache of an output, under the name that this version of transformers reads."""
-    setattr(output, CACHE, cache)
-    if cache is not None:
-        output[CACHE] = cache
-
-
 def body(lm: PreTrainedModel) -> PreTrainedModel:
     """Return a language model without its output projection, or the model itself if it has none."""
     # `get_decoder` may return a projection that is called `decoder` (ModernBERT's decoder), and `base_model` may use the

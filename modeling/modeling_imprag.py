@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, GenerationMixin
 from transformers.utils import ModelOutput
 
-from .backbones import cache_of, set_cache
+from .backbones import CACHE, cache_of
 from .linear_cross_entropy import head_cross_entropy, mean_loss, next_token_labels, summed_cross_entropy
 from .passage_attention import PassageStates, Reading
 from .reading_decoder import ImpRAGModel
@@ -50,7 +50,10 @@ class ImpRAGOutput(ModelOutput):
 
     loss: Tensor | None = None
     logits: Tensor | None = None
-    cache: Cache | None = None
+    if CACHE == "cache":
+        cache: Cache | None = None
+    else:
+        past_key_values: Cache | None = None
     passage_states: PassageStates | None = None
     query_vectors: Tensor | None = None
     passage_vectors: Tensor | None = None
@@ -132,8 +135,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             total, outputs = head_cross_entropy(self.get_output_embeddings(), run, labels)
         if labels is not None and total is not None:
             loss = mean_loss(total, labels, num_items_in_batch)
-        output = ImpRAGOutput(loss, logits, passage_states=passage_states)
-        set_cache(output, cache_of(outputs))
+        output = ImpRAGOutput(loss, logits, cache_of(outputs), passage_states=passage_states)
         if query_input_ids is not None:
             output["query_vectors"] = self.embed_queries(query_input_ids, query_attention_mask)
         if candidate_input_ids is not None:

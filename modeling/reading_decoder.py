@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .backbones import body, cache_argument, cache_of, can_run, load_backbone, set_cache, use_attention
+from .backbones import CACHE, body, cache_argument, cache_of, can_run, load_backbone, use_attention
 from .configuration_imprag import ImpRAGConfig
 from .passage_attention import LayerStates, PassageStates, Reading, right_padded
 from .reading_checks import check_backbone, check_reading, layers_name
@@ -32,7 +32,10 @@ class ImpRAGModelOutput(ModelOutput):
     """
 
     last_hidden_state: Tensor | None = None
-    cache: Cache | None = None
+    if CACHE == "cache":
+        cache: Cache | None = None
+    else:
+        past_key_values: Cache | None = None
     passage_states: PassageStates | None = None
 
 
@@ -208,9 +211,7 @@ class ImpRAGModel(PreTrainedModel):
         cache = kwargs.pop("cache", past_key_values)
         inputs = self._reading_inputs(input_ids, attention_mask, passage_states, cache, kwargs)
         outputs = self.get_decoder()(**inputs)
-        output = ImpRAGModelOutput(outputs.last_hidden_state, passage_states=passage_states)
-        set_cache(output, cache_of(outputs))
-        return output
+        return ImpRAGModelOutput(outputs.last_hidden_state, cache_of(outputs), passage_states=passage_states)
 
     def retrieve(
         self,

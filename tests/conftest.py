@@ -95,7 +95,7 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real data that some tests measure on; the test is skipped without it."""
-    folder = Path(os.environ.get("REVELA_HUB_DATA", REPOSITORY.parent / "shared" / "data"))
+    folder = Path(os.environ.get("REVELA_HUB_DATA") or REPOSITORY.parent / "shared" / "data")
     if not folder.is_dir():
         pytest.skip(f"no shared data at {folder} (set REVELA_HUB_DATA to its folder)")
     return folder

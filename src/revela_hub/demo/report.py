@@ -41,9 +41,10 @@ class Report:
 def base_of(folder: Path) -> str | None:
     """Return the base retriever in the settings of an adaptation; None if they cannot be read."""
     try:
-        return str(json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["retriever"])
+        base = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["retriever"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return base if isinstance(base, str) else None
 
 
 HEADER = ("system", "nDCG@10", "weight of BM25", "training time", "difference, 95% interval")
