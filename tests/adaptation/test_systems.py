@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from revela_hub.adaptation.adapt import Verdict
 from revela_hub.adaptation.systems import (
     System,
     compare,
@@ -14,6 +13,7 @@ from revela_hub.adaptation.systems import (
     select,
     split_by_document,
 )
+from revela_hub.adaptation.verdict import Verdict
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import PRIOR, fit_weight
 from revela_hub.evaluation.probe import Probe
@@ -90,6 +90,31 @@ def test_the_best_candidate_is_selected_and_the_base_if_none_is_better() -> None
     assert select([base, worse], whole) is base
     assert select([base, replace(base, name="equal")], whole) is base
     assert compare(base, better, whole).verdict == "better"
+
+
+def test_a_trained_retriever_must_beat_the_best_untrained_system_by_one_standard_error() -> None:
+    """Otherwise a training without an effect is exported for the gain of another setting of BM25."""
+    whole = task()
+    names = sorted(whole.queries)
+    found = {name: place < QUERIES // 2 for place, name in enumerate(names)}
+
+    def ranked(right: dict[str, bool]) -> Rankings:
+        return {name: {f"p{name[1:]}" if hit else "none": 1.0} for name, hit in right.items()}
+
+    base = System("base retriever", "base", ranked(dict.fromkeys(names, False)), {}, 0.0)
+    split = replace(base, name="base retriever, identifiers split", dense=ranked(found))
+    two_more_one_less = replace(
+        split,
+        name="natural pairs",
+        folder="pairs",
+        dense=ranked(found | {names[0]: False, names[-1]: True, names[-2]: True}),
+    )
+    many_more = replace(two_more_one_less, dense=ranked(found | dict.fromkeys(names[-5:], True)))
+    assert compare(base, two_more_one_less, whole).verdict == "better" and two_more_one_less.mean(whole) > split.mean(
+        whole
+    )
+    assert select([base, split, two_more_one_less], whole) is split
+    assert select([base, split, many_more], whole) is many_more
 
 
 def test_a_candidate_that_kept_the_base_retriever_says_so() -> None:

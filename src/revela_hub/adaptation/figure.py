@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from revela_hub.adaptation.adapt import Verdict
+    from revela_hub.adaptation.verdict import Verdict
 
 
 def draw(verdict: "Verdict", file: Path) -> None:

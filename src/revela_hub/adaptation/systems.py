@@ -6,7 +6,7 @@ the same half.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,9 +76,19 @@ def compare(base: System, other: System, task: RetrievalTask) -> PairedDifferenc
     return compare_queries(base.scores(task), other.scores(task))
 
 
-def select(systems: Iterable[System], dev: RetrievalTask) -> System:
-    """Return the system with the best mean on the dev half, the first of equal ones."""
-    return max(systems, key=lambda system: round(system.mean(dev), 9))
+def select(systems: Sequence[System], dev: RetrievalTask) -> System:
+    """Return the system with the best mean on the dev half, the first of equal ones.
+
+    A trained retriever must beat the best system with the base retriever, which is first, by more than one standard error.
+    """
+
+    def best(some: Iterable[System]) -> System:
+        return max(some, key=lambda system: round(system.mean(dev), 9))
+
+    found, untrained = best(systems), best(system for system in systems if system.folder == systems[0].folder)
+    before, after = untrained.scores(dev), found.scores(dev)
+    gain = np.array([after[query] - before[query] for query in sorted(before)])
+    return found if gain.mean() > gain.std(ddof=1) / len(gain) ** 0.5 else untrained
 
 
 def split_by_document(probe: "Probe") -> tuple[RetrievalTask, RetrievalTask]:

@@ -27,8 +27,9 @@ from revela_hub.output import command_line, note
 from revela_hub.ranges import PositiveFloat, PositiveInt, Seed, TextLength
 
 if TYPE_CHECKING:
-    from revela_hub.adaptation.adapt import Adaptation, Verdict
+    from revela_hub.adaptation.adapt import Adaptation
     from revela_hub.adaptation.inspection import Inspection
+    from revela_hub.adaptation.verdict import Verdict
 
 POSITIONALS = ("data",)
 FIGURE = "adapt.png"
@@ -243,8 +244,8 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
 
 def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length: int | None) -> None:
     """Write the retriever with its card, hybrid.json, adapt.json and the figure."""
-    from revela_hub.adaptation.adapt import bm25_options
     from revela_hub.adaptation.figure import draw
+    from revela_hub.adaptation.verdict import bm25_options
     from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, write_card
 
     folder = verdict.export(output / "retriever", max_length=max_length, trust=arguments.trust_remote_code)

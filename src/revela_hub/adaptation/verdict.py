@@ -1,0 +1,163 @@
+"""The result of `adapt`: all systems on the test half, the selected one, and what is exported."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers.util import get_device_name
+
+from revela_hub.adaptation import UNTRAINED
+from revela_hub.adaptation.systems import System, compare
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.evaluation.significance import PairedDifference
+from revela_hub.hub_cards.export import make_readable
+from revela_hub.retrieval.bm25 import BM25Settings
+from revela_hub.retrieval.disk import whole_path
+from revela_hub.trainers.common.cost import hardware
+from revela_hub.trainers.common.progress import clock
+from revela_hub.trainers.common.retriever import load_retriever
+
+
+@dataclass
+class Verdict:
+    """Result of `adapt`.
+
+    Attributes:
+        base: the base retriever with BM25.
+        chosen: the exported system: a better one, or the base.
+        best: the candidate that was selected on the dev half; the base if none was better.
+        difference: of the best candidate and the base, on the test half.
+        systems: all systems, the base first.
+        dev: the dev half.
+        test: the test half.
+    """
+
+    base: System
+    chosen: System
+    best: System
+    difference: PairedDifference
+    systems: list[System]
+    dev: RetrievalTask
+    test: RetrievalTask
+
+    @property
+    def word(self) -> str:
+        """`BETTER`, `WORSE` or `NO DIFFERENCE`."""
+        return self.difference.verdict.upper()
+
+    def line(self, folder: Path) -> str:
+        """Return the last line of the output, for scripts."""
+        d = self.difference
+        return (
+            f"VERDICT: {self.word} {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}] nDCG@10 | retriever {folder} |"
+            f" bm25_weight {self.chosen.weight:.1f}"
+        )
+
+    def sentence(self) -> str:
+        """Return the verdict as a sentence, for the model card."""
+        d = self.difference
+        interval = f"{d.difference:+.3f} (95% interval {d.low:+.3f} to {d.high:+.3f}, {d.queries} queries)"
+        if self.best is self.base:
+            return "No candidate was better than the base retriever on the queries that select."
+        split = " and identifiers split" if self.best.settings.split_identifiers else ""
+        return (
+            f"The selected candidate ({self.best.name}, with BM25 weight {self.best.weight:.1f}{split}) differs from the base retriever"
+            f" with BM25 by {interval} in nDCG@10 on queries that were used for this comparison only."
+        )
+
+    def cost(self) -> str:
+        """Return the time of training and the hardware as a sentence, for the model card."""
+        tried = sum(system.seconds for system in self.systems)
+        return f"Training all candidates took {clock(tried)} on {hardware(torch.device(get_device_name()))}."
+
+    def differences(self) -> dict[str, PairedDifference]:
+        """Return each candidate's difference from the base on the test half, both with BM25."""
+        return {system.name: compare(self.base, system, self.test) for system in self.systems[1:]}
+
+    def means(self) -> dict[str, float]:
+        """Return mean nDCG@10 on the test half of the exported system, the baselines and the candidates."""
+        rows = {
+            "exported": self.chosen.mean(self.test),
+            "base retriever alone": self.base.mean(self.test, 0.0),
+            **self.of_bm25(),
+        }
+        return rows | {f"{each.name}, with BM25": each.mean(self.test) for each in self.systems}
+
+    def of_bm25(self) -> dict[str, float]:
+        """Return mean nDCG@10 of BM25 on the test half, with each of the settings that were tried."""
+        settings = {each.settings: each for each in self.systems}
+        return {
+            "BM25, identifiers split" if one.split_identifiers else "BM25": each.mean(self.test, 1.0)
+            for one, each in settings.items()
+        }
+
+    def table(self) -> str:
+        """Format all systems with their scores and intervals."""
+        words = self.of_bm25()
+        width = max(map(len, [*words, *(system.name for system in self.systems)]))
+        lines = [f"{'test half':<{width}}  alone  with BM25  weight  difference"]
+        lines += [f"{name:<{width}}  {score:5.3f}" for name, score in words.items()]
+        differences = self.differences()
+        for system in self.systems:
+            dense, hybrid = system.mean(self.test, 0.0), system.mean(self.test)
+            row = f"{system.name:<{width}}  {dense:5.3f}  {hybrid:9.3f}  {system.weight:6.1f}"
+            if d := differences.get(system.name):
+                # No gain on the dev half: the training kept the base retriever's weights.
+                same = system.name not in UNTRAINED and system.dense == self.base.dense
+                row += "  none: base retriever kept" if same else f"  {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
+            lines.append(row + ("  <- exported" if system is self.chosen else ""))
+        return "\n".join(lines)
+
+    def parts(self) -> dict[str, PairedDifference]:
+        """Return what BM25, split identifiers and training add, one after the other, to the base retriever alone."""
+        alone, untrained = replace(self.base, weight=0.0), self.base
+        found = {f"BM25, weight {self.base.weight:.1f}": compare(alone, self.base, self.test)}
+        if self.chosen.settings != self.base.settings:
+            untrained = next(each for each in self.systems if each.settings == self.chosen.settings)
+            found["identifiers split"] = compare(self.base, untrained, self.test)
+        if self.chosen.name not in UNTRAINED:
+            found[self.chosen.name] = compare(untrained, self.chosen, self.test)
+        return found | {"together": compare(alone, self.chosen, self.test)}
+
+    def summary(self) -> str:
+        """Format `parts`."""
+        parts = self.parts()
+        width = max(map(len, parts))
+        alone, exported = self.base.mean(self.test, 0.0), self.chosen.mean(self.test)
+        lines = [
+            f"nDCG@10 on the test half: {alone:.3f} (base retriever alone) -> {exported:.3f} (exported, with BM25)"
+        ]
+        lines += [f"  {name:<{width}}  {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" for name, d in parts.items()]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a plain dictionary, for JSON."""
+        return {
+            "verdict": self.word,
+            "difference": self.difference.to_dict(),
+            "exported": self.chosen.name,
+            "bm25_weight": self.chosen.weight,
+            "bm25": bm25_options(self.chosen.settings),
+            "parts": {name: d.to_dict() for name, d in self.parts().items()},
+            "queries": {"dev": len(self.dev.queries), "test": len(self.test.queries)},
+            "ndcg_at_10": self.means(),
+            "systems": [
+                {"name": each.name, "bm25_weight": each.weight, "seconds": round(each.seconds, 1)}
+                | ({} if each is self.base else {"difference": compare(self.base, each, self.test).to_dict()})
+                for each in self.systems
+            ],
+        }
+
+    def export(self, folder: Path, *, max_length: int | None, trust: bool) -> Path:
+        """Write the retriever of the chosen system; replaces an earlier one."""
+        model = load_retriever(self.chosen.folder, max_length=max_length, trust_remote_code=trust)
+        with whole_path(folder, "--output_dir") as part:
+            model.save_pretrained(str(part), create_model_card=False)
+            make_readable(part)
+        return folder
+
+
+def bm25_options(settings: BM25Settings) -> dict[str, Any]:
+    """Return the settings of BM25 that depend on the text, for JSON."""
+    return {name: getattr(settings, name) for name in ("stemmer", "stopwords", "split_identifiers")}
