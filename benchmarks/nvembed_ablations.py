@@ -125,6 +125,7 @@ COMPARED = (
     *((POOLINGS, f"untrained, mean, {mask}", f"mean, {mask}") for mask in ("bidirectional", "causal")),
     (STAGES, "stage one", "stage one, then two"),
     (STAGES, "two, then one (reversed)", "stage one, then two"),
+    (NEGATIVES, "random, stage one", "random, both stages"),
     *((NEGATIVES, f"random, {stages}", f"mined, {stages}") for stages in ("stage one", "both stages")),
     (MODES, "label", "example"),
 )
