@@ -155,7 +155,8 @@ def _compared(model: Any, file: Path) -> OnnxFile:
     onnx = OnnxModel(file, model.tokenizer, model.max_seq_length)
     texts = [text for text in probe_texts(model.max_seq_length) if text]
     parts = (texts[:-1], texts[-1:])  # the last text is truncated, and all in its batch would be padded to it
-    got = np.concatenate([onnx.encode(part) for part in parts])
+    # The file has the whole vectors; the folder's settings cut them.
+    got = np.concatenate([onnx.encode(part) for part in parts])[:, : model.truncate_dim]
     expected = np.concatenate([model.encode(part, prompt="", show_progress_bar=False) for part in parts])
     size = sum(path.stat().st_size for path in (file, file.with_suffix(".onnx_data")) if path.exists())
     return OnnxFile(file, size, difference(got, expected), lowest_cosine(got, expected))

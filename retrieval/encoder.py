@@ -3,7 +3,9 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +30,8 @@ LARGE_FOLDER = 1 << 26
 
 DOCUMENT_ENCODER = "document_encoder.json"
 """File in the document route of a model with two routes, with the identity of the model whose vectors it returns."""
-DOCUMENT_ROUTE = "document_0_Transformer"
+DOCUMENT_ROUTE = re.compile(r"document_0_\w+")
+"""Folder of the first module of the document route."""
 # Files of a model folder that do not affect its vectors.
 _IGNORED_FILES = frozenset({"README.md", "LICENSE", ".gitattributes", "training_args.bin"})
 _IGNORED_FOLDERS = frozenset({"onnx", "openvino"})  # the same weights for other programs
@@ -131,8 +134,13 @@ def document_identity(name: str, max_seq_length: int | None = None) -> str | Non
     from transformers.utils import cached_file
 
     folder = Path(model_in(name)).expanduser()
-    place, file = str(folder) if folder.is_dir() else _hub_id(name), f"{DOCUMENT_ROUTE}/{DOCUMENT_ENCODER}"
-    if (found := cached_file(place, file, _raise_exceptions_for_missing_entries=False)) is None:
+    place = str(folder) if folder.is_dir() else _hub_id(name)
+    route = next((path for path in module_types(place) if DOCUMENT_ROUTE.fullmatch(path)), None)
+    if route is None:
+        return None
+    if (
+        found := cached_file(place, f"{route}/{DOCUMENT_ENCODER}", _raise_exceptions_for_missing_entries=False)
+    ) is None:
         return None
     cut = "" if max_seq_length is None else f":{max_seq_length}"
     return f"{json.loads(Path(found).read_text(encoding='utf-8'))['identity']}{cut}"
@@ -262,7 +270,7 @@ def _load(
             raise UserError(
                 f"{name} has only {positions} positions: lower the maximum length, {max_seq_length}, to that"
             )
-        model.max_seq_length = max_seq_length
+        limit_length(model, max_seq_length, name)
     return in_fast_precision(model)
 
 
@@ -288,8 +296,51 @@ def open_model(
 
 
 def learnt_positions(model: Any) -> int | None:
-    """Return how many tokens the model can read; None for unlimited (computed) positions."""
-    config = getattr(getattr(model[0], "auto_model", None), "config", None)
+    """Return how many tokens the model can read, in its shortest route; None for unlimited (computed) positions."""
+    found = [_positions(module) for module in input_modules(model)]
+    return min((positions for positions in found if positions is not None), default=None)
+
+
+def _positions(module: Any) -> int | None:
+    config = getattr(getattr(module, "auto_model", None), "config", None)
     if getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None):
         return None
     return getattr(config, "max_position_embeddings", None)
+
+
+def input_modules(model: Any) -> list[Any]:
+    """Return the modules that read texts: the first one of a sentence-transformers model, or of each of its routes."""
+    routes = getattr(model[0], "sub_modules", None)
+    return [model[0]] if routes is None else [modules[0] for modules in routes.values()]
+
+
+def length_limit(model: Any) -> int | None:
+    """Return the maximum number of tokens per text; None if unlimited (static embeddings), or if routes differ in it."""
+    limits = {getattr(module, "max_seq_length", None) for module in input_modules(model)}
+    limit = limits.pop() if len(limits) == 1 else None
+    return int(limit) if limit and math.isfinite(limit) else None
+
+
+def limit_length(model: Any, max_length: int, name: str) -> None:
+    """Truncate texts to a number of tokens. Of a model with routes, those that read texts of any length stay as they are.
+
+    Raises:
+        UserError: No part of the model truncates texts: static embeddings and bags of words average all words.
+    """
+    if not truncates(model):
+        raise UserError(
+            f"{name} is a {type(model[0]).__name__} model, which reads texts of any length: leave out --max_length"
+        )
+    for module in input_modules(model):
+        if _truncates(module):
+            module.max_seq_length = max_length
+
+
+def truncates(model: Any) -> bool:
+    """Whether the maximum length of texts can be set, in some route at least."""
+    return any(_truncates(module) for module in input_modules(model))
+
+
+def _truncates(module: Any) -> bool:
+    limit = getattr(module, "max_seq_length", None)
+    return hasattr(module, "max_seq_length") and (limit is None or math.isfinite(limit))

@@ -310,3 +310,20 @@ def tiny_sparse_folder(tmp_path: Path, wordpiece_tokenizer: "BertTokenizerFast")
     model = SparseEncoder(modules=[MLMTransformer(str(folder / "mlm")), SpladePooling("max")], device="cpu")
     model.save(str(folder), create_model_card=False)
     return folder
+
+
+@pytest.fixture
+def static_folder(tmp_path: Path, wordpiece_tokenizer: "BertTokenizerFast") -> Path:
+    """Static embeddings as a sentence-transformers folder: unit vectors, prompts "Query: " and "Passage: "."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    model = SentenceTransformer(
+        modules=[StaticEmbedding(wordpiece_tokenizer, embedding_dim=16), Normalize()],
+        prompts={"query": "Query: ", "document": "Passage: "},
+        device="cpu",
+    )
+    folder = tmp_path / "tiny-static"
+    model.save(str(folder), create_model_card=False)
+    return folder

@@ -110,6 +110,7 @@ def _compared(name: str, onnx: OnnxModel, model: Loaded) -> tuple[str, str]:
         prompted = [model.prompts.get(kind, "") + text for text in texts]
         # The last text is truncated, and all in its batch would be padded to it.
         got = np.concatenate([onnx.encode(prompted[:-1]), onnx.encode(prompted[:1]), onnx.encode(prompted[-1:])])
+        got = got[:, : model.module.truncate_dim]  # the file has the whole vectors; the folder's settings cut them
         expected = np.concatenate([model.encode(kind, part) for part in (texts[:-1], texts[:1], texts[-1:])])
         if got.shape != expected.shape:
             return f"{name} gives vectors with {got.shape[1]} dimensions, the model {expected.shape[1]}", ""

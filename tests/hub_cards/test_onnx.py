@@ -88,6 +88,14 @@ def test_all_modules_are_in_the_graph_and_weights_may_have_their_own_file(
     np.testing.assert_allclose(vectors(bert_with_dense)(TEXTS), expected, atol=1e-5)
 
 
+def test_shortened_vectors_are_compared_at_their_own_dimension(own: Path) -> None:
+    file = own / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"truncate_dim": 8}), encoding="utf-8")
+    export_onnx(own)
+    assert load_encoder(str(own)).encode(["a fox"]).shape == (1, 8)
+    assert row(check(own)).ok
+
+
 def test_the_file_names_no_folder_of_this_machine(exported: Path) -> None:
     data = (exported / MODEL).read_bytes()
     assert not re.search(rb"site-packages|\.py\b|/home/|" + re.escape(str(Path.cwd()).encode()), data)

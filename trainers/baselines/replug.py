@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveFloat, PositiveInt
-from revela_hub.retrieval.encoder import similarity_of
+from revela_hub.retrieval.encoder import similarity_of, truncates
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.common.adapters import freeze_pooler
@@ -55,6 +55,12 @@ class ReplugTrainingArguments(RunArguments):
     lm_batch_size: PositiveInt = field(
         default=16, metadata={"help": "Number of pairs per forward pass of the language model; affects memory only."}
     )
+
+
+def load_chunk_encoder(model: ModelLike, max_length: int | None, *, trust_remote_code: bool) -> SentenceTransformer:
+    """Load a retriever that truncates chunks to `max_length` tokens, unless it reads texts of any length (static embeddings)."""
+    retriever = load_retriever(model, trust_remote_code=trust_remote_code)
+    return load_retriever(retriever, max_length=max_length) if truncates(retriever) else retriever
 
 
 class GroupCollator:
@@ -233,7 +239,7 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         loaded = load_lm(lm, tokenizer=lm_tokenizer, trust_remote_code=trust_remote_code)
         lm, lm_tokenizer = loaded.model, loaded.tokenizer
         own_length = None if isinstance(model, SentenceTransformer) else max_length
-        retriever = load_retriever(model, max_length=own_length, trust_remote_code=trust_remote_code)
+        retriever = load_chunk_encoder(model, own_length, trust_remote_code=trust_remote_code)
         groups = partial(build_groups, settings=GroupSettings(group_size))
         kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), ("group", "document"), args, groups)
         positions = getattr(lm.config, "max_position_embeddings", 2 * max_length)

@@ -23,9 +23,9 @@ from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.ranges import GroupSize, PositiveInt, TextLength
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
-from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
+from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments, load_chunk_encoder
 from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments
-from revela_hub.trainers.common.retriever import load_retriever, print_retriever
+from revela_hub.trainers.common.retriever import print_retriever
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 
@@ -66,8 +66,8 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             return run.output
         task = hold_out_text(arguments, resumed=run.resumed)
         groups, report = run.read("reading and grouping the text", lambda: _read(arguments))
-        model = load_retriever(
-            arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
+        model = load_chunk_encoder(
+            arguments.retriever, arguments.max_length, trust_remote_code=arguments.trust_remote_code
         )
         lm = load_lm(arguments.lm, trust_remote_code=arguments.trust_remote_code)
         trainer = ReplugTrainer(

@@ -17,7 +17,7 @@ from revela_hub.errors import UserError, loading
 from revela_hub.gguf_files import model_folder
 from revela_hub.hub_cards.method import Method
 from revela_hub.trainers.common.arguments import RunArguments
-from revela_hub.trainers.common.query_route import trained_transformer
+from revela_hub.trainers.common.query_route import trained_backbone, trained_transformer
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +32,17 @@ FIRST_ROWS = 100
 def unwrapped(model: ModelLike) -> str | PreTrainedModel:
     """Return the id or folder (of a GGUF file, the folder of the converted model), or the transformers model inside a loaded one."""
     if isinstance(model, SentenceTransformer):
-        inner: PreTrainedModel = trained_transformer(model).auto_model
+        if (inner := trained_backbone(model)) is None:
+            kind = type(trained_transformer(model)).__name__
+            raise UserError(f"the model is a {kind} model: this method needs one with a transformer")
         return inner
     return model_folder(str(model)) if isinstance(model, str | Path) else model
 
 
 def name_of(model: ModelLike) -> str:
     """Return the id or folder that a model was or will be loaded from; "" if unknown."""
+    if isinstance(model, SentenceTransformer) and trained_backbone(model) is None:
+        return str(model.model_card_data.base_model or "")
     given = unwrapped(model)
     if isinstance(given, str):
         return given

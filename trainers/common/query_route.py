@@ -15,9 +15,17 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from torch import nn
+from transformers import PreTrainedModel
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.encoder import DOCUMENT_ENCODER, DOCUMENT_ROUTE, document_identity, model_identity
+from revela_hub.pickles import module_types
+from revela_hub.retrieval.encoder import (
+    DOCUMENT_ENCODER,
+    DOCUMENT_ROUTE,
+    document_identity,
+    limit_length,
+    model_identity,
+)
 
 QUERY, DOCUMENT = "query", "document"
 
@@ -45,14 +53,19 @@ def with_query_route(retriever: SentenceTransformer, *, max_length: int | None =
             truncate_dim=retriever.truncate_dim,
             device="cpu",
         )
-    elif set(router.sub_modules) != {QUERY, DOCUMENT}:
-        raise UserError(
-            f"--query_only needs the routes query and document, but the model has {', '.join(router.sub_modules)}"
-        )
+    else:
+        refuse_other_routes(retriever, "the model")
     frozen_route(retriever).requires_grad_(False)
     if max_length is not None:
-        router.sub_modules[QUERY][0].max_seq_length = max_length
+        limit_length(router.sub_modules[QUERY], max_length, "the query route")
     return retriever
+
+
+def refuse_other_routes(retriever: SentenceTransformer, name: str) -> None:
+    """Raise a `UserError` if a model has routes other than query and document."""
+    first: Any = retriever[0]
+    if isinstance(first, Router) and set(first.sub_modules) != {QUERY, DOCUMENT}:
+        raise UserError(f"{name} has the routes {', '.join(first.sub_modules)}: only query and document are supported")
 
 
 def frozen_route(retriever: SentenceTransformer) -> nn.Module:
@@ -63,10 +76,15 @@ def frozen_route(retriever: SentenceTransformer) -> nn.Module:
 
 
 def trained_transformer(retriever: SentenceTransformer) -> Any:  # noqa: ANN401 (a Transformer module)
-    """Return the Transformer module in training: of queries, if the model has two routes."""
+    """Return the module in training that reads texts, a Transformer or static embeddings: of queries, if the model has two routes."""
     first: Any = retriever[0]
     routes: Any = first.sub_modules if isinstance(first, Router) else None
     return first if routes is None else routes[QUERY][0]
+
+
+def trained_backbone(retriever: SentenceTransformer) -> PreTrainedModel | None:
+    """Return the transformers model in training; None for models without one, such as static embeddings."""
+    return getattr(trained_transformer(retriever), "auto_model", None)
 
 
 def identity_of_documents(name: str) -> str | None:
@@ -76,4 +94,5 @@ def identity_of_documents(name: str) -> str | None:
 
 def record_documents(folder: Path, identity: str) -> None:
     """Write the identity of the model that the document route of an exported folder is equal to."""
-    (folder / DOCUMENT_ROUTE / DOCUMENT_ENCODER).write_text(json.dumps({"identity": identity}) + "\n", encoding="utf-8")
+    route = next(path for path in module_types(folder) if DOCUMENT_ROUTE.fullmatch(path))
+    (folder / route / DOCUMENT_ENCODER).write_text(json.dumps({"identity": identity}) + "\n", encoding="utf-8")

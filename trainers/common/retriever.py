@@ -18,11 +18,11 @@ from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.output import command_line
 from revela_hub.pickles import encoder
-from revela_hub.retrieval.encoder import learnt_positions, model_in, similarity_of
+from revela_hub.retrieval.encoder import learnt_positions, limit_length, model_in, similarity_of
 from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.arguments import check_positions
 from revela_hub.trainers.common.inputs import ModelLike, name_of
-from revela_hub.trainers.common.query_route import trained_transformer
+from revela_hub.trainers.common.query_route import refuse_other_routes, trained_backbone, trained_transformer
 from revela_hub.trainers.common.roles import refuse_fused
 from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -51,9 +51,10 @@ def load_retriever(
     name = name_of(retriever)
     model = retriever if isinstance(retriever, SentenceTransformer) else _open(retriever, name, trust_remote_code)
     similarity_of(model, f"the retriever {name}")  # must be cosine or dot product
+    refuse_other_routes(model, name)
     if max_length is not None:
         check_positions(name, learnt_positions(model) or max_length, max_length)
-        model.max_seq_length = max_length
+        limit_length(model, max_length, name)
     return model.float()
 
 
@@ -98,9 +99,9 @@ class RetrieverTrainer(MethodTrainer):
     saves_copy = True
 
     def trained_config(self) -> PreTrainedConfig:
-        """Return the configuration of the transformers model inside the sentence-transformers one."""
-        config: PreTrainedConfig = trained_transformer(self.retriever).auto_model.config
-        return config
+        """Return the configuration of the transformers model inside the sentence-transformers one; empty for static embeddings."""
+        backbone = trained_backbone(self.retriever)
+        return PreTrainedConfig() if backbone is None else backbone.config
 
     @property
     def retriever(self) -> Any:
@@ -113,7 +114,7 @@ class RetrieverTrainer(MethodTrainer):
 
     def model_names(self) -> str:
         """Return the retriever's name."""
-        return str(self.trained_config().name_or_path or "a retriever")
+        return name_of(self.retriever) or "a retriever"
 
     def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
         """Copy the exported folder, for `push_to_hub`."""
@@ -158,7 +159,8 @@ class RetrieverTrainer(MethodTrainer):
                 saved = encoder(SentenceTransformer, str(folder), device="cpu")
                 self.retriever.load_state_dict(saved.state_dict())
                 # Runs of older versions may have started with a tokenizer that does not append EOS.
-                trained_transformer(self.retriever).processor = trained_transformer(saved).processor
+                if trained_backbone(self.retriever) is not None:
+                    trained_transformer(self.retriever).processor = trained_transformer(saved).processor
             if extra := self._extra_weights():
                 weights = load_file(folder / EXTRA_WEIGHTS)
                 for name, value in extra.items():

@@ -445,4 +445,6 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
 def tokens_in(batch: dict[str, Any]) -> Tensor:
     """Return the number of tokens of a batch, without padding, as a tensor on its device."""
     masks = [v.sum() for k, v in batch.items() if k.endswith("attention_mask") and isinstance(v, Tensor)]
+    # Inputs of static embeddings have no padding: the texts of a batch are concatenated.
+    masks += [v.new_tensor(v.numel()) for k, v in batch.items() if k.endswith("input_ids") and v.dim() == 1]
     return torch.stack(masks).sum() if masks else torch.zeros((), dtype=torch.long)

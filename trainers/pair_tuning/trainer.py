@@ -16,6 +16,7 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from peft import PeftConfig
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
@@ -24,7 +25,7 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from sentence_transformers.util import cos_sim, dot_score
 from torch import Tensor, nn
-from transformers import set_seed
+from transformers import PreTrainedModel, set_seed
 
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
@@ -39,6 +40,7 @@ from revela_hub.trainers.common.query_route import (
     frozen_route,
     identity_of_documents,
     record_documents,
+    trained_backbone,
     trained_transformer,
     with_query_route,
 )
@@ -134,16 +136,16 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         if args.query_only:
             retriever = with_query_route(retriever)
             self.documents = identity_of_documents(str(model)) if isinstance(model, (str, Path)) else None
-        transformer = trained_transformer(retriever)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
-        adapters = peft_config or args.lora_config(transformer.auto_model)
-        if adapters is not None:
-            self.adapters = add_adapters(transformer.auto_model, adapters)
+        if args.lora_rank or peft_config:
+            backbone = _adapted_backbone(retriever, query_only=args.query_only)
+            adapters = peft_config or args.lora_config(backbone)
+            self.adapters = add_adapters(backbone, adapters)
         freeze_pooler(retriever)
         prompts = retriever.prompts
         if args.prompts is None:
             args.prompts = {name: prompts.get("query" if name == "anchor" else "document") or "" for name in texts}
-        if args.query_only:
+        if isinstance(retriever[0], Router):
             args.router_mapping = {name: QUERY if name == "anchor" else DOCUMENT for name in texts}
         if loss is not None and args.matryoshka_dims:
             raise UserError("--matryoshka_dims changes the contrastive loss: leave it out, or the other loss")
@@ -190,6 +192,23 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
 
     def _extra_weights(self) -> dict[str, Tensor]:
         return {n: p for n, p in self.retriever.named_parameters() if p.requires_grad} if self.adapters else {}
+
+
+def _adapted_backbone(retriever: SentenceTransformer, *, query_only: bool) -> PreTrainedModel:
+    """Return the transformers model that gets adapters.
+
+    Raises:
+        UserError: the model has none, or trains a document route as well.
+    """
+    backbone = trained_backbone(retriever)
+    if backbone is None:
+        kind = type(trained_transformer(retriever)).__name__
+        raise UserError(f"--lora_rank needs a transformer, but {kind} has no linear layers: train all weights (0)")
+    if isinstance(retriever[0], Router) and not query_only:
+        raise UserError(
+            "--lora_rank would adapt only the query route: pass --query_only true, or train all weights with --lora_rank 0"
+        )
+    return backbone
 
 
 def _check_texts(rows: Dataset | IterableDataset, columns: list[str]) -> None:

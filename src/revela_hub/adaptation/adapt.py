@@ -32,6 +32,7 @@ from revela_hub.evaluation.hybrid_weight import PRIOR, fit_weight
 from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe, write_probe
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run
 from revela_hub.retrieval.disk import whole_path
+from revela_hub.retrieval.encoder import length_limit
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.common.stopping import Interrupted
@@ -137,7 +138,7 @@ class Adaptation:
         times = ENCODINGS * len(self.names()) + 2  # and the base model and the average
         affordable = int(self.budget * OVERHEAD / times / each)
         sizes = {"passages": min(PASSAGES, max(FEWEST_PASSAGES, affordable))}
-        longest = model.get_max_seq_length()
+        longest = length_limit(model)
         seconds = max(self.seconds().values(), default=self.budget)
         if longest and (cut := training_length(longest, seconds, each)) < longest:
             sizes |= {"max_length": longest, "training_length": cut}

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from revela_hub.adaptation.time_limit import TimeLimit
 from revela_hub.evaluation.hybrid_weight import PRIOR
 from revela_hub.retrieval.bm25 import BM25Settings
+from revela_hub.retrieval.encoder import limit_length
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 
 FOREVER = 1_000_000
@@ -137,7 +138,7 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
             rows.save_to_disk(str(folder))
         rows = Dataset.load_from_disk(str(folder))
         if inputs.length:  # the teacher read whole texts
-            model.max_seq_length = inputs.length
+            limit_length(model, inputs.length, inputs.retriever)
         trainer = PairsTrainer(
             model,
             arguments,

@@ -80,7 +80,7 @@ def test_other_routes_are_rejected(retriever_folder: Path) -> None:
     other = SentenceTransformer(
         modules=[Router({"left": modules, "right": modules}, default_route="left")], device="cpu"
     )
-    with pytest.raises(UserError, match="needs the routes query and document, but the model has left, right"):
+    with pytest.raises(UserError, match="has the routes left, right: only query and document are supported"):
         with_query_route(other)
 
 

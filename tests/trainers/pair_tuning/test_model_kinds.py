@@ -1,0 +1,98 @@
+"""Fine-tuning models that are not one transformer: static embeddings, and models with a query and a document route."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval.encoder import document_identity, model_identity
+from revela_hub.trainers.common.retriever import load_retriever
+from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
+
+ROWS = Dataset.from_dict(
+    {
+        "anchor": ["the quick brown fox", "rivers carry sediment", "a lazy dog", "mountains to the sea"],
+        "positive": ["jumps over a dog", "from mountains to the sea", "and the fox jumps", "the rivers carry a dog"],
+    }
+)
+
+
+def trainer(model: Any, output: Path, **options: Any) -> PairsTrainer:
+    given: dict[str, Any] = {"per_device_train_batch_size": 4, "max_steps": 2, "learning_rate": 0.1, "report_to": []}
+    given |= {"quiet": True, "bf16": False, "save_strategy": "no"} | options
+    return PairsTrainer(model, PairsTrainingArguments(output_dir=str(output), **given), train_dataset=ROWS)
+
+
+@pytest.fixture
+def routed(static_folder: Path, retriever_folder: Path, tmp_path: Path) -> Path:
+    """Static embeddings for queries and a transformer for documents, as in sentence-transformers' asymmetric models."""
+    query, document = (list(SentenceTransformer(str(f), device="cpu")) for f in (static_folder, retriever_folder))
+    dim = document[0].get_embedding_dimension()
+    if query[0].embedding_dim != dim:
+        query[0] = type(query[0])(query[0].tokenizer, embedding_dim=dim)
+    router = Router.for_query_document(query, document)
+    model = SentenceTransformer(modules=[router], device="cpu")
+    model.save(str(tmp_path / "routed"), create_model_card=False)
+    return tmp_path / "routed"
+
+
+def test_static_embeddings_are_trained_and_exported(static_folder: Path, tmp_path: Path) -> None:
+    run = trainer(str(static_folder), tmp_path / "run")
+    assert run.tokens_per_row() > 1
+    run.train()
+    exported = SentenceTransformer(str(run.export(tmp_path / "out")), device="cpu")
+    texts = ["the fox and the rivers"]
+    assert exported.prompts == {"query": "Query: ", "document": "Passage: "}
+    assert np.array_equal(exported.encode_query(texts), run.retriever.encode_query(texts))
+    base = SentenceTransformer(str(static_folder), device="cpu")
+    assert not np.allclose(exported.encode_query(texts), base.encode_query(texts))
+
+
+def test_a_loaded_static_model_is_trained_with_default_arguments_and_resumes(
+    static_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert PairsTrainer(SentenceTransformer(str(static_folder), device="cpu"), train_dataset=ROWS).args.output_dir
+    whole = trainer(str(static_folder), tmp_path / "whole", save_strategy="steps", save_steps=1)
+    whole.train()
+    again = trainer(str(static_folder), tmp_path / "whole", resume_from_checkpoint="last")
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
+    assert np.array_equal(whole.retriever.encode(["a fox"]), again.retriever.encode(["a fox"]))
+
+
+def test_static_embeddings_have_neither_a_length_nor_layers_for_adapters(static_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="StaticEmbedding model, which reads texts of any length"):
+        load_retriever(str(static_folder), max_length=8)
+    with pytest.raises(UserError, match="StaticEmbedding has no linear layers"):
+        trainer(str(static_folder), tmp_path / "run", lora_rank=4)
+
+
+def test_documents_of_static_embeddings_keep_their_identity_in_query_only(static_folder: Path, tmp_path: Path) -> None:
+    run = trainer(str(static_folder), tmp_path / "run", query_only=True)
+    run.train()
+    folder = str(run.export(tmp_path / "out"))
+    assert document_identity(folder) == model_identity(str(static_folder))
+    base, tuned = (SentenceTransformer(str(name), device="cpu") for name in (static_folder, folder))
+    assert np.array_equal(base.encode_document(["a fox"]), tuned.encode_document(["a fox"]))
+    assert not np.allclose(base.encode_query(["a fox"]), tuned.encode_query(["a fox"]))
+
+
+def test_both_routes_of_an_asymmetric_model_are_trained(routed: Path, tmp_path: Path) -> None:
+    run = trainer(str(routed), tmp_path / "run")
+    run.train()
+    base = SentenceTransformer(str(routed), device="cpu")
+    tuned = SentenceTransformer(str(run.export(tmp_path / "out")), device="cpu")
+    assert not np.allclose(base.encode_query(["a fox"]), tuned.encode_query(["a fox"]))
+    assert not np.allclose(base.encode_document(["a fox"]), tuned.encode_document(["a fox"]))
+
+
+def test_the_length_of_an_asymmetric_model_is_that_of_its_transformer(routed: Path) -> None:
+    model: Any = load_retriever(str(routed), max_length=7)
+    assert model[0].sub_modules["document"][0].max_seq_length == 7
+    with pytest.raises(UserError, match="positions, fewer than --max_length"):
+        load_retriever(str(routed), max_length=100_000)
