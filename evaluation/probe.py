@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.own_folder import check_free, claim, names_in
@@ -32,6 +33,7 @@ from revela_hub.evaluation.probe_queries import (
     passages_of_each,
 )
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, in_shape, resembling
+from revela_hub.retrieval.disk import writing
 
 if TYPE_CHECKING:
     from revela_hub.data.synthesis.backends import Backend
@@ -238,10 +240,25 @@ def _is_probe(folder: Path) -> bool:
 def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") -> Path:
     """Write the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`.
 
+    The files replace those of an earlier probe when all of them are written.
+
     Raises:
-        UserError: The folder contains files other than those of an earlier probe.
+        UserError: The folder contains files other than those of an earlier probe, or the disk is full.
     """
-    folder = write_beir(probe.task, claim(Path(folder), option, _is_probe))
+    folder = Path(folder)
+    with writing(folder, option):
+        claim(folder, option, _is_probe)
+        with TemporaryDirectory(prefix=".part-", dir=folder) as part:
+            _write_files(probe, Path(part))
+            for file in sorted(Path(part).rglob("*.*")):
+                target = folder / file.relative_to(part)
+                target.parent.mkdir(exist_ok=True)
+                file.replace(target)
+    return folder
+
+
+def _write_files(probe: Probe, folder: Path) -> None:
+    write_beir(probe.task, folder)
     rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
@@ -253,7 +270,6 @@ def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") 
         "all_of_the_text": probe.complete,
     }
     (folder / SETTINGS).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
-    return folder
 
 
 def read_probe_task(folder: str | Path) -> RetrievalTask:

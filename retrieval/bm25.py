@@ -3,7 +3,8 @@ r"""BM25 with bm25s: the baseline that needs no training.
 The defaults are k1 = 1.5, b = 0.75 and the English Snowball stemmer, which score higher on most collections than the settings of
 Anserini and Pyserini (`ANSERINI`: k1 = 0.9, b = 0.4, the original Porter stemmer). Words are two or more letters, digits, underscores
 or combining marks (the vowel signs of Hindi, for example): `snake_case` is one word, as in Lucene, unless `split_identifiers` is set.
-Text in scripts without spaces (Han, kana, Thai) is indexed as overlapping pairs of characters, as Lucene's CJKAnalyzer does.
+Text in scripts without spaces (Han, kana, Thai) is indexed as overlapping pairs of characters, and a character that stands alone by
+itself, as Lucene's CJKAnalyzer does. A query of single characters also finds the pairs that contain them.
 """
 
 import logging
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _UNSPACED_RUN = re.compile(f"[{UNSPACED}]+")
 _LETTER = rf"[\w{''.join(c for c in map(chr, range(0x300, 0xFFFF)) if unicodedata.category(c).startswith('M'))}]"
-_WORD = rf"{_LETTER}{{2,}}"
+_WORD = rf"{_LETTER}{{2,}}|[{UNSPACED}]"
 _WORD_OR_PAIR = re.compile(rf"(?:(?![{UNSPACED}]){_LETTER}){{2,}}|[{UNSPACED}](?=[{UNSPACED}])")
 """A word, or the first character of a pair in a script without spaces."""
 _PART_END = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -114,7 +115,7 @@ class BM25:
         values = asdict(self.settings)
         if not self.settings.split_identifiers:  # so that indexes of earlier versions are found
             del values["split_identifiers"]
-        self.key = key_of("bm25 of letters and marks", values, source.fingerprint)
+        self.key = key_of("bm25 of letters, marks and single characters", values, source.fingerprint)
         self._bm25s: Any = bm25s
         self._stemmer, self._stopwords = _stemmer(self.settings.stemmer), _stop_words(self.settings.stopwords)
         self._show_progress_bar = show_progress_bar
@@ -143,7 +144,14 @@ class BM25:
         if self._index is None:
             return [[] for _ in queries]
         words = self._words(queries, return_ids=False)
-        return [[number for number in self._index.get_tokens_ids(query) if number >= 0] for query in words]
+        known = [self._index.get_tokens_ids([*query, *self._pairs_with(query)]) for query in words]
+        return [[number for number in numbers if number >= 0] for numbers in known]
+
+    def _pairs_with(self, words: list[str]) -> list[str]:
+        """Return the pairs of the index that contain a word, if all words are single characters: else the longer words matter."""
+        if not words or any(len(word) > 1 for word in words):
+            return []
+        return [pair for pair in self._index.vocab_dict if len(pair) == 2 and not set(words).isdisjoint(pair)]
 
     def search(self, queries: Sequence[str] | list[list[int]], k: int) -> Hits:
         """See `Ranker`; texts without a word of the query are not returned. Also accepts the queries as strings."""
@@ -187,7 +195,9 @@ class BM25:
             ):
                 joined = bool(found) and found[-1][1] >= start  # pairs of characters overlap
                 found.append((found.pop()[0] if joined else start, end))
-        return found
+        singles = "".join(stem for stem in stems if len(stem) == 1)
+        alone = [place.span() for place in re.finditer(f"[{singles}]", text)] if singles else []
+        return sorted({*found, *(place for place in alone if not any(a <= place[0] < b for a, b in found))})
 
     def pair_scores(
         self, queries: list[list[int]], queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
@@ -239,7 +249,7 @@ def _spaced(text: str) -> str:
     if text.isascii():
         return text
     return _UNSPACED_RUN.sub(
-        lambda run: f" {' '.join(map(''.join, pairwise(run[0])))} ", unicodedata.normalize("NFKC", text)
+        lambda run: f" {' '.join(map(''.join, pairwise(run[0]))) or run[0]} ", unicodedata.normalize("NFKC", text)
     )
 
 

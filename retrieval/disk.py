@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.data.own_folder import check_free, claim
-from revela_hub.errors import DISK_FULL, UserError
+from revela_hub.errors import DISK_FULL, UserError, causes, os_error
 
 _STALE_SECONDS = 24 * 3600  # the age at which a temporary file must be left over from a killed process
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{32}\.tmp")
@@ -132,6 +132,16 @@ def whole_path(path: Path, option: str = "--cache_dir") -> Iterator[Path]:
         _remove(temporary)
 
 
+def write_text(path: Path, text: str, option: str = "--cache_dir") -> None:
+    """Write a text file as a whole: an interrupted call leaves the earlier file.
+
+    Raises:
+        UserError: The disk is full, or the folder cannot be written to.
+    """
+    with whole_file(path, option) as stream:
+        stream.write(text.encode())
+
+
 def write_array(stream: IO[bytes], array: NDArray[Any]) -> None:
     """Write an array as a `.npy` file to a stream of `whole_file`.
 
@@ -203,6 +213,26 @@ def writing(folder: Path, option: str = "--cache_dir") -> Iterator[None]:
         yield
     except OSError as error:
         raise cannot_write(folder, error, option) from error
+
+
+@contextlib.contextmanager
+def naming_full_disk(folder: Path, option: str) -> Iterator[None]:
+    """Name the folder in errors of a full disk that name no file: those of torch, safetensors and `Path.write_text`.
+
+    Raises:
+        UserError: The disk is full.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        for cause in causes(error):
+            if os_error(cause) in DISK_FULL and not getattr(cause, "filename", None):
+                raise UserError(
+                    f"the disk is full at {folder}: free some space and run the command again, or choose another folder with {option}"
+                ) from error
+        raise
 
 
 def cannot_write(folder: Path, error: OSError, option: str) -> UserError:

@@ -44,6 +44,7 @@ from revela_hub.errors import UserError, first_line
 logger = logging.getLogger(__name__)
 
 HELD_OUT = "held_out.jsonl"
+UNPACK = "unpack archives; of compressed files, only .jsonl.gz is read"
 
 # Text in which line breaks matter: programs, data and markup.
 CODE_EXTENSIONS = frozenset(
@@ -108,6 +109,7 @@ def _nothing_found(source: Source, skipped: Counter[str]) -> str:
     if not skipped:
         return what
     remedies = [f"over {source.max_file_mib} MiB: raise max_file_mib"] if skipped["too large"] else []
+    remedies += [UNPACK] if skipped["binary"] else []
     remedies += [converted.REMEDY] if skipped[converted.MISSING] else []
     remedy = f" ({'; '.join(remedies)})" if remedies else ""
     return f"no documents in {source.path}: skipped {skips(skipped)}{remedy}"

@@ -63,7 +63,11 @@ class ReadReport:
         made += [counted(self.chunks, "chunk")] if self.chunks else []
         made += [counted(self.groups, "group")] if self.groups else []
         made += [counted(self.spans, "span")] if self.spans else []
-        parts = [", ".join(made)]
+        return "; ".join([", ".join(made), *self.remarks()])
+
+    def remarks(self) -> list[str]:
+        """Return what was skipped, replaced, split or removed."""
+        parts: list[str] = []
         if self.skipped:
             parts.append(f"skipped: {skips(self.skipped)}")
         if self.replaced:
@@ -77,7 +81,7 @@ class ReadReport:
             parts.append(f"last group incomplete ({counted(self.absent, 'row')} empty)")
         if self.dropped:
             parts.append(f"{counted(self.dropped, 'leftover chunk')} dropped")
-        return "; ".join(parts)
+        return parts
 
 
 def skips(skipped: Counter[str]) -> str:

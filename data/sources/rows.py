@@ -190,7 +190,7 @@ def parquet_rows(path: Path) -> Iterator[Row]:
             for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1):
                 yield Row(f"{name}:{number}", row)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{name}: damaged or not a parquet file ({first_line(error)})") from error
+        raise UserError(f"{name}: damaged or not a parquet file ({first_line(error)}); exclude skips a file") from error
 
 
 def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:

@@ -1,5 +1,6 @@
 """`revela-hub adapt`: from a folder of text to a verdict, a retriever and its weight of BM25."""
 
+import errno
 import json
 import re
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from revela_hub.adaptation import candidates
@@ -16,7 +18,10 @@ from revela_hub.cli.commands.adapt import seconds_of
 from revela_hub.cli.main import main
 from revela_hub.demo.report import read_report
 from revela_hub.errors import UserError
+from revela_hub.evaluation.probe import read_probe_task
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
+from revela_hub.retrieval.disk import claim_folder
+from revela_hub.trainers.common.run import LOCK, lock_output
 
 VERDICT = re.compile(
     r"VERDICT: (BETTER|WORSE|NO DIFFERENCE) [+-]\d\.\d{3} \[[+-]\d\.\d{3}, [+-]\d\.\d{3}\] nDCG@10 \| retriever \S+ \| bm25_weight \d\.\d"
@@ -190,8 +195,74 @@ def test_the_plan_without_training(
 ) -> None:
     output = tmp_path / "out"
     assert main(options(code, retriever_folder, output, "--dry_run")) == 0
-    assert "plan, in minutes: natural pairs" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "plan, in minutes: natural pairs" in printed.out
+    assert " documents" not in printed.err  # nothing was skipped; the number of documents is in the first line
     assert not output.exists()
+    (code / "empty.py").touch()
+    assert main(options(code, retriever_folder, output, "--dry_run")) == 0
+    assert "\nskipped: 1 empty\n" in f"\n{capsys.readouterr().err}"
+
+
+def test_results_of_other_text_or_another_retriever_are_not_reused(
+    code: Path,
+    retriever_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ids of queries and passages are numbers, so the rankings of an earlier text would be scored without an error."""
+    monkeypatch.setattr("revela_hub.adaptation.adapt.TRAIN", {})
+    output = tmp_path / "out"
+    assert main(options(code, retriever_folder, output)) == 0
+    verdict = (output / "adapt.json").read_bytes()
+    capsys.readouterr()
+    before = (code / "m3.py").read_text()
+    (code / "m3.py").write_text(before.replace("The area number 3", "The size number 3"))
+    assert main(options(code, retriever_folder, output)) == 2
+    assert "the text or the labels have changed since the earlier run" in capsys.readouterr().err
+    assert (output / "adapt.json").read_bytes() == verdict
+
+    (code / "m3.py").write_text(before)
+    weights = retriever_folder / "model.safetensors"
+    tensors = load_file(weights)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, weights, {"format": "pt"})
+    assert main(options(code, retriever_folder, output)) == 2
+    assert f"--retriever {retriever_folder} changed since the adaptation in {output}" in capsys.readouterr().err
+    save_file(tensors, weights, {"format": "pt"})
+    assert main(options(code, retriever_folder, output)) == 0
+
+
+def test_a_folder_is_used_by_one_process(
+    code: Path, retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    (claim_folder(output, "--output_dir") / "work").mkdir()
+    with lock_output(output, output / "work" / LOCK):
+        assert main(options(code, retriever_folder, output)) == 2
+    assert f"--output_dir {output} is in use by another training process" in capsys.readouterr().err
+    assert sorted(path.name for path in (output / "work").iterdir()) == [LOCK]
+
+
+@pytest.mark.parametrize("failing", ["write_probe", "write_beir"])
+def test_a_probe_that_was_not_written_completely_is_written_again(
+    code: Path, retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    monkeypatch.setattr("revela_hub.adaptation.adapt.TRAIN", {})
+    output = tmp_path / "out"
+    place = {"write_probe": "revela_hub.adaptation.adapt", "write_beir": "revela_hub.evaluation.probe"}[failing]
+
+    def full(task: object, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "corpus.jsonl").write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{place}.{failing}", full)
+        assert main(options(code, retriever_folder, output)) == 2
+    assert not (output / "work" / "probe").exists()
+    assert main(options(code, retriever_folder, output)) == 0
+    assert read_probe_task(output / "work" / "probe").queries
 
 
 def test_the_average_of_two_retrievers(retriever_folder: Path, tmp_path: Path) -> None:

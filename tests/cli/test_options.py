@@ -13,7 +13,7 @@ import pytest
 from revela_hub.cli import main as cli
 from revela_hub.cli.main import COMMANDS
 from revela_hub.cli.outline import outline
-from revela_hub.cli.parser import LIBRARIES
+from revela_hub.cli.parser import LIBRARIES, build_arguments
 from revela_hub.errors import UserError
 from revela_hub.renamed import old_names
 from revela_hub.trainers.common.settings import changes
@@ -205,3 +205,14 @@ def test_no_old_name_leads_to_another_old_name() -> None:
     for old, new in RENAMED.items():
         assert new not in RENAMED, f"{old} -> {new} -> {RENAMED.get(new)}"
     assert all(old != new for old, new in itertools.product(RENAMED, RENAMED.values()))
+
+
+def test_the_home_folder_is_found_in_options_but_not_in_queries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A shell expands it only at the beginning of a word, not after `=` or in a configuration file."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    search = outline(COMMANDS["search"].module).Arguments
+    values = {"model": "~/m", "query": "~/m", "corpus": ["~/a", "b~/c"]}
+    made = build_arguments(search, values, "revela-hub search")
+    assert (made.model, made.query, made.corpus) == (str(tmp_path / "m"), "~/m", [str(tmp_path / "a"), "b~/c"])

@@ -1,11 +1,13 @@
 """A probe: queries of the text for passages of the text, and not in the training text."""
 
+import errno
 import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -177,6 +179,26 @@ def test_training_data_follow_the_probe(text: Path, probe: Probe, tmp_path: Path
     write_probe(other, folder)
     assert not any(query in chunks() for query in other.task.queries.values())
     assert any(query in chunks() for query in probe.task.queries.values())
+
+
+def test_a_full_disk_leaves_the_earlier_probe(
+    text: Path, probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_probe(probe, tmp_path / "probe")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    other = build_probe(str(text), ProbeSettings(queries=40, passages=80, seed=5))
+    written = Path.write_text
+
+    def full(self: Path, data: str, *options: Any, **more: Any) -> int:
+        if self.name == "queries.jsonl":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written(self, data, *options, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(UserError, match=f"the disk is full at {folder}"):
+            write_probe(other, folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_what_is_too_little_says_what_was_there(tmp_path: Path) -> None:

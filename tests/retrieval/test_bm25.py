@@ -84,6 +84,23 @@ def test_finds_words_with_combining_marks(query: str, text: str) -> None:
     assert unicodedata.normalize("NFKC", text[start:end]) == query
 
 
+def test_a_query_of_one_character_finds_the_words_with_it() -> None:
+    texts = ["富士山は日本で一番高い山です。", "三体 in Python", "3月 and the rest", "ปลา กิน", "高山 plants"]
+    index = BM25(texts)
+    hits = index.search(["山", "三", "月", "ก", "体 Python", "龍", "Python"], 2)
+    assert [sorted(row for row in rows if row >= 0) for rows in hits.rows_QK.tolist()] == [
+        [0, 4],
+        [1],
+        [2],
+        [3],
+        [1],
+        [],
+        [1],
+    ]
+    assert index.matches("山", texts[0]) == [(2, 3), (11, 12)]
+    assert index.matches("月", texts[2]) == [(1, 2)]
+
+
 def test_an_index_is_mapped_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = texts(60, 0)
     first = BM25(documents, folder=tmp_path)
@@ -177,7 +194,7 @@ def test_identifiers_are_also_indexed_by_their_parts(tmp_path: Path) -> None:
 def test_the_index_of_an_earlier_version_is_found() -> None:
     values = {"k1": 1.5, "b": 0.75, "stemmer": "english", "stopwords": "en", "method": "lucene"}
     source = TextList(["river"])
-    assert BM25(source).key == key_of("bm25 of letters and marks", values, source.fingerprint)
+    assert BM25(source).key == key_of("bm25 of letters, marks and single characters", values, source.fingerprint)
 
 
 def test_split_identifiers_help_on_code() -> None:

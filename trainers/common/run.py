@@ -18,6 +18,7 @@ from transformers.utils import logging
 from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.hub_cards.method import Method
+from revela_hub.retrieval.disk import naming_full_disk
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.card import card_metadata
 from revela_hub.trainers.common.checkpoints import (
@@ -198,7 +199,7 @@ def open_run(method: Method, arguments: RunArguments) -> Iterator[Run]:
         on_all(lambda: refuse_foreign(output, method.folders))
         owners = _make_output(arguments, output)
         owns = owners[rank()] == rank()  # one process per disk
-        on_all(lambda: stack.enter_context(_lock(output)) if owns else None)
+        on_all(lambda: stack.enter_context(lock_output(output)) if owns else None)
         if owns:
             stack.callback(shutil.rmtree, output / RECEIVED, ignore_errors=True)
         if arguments.disable_tqdm:  # also for loading, writing and mapping
@@ -207,7 +208,7 @@ def open_run(method: Method, arguments: RunArguments) -> Iterator[Run]:
         set_seed(arguments.seed)  # before fresh decoders, pooling layers and adapters are initialised
         # Load whole models; they are sharded when training starts. The base model is evaluated and exported by one process.
         unset_hf_deepspeed_config()
-        with explained():
+        with explained(), naming_full_disk(output, "--output_dir"):
             yield _opened(method, arguments, output, owners)
 
 
@@ -225,10 +226,18 @@ def _make_output(arguments: RunArguments, output: Path) -> list[int]:
     return owners
 
 
-def _lock(output: Path) -> AbstractContextManager[object]:
-    """Acquire the lock of an output folder."""
+def lock_output(output: Path, file: Path | None = None) -> AbstractContextManager[object]:
+    """Acquire the lock of an output folder.
+
+    Args:
+        output: output folder, for messages.
+        file: lock file in an existing folder; by default that of training runs, which may then replace files in the folder.
+
+    Raises:
+        UserError: another process holds the lock, or the folder is not writable.
+    """
     try:
-        return FileLock(output / LOCK, timeout=0).acquire()
+        return FileLock(file or output / LOCK, timeout=0).acquire()
     except Timeout:
         raise UserError(
             f"--output_dir {output} is in use by another training process: wait for it, or choose another folder"

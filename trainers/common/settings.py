@@ -61,7 +61,7 @@ def run_settings(arguments: Any, method: Method) -> dict[str, Any]:
     """Return the arguments that affect the result, as JSON values, with files and folders identified by their content."""
     ignored = NO_EFFECT | method.neutral_settings
     return {
-        entry.name: _map_paths(entry.name, plain(getattr(arguments, entry.name)), method, _identity)
+        entry.name: _map_paths(entry.name, plain(getattr(arguments, entry.name)), method, content_identity)
         for entry in fields(arguments)
         if entry.name not in ignored
     }
@@ -86,7 +86,7 @@ def _map_paths(name: str, value: Any, method: Method, replace: Callable[[Path], 
     return prefix + replace(path) if may_be and os.path.exists(path.expanduser()) else value
 
 
-def _identity(path: Path) -> str:
+def content_identity(path: Path) -> str:
     """Return a path's name and a digest of its content, which a move does not change; of an empty folder, a digest of its path."""
     path = path.expanduser().resolve()
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if _is_content(file, path))

@@ -28,10 +28,11 @@ from revela_hub.adaptation.systems import (
     write_rankings,
 )
 from revela_hub.adaptation.verdict import Verdict
+from revela_hub.errors import UserError
 from revela_hub.evaluation.hybrid_weight import PRIOR, fit_weight
 from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe, write_probe
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run
-from revela_hub.retrieval.disk import whole_path
+from revela_hub.retrieval.disk import key_of, whole_path, write_text, writing
 from revela_hub.retrieval.encoder import length_limit
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
@@ -119,9 +120,27 @@ class Adaptation:
                 self.inputs = replace(self.inputs, labels=str(left))
         self.dev, self.test = split_by_document(probe)
         self.task = probe.task
-        if write and not self.inputs.probe.exists():
-            write_probe(replace(probe, task=measured_in_training(self.dev)), self.inputs.probe)
+        if write:
+            self._check_same_text()
+            if not self.inputs.probe.exists():
+                with whole_path(self.inputs.probe, "--output_dir") as part, writing(self.work, "--output_dir"):
+                    write_probe(replace(probe, task=measured_in_training(self.dev)), part)
         return probe
+
+    def _check_same_text(self) -> None:
+        """Check that the kept rankings are of this task: its ids are numbers, so those of another text would match silently.
+
+        Raises:
+            UserError: The text or the labels have changed since an earlier run in the same folder.
+        """
+        known, digest = self._state("probe"), key_of(self.task.corpus, self.task.queries, self.task.qrels)
+        if known.get("task", digest) != digest:
+            raise UserError(
+                f"the text or the labels have changed since the earlier run in {self.work.parent}, whose results are of the"
+                " former text: restore it, or use a new --output_dir"
+            )
+        if "task" not in known:
+            self._remember("probe", known | {"task": digest})
 
     def _sizes(self, found: Inspection, *, write: bool) -> dict[str, int]:
         """Return how many passages can be encoded as often as needed, and the length of training texts; the first run's are kept."""
@@ -240,8 +259,7 @@ class Adaptation:
     def _remember(self, name: str, values: dict[str, Any]) -> None:
         file = self.work / STATE
         known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        with whole_path(file, "--output_dir") as part:
-            part.write_text(json.dumps(known | {name: values}, indent=2), encoding="utf-8")
+        write_text(file, json.dumps(known | {name: values}, indent=2), "--output_dir")
 
 
 def training_length(longest: int, seconds: float, each: float) -> int:

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from revela_hub.adaptation.time_limit import TimeLimit
 from revela_hub.evaluation.hybrid_weight import PRIOR
 from revela_hub.retrieval.bm25 import BM25Settings
+from revela_hub.retrieval.disk import whole_path, writing
 from revela_hub.retrieval.encoder import limit_length
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 
@@ -132,10 +133,11 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
         folder = run.output / "rows"
         if not folder.exists():  # a resumed run trains on the same rows
             pairs = build_text_pairs(arguments.sources(), seed=inputs.seed, cache_dir=arguments.cache_dir)
-            writing: dict[str, Any] = {"questions": question_writer(inputs.lm), "seconds": QUESTIONS_SHARE * seconds}
+            asking: dict[str, Any] = {"questions": question_writer(inputs.lm), "seconds": QUESTIONS_SHARE * seconds}
             teaching: dict[str, Any] = {"bm25_weight": inputs.bm25_weight, "bm25": inputs.bm25}
-            rows = distillation_rows(pairs, model, most=inputs.passages, seed=inputs.seed, **teaching, **writing)
-            rows.save_to_disk(str(folder))
+            rows = distillation_rows(pairs, model, most=inputs.passages, seed=inputs.seed, **teaching, **asking)
+            with whole_path(folder, "--output_dir") as part, writing(run.output, "--output_dir"):
+                rows.save_to_disk(str(part))
         rows = Dataset.load_from_disk(str(folder))
         if inputs.length:  # the teacher read whole texts
             limit_length(model, inputs.length, inputs.retriever)

@@ -20,7 +20,7 @@ from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.evaluation.retrieval import Rankings, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.retrieval.bm25 import BM25Settings
-from revela_hub.retrieval.disk import whole_path
+from revela_hub.retrieval.disk import write_text
 
 if TYPE_CHECKING:
     from revela_hub.evaluation.probe import Probe
@@ -135,8 +135,7 @@ def measured_in_training(dev: RetrievalTask) -> RetrievalTask:
 
 def write_rankings(file: Path, rankings: Rankings) -> None:
     """Write rankings as JSON."""
-    with whole_path(file, "--output_dir") as part:
-        part.write_text(json.dumps(rankings), encoding="utf-8")
+    write_text(file, json.dumps(rankings), "--output_dir")
 
 
 def read_rankings(file: Path) -> Rankings:

@@ -9,6 +9,7 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from revela_hub.output import shows_progress
+from revela_hub.retrieval.disk import write_text
 
 FILE = "time.json"
 PARTS = 3
@@ -29,7 +30,7 @@ class TimeLimit(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Continue from the time of the checkpoint."""
         if state.global_step and self.file.is_file():
-            self.spent = float(json.loads(self.file.read_text(encoding="utf-8")).get(str(state.global_step), 0.0))
+            self.spent = float(self._times().get(str(state.global_step), 0.0))
             self.done = int(PARTS * self.spent / self.limit)
         self.bar = tqdm(total=round(self.limit), initial=round(self.spent), unit="s", disable=not shows_progress())
         self.mark = time.monotonic()
@@ -46,7 +47,16 @@ class TimeLimit(TrainerCallback):
             control.should_training_stop = part >= PARTS
         if control.should_save:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            self.file.write_text(json.dumps({state.global_step: round(self.spent, 1)}), encoding="utf-8")
+            # The checkpoint is written after this, so an interrupted run may resume from an earlier one.
+            times = self._times() | {str(state.global_step): round(self.spent, 1)}
+            write_text(self.file, json.dumps(times), "--output_dir")
+
+    def _times(self) -> dict[str, float]:
+        """Return the seconds of training by the step of each checkpoint."""
+        if not self.file.is_file():
+            return {}
+        times: dict[str, float] = json.loads(self.file.read_text(encoding="utf-8"))
+        return times
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Do not count evaluations and checkpoints, which come before this call."""

@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -44,6 +45,7 @@ DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|mlu|musa|xla)(:\d+)?")
 NEGATIVE_NUMBER = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)  # a value, not an option
 MANY = 20
 """`--help` of a command with more options lists the required ones and those that its classes name in `basic_options`."""
+FREE_TEXT = ("query", "queries")  # options in which ~/ is not the home folder
 OTHER_OPTIONS = "other options of transformers' Trainer"
 LIBRARIES = ("transformers.", "sentence_transformers.", "trl.")  # the modules whose options are not defined here
 
@@ -88,11 +90,18 @@ def build_arguments(arguments: type[ArgumentsT], values: dict[str, Any], program
     if values.get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         raise UserError(install_hint("deepspeed"))
     try:
-        return arguments(**values)
+        return arguments(**{name: value if name in FREE_TEXT else _at_home(value) for name, value in values.items()})
     except ValueError as error:
         raise UserError(f"{first_line(error)} (see {program} --help)") from error
     except (KeyError, TypeError, AttributeError, RuntimeError, ImportError, OSError) as error:  # from transformers
         raise UserError(f"the options cannot be used: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _at_home(value: Any) -> Any:
+    """Expand `~/`, which a shell does not in a configuration file or after `=`; in lists, too."""
+    if isinstance(value, list):
+        return [_at_home(item) for item in value]
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 POSITIONALS = ("data",)
 FIGURE = "adapt.png"
+CONTENT, MODELS_AND_FILES = "content", ("retriever", "lm", "labels", "example_queries")
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -100,19 +101,27 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Inspect the text, measure, train, select, and print the verdict."""
     from revela_hub.adaptation.adapt import Adaptation
-    from revela_hub.data.own_folder import claim
-    from revela_hub.retrieval.disk import try_folder
+    from revela_hub.retrieval.disk import claim_folder, make_folder, naming_full_disk
+    from revela_hub.trainers.common.run import LOCK, lock_output
 
     output = Path(arguments.output_dir)
     adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), say)
     settings = _checked_settings(arguments, output)
-    if not arguments.dry_run:
-        claim(output, "--output_dir")
-        try_folder(output, "--output_dir")
-    found = _inspect(arguments, adaptation)
     if arguments.dry_run:
+        _inspect(arguments, adaptation)
         return
-    (output / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    claim_folder(output, "--output_dir")
+    make_folder(adaptation.work, "--output_dir")
+    with lock_output(output, adaptation.work / LOCK), naming_full_disk(output, "--output_dir"):
+        _adapt(arguments, adaptation, settings)
+
+
+def _adapt(arguments: Arguments, adaptation: "Adaptation", settings: dict[str, Any]) -> None:
+    from revela_hub.retrieval.disk import write_text
+
+    output = Path(arguments.output_dir)
+    found = _inspect(arguments, adaptation)
+    write_text(output / SETTINGS, json.dumps(settings, indent=2) + "\n", "--output_dir")
     adaptation.baselines(code=found.has_code)
     say(f"base retriever: nDCG@10 {adaptation.systems[0].mean(adaptation.dev, 0.0):.3f} on the dev half")
     for system in adaptation.systems:
@@ -198,19 +207,27 @@ def _checked_settings(arguments: Arguments, output: Path) -> dict[str, Any]:
     """Return the settings; check that the output folder is not in the text, and that an earlier run in it had the same."""
     from revela_hub.data.own_folder import check_apart, is_ours
     from revela_hub.data.sources.source import parse_sources
+    from revela_hub.trainers.common.settings import content_identity
 
     check_apart(parse_sources(arguments.data), output, "--output_dir")
     file = output / SETTINGS
     settings = {name: value for name, value in vars(arguments).items() if name not in ("output_dir", "dry_run")}
+    paths = {name: Path(settings[name]).expanduser() for name in MODELS_AND_FILES if settings[name]}
+    content = {name: content_identity(path) for name, path in paths.items() if path.exists()}
     if is_ours(output) and file.exists():
         # Folders of earlier versions lack the settings that did not exist: these had what is now the default.
         before = vars(Arguments(data=[])) | json.loads(file.read_text(encoding="utf-8"))
+        recorded = before.get(CONTENT, content)
         if changed := [name for name, value in settings.items() if before.get(name) != value]:
             listed = ", ".join(f"--{name} {before.get(name)!r} -> {settings[name]!r}" for name in changed)
             raise UserError(
                 f"{output} holds an adaptation with other settings ({listed}): restore them, or use a new --output_dir"
             )
-    return settings
+        if other := [f"--{name} {settings[name]}" for name in content if content[name] != recorded.get(name)]:
+            raise UserError(
+                f"{' and '.join(other)} changed since the adaptation in {output}: restore the files, or use a new --output_dir"
+            )
+    return settings | {CONTENT: content}
 
 
 def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
@@ -230,6 +247,8 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
     report = ReadReport()
     found = inspect(sources, report)
     say(found)
+    if remarks := report.remarks():  # the counts are in the lines above
+        note("; ".join(remarks))
     probe = adaptation.probe(sources, found, write=not arguments.dry_run)
     say(f"{probe}; dev half {len(adaptation.dev.queries)}, test half {len(adaptation.test.queries)}")
     plan = ", ".join(f"{name.replace('_', ' ')} {each / 60:.1f}" for name, each in adaptation.seconds().items())
@@ -238,7 +257,6 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
         say(
             f"slow machine: training texts are cut at {cut} tokens, for more steps; a larger --budget leaves them longer"
         )
-    note(report)
     return found
 
 
@@ -247,18 +265,16 @@ def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length:
     from revela_hub.adaptation.figure import draw
     from revela_hub.adaptation.verdict import bm25_options
     from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, write_card
+    from revela_hub.retrieval.disk import write_text, writing
 
     folder = verdict.export(output / "retriever", max_length=max_length, trust=arguments.trust_remote_code)
     bm25 = bm25_options(verdict.chosen.settings)
     hybrid = {"bm25_weight": verdict.chosen.weight, "fusion": "minmax", "bm25": bm25}
-    (output / HYBRID).write_text(json.dumps(hybrid, indent=2) + "\n", encoding="utf-8")
-    draw(verdict, output / FIGURE)
     report = verdict.to_dict() | {
         "cost": verdict.cost(),
         "command": "revela-hub adapt",
         "settings": _portable(arguments),
     }
-    (output / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     metadata = ModelCardMetadata(
         description=(
             "The base retriever, unchanged: no training on the text was significantly better."
@@ -281,7 +297,11 @@ def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length:
         verdict=verdict.sentence(),
         figures=(Figure(str(output / FIGURE), "Difference from the base retriever with BM25, on the test half"),),
     )
-    write_card(folder, metadata)
+    with writing(output, "--output_dir"):
+        draw(verdict, output / FIGURE)
+        write_card(folder, metadata)
+    write_text(output / HYBRID, json.dumps(hybrid, indent=2) + "\n", "--output_dir")
+    write_text(output / REPORT, json.dumps(report, indent=2) + "\n", "--output_dir")  # the last: marks a finished run
 
 
 def _portable(arguments: Arguments) -> dict[str, Any]:

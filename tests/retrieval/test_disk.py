@@ -1,0 +1,41 @@
+"""Errors of a full disk, and files that are replaced as a whole."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from revela_hub.errors import UserError
+from revela_hub.retrieval.disk import naming_full_disk, write_text
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left"), RuntimeError("I/O error: No space left (os error 28)")]
+)
+def test_a_full_disk_is_named_if_the_error_names_no_file(error: Exception) -> None:
+    with pytest.raises(UserError, match=r"the disk is full at out: .* another folder with --output_dir"):
+        with naming_full_disk(Path("out"), "--output_dir"):
+            raise error
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left", "cache/rows"), OSError(errno.EACCES, "denied"), ValueError("x")]
+)
+def test_other_errors_are_unchanged(error: Exception) -> None:
+    with pytest.raises(type(error)) as found, naming_full_disk(Path("out"), "--output_dir"):
+        raise error
+    assert found.value is error
+
+
+def test_a_text_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "state.json"
+    write_text(file, "before")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("revela_hub.retrieval.disk.os.fsync", fail)
+        with pytest.raises(UserError, match="the disk is full at"):
+            write_text(file, "after", "--output_dir")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
