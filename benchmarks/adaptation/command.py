@@ -34,7 +34,8 @@ def adapt(domain: Domain, start: str, folder: Path, given: argparse.Namespace) -
     """Run the command, and return its report."""
     source = domain.text[0]
     words = [sys.executable, "-m", "revela_hub", "adapt", str(source["path"]), "--kind", source.get("kind", "auto")]
-    words += ["--retriever", start, "--budget", given.budget, "--learning_rate", str(given.learning_rate)]
+    words += ["--retriever", start, "--budget", given.budget]
+    words += ["--learning_rate", str(given.learning_rate)] if given.learning_rate else []
     words += ["--seed", str(given.seed), "--output_dir", str(folder), "--cache_dir", str(given.work / "cache")]
     words += ["--lm", given.lm] if given.lm else []
     if not (folder / "adapt.json").exists():
@@ -101,7 +102,7 @@ def main() -> None:
     parser.add_argument("--start", default="all-MiniLM-L6-v2", help="retriever: all-MiniLM-L6-v2 or a folder")
     parser.add_argument("--lm", help="language model")
     parser.add_argument("--budget", default="10m")
-    parser.add_argument("--learning-rate", type=float, default=5e-5)
+    parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--passages", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

@@ -94,7 +94,8 @@ class Adaptation:
 
     def names(self) -> list[str]:
         """Return the names of the candidates that the inputs allow."""
-        given = {"labelled_pairs": self.inputs.labels, "revela": self.inputs.lm}
+        # Revela trains a transformer.
+        given = {"labelled_pairs": self.inputs.labels, "revela": self.inputs.lm and not self.inputs.static}
         return [name for name in TRAIN if name not in given or given[name]]
 
     def seconds(self) -> dict[str, float]:

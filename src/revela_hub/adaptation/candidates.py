@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela_hub.adaptation.time_limit import TimeLimit
 from revela_hub.evaluation.hybrid_weight import PRIOR
+from revela_hub.pickles import module_types
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.disk import whole_path, writing
 from revela_hub.retrieval.encoder import limit_length
@@ -67,6 +68,11 @@ class Inputs:
         """Maximum number of tokens per text in training."""
         return self.training_length or self.max_length
 
+    @property
+    def static(self) -> bool:
+        """Whether the retriever is a static model."""
+        return is_static(self.retriever)
+
     def common(self, name: str) -> dict[str, Any]:
         """Return the arguments of a run."""
         rate = self.learning_rate * RATES.get(name, 1.0)
@@ -91,6 +97,19 @@ class Inputs:
         }
 
 
+def is_static(retriever: str) -> bool:
+    """Whether a model is a table of token vectors, without a transformer."""
+    kinds = module_types(retriever).values()
+    return any(kind.endswith("StaticEmbedding") for kind in kinds) and not any(
+        kind.endswith("Transformer") for kind in kinds
+    )
+
+
+def default_rate(retriever: str) -> float:
+    """Return the learning rate of the trainings on pairs."""
+    return STATIC_RATE if is_static(retriever) else RATE
+
+
 Train = Callable[[Inputs, float], Path]
 """Trains for some seconds, or resumes; returns the retriever's folder."""
 
@@ -108,7 +127,13 @@ def labelled_pairs(inputs: Inputs, seconds: float) -> Path:
 def _train_pairs(name: str, inputs: Inputs, seconds: float, **given: Any) -> Path:
     from revela_hub.trainers.pair_tuning.command import Arguments, train
 
-    options = inputs.common(name) | inputs.options | PAIRS | {"max_length": inputs.length} | given
+    options = (
+        inputs.common(name)
+        | inputs.options
+        | (STATIC_PAIRS if inputs.static else PAIRS)
+        | {"max_length": inputs.length}
+        | given
+    )
     return train(Arguments(**options), callbacks=[TimeLimit(inputs.output / name, seconds)]) / RETRIEVER
 
 
@@ -179,9 +204,12 @@ def average(models: list[SentenceTransformer], folder: Path) -> None:
     mean.save_pretrained(str(folder), create_model_card=False)
 
 
+RATE, STATIC_RATE = 5e-5, 1e-2
+"""Learning rates of the trainings on pairs; a static model has one vector for each token, which few of the texts change."""
 RATES = {"distillation": 0.4, "revela": 0.2}
 """Learning rates as parts of that of the pairs, where they differ. Ours, as the settings below."""
 PAIRS: dict[str, Any] = {"per_device_train_batch_size": 32}
+STATIC_PAIRS: dict[str, Any] = {"per_device_train_batch_size": 256, "mini_batch_size": 256}
 DISTILLATION: dict[str, Any] = {"per_device_train_batch_size": 8}
 REVELA: dict[str, Any] = {
     "reading": "joint",

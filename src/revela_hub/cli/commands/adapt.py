@@ -69,9 +69,12 @@ class Arguments:
     budget: str = field(default="10m", metadata={"help": "Time for everything, for example 90s, 30m or 2h."})
     output_dir: str = field(default="outputs/adapted", metadata={"help": "Output folder."})
     dry_run: bool = field(default=False, metadata={"help": "Print the plan, and do not train."})
-    learning_rate: PositiveFloat = field(
-        default=5e-5,
-        metadata={"help": "Learning rate of the pairs (a small or weak retriever takes more, for example 1e-3)."},
+    learning_rate: PositiveFloat | None = field(
+        default=None,
+        metadata={
+            "help": "Learning rate of the pairs (default: 5e-5, or 1e-2 for static embeddings; a small or weak retriever takes more,"
+            " for example 1e-3)."
+        },
     )
     kind: Literal["auto", "text", "code"] = field(
         default="auto",
@@ -101,10 +104,12 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Inspect the text, measure, train, select, and print the verdict."""
     from revela_hub.adaptation.adapt import Adaptation
+    from revela_hub.adaptation.candidates import default_rate
     from revela_hub.retrieval.disk import claim_folder, make_folder, naming_full_disk
     from revela_hub.trainers.common.run import LOCK, lock_output
 
     output = Path(arguments.output_dir)
+    arguments.learning_rate = arguments.learning_rate or default_rate(arguments.retriever)
     adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), say)
     settings = _checked_settings(arguments, output)
     if arguments.dry_run:
