@@ -114,6 +114,18 @@ def test_a_slow_machine_trains_on_shorter_texts_and_exports_the_whole_length(
     assert SentenceTransformer(str(output / "retriever"), device="cpu").max_seq_length == whole
 
 
+def test_a_static_model_has_its_own_learning_rate(
+    code: Path, static_folder: Path, retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert candidates.default_rate(str(retriever_folder)) == 5e-5
+    output = tmp_path / "out"
+    assert main(options(code, static_folder, output)) == 0
+    assert VERDICT.search(capsys.readouterr().out)
+    assert json.loads((output / "settings.json").read_text())["learning_rate"] == 1e-2
+    trained = SentenceTransformer(str(output / "work" / "natural_pairs" / "retriever"), device="cpu")
+    assert trained.max_seq_length == float("inf")
+
+
 def test_the_language_of_bm25_is_delivered_and_used(
     code: Path, retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

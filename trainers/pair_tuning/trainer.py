@@ -139,8 +139,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
         if args.lora_rank or peft_config:
             backbone = _adapted_backbone(retriever, query_only=args.query_only)
-            adapters = peft_config or args.lora_config(backbone)
-            self.adapters = add_adapters(backbone, adapters)
+            if adapters := peft_config or args.lora_config(backbone):
+                self.adapters = add_adapters(backbone, adapters)
         freeze_pooler(retriever)
         prompts = retriever.prompts
         if args.prompts is None:

@@ -104,13 +104,12 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Inspect the text, measure, train, select, and print the verdict."""
     from revela_hub.adaptation.adapt import Adaptation
-    from revela_hub.adaptation.candidates import default_rate
     from revela_hub.retrieval.disk import claim_folder, make_folder, naming_full_disk
     from revela_hub.trainers.common.run import LOCK, lock_output
 
     output = Path(arguments.output_dir)
-    arguments.learning_rate = arguments.learning_rate or default_rate(arguments.retriever)
     adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), say)
+    arguments.learning_rate = adaptation.inputs.learning_rate  # recorded, and compared when the command is repeated
     settings = _checked_settings(arguments, output)
     if arguments.dry_run:
         _inspect(arguments, adaptation)
@@ -173,7 +172,7 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
     from transformers import AutoConfig
 
     from revela_hub.adaptation.adapt import PASSAGES, WORK
-    from revela_hub.adaptation.candidates import Inputs
+    from revela_hub.adaptation.candidates import Inputs, default_rate
     from revela_hub.data.sources.queries import read_queries
     from revela_hub.errors import loading, refuse_missing_folder
     from revela_hub.gguf_files import model_folder
@@ -200,7 +199,7 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
         arguments.labels,
         arguments.seed,
         PASSAGES,
-        arguments.learning_rate,
+        arguments.learning_rate or default_rate(arguments.retriever),
         arguments.max_length,
         options,
         examples=examples,
