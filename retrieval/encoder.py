@@ -30,6 +30,8 @@ LARGE_FOLDER = 1 << 26
 
 DOCUMENT_ENCODER = "document_encoder.json"
 """File in the document route of a model with two routes, with the identity of the model whose vectors it returns."""
+RERANKERS = ("CrossEncoder", "MultiVectorEncoder")
+"""Classes of sentence-transformers that score pairs of a query and a passage."""
 DOCUMENT_ROUTE = re.compile(r"document_0_\w+")
 """Folder of the first module of the document route."""
 # Files of a model folder that do not affect its vectors.
@@ -74,8 +76,20 @@ def load_encoder(
     """
     from sentence_transformers import SentenceTransformer
 
+    refuse_other_kind(name)
     model: SentenceTransformer = _load(SentenceTransformer, name, device, trust_remote_code, max_seq_length)
     return model
+
+
+def refuse_other_kind(name: str, *, sparse: bool = False) -> None:
+    """Raise a `UserError` if a model was saved as another class than a dense (or sparse) one: it would get new random layers."""
+    if (kind := model_kind(model_in(name))) in RERANKERS:
+        raise UserError(f"{name} is a reranker ({kind}), not a retriever: pass it with --rerank")
+    if kind == "SparseEncoder" and not sparse:
+        raise UserError(
+            f"{name} is a SparseEncoder, where a dense retriever is needed",
+            mode="use --mode sparse",
+        )
 
 
 def load_sparse_encoder(name: str, **options: Any) -> "SparseEncoder":
@@ -239,8 +253,7 @@ def model_place(name: str) -> str:
     """
     name = model_in(name)
     path = Path(name).expanduser()
-    if model_kind(name) in ("CrossEncoder", "MultiVectorEncoder"):
-        raise UserError(f"{name} is a reranker ({model_kind(name)}), not a retriever: pass it with --rerank")
+    refuse_other_kind(name, sparse=True)
     if path.is_dir():
         if not (path / "modules.json").is_file():
             if several := [str(file.parent) for file in sorted(path.glob("*/modules.json"))]:

@@ -19,7 +19,6 @@ class ModelSettings:
     Attributes:
         name: The folder or Hub id.
         prompts: Prompt name -> text.
-        default_prompt: Text that is prepended if there is no prompt of the kind.
         similarity: "cosine" or "dot".
         dimension: The dimension of its vectors; None if the folder does not tell.
         truncate_dim: The dimension that its vectors are cut to.
@@ -31,7 +30,6 @@ class ModelSettings:
 
     name: str
     prompts: Mapping[str, str]
-    default_prompt: str
     similarity: str
     dimension: int | None
     truncate_dim: int | None
@@ -71,8 +69,9 @@ class ModelSettings:
         ]
         return cls(
             name=name,
-            prompts={key: text or "" for key, text in (model.get("prompts") or {}).items()},
-            default_prompt=(model.get("prompts") or {}).get(model.get("default_prompt_name")) or "",
+            # As sentence-transformers does: a default prompt, or one called passage, is not used for documents.
+            prompts={"query": "", "document": ""}
+            | {key: text or "" for key, text in (model.get("prompts") or {}).items()},
             similarity=similarity_of(SimpleNamespace(**model), name),
             dimension=_dimension(place, types, pooling, config),
             truncate_dim=model.get("truncate_dim"),
@@ -83,9 +82,8 @@ class ModelSettings:
         )
 
     def prompt(self, kind: str) -> str:
-        """Return the prompt of queries or documents, chosen as sentence-transformers does."""
-        names = ("query",) if kind == "query" else ("document", "passage", "corpus")
-        return next((self.prompts[name] for name in names if name in self.prompts), self.default_prompt)
+        """Return the prompt of queries (kind `query`) or documents."""
+        return self.prompts["query" if kind == "query" else "document"]
 
     def inputs(self, texts: list[str], kind: str, prompt: str | None = None) -> list[str]:
         """Return what a server has to encode: prompt and text, cut to the maximum length.

@@ -16,7 +16,7 @@ from revela_hub.errors import UserError
 from revela_hub.pickles import model_kind
 from revela_hub.precision import in_fast_precision
 from revela_hub.retrieval.disk import key_of
-from revela_hub.retrieval.encoder import model_identity, open_model
+from revela_hub.retrieval.encoder import RERANKERS, model_identity, open_model
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.top_k import Hits
@@ -44,7 +44,7 @@ class Reranker:
         import sentence_transformers
 
         kind = model_kind(name)
-        if kind not in ("CrossEncoder", "MultiVectorEncoder"):
+        if kind not in RERANKERS:
             raise UserError(
                 f"{name} is {'a retriever' if kind else 'no reranker'} ({kind or 'a model without a classifier'}): --rerank"
                 " needs a CrossEncoder or a MultiVectorEncoder, such as cross-encoder/ms-marco-MiniLM-L6-v2"

@@ -37,6 +37,28 @@ def fake(texts: list[str]) -> np.ndarray:
 # --- the encoder
 
 
+@pytest.mark.parametrize(
+    ("prompts", "default"),
+    [
+        ({"query": "query: ", "passage": "passage: "}, None),
+        ({"search": "search: "}, "search"),
+        ({"query": "query: ", "document": "document: ", "corpus": "corpus: "}, "corpus"),
+    ],
+)
+def test_prompts_are_those_that_sentence_transformers_uses(
+    prompts: dict[str, str], default: str | None, retriever_folder: Path
+) -> None:
+    file = retriever_folder / "config_sentence_transformers.json"
+    config = json.loads(file.read_text()) | {"prompts": prompts, "default_prompt_name": default}
+    file.write_text(json.dumps(config))
+    model, settings = (
+        SentenceTransformer(str(retriever_folder), device="cpu"),
+        ModelSettings.read(str(retriever_folder)),
+    )
+    for kind, encode in (("query", model.encode_query), ("document", model.encode_document)):
+        assert np.array_equal(encode("a text"), model.encode("a text", prompt=settings.prompt(kind)))
+
+
 @pytest.mark.parametrize("kind", ["tei", "openai", "infinity"])
 def test_vectors_are_those_of_the_folder(
     kind: str, server: EmbeddingServer, retriever_folder: Path, texts: list[str]

@@ -12,6 +12,7 @@ from revela_hub.cli.main import main
 from revela_hub.errors import UserError
 from revela_hub.retrieval import BM25, TextList
 from revela_hub.retrieval.rerank import RerankedRanker, Reranker
+from revela_hub.trainers.common.retriever import load_retriever
 
 
 @pytest.fixture
@@ -140,6 +141,12 @@ def test_models_of_the_wrong_kind_are_rejected(
     assert f"is a retriever (SparseEncoder): {message}" in error("bm25", "--rerank", tiny_sparse_folder)
     assert f"is no reranker (a model without a classifier): {message}" in error("bm25", "--rerank", bert_folder)
     assert "is a reranker (CrossEncoder)" in error(cross_encoder)
+    # sentence-transformers would load it as a dense model with new random layers.
+    assert "is a SparseEncoder, where a dense retriever is needed; use --mode sparse" in error(tiny_sparse_folder)
+    for other, kind in ((cross_encoder, "a reranker"), (tiny_sparse_folder, "a SparseEncoder")):
+        with pytest.raises(UserError, match=f"{other.name} is {kind}"):
+            load_retriever(other)
+    assert main(["search", str(tiny_sparse_folder), "x", "--corpus", str(corpus), "--mode", "sparse"]) == 0
     assert "--rerank_depth requires --rerank MODEL" in error("bm25", "--rerank_depth", "3")
     three = tmp_path / "three"
     CrossEncoder(str(bert_folder), num_labels=3, device="cpu").save_pretrained(str(three))

@@ -18,7 +18,7 @@ from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.output import command_line
 from revela_hub.pickles import encoder
-from revela_hub.retrieval.encoder import learnt_positions, limit_length, model_in, similarity_of
+from revela_hub.retrieval.encoder import learnt_positions, limit_length, model_in, refuse_other_kind, similarity_of
 from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.arguments import check_positions
 from revela_hub.trainers.common.inputs import ModelLike, name_of
@@ -65,6 +65,7 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
             f"a loaded retriever must be a SentenceTransformer, not a {kind}: pass its folder or id instead"
         )
     refuse_missing_folder(name, "the retriever")
+    refuse_other_kind(name)
     name = model_in(name)
     refuse_fused(name)
     code = {"trust_remote_code": trust_remote_code}

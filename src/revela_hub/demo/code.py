@@ -56,7 +56,7 @@ def _query_prompt(prompts: Mapping[str, str]) -> str:
 
 
 def _document_prompt(prompts: Mapping[str, str]) -> str:
-    return next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), "")
+    return next((prompts[key] for key in ("document", "passage", "corpus") if key in prompts), "")
 
 
 def _tei(name: str, prompts: Mapping[str, str]) -> str:

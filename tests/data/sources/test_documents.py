@@ -296,7 +296,10 @@ def all_skipped(tmp_path: Path) -> Source:
             r"no such file or folder: owner/name; a data set of the Hub is written hf:owner/na",
         ),
         (lambda folder: folder, r"no documents in .*$"),
-        (all_skipped, r"no documents in .*: skipped 1 binary, 1 too large \(over 1 MiB: raise max_file_mib; unpack archives.*\)$"),
+        (
+            all_skipped,
+            r"no documents in .*: skipped 1 binary, 1 too large \(over 1 MiB: raise max_file_mib; unpack archives.*\)$",
+        ),
         (no_object, r"rows\.jsonl:2: list instead of an object; each line must be a JSON object"),
         (missing_field, r"rows\.jsonl:1: no column 'text'; the columns are '_id', 'body' \(choose with text_column\)$"),
         (damaged, r"rows\.jsonl\.gz: damaged or not gzipped"),
