@@ -115,6 +115,9 @@ def test_a_trained_retriever_must_beat_the_best_untrained_system_by_one_standard
     )
     assert select([base, split, two_more_one_less], whole) is split
     assert select([base, split, many_more], whole) is many_more
+    # With BM25, which has all the weight, as good as the base; alone better.
+    alone = replace(many_more, bm25=split.dense, weight=1.0)
+    assert select([replace(split, weight=0.0), alone], whole) is alone
 
 
 def test_a_candidate_that_kept_the_base_retriever_says_so() -> None:

@@ -79,16 +79,24 @@ def compare(base: System, other: System, task: RetrievalTask) -> PairedDifferenc
 def select(systems: Sequence[System], dev: RetrievalTask) -> System:
     """Return the system with the best mean on the dev half, the first of equal ones.
 
-    A trained retriever must beat the best system with the base retriever, which is first, by more than one standard error.
+    A trained retriever must beat the best system with the base retriever, which is first, by more than one standard error; or be as
+    good with BM25, and better by more than one standard error without it.
     """
+    untrained = _best([system for system in systems if system.folder == systems[0].folder], dev)
+    trained = _best([system for system in systems if system.folder != systems[0].folder] or systems, dev)
+    (hybrid, error), (alone, error_alone) = (_gain(untrained, trained, dev, weight) for weight in (None, 0.0))
+    return trained if hybrid > error or (hybrid >= 0 and alone > error_alone) else untrained
 
-    def best(some: Iterable[System]) -> System:
-        return max(some, key=lambda system: round(system.mean(dev), 9))
 
-    found, untrained = best(systems), best(system for system in systems if system.folder == systems[0].folder)
-    before, after = untrained.scores(dev), found.scores(dev)
-    gain = np.array([after[query] - before[query] for query in sorted(before)])
-    return found if gain.mean() > gain.std(ddof=1) / len(gain) ** 0.5 else untrained
+def _best(systems: Sequence[System], dev: RetrievalTask) -> System:
+    return max(systems, key=lambda system: round(system.mean(dev), 9))
+
+
+def _gain(before: System, after: System, dev: RetrievalTask, weight: float | None) -> tuple[float, float]:
+    """Return the mean gain and its standard error."""
+    a, b = before.scores(dev, weight), after.scores(dev, weight)
+    gain = np.array([b[query] - a[query] for query in sorted(a)])
+    return float(gain.mean()), float(gain.std(ddof=1)) / len(gain) ** 0.5
 
 
 def split_by_document(probe: "Probe") -> tuple[RetrievalTask, RetrievalTask]:

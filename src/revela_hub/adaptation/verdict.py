@@ -1,4 +1,4 @@
-"""The result of `adapt`: all systems on the test half, the selected one, and what is exported."""
+"""The result of `adapt`: all systems on the test half, the selected one and the exported one."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
