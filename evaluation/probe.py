@@ -197,20 +197,20 @@ def build_probe(
 
 
 def _too_few(asked: int, passages: Sequence[Passage], documents: Sequence[Document]) -> str:
-    """Return the message for a text with too few candidate queries: it has too few, or they occur in several documents."""
+    """Return the message for a text with too few candidate queries: it has too few, or they occur several times."""
     message = f"the text has {asked} candidate queries, but a probe needs at least {MIN_QUERIES}: "
     copies = Counter[str]()
     candidates = [(passage.document, each.removed) for passage in passages for each in passage.candidates.values()]
     copied = 0
     for own, text in candidates[:SEARCHED_FOR_COPIES]:
-        found = [document.id for document in documents if document.id != own and text in document.text]
+        found = [each.id for each in documents if each.text.count(text) > (each.id == own)]
         copied += bool(found)
         copies.update(found)
     if copied > len(candidates[:SEARCHED_FOR_COPIES]) / 2:
         ((name, _),) = copies.most_common(1)
         return (
-            f"{message}most of the text is in several documents, most often in {name}; skip copies and older versions "
-            "(--exclude with the names of files and folders)"
+            f"{message}most of the text occurs several times, most often in {name}; skip copies and older versions "
+            "(--exclude with the names of files and folders), or remove what is repeated"
         )
     if not passages:
         return (

@@ -224,10 +224,14 @@ def test_copies_are_named_when_they_leave_too_few_queries(tmp_path: Path) -> Non
             (tmp_path / version).mkdir(exist_ok=True)
             (tmp_path / version / f"{number}.md").write_text(text)
     with pytest.raises(
-        UserError, match=r"has 0 candidate .*: most of the text is in several documents, most often in .*\.md; skip"
+        UserError, match=r"has 0 candidate .*: most of the text occurs several times, most often in .*\.md; skip"
     ):
         build_probe(tmp_path, SETTINGS)
     assert len(build_probe(tmp_path, SETTINGS, exclude=("old",)).task.queries) >= 20
+    whole = "\n\n".join(file.read_text() for file in sorted((tmp_path / "new").iterdir()))
+    (tmp_path / "twice.md").write_text(f"{whole}\n\n{whole}")
+    with pytest.raises(UserError, match="most of the text occurs several times, most often in .*twice.md"):
+        build_probe(tmp_path / "twice.md", SETTINGS)
 
 
 @pytest.mark.parametrize("documents", [1, 30])
