@@ -68,6 +68,7 @@ def row(name: str, start: str, given: argparse.Namespace) -> dict[str, Any]:
     write_scores(given.work / "scores" / f"{folder.name}.json", report["verdict"], systems)
     means = {key: sum(each.values()) / len(each) for key, each in systems.items()}
     difference = compare_queries(systems["base + BM25"], systems["delivered + BM25"])
+    training = compare_queries(systems["base + BM25 as delivered"], systems["delivered + BM25"])
     alone = compare_queries(systems["base"], systems["delivered"])
     return {
         "domain": name,
@@ -77,6 +78,7 @@ def row(name: str, start: str, given: argparse.Namespace) -> dict[str, Any]:
         "weight": weight,
         "means": means,
         "hybrid": difference.to_dict(),
+        "training": training.to_dict(),
         "alone": alone.to_dict(),
     }
 
@@ -114,9 +116,10 @@ def main() -> None:
 
         start = str(get_model_path())
     print(
-        "| | verdict of `adapt` | exported | BM25 weight | base, alone | base + BM25 (0.3) | delivered | difference on labels |"
+        "| | verdict of `adapt` | exported | BM25 weight | base, alone | base + BM25 (0.3) | delivered | difference on labels"
+        " | of which training |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name in given.domains:
         found = row(name, start, given)
         kept = given.work / "results.jsonl"
@@ -125,7 +128,8 @@ def main() -> None:
         means = found["means"]
         print(
             f"| {name} | {found['verdict']} {interval(found['probe'])} | {found['exported']} | {found['weight']} | {means['base']:.3f}"
-            f" | {means['base + BM25']:.3f} | {means['delivered + BM25']:.3f} | {interval(found['hybrid'])} |",
+            f" | {means['base + BM25']:.3f} | {means['delivered + BM25']:.3f} | {interval(found['hybrid'])}"
+            f" | {interval(found['training'])} |",
             flush=True,
         )
 
