@@ -136,6 +136,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         if args.query_only:
             retriever = with_query_route(retriever)
             self.documents = identity_of_documents(str(model)) if isinstance(model, (str, Path)) else None
+        if trained_backbone(retriever) is None and args.learning_rate < 1e-3:
+            args.say(f"static embeddings hardly change at a learning rate of {args.learning_rate:g}: 1e-2 suits them")
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
         if args.lora_rank or peft_config:
             backbone = _adapted_backbone(retriever, query_only=args.query_only)

@@ -53,6 +53,14 @@ def test_static_embeddings_are_trained_and_exported(static_folder: Path, tmp_pat
     assert not np.allclose(exported.encode_query(texts), base.encode_query(texts))
 
 
+def test_a_learning_rate_that_is_too_small_for_static_embeddings_is_noted(
+    static_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for rate, noted in ((2e-5, True), (1e-2, False)):
+        trainer(str(static_folder), tmp_path / f"run-{rate}", quiet=False, learning_rate=rate)
+        assert ("hardly change at a learning rate of 2e-05: 1e-2 suits them" in "".join(capfd.readouterr())) == noted
+
+
 def test_a_loaded_static_model_is_trained_with_default_arguments_and_resumes(
     static_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
