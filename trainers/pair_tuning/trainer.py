@@ -136,8 +136,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         if args.query_only:
             retriever = with_query_route(retriever)
             self.documents = identity_of_documents(str(model)) if isinstance(model, (str, Path)) else None
-        if trained_backbone(retriever) is None and args.learning_rate < 1e-3:
-            args.say(f"static embeddings hardly change at a learning rate of {args.learning_rate:g}: 1e-2 suits them")
+        _note_small_rate(retriever, args)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
         if args.lora_rank or peft_config:
             backbone = _adapted_backbone(retriever, query_only=args.query_only)
@@ -194,6 +193,11 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
 
     def _extra_weights(self) -> dict[str, Tensor]:
         return {n: p for n, p in self.retriever.named_parameters() if p.requires_grad} if self.adapters else {}
+
+
+def _note_small_rate(retriever: SentenceTransformer, args: PairsTrainingArguments) -> None:
+    if trained_backbone(retriever) is None and args.learning_rate < 1e-3:
+        args.say(f"static embeddings hardly change at a learning rate of {args.learning_rate:g}: 1e-2 suits them")
 
 
 def _adapted_backbone(retriever: SentenceTransformer, *, query_only: bool) -> PreTrainedModel:
