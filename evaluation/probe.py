@@ -8,19 +8,15 @@ The text of a query is removed from its passage and from the training text: `hel
 same text, settings and seed give the same probe.
 """
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.data.own_folder import check_free, claim, names_in
-from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
-from revela_hub.data.sources.documents import HELD_OUT, read_documents
+from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.ngram_overlap import NearDuplicates
@@ -33,7 +29,6 @@ from revela_hub.evaluation.probe_queries import (
     passages_of_each,
 )
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, in_shape, resembling
-from revela_hub.retrieval.disk import writing
 
 if TYPE_CHECKING:
     from revela_hub.data.synthesis.backends import Backend
@@ -46,7 +41,6 @@ SCANNED_CHARACTERS = 32_000_000
 
 SEARCHED_FOR_COPIES = 100
 """Maximum number of candidate queries that are searched for in all documents, to explain why there are too few."""
-SETTINGS = "probe.json"
 
 QUESTION_PROMPT = (
     "Write one question that a person might type into a search box and that the text below answers. Do not name the text, "
@@ -222,60 +216,6 @@ def _too_few(asked: int, passages: Sequence[Passage], documents: Sequence[Docume
         "functions with a docstring or a comment above them, have a heading, or have three sentences; add more text, or "
         "evaluate on your own task"
     )
-
-
-def check_probe_folder(folder: Path) -> None:
-    """Check before the work whether a probe may be written to a folder.
-
-    Raises:
-        UserError: It contains files other than those of an earlier probe.
-    """
-    check_free(folder, "--output_dir", _is_probe)
-
-
-def _is_probe(folder: Path) -> bool:
-    return {SETTINGS, HELD_OUT} <= names_in(folder) <= {SETTINGS, HELD_OUT, "corpus.jsonl", "queries.jsonl", "qrels"}
-
-
-def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") -> Path:
-    """Write the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`.
-
-    The files replace those of an earlier probe when all of them are written.
-
-    Raises:
-        UserError: The folder contains files other than those of an earlier probe, or the disk is full.
-    """
-    folder = Path(folder)
-    with writing(folder, option):
-        claim(folder, option, _is_probe)
-        with TemporaryDirectory(prefix=".part-", dir=folder) as part:
-            _write_files(probe, Path(part))
-            for file in sorted(Path(part).rglob("*.*")):
-                target = folder / file.relative_to(part)
-                target.parent.mkdir(exist_ok=True)
-                file.replace(target)
-    return folder
-
-
-def _write_files(probe: Probe, folder: Path) -> None:
-    write_beir(probe.task, folder)
-    rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (folder / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
-    metadata = asdict(probe.settings) | {
-        "made": dict(probe.kinds),
-        "documents_used": probe.documents[0],
-        "documents_read": probe.documents[1],
-        "characters_read": probe.characters,
-        "all_of_the_text": probe.complete,
-    }
-    (folder / SETTINGS).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
-
-
-def read_probe_task(folder: str | Path) -> RetrievalTask:
-    """Read the task in a folder written by `revela-hub probe` (or any BEIR folder), with the name "probe"."""
-    task = read_beir(folder)
-    return RetrievalTask(task.corpus, task.queries, task.qrels, "probe")
 
 
 def _read(documents: Iterator[Document]) -> tuple[list[Document], int, bool]:

@@ -18,7 +18,7 @@ from revela_hub.cli.commands.adapt import seconds_of
 from revela_hub.cli.main import main
 from revela_hub.demo.report import read_report
 from revela_hub.errors import UserError
-from revela_hub.evaluation.probe import read_probe_task
+from revela_hub.evaluation.probe_folder import read_probe_task
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.disk import claim_folder
 from revela_hub.trainers.common.run import LOCK, lock_output
@@ -262,7 +262,7 @@ def test_a_probe_that_was_not_written_completely_is_written_again(
 ) -> None:
     monkeypatch.setattr("revela_hub.adaptation.adapt.TRAIN", {})
     output = tmp_path / "out"
-    place = {"write_probe": "revela_hub.adaptation.adapt", "write_beir": "revela_hub.evaluation.probe"}[failing]
+    place = {"write_probe": "revela_hub.adaptation.adapt", "write_beir": "revela_hub.evaluation.probe_folder"}[failing]
 
     def full(task: object, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,8 @@ from revela_hub.cli.main import main
 from revela_hub.data import GroupSettings, ReadReport, build_groups, read_beir, read_documents
 from revela_hub.data.synthesis.backends import Reply, Request
 from revela_hub.errors import UserError
-from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of, question_prompt, write_probe
+from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of, question_prompt
+from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape
 from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
 

@@ -44,7 +44,7 @@ def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False) -> Retrie
     Raises:
         UserError: the folder is not a probe, does not list the text it holds out, or the data cannot be read.
     """
-    from revela_hub.evaluation.probe import read_probe_task
+    from revela_hub.evaluation.probe_folder import read_probe_task
 
     if arguments.eval_corpus or arguments.probe == "none":
         return _given_task(arguments)
@@ -71,7 +71,7 @@ def hold_out_rows(arguments: ProbeArguments, rows: "Dataset") -> "HeldOut":
     """
     from revela_hub.data.mixture.held_out import HeldOut, hold_out, without_queries
     from revela_hub.data.sources.beir import write_beir
-    from revela_hub.evaluation.probe import read_probe_task
+    from revela_hub.evaluation.probe_folder import read_probe_task
 
     if arguments.eval_corpus or arguments.probe != "auto":
         is_folder = not arguments.eval_corpus and arguments.probe != "none"
@@ -101,7 +101,7 @@ def _given_task(arguments: ProbeArguments) -> RetrievalTask | None:
 
 def _run_probe(arguments: Any, *, resumed: bool) -> Path | None:
     """Return the folder of the run's probe, identical on every node; None if the text is too short for a probe."""
-    from revela_hub.evaluation.probe import write_probe
+    from revela_hub.evaluation.probe_folder import write_probe
 
     output = Path(arguments.output_dir or ".")
 

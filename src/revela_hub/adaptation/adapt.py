@@ -30,7 +30,8 @@ from revela_hub.adaptation.systems import (
 from revela_hub.adaptation.verdict import Verdict
 from revela_hub.errors import UserError
 from revela_hub.evaluation.hybrid_weight import PRIOR, fit_weight
-from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe, write_probe
+from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe
+from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run
 from revela_hub.retrieval.disk import key_of, whole_path, write_text, writing
 from revela_hub.retrieval.encoder import length_limit

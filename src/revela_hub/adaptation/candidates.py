@@ -140,7 +140,7 @@ def _train_pairs(name: str, inputs: Inputs, seconds: float, **given: Any) -> Pat
 def distillation(inputs: Inputs, seconds: float) -> Path:
     """Learn the base hybrid's scores of made queries."""
     from revela_hub.adaptation.distillation import distillation_loss, distillation_rows
-    from revela_hub.evaluation.probe import read_probe_task
+    from revela_hub.evaluation.probe_folder import read_probe_task
     from revela_hub.trainers.common.run import open_run
     from revela_hub.trainers.pair_tuning import PAIR_TUNING
     from revela_hub.trainers.pair_tuning.command import Arguments

@@ -8,7 +8,7 @@ import torch
 from fork_server import launch
 from safetensors.torch import load_file
 
-from revela_hub.evaluation.probe import read_probe_task
+from revela_hub.evaluation.probe_folder import read_probe_task
 from revela_hub.evaluation.retrieval import retrieval_run, score_run
 from revela_hub.trainers.common.retriever import load_retriever
 

@@ -57,7 +57,8 @@ def test_a_probe_that_no_run_wrote_stays(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_probe_made_by_the_command_is_not_the_runs(text: Path, tmp_path: Path) -> None:
-    from revela_hub.evaluation.probe import ProbeSettings, build_probe, write_probe
+    from revela_hub.evaluation.probe import ProbeSettings, build_probe
+    from revela_hub.evaluation.probe_folder import write_probe
 
     folder = write_probe(build_probe(str(text), ProbeSettings(30, 60)), tmp_path / "out" / "probe")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -154,7 +154,8 @@ def _make(arguments: Arguments) -> None:
     from revela_hub.data.sources.queries import read_queries
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import parse_sources
-    from revela_hub.evaluation.probe import build_probe, check_probe_folder, write_probe
+    from revela_hub.evaluation.probe import build_probe
+    from revela_hub.evaluation.probe_folder import check_probe_folder, write_probe
     from revela_hub.retrieval.disk import try_folder
 
     output = Path(arguments.output_dir).expanduser()

@@ -1,0 +1,68 @@
+"""The folder of a probe: a BEIR folder, with the texts that are held out of training and the settings of the probe."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from revela_hub.data.own_folder import check_free, claim, names_in
+from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
+from revela_hub.data.sources.documents import HELD_OUT
+from revela_hub.evaluation.probe import Probe
+from revela_hub.retrieval.disk import writing
+
+SETTINGS = "probe.json"
+
+
+def check_probe_folder(folder: Path) -> None:
+    """Check before the work whether a probe may be written to a folder.
+
+    Raises:
+        UserError: It contains files other than those of an earlier probe.
+    """
+    check_free(folder, "--output_dir", _is_probe)
+
+
+def _is_probe(folder: Path) -> bool:
+    return {SETTINGS, HELD_OUT} <= names_in(folder) <= {SETTINGS, HELD_OUT, "corpus.jsonl", "queries.jsonl", "qrels"}
+
+
+def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") -> Path:
+    """Write the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`.
+
+    The files replace those of an earlier probe when all of them are written.
+
+    Raises:
+        UserError: The folder contains files other than those of an earlier probe, or the disk is full.
+    """
+    folder = Path(folder)
+    with writing(folder, option):
+        claim(folder, option, _is_probe)
+        with TemporaryDirectory(prefix=".part-", dir=folder) as part:
+            _write_files(probe, Path(part))
+            for file in sorted(Path(part).rglob("*.*")):
+                target = folder / file.relative_to(part)
+                target.parent.mkdir(exist_ok=True)
+                file.replace(target)
+    return folder
+
+
+def _write_files(probe: Probe, folder: Path) -> None:
+    write_beir(probe.task, folder)
+    rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
+    metadata = asdict(probe.settings) | {
+        "made": dict(probe.kinds),
+        "documents_used": probe.documents[0],
+        "documents_read": probe.documents[1],
+        "characters_read": probe.characters,
+        "all_of_the_text": probe.complete,
+    }
+    (folder / SETTINGS).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+
+
+def read_probe_task(folder: str | Path) -> RetrievalTask:
+    """Read the task in a folder written by `revela-hub probe` (or any BEIR folder), with the name "probe"."""
+    task = read_beir(folder)
+    return RetrievalTask(task.corpus, task.queries, task.qrels, "probe")
