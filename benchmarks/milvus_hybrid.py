@@ -2,6 +2,7 @@
 
     milvus-lite server --data-dir milvus --host 127.0.0.1 --port 19530
     python benchmarks/milvus_hybrid.py --data path/to/beir/scifact
+    python benchmarks/milvus_hybrid.py --data path/to/beir/scifact --mode dense     # for servers before 2.4: no sparse vectors
 
 The vectors and the BM25 weights of all passages are inserted into one collection, which is deleted afterwards. Times are
 wall-clock milliseconds of one search for all queries, without encoding them.
@@ -38,13 +39,14 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="BEIR folder")
     parser.add_argument("--model", default=str(Path(__file__).parents[1] / "examples/quickstart/retriever"))
     parser.add_argument("--uri", default="http://127.0.0.1:19530")
+    parser.add_argument("--mode", choices=["hybrid", "dense"], default="hybrid")
     parser.add_argument("--folder", help="folder of an index, to resume (default: a temporary one)")
     args = parser.parse_args()
     print(heading())
     task, encoder = read_beir(args.data), load_encoder(args.model, device="cpu")
     chunks = [Chunk(name, text, None, 1, 1) for name, text in task.corpus.items()]
-    options = IndexOptions("milvus", milvus_uri=args.uri, milvus_bm25=True)
-    there = RankerSettings(identity=model_identity(args.model), index=options, mode="hybrid")
+    options = IndexOptions("milvus", milvus_uri=args.uri, milvus_bm25=args.mode == "hybrid")
+    there = RankerSettings(identity=model_identity(args.model), index=options, mode=args.mode)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or temporary
         began = time.monotonic()

@@ -139,7 +139,7 @@ def public_metadata(metadata: IndexMetadata) -> IndexMetadata:
     """Return the metadata without paths of this machine and addresses of servers; a Milvus index becomes an exact one."""
     options = metadata.options
     if options.type == "milvus":
-        options = replace(options, type="exact", milvus_uri=None, milvus_bm25=False)
+        options = replace(options, type="exact", milvus_uri=None, milvus_bm25=False, milvus_partition_key=None)
     server = metadata.endpoint and re.sub(r" at [^\s,]+", "", metadata.endpoint)
     path = Path(metadata.model).expanduser()
     local = path.is_dir() or path.is_absolute() or metadata.model.startswith((".", "~"))

@@ -23,6 +23,7 @@ class IndexOptions:
         dtype: The precision in which vectors are stored on disk.
         milvus_uri: A Milvus server for the type "milvus"; None stores the index in a local file.
         milvus_bm25: Store the BM25 weights of the passages in Milvus, too.
+        milvus_partition_key: The metadata column that divides the collection in Milvus into partitions; None: not divided.
         truncate_dim: The number of leading components of each vector to search with; None: all. The rest stays on disk.
         precision: The precision of the vectors in memory: "int8" and "binary" (one bit per component) are FAISS indexes;
             the results of "binary" are rescored with the vectors on disk.
@@ -37,6 +38,7 @@ class IndexOptions:
     truncate_dim: int | None = None
     precision: Quantization | str = "float32"
     milvus_bm25: bool = False
+    milvus_partition_key: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, choices in (
@@ -54,6 +56,8 @@ class IndexOptions:
             )
         if self.milvus_bm25 and self.type != "milvus":
             raise UserError(f"BM25 weights in Milvus need the index type milvus, not {self.type}")
+        if self.milvus_partition_key is not None and self.type != "milvus":
+            raise UserError(f"a partition key needs the index type milvus, not {self.type}")
         if self.precision != "float32" and self.type not in ("exact", "flat"):
             raise UserError(f"the precision {self.precision} is for the index types exact and flat, not {self.type}")
         if self.truncate_dim is not None and self.truncate_dim < 1:

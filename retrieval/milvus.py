@@ -76,8 +76,7 @@ class MilvusIndex:
             self._client.query(self._name, filter=expression, limit=1, output_fields=[ID])
         except (MilvusException, ValueError) as error:
             shown = ", ".join(f"{name} ({kind})" for name, kind in names.items())
-            reason = first_line(ValueError(getattr(error, "message", str(error))))
-            raise UserError(f"--filter {expression!r}: {reason}; the fields are {shown}") from error
+            raise UserError(f"--filter {expression!r}: {_reason(error)}; the fields are {shown}") from error
         return found
 
     def search(self, vectors_QD: NDArray[np.float32], k: int) -> Hits:
@@ -119,10 +118,13 @@ class MilvusIndex:
         self._call(lambda: self._client.drop_collection(self._name))
 
     def _fill(self, vectors: NumberedVectors) -> None:
-        if not self._client.has_collection(self._name):
+        found = self._client.has_collection(self._name)
+        if not found:
             self._create(vectors.dimension)
         self._client.load_collection(self._name)
-        # Vectors are inserted in order, so the collection holds the first `stored` of them. Not the statistics' row_count:
+        # Vectors are inserted in order, so the collection holds the first `stored` of them, and after an interruption perhaps
+        # a part of the next call. These are replaced; the others are inserted, because Milvus before 2.3.11 puts replaced rows
+        # into the wrong partitions (milvus-io/milvus#30607). Not the statistics' row_count:
         # it counts replaced vectors twice until the server compacts its segments.
         [counted] = self._client.query(self._name, filter="", output_fields=["count(*)"], consistency_level="Strong")
         stored = int(counted["count(*)"])
@@ -131,7 +133,8 @@ class MilvusIndex:
             rows = [{ID: start + row, VECTOR: vector.tolist()} for row, vector in enumerate(block)]
             if self.fields is not None:
                 rows = [row | more for row, more in zip(rows, self.fields.read(start, start + INSERT), strict=True)]
-            self._client.upsert(self._name, rows)
+            write = self._client.upsert if found and start < stored + INSERT else self._client.insert
+            write(self._name, rows)
 
     def _create(self, dimension: int) -> None:
         from pymilvus import DataType
@@ -143,7 +146,11 @@ class MilvusIndex:
         indexes.add_index(VECTOR, index_type="AUTOINDEX", metric_type="IP")
         if self.fields is not None:
             self.fields.declare(schema, indexes)
-        self._client.create_collection(self._name, schema=schema, index_params=indexes, consistency_level="Strong")
+        try:
+            self._client.create_collection(self._name, schema=schema, index_params=indexes, consistency_level="Strong")
+        except Exception:  # it may exist without its indexes
+            self._client.drop_collection(self._name)
+            raise
 
     def _call(self, action: Any) -> Any:
         from pymilvus.exceptions import MilvusException
@@ -151,7 +158,7 @@ class MilvusIndex:
         try:
             return action()
         except (MilvusException, OSError, ValueError) as error:
-            raise UserError(f"Milvus at {self._uri}: {first_line(error)}") from error
+            raise UserError(f"Milvus at {self._uri}: {_reason(error)}") from error
 
 
 class MilvusBM25:
@@ -178,6 +185,16 @@ class MilvusBM25:
     ) -> NDArray[np.float32]:
         """See `Ranker`."""
         return self._bm25.pair_scores(queries, queries_P, rows_P)
+
+
+def _reason(error: Exception) -> str:
+    """Return the server's message in one line, with the usual remedies."""
+    reason = first_line(ValueError(getattr(error, "message", str(error))))
+    if "Fail connecting to server" in reason:
+        reason += " (is it running, and does MILVUS_TOKEN hold user:password or an API key if it asks for one?)"
+    elif "not supported" in reason and "104" in reason:  # the number of the type of sparse vectors
+        reason = "this server has no sparse vectors, which --milvus_bm25 needs: update it to Milvus 2.4 or newer"
+    return reason
 
 
 def _client(uri: str) -> Any:

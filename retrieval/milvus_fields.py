@@ -49,16 +49,19 @@ class MilvusFields:
         passages: The passages.
         metadata: Names and types of metadata, as `metadata_fields` returns them.
         bm25: The BM25 index of the passages, to store its weights; None: no weights.
+        partition_key: The name of the metadata that divides the collection into partitions.
     """
 
     passages: Passages
     metadata: Mapping[str, str]
     bm25: BM25 | None = None
+    partition_key: str | None = None
 
     @property
     def key(self) -> str:
         """Changes with any of the values."""
-        return key_of(self.passages.texts.fingerprint, dict(self.metadata), self.bm25 and self.bm25.key)
+        bm25 = self.bm25 and self.bm25.key
+        return key_of(self.passages.texts.fingerprint, dict(self.metadata), bm25, self.partition_key)
 
     def declare(self, schema: Any, indexes: Any) -> None:
         """Add the fields to the schema of a new collection and to the parameters of its indexes."""
@@ -66,18 +69,25 @@ class MilvusFields:
 
         for name, kind in self.metadata.items():
             options = {"max_length": MAX_TEXT} if kind == "varchar" else {}
-            schema.add_field(name, DataType[kind.upper()], nullable=True, **options)
+            # Milvus allows no missing values in the field that divides a collection.
+            place = {"is_partition_key": True} if name == self.partition_key else {"nullable": True}
+            schema.add_field(name, DataType[kind.upper()], **place, **options)
         if self.bm25 is not None:
             schema.add_field(BM25_WEIGHTS, DataType.SPARSE_FLOAT_VECTOR)
             indexes.add_index(BM25_WEIGHTS, index_type="SPARSE_INVERTED_INDEX", metric_type="IP")
 
     def read(self, start: int, stop: int) -> list[dict[str, Any]]:
-        """Return the fields of the passages from `start` up to, but not including, `stop`."""
+        """Return the fields of the passages from `start` up to, but not including, `stop`.
+
+        Raises:
+            UserError: A passage has no value in the column that divides the collection.
+        """
         stop = min(stop, len(self.passages))
         rows: list[dict[str, Any]] = [{} for _ in range(start, stop)]
         if self.metadata:
             for row, values in zip(rows, self.passages.metadata(range(start, stop)), strict=True):
                 row |= {name: _as(kind, (values or {}).get(name)) for name, kind in self.metadata.items()}
+            self._check_partitions(rows, start)
         if self.bm25 is not None:
             block = self._weights[start:stop]
             for number, row in enumerate(rows):
@@ -86,6 +96,16 @@ class MilvusFields:
                 # Milvus does not store empty sparse vectors: a passage without words gets a word that no query has.
                 row[BM25_WEIGHTS] = weights or {block.shape[1]: 1.0}
         return rows
+
+    def _check_partitions(self, rows: list[dict[str, Any]], start: int) -> None:
+        if self.partition_key is None:
+            return
+        for number, row in enumerate(rows, start=start):
+            if row[self.partition_key] is None:
+                raise UserError(
+                    f"--milvus_partition_key {self.partition_key}: {self.passages.hit(number, 0.0).location} has no value in this column:"
+                    " add one, or choose a column with a value in every row"
+                )
 
     @cached_property
     def _weights(self) -> Any:
@@ -96,9 +116,17 @@ class MilvusFields:
 def milvus_fields(
     passages: Passages, metadata: Mapping[str, str], options: IndexOptions, folder: Path
 ) -> MilvusFields | None:
-    """Return the fields of an index in a folder; None if it has vectors only."""
+    """Return the fields of an index in a folder; None if it has vectors only.
+
+    Raises:
+        UserError: The partition key is not one of the metadata, or neither text nor a whole number.
+    """
+    key = options.milvus_partition_key
+    if key is not None and metadata.get(key) not in ("varchar", "int64"):
+        reason = f"its values are {metadata[key]}" if key in metadata else "--metadata_columns does not name it"
+        raise UserError(f"--milvus_partition_key {key}: the column must hold text or whole numbers, but {reason}")
     bm25 = BM25(passages.texts, folder=folder) if options.milvus_bm25 else None
-    return MilvusFields(passages, metadata, bm25) if metadata or bm25 else None
+    return MilvusFields(passages, metadata, bm25, key) if metadata or bm25 else None
 
 
 def _as(kind: str, value: Any) -> Any:

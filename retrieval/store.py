@@ -72,7 +72,7 @@ class IndexMetadata:
     def to_json(self) -> str:
         """Return the content of the file."""
         values = asdict(self) | {"index": self.options.type, **asdict(self.options)}
-        absent = [name for name in ("endpoint", "metadata", "milvus_bm25") if not values[name]]
+        absent = [name for name in ("endpoint", "metadata", "milvus_bm25", "milvus_partition_key") if not values[name]]
         for name in ("options", "type", *absent):
             del values[name]
         return json.dumps(values, indent=2) + "\n"

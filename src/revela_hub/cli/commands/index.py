@@ -49,6 +49,14 @@ class Arguments(PassageOptions, SmallVectorArguments):
         default=False,
         metadata={"help": "Milvus: Also store the BM25 weights of the passages, for hybrid search with --filter."},
     )
+    milvus_partition_key: str | None = field(
+        default=None,
+        metadata={
+            "help": "Milvus: One of --metadata_columns, whose values divide the collection into partitions; a --filter on it"
+            " searches only the partitions of its values.",
+            "metavar": "COLUMN",
+        },
+    )
     states: Literal["none", "float16"] = field(
         default="none", metadata={"help": "ImpRAG: Also store the keys and values of the passages."}
     )
@@ -84,7 +92,11 @@ def run(arguments: Arguments) -> None:
     destination = _destination(arguments)
     task = read_beir(arguments.probe, "test") if arguments.probe else None
     check_output(arguments)
-    options = replace(arguments.index_options(arguments.dtype), milvus_bm25=arguments.milvus_bm25)
+    options = replace(
+        arguments.index_options(arguments.dtype),
+        milvus_bm25=arguments.milvus_bm25,
+        milvus_partition_key=arguments.milvus_partition_key,
+    )
     loaded = load_passage_encoder(arguments, options)
     states = import_module(method.states) if method and stores_states else None
     if states is not None:
