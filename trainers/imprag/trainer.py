@@ -132,6 +132,11 @@ class ImpRAGTrainer(MethodTrainer):
             processing_class=tokenizer,
             **kwargs,
         )
+        if self.is_fsdp_enabled:
+            raise UserError(
+                "ImpRAG uses parts of a decoder's layers alone, which FSDP cannot shard: use accelerate launch --multi_gpu, or"
+                " ZeRO-2"
+            )
         self.loss_is_scaled_for_ga = True
         self.add_callback(_Schedule(self))
 

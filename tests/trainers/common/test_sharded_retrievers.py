@@ -32,6 +32,8 @@ from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.finetuning import CoTMoTEFinetuner
 from revela_hub.trainers.cot_mote.trainer import CoTMoTETrainer
+from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
+from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
@@ -90,6 +92,10 @@ def trainer(name: str, folder: Path, models: dict[str, str], rows: int) -> Metho
     prompts = [{"prompt": text, "answers": ["a"], "retrieve": True, "where": "x:1"} for text in TEXTS]
     own = {"pseudo_labels": candidates, "passages": TEXTS, "max_length": 60}
     asked = Dataset.from_list([{**row, "input": row["prompt"], "task": "t", "id": "1"} for row in prompts])
+    if method == "imprag":
+        own |= {"pseudo_labels": None, "model_init_kwargs": {"b": 1, "t": 1, "k": 2, "l_max": 24}}
+        args = ImpRAGTrainingArguments(**given, retrieval_warmup_epochs=0, num_positives=1, num_negatives=1)
+        return ImpRAGTrainer(models["lm"], args, train_dataset=asked, **own)
     lora = {"lora_rank": 4 if variant == "lora" else 0, "lora_dropout": 0.0}
     if method == "rait":
         args = RAITTrainingArguments(**given, **lora)
@@ -221,6 +227,7 @@ def test_sharded_retrievers_are_those_of_one_process(
         ("rait", {"deepspeed_plugin": SimpleNamespace(zero_stage=3)}, "RAITTrainer does not support ZeRO-3: use FSDP2"),
         ("retromae", {"fsdp_plugin": SimpleNamespace(fsdp_version=2)}, "use accelerate launch --multi_gpu, or ZeRO-2"),
         ("experts", {"fsdp_plugin": SimpleNamespace(fsdp_version=2)}, "use accelerate launch --multi_gpu, or ZeRO-2"),
+        ("imprag", {"fsdp_plugin": SimpleNamespace(fsdp_version=2)}, "use accelerate launch --multi_gpu, or ZeRO-2"),
         ("radit-decoder", {"fsdp_plugin": SimpleNamespace(fsdp_version=2)}, "use accelerate launch --multi_gpu, or ZeRO-2"),
     ],
 )  # fmt: skip
