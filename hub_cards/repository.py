@@ -54,7 +54,9 @@ _MESSAGE = "Publish with revela-hub"
 _OTHER_FORMATS = re.compile(
     r"(onnx|openvino)/.*|(tf|flax)_model.*|.*\.(onnx|onnx_data|h5|msgpack|ot|bin|ckpt|pt|pth|pkl|pickle|joblib)"
 )
-_NOT_LOGGED_IN = "not logged in to the Hub: use a token with write access (hf auth login, or HF_TOKEN)"
+_NOT_LOGGED_IN = (
+    "not logged in to the Hub, or the token is not valid: use one with write access (hf auth login, or HF_TOKEN)"
+)
 _GIT_NAME = re.compile(r"(?!-)(?!.*(\.\.|//|@\{|\.lock$))[\w./-]*[\w-]")
 
 
@@ -319,6 +321,8 @@ def hub_errors(target: str, state: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
+        if isinstance(error, UnicodeEncodeError) and error.encoding == "ascii":  # the token is sent in a header
+            raise UserError(_NOT_LOGGED_IN) from error
         for cause in causes(error):  # for example of a RuntimeError about the upload of a file
             if isinstance(cause, HfHubHTTPError):
                 raise UserError(_http_error(cause, target, state)) from error

@@ -25,6 +25,7 @@ from revela_hub.hub_cards.verify.consistency import contradictions
 from revela_hub.hub_cards.verify.contents import Contents, contents
 from revela_hub.hub_cards.verify.files import Check, folder_fault
 from revela_hub.hub_cards.verify.verify import verify
+from revela_hub.scratch import scratch_folder
 
 # Not downloaded for a check: pickled weights, and weights for other libraries.
 _NOT_CHECKED = ["*.bin", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "openvino/*", "model*.onnx", "model*.onnx_data"]
@@ -75,7 +76,7 @@ def publish(
     repository, before, repo_id = Repository(destination), None, destination.repo_id
     remedy = "choose another --output_dir" if keep else ""
     with (
-        tempfile.TemporaryDirectory(prefix="revela-hub-publish-") as scratch,
+        scratch_folder("publish") as scratch,
         _disk_errors("nothing was published", remedy),
     ):
         work = Path(keep or scratch)
@@ -172,7 +173,7 @@ def check(
             ignored = [*_NOT_CHECKED, *(_OTHER_ONNX if find_spec("onnxruntime") else _ONNX)]
             folder = Path(snapshot_download(str(folder_or_id), revision=revision, ignore_patterns=ignored))
     found, reference = contents(folder, downloaded=downloaded), folder / REFERENCE
-    with tempfile.TemporaryDirectory(prefix="revela-hub-check-") as scratch:
+    with scratch_folder("check") as scratch:
         staged = Path(scratch, folder.resolve().name or "model")  # only the files that would be published
         found.copy_to(staged, links=True)
         checks = verify(
@@ -249,7 +250,7 @@ class _WrongDownload(Exception):
 def _verify_download(repository: Repository, assembled: Assembled, commit: str, unverified: str) -> None:
     """Download the commit, compare every file, and verify the model."""
     repo_id, token = repository.repo_id, repository.destination.token
-    with tempfile.TemporaryDirectory(prefix="revela-hub-download-") as cache, _disk_errors(unverified):
+    with scratch_folder("download") as cache, _disk_errors(unverified):
         wanted = [file.relative_to(assembled.folder).as_posix() for file in files_of(assembled.folder)]
         with hub_errors(repo_id, unverified):
             copy = snapshot_download(repo_id, revision=commit, cache_dir=cache, token=token, allow_patterns=wanted)

@@ -1,6 +1,5 @@
 """Building rankers of all four kinds from one description: vectors, weighted terms, BM25, or a hybrid of them."""
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from revela_hub.retrieval.stored_vectors import Vectors, truncated_dimension
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.top_k import Hits
 from revela_hub.retrieval.vectors import VectorStore
+from revela_hub.scratch import scratch_folder
 
 if TYPE_CHECKING:
     import torch
@@ -110,8 +110,8 @@ def ranking_folder(cache_dir: str | Path | None, settings: RankerSettings) -> It
         yield claim_folder(Path(cache_dir).expanduser()), settings
         return
     unnamed = "the only model in this folder"
-    with tempfile.TemporaryDirectory(prefix="revela-hub-ranking-") as temporary:
-        yield Path(temporary), replace(settings, identity=unnamed, sparse_identity=unnamed)
+    with scratch_folder("ranking") as temporary:
+        yield temporary, replace(settings, identity=unnamed, sparse_identity=unnamed)
 
 
 def build_ranker(

@@ -14,7 +14,9 @@ PACKAGE = "revela_hub"
 BASE = {
     "errors",
     "output",
+    "interrupts",
     "ranges",
+    "scratch",
     "renamed",
     "precision",
     "pickles",
@@ -27,6 +29,8 @@ BASE = {
 LAYERS = {
     "errors": set(),
     "output": set(),
+    "interrupts": set(),
+    "scratch": set(),
     "ranges": set(),
     "renamed": set(),
     "precision": set(),

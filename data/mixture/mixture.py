@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +36,7 @@ from revela_hub.data.mixture.sources import Column
 from revela_hub.data.mixture.tasks import MixtureFile, Task, parse_mixture
 from revela_hub.data.row_cache import cache_folder, cached_rows, rows_fingerprint
 from revela_hub.errors import UserError
+from revela_hub.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -153,8 +153,8 @@ def _made_rows(
     task: Task, num_negatives: int, seed: int, report: TaskReport, cache_dir: str | Path | None
 ) -> Iterator[dict[str, str]]:
     # Not in /tmp, which may be too small: this is as large as the corpus.
-    with TemporaryDirectory(dir=cache_folder(cache_dir), ignore_cleanup_errors=True) as temporary:
-        read = read_task(task, Path(temporary))
+    with scratch_folder("rows", cache_folder(cache_dir)) as temporary:
+        read = read_task(task, temporary)
         for row in _rows(task, _pairs(task, read, num_negatives, _task_seed(task, seed), report)):
             report.rows += 1
             yield row

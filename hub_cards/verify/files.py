@@ -142,6 +142,8 @@ def _module_faults(folder: Path) -> Iterator[str]:
         if path.is_absolute() or ".." in path.parts or "\\" in place:
             yield f"modules.json: the module path {place!r} is outside of the folder"
             return
+        if kind.endswith(".StaticEmbedding") and not (folder / path / "tokenizer.json").is_file():
+            yield f"{path / 'tokenizer.json'} is missing: copy it from the original model"
         activation = read_json(folder / path / "config.json", {}).get("activation_function")
         if kind.endswith("Dense") and isinstance(activation, str) and not activation.startswith("torch."):
             yield f"{path / 'config.json'}: the activation {activation} is not from torch, so readers get Tanh instead"

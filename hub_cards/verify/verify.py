@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from revela_hub.hub_cards.verify.files import Check
+from revela_hub.scratch import scratch_folder
 
 # Imports this folder under another name, so that the process does not import the package itself.
 _CHILD = """
@@ -107,7 +107,7 @@ def _in_one_process(
     tasks: list[dict[str, str | bool | None]], offline: bool, timeout: float | None
 ) -> list[list[Check]]:
     """Return the checks of the first folders, up to the one at which the process ended."""
-    with tempfile.TemporaryDirectory(prefix="revela-hub-verify-", ignore_cleanup_errors=True) as scratch:
+    with scratch_folder("verify") as scratch:
         answers = [Path(scratch, f"{number}.json") for number in range(len(tasks))]
         todo = [task | {"answers": str(a), "offline": offline} for task, a in zip(tasks, answers, strict=True)]
         Path(scratch, "tasks").write_text(json.dumps(todo, default=str), encoding="utf-8")
@@ -159,7 +159,7 @@ def _timeout_message(answers: Path, limit: float) -> str:
 
 
 @contextmanager
-def _started(scratch: str, offline: bool) -> Iterator[tuple[subprocess.Popen[bytes], bytearray]]:
+def _started(scratch: Path, offline: bool) -> Iterator[tuple[subprocess.Popen[bytes], bytearray]]:
     """Run the process with a new cache for remote code; yield it and the end of its stderr.
 
     The process and its child processes are killed on exit.
@@ -209,7 +209,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _environment(scratch: str, offline: bool) -> dict[str, str]:
+def _environment(scratch: Path, offline: bool) -> dict[str, str]:
     own = {
         "HF_MODULES_CACHE": str(Path(scratch, "modules")),
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",

@@ -314,7 +314,7 @@ def test_a_missing_package_is_named_as_pip_knows_it(probe: Probe, capsys: pytest
 
 def test_interrupt_is_130(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["probe", "minilm", "why?", "--fail", "interrupt"]) == 130
-    assert capsys.readouterr().err == "revela-hub: interrupted\n"
+    assert capsys.readouterr().err == "revela-hub: interrupted: run the same command again to start over\n"
 
 
 @pytest.mark.parametrize("fail", ["bug", "revela_hub.nothing"])

@@ -222,3 +222,11 @@ def test_a_repeated_name_in_json(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model")
     (folder / "config.json").write_text('{"model_type": "bert", "model_type": "llama"}')
     assert folder_fault(folder) == "config.json is not valid JSON: the name 'model_type' occurs twice"
+
+
+def test_a_static_model_without_its_tokenizer_is_incomplete(tmp_path: Path) -> None:
+    kind = "sentence_transformers.sentence_transformer.modules.static_embedding.StaticEmbedding"
+    (tmp_path / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))
+    assert folder_fault(tmp_path) == "tokenizer.json is missing: copy it from the original model"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "is missing: copy" not in folder_fault(tmp_path)

@@ -259,7 +259,8 @@ def test_not_allowed(
 ) -> None:
     for token, repo_id, message in (
         ("", "org/x", "not logged in to the Hub"),
-        ("hf_" + "x" * 30, "org/x", "not logged in to the Hub"),
+        ("hf_" + "x" * 30, "org/x", "the token is not valid"),
+        ("hf_ä", "org/x", "the token is not valid"),
         (READER, "org/x", "no write access to org/x"),
         (WRITER, "other/x", "no write access to other/x"),
     ):

@@ -18,6 +18,7 @@ from transformers.utils import logging
 from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.hub_cards.method import Method
+from revela_hub.interrupts import if_interrupted
 from revela_hub.retrieval.disk import naming_full_disk
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.card import card_metadata
@@ -27,6 +28,7 @@ from revela_hub.trainers.common.checkpoints import (
     RECORD,
     Record,
     checkpoints_in,
+    last_complete,
     remove_checkpoint,
     step_of,
 )
@@ -208,8 +210,16 @@ def open_run(method: Method, arguments: RunArguments) -> Iterator[Run]:
         set_seed(arguments.seed)  # before fresh decoders, pooling layers and adapters are initialised
         # Load whole models; they are sharded when training starts. The base model is evaluated and exported by one process.
         unset_hf_deepspeed_config()
-        with explained(), naming_full_disk(output, "--output_dir"):
+        with explained(), naming_full_disk(output, "--output_dir"), if_interrupted(lambda: _kept(output)):
             yield _opened(method, arguments, output, owners)
+
+
+def _kept(output: Path) -> str:
+    """Return what an interrupted run has saved and how to continue."""
+    checkpoint, _ = last_complete(output)
+    if checkpoint is None:
+        return "no checkpoint was saved: run the same command again to start over"
+    return f"{checkpoint} was saved: resume with --resume_from_checkpoint last"
 
 
 def _make_output(arguments: RunArguments, output: Path) -> list[int]:

@@ -11,18 +11,6 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
-class Interrupted(KeyboardInterrupt):
-    """A run was stopped by a signal and has saved the checkpoint named in the message.
-
-    Attributes:
-        status: exit status for that signal.
-    """
-
-    def __init__(self, message: str, signum: int) -> None:
-        super().__init__(message)
-        self.status = 128 + signum
-
-
 class StopOnSignal(TrainerCallback):
     """Callback that saves a checkpoint and stops training after a signal; a second signal stops the process immediately.
 

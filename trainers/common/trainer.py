@@ -27,6 +27,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError, is_file_error, reason, require
 from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, score_run
 from revela_hub.internals import TrainerHooks
+from revela_hub.interrupts import Interrupted
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import (
@@ -59,7 +60,7 @@ from revela_hub.trainers.common.settings import (
     without_names,
 )
 from revela_hub.trainers.common.sharding import Hollow, filled_copy, hollow_copy, is_sharded, prepare
-from revela_hub.trainers.common.stopping import Interrupted, StopOnSignal
+from revela_hub.trainers.common.stopping import StopOnSignal
 
 SAMPLED = 64
 """Rows of a stream that are compared when a run resumes, and between processes."""

@@ -10,7 +10,6 @@ in a text is excluded, too.
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from revela_hub.hub_cards.export import make_readable, save_backbone, save_token
 from revela_hub.hub_cards.tokenizers import padding_right
 from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
+from revela_hub.scratch import scratch_folder
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint
 from revela_hub.trainers.cot_mote.verification import EXPERTS
@@ -91,7 +91,7 @@ def export_routes(
     vocabulary = model.config.get_text_config().vocab_size
     if len(tokenizer) > vocabulary:
         raise UserError(f"the tokenizer has {len(tokenizer)} tokens, more than the model's {vocabulary}")
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch_folder("export") as scratch:
         routes: dict[str, list[Any]] = {}
         for task, expert in EXPERTS.items():
             own = Path(scratch, task)

@@ -11,7 +11,6 @@ therefore removes white space at the end of its input, with a stock normalizer i
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_s
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.internals import transformer_around
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
+from revela_hub.scratch import scratch_folder
 from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.checkpoint import NVEmbedStart
 
@@ -100,9 +100,9 @@ def nvembed_encoder(
     tokenizer = nvembed_tokenizer(tokenizer)
     length = _checked_length(model, tokenizer, settings)
     model.config.max_seq_length, model.config.official_instruction_mask = length, False
-    with tempfile.TemporaryDirectory() as folder:
-        save_tokenizer(tokenizer, Path(folder), max_length=length)
-        transformer = transformer_around(model, folder)
+    with scratch_folder("export") as folder:
+        save_tokenizer(tokenizer, folder, max_length=length)
+        transformer = transformer_around(model, str(folder))
     mode: Any = "lasttoken" if settings.pooling == "last" else "mean"
     pooling = Pooling(model.config.hidden_size, pooling_mode=mode, include_prompt=False)
     return SentenceTransformer(

@@ -37,7 +37,6 @@ from revela_hub.retrieval.disk import key_of, whole_path, write_text, writing
 from revela_hub.retrieval.encoder import length_limit
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
-from revela_hub.trainers.common.stopping import Interrupted
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ class Adaptation:
                 try:
                     with contextlib.redirect_stdout(io.StringIO()):  # the run's own report
                         folder = TRAIN[name](self.inputs, seconds)
-                except (Interrupted, KeyboardInterrupt):
+                except KeyboardInterrupt:
                     self.stopped = True
                     self.say("stopped: the verdict is on what has finished; repeat the command to resume")
                     continue

@@ -4,7 +4,8 @@ The commands of a method are listed in its record; the others are modules of `re
 docstring (its help text), a dataclass `Arguments`, a function `run(arguments)` and, for arguments without a name, a tuple
 `POSITIONALS` of fields of that dataclass. Help texts and errors in arguments import no command and no heavy library.
 
-Exit status: 0 for success, 2 for an error of the user (one line on stderr), 130 after Ctrl-C, 1 for anything else.
+Exit status: 0 for success, 2 for an error of the user (one line on stderr), 130 after Ctrl-C, 143 after SIGTERM, 129
+after SIGHUP, 1 for anything else.
 """
 
 import importlib
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from revela_hub import __version__
 from revela_hub.errors import UserError, did_you_mean
 from revela_hub.hub_cards.method import Command
+from revela_hub.interrupts import if_interrupted, raising_signals, status_of
 from revela_hub.trainers.methods import METHODS
 
 if TYPE_CHECKING:
@@ -24,24 +26,25 @@ if TYPE_CHECKING:
 
 PROGRAM = "revela-hub"
 OWN = "revela_hub.cli.commands"
+RESUMES = "run the same command again to resume"
 
 
 METHOD_COMMANDS = {name: command for method in METHODS.values() for name, command in method.commands.items()}
 COMMANDS = {
     "quickstart": Command(f"{OWN}.quickstart", "train and evaluate a retriever on raw text in minutes, on a CPU"),
-    "adapt": Command(f"{OWN}.adapt", "adapt a retriever to your text, with a verdict"),
+    "adapt": Command(f"{OWN}.adapt", "adapt a retriever to your text, with a verdict", RESUMES),
     **{name: command for name, command in METHOD_COMMANDS.items() if name.startswith("train ")},
-    "mine": Command(f"{OWN}.mine", "mine hard negatives with a retriever or BM25"),
+    "mine": Command(f"{OWN}.mine", "mine hard negatives with a retriever or BM25", RESUMES),
     "synthesize": Command(f"{OWN}.synthesize", "generate training pairs with a language model"),
     "probe": Command(f"{OWN}.probe", "make an evaluation set from raw text, without labels"),
     "export": Command(f"{OWN}.export", "convert a checkpoint to a sentence-transformers folder"),
     "evaluate": Command(f"{OWN}.evaluate", "evaluate retrievers or BM25 on a retrieval task"),
-    "encode": Command(f"{OWN}.encode", "encode a corpus, or a shard of it; resumable"),
-    "index": Command(f"{OWN}.index", "build a passage index for search and answer"),
+    "encode": Command(f"{OWN}.encode", "encode a corpus, or a shard of it; resumable", RESUMES),
+    "index": Command(f"{OWN}.index", "build a passage index for search and answer", RESUMES),
     "search": Command(f"{OWN}.search", "search your files with a retriever or BM25"),
     "demo": Command(f"{OWN}.demo", "open a page in the browser that searches with a model"),
     "check": Command(f"{OWN}.check", "verify that a model loads and embeds correctly"),
-    "publish": Command(f"{OWN}.publish", "verify a model and upload it to the Hugging Face Hub"),
+    "publish": Command(f"{OWN}.publish", "verify a model and upload it to the Hugging Face Hub", RESUMES),
     **{name: command for name, command in METHOD_COMMANDS.items() if not name.startswith("train ")},
 }
 
@@ -58,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
     options: set[str] = set()  # filled when the command is known
-    return exit_status(lambda: _dispatch(words, options), options, trace="--traceback" in words)
+    with raising_signals():
+        return exit_status(lambda: _dispatch(words, options), options, trace="--traceback" in words)
 
 
 def exit_status(action: Callable[[], None], options: Container[str], *, trace: bool) -> int:
@@ -74,7 +78,7 @@ def exit_status(action: Callable[[], None], options: Container[str], *, trace: b
         sys.stdout.flush()
     except KeyboardInterrupt as error:
         sys.stderr.write(f"{PROGRAM}: {str(error) or 'interrupted'}\n")
-        return getattr(error, "status", 130)  # a training run that another signal stopped
+        return status_of(error)
     except BrokenPipeError:
         # The reader of the output has exited (`| head`). Python would raise again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -120,7 +124,7 @@ def _dispatch(argv: list[str], options: set[str]) -> None:
     values = parser.read(rest)
     if values is None:
         return
-    with quiet(parser.quiet), any_text():
+    with quiet(parser.quiet), any_text(), if_interrupted(COMMANDS[name].interrupted):
         command = importlib.import_module(COMMANDS[name].module)
         command.run(build_arguments(command.Arguments, values, parser.prog))
 

@@ -237,7 +237,7 @@ def test_a_longer_run_is_no_other_run(words: list[str], tmp_path: Path, capsys: 
 def test_a_signal_ends_a_run_with_a_checkpoint_and_it_goes_on_from_there(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, status: int
 ) -> None:
-    from revela_hub.trainers.common.stopping import Interrupted
+    from revela_hub.interrupts import Interrupted
 
     handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     out, whole = tmp_path / "out", tmp_path / "whole"
@@ -255,7 +255,7 @@ _ONE_OF_TWO = """
 import os, sys
 sys.path.insert(0, {tests!r})
 from test_run import Signal, run
-from revela_hub.trainers.common.stopping import Interrupted
+from revela_hub.interrupts import Interrupted
 try:
     run({words!r}, *([Signal(15, 2)] if os.environ["RANK"] == "1" else []))
 except Interrupted as error:

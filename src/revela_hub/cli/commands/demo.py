@@ -15,7 +15,6 @@ Examples:
 """
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from revela_hub.adaptation import REPORT
 from revela_hub.errors import UserError, require
 from revela_hub.output import note
 from revela_hub.ranges import Port, PositiveInt, TextLength
+from revela_hub.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -121,11 +121,11 @@ def demo_page(arguments: Arguments) -> "Iterator[Blocks]":
     folder = Path(arguments.model).expanduser()
     place = str(exported_retriever(folder)) if folder.is_dir() else arguments.model
     method = method_of_model(place)
-    with tempfile.TemporaryDirectory(prefix="revela-hub-demo-") as temporary:
+    with scratch_folder("demo") as temporary:
         if method is not None and method.answerer:
-            yield _answer_page(arguments, place, method, Path(temporary))
+            yield _answer_page(arguments, place, method, temporary)
         else:
-            yield _search_page(arguments, folder, place, Path(temporary))
+            yield _search_page(arguments, folder, place, temporary)
 
 
 def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path) -> "Blocks":

@@ -22,7 +22,6 @@ import contextlib
 import glob
 import json as json_format
 import sys
-import tempfile
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from revela_hub.errors import UserError
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import SmallVectorArguments
+from revela_hub.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import Hit, Passages, PassageStore, Ranker
@@ -101,7 +101,7 @@ def run(arguments: Arguments) -> None:
     if arguments.query is not None and not arguments.query.strip():
         raise UserError("the query is empty")
     with contextlib.ExitStack() as stack:
-        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="revela-hub-search-")))
+        temporary = stack.enter_context(scratch_folder("search"))
         passages = None if arguments.index else _read(arguments, temporary)
         ranker, passages = _ranker(arguments, passages, temporary)
         queries = [arguments.query] if arguments.query is not None else _typed_queries()

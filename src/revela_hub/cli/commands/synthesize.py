@@ -39,6 +39,7 @@ from annotated_types import Interval
 from revela_hub.cli.engine_options import EngineOptions, path_for_workers
 from revela_hub.data.synthesis.synthesis import SynthesisSettings
 from revela_hub.errors import UserError
+from revela_hub.interrupts import if_interrupted
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -134,7 +135,8 @@ def run(arguments: Arguments) -> None:
         note(summary)
     load = partial(_local_model, arguments, sampling)
     with ray_model(load, cluster, arguments.batch_size) if cluster else nullcontext(endpoint or load()) as backend:
-        try:
+        kept = f"the accepted examples are in {arguments.output_dir}: run the same command again to resume"
+        with if_interrupted(kept):
             report = synthesize(
                 backend,
                 arguments.output_dir,
@@ -143,9 +145,6 @@ def run(arguments: Arguments) -> None:
                 overwrite=arguments.overwrite,
                 show_progress_bar=shows_progress(),
             )
-        except KeyboardInterrupt:
-            note(f"\nthe accepted examples are in {arguments.output_dir}; run the same command again to resume")
-            raise
     print(report)
     print(os.path.join(arguments.output_dir, PAIRS))
 
