@@ -4,6 +4,7 @@ The process holds the lock of a file in its folder, which the system releases wh
 """
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -40,6 +41,8 @@ def scratch_folder(kind: str, parent: Path | None = None) -> Iterator[Path]:
 def _delete_abandoned(parent: Path) -> None:
     """Delete the temporary folders whose lock no process holds."""
     for file in parent.glob(f"{PREFIX}*/{LOCK}"):
-        # Not an error: another user's folder, or one that another process is deleting.
-        with contextlib.suppress(OSError, Timeout), FileLock(file, timeout=0):
-            shutil.rmtree(file.parent, ignore_errors=True)
+        # Not an error: a folder that another process is deleting. Another user's lock might be a link to a file of this user.
+        with contextlib.suppress(OSError, Timeout):
+            if not hasattr(os, "getuid") or file.parent.lstat().st_uid == os.getuid():
+                with FileLock(file, timeout=0):
+                    shutil.rmtree(file.parent, ignore_errors=True)
