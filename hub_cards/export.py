@@ -76,6 +76,7 @@ class RetrieverSettings:
     max_length: int = 2048
     normalize: bool = True
     include_prompt: bool = True
+    truncate_dim: int | None = None
 
     def __post_init__(self) -> None:
         """Reject prompts without `query` or `document`."""
@@ -118,7 +119,7 @@ def save_settings(
         "prompts": dict(sorted(settings.prompts.items())),
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
-    }
+    } | ({"truncate_dim": settings.truncate_dim} if settings.truncate_dim else {})
     write_json(folder / "config_sentence_transformers.json", library)
 
 

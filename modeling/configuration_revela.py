@@ -34,6 +34,8 @@ class RevelaConfig(PreTrainedConfig):
         reading: how the LM uses the other chunks: `"added"` to its self-attention, as in the paper, or `"joint"`, as further tokens
             of the same softmax, which a pre-trained LM uses from the first step on (`joint_reading.py`).
         reading_bias: initial logit bias of the other chunks' tokens in joint reading; trained, one number per layer.
+        truncate_dim: components of the vectors that the published retriever returns; None for all. Training uses all of them, as in
+            sentence-transformers.
 
     Raises:
         ValueError: a field is out of range.
@@ -59,6 +61,7 @@ class RevelaConfig(PreTrainedConfig):
         max_seq_length: int = 2048,
         reading: Reading = "added",
         reading_bias: float = -2.0,
+        truncate_dim: int | None = None,
         **kwargs: Any,
     ) -> None:
         if group_size < 1:
@@ -98,6 +101,7 @@ class RevelaConfig(PreTrainedConfig):
         self.max_seq_length = max_seq_length
         self.reading = reading
         self.reading_bias = reading_bias
+        self.truncate_dim = truncate_dim
 
 
 def _as_config(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig | None:

@@ -178,6 +178,10 @@ class RevelaForCausalLM(PreTrainedModel):
         hidden_NMd = hidden_NMd.to(torch.promote_types(hidden_NMd.dtype, torch.float32))
         return F.normalize(pool(hidden_NMd, attention_mask, self.config.pooling), dim=-1)
 
+    def published(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the vectors of the published retriever, as `embed`, with the first `config.truncate_dim` components only."""
+        return self.embed(input_ids, attention_mask)[:, : self.config.truncate_dim]
+
     def similarity(self, embeddings: Tensor, present_GB: Tensor | None = None) -> Tensor:
         """Return (G, B, B) Sim from (N, d) embeddings; `present_GB` is False for absent chunks.
 

@@ -232,7 +232,10 @@ def similarity_of(encoder: Any, name: str = "the encoder") -> str:
     found = getattr(encoder, "similarity_fn_name", None) or "cosine"
     similarity = str(getattr(found, "value", found))  # sentence-transformers' enumeration, or a string
     if similarity not in ("cosine", "dot"):
-        raise UserError(f"{name} compares by {similarity} distance; only cosine and dot product are supported")
+        raise UserError(
+            f"{name} compares by {similarity} distance; only cosine and dot product are supported: set similarity_fn_name in"
+            " config_sentence_transformers.json to one of them"
+        )
     return similarity
 
 

@@ -17,7 +17,7 @@ from typing import Any
 # Files in the folder itself, with the names of weights that transformers, peft and sentence-transformers load.
 ROOT_NAME = re.compile(
     r"""(config|generation_config|modules|router_config|adapter_config|tokenizer|special_tokens_map|added_tokens|vocab
-      |chat_template|config_sentence_transformers|sentence_\w+_config|\w*tokenizer_config|\w*processor_config)\.json
+      |chat_template|config_sentence_transformers|sentence_\w+_config|wordembedding_config|\w*tokenizer_config|\w*processor_config)\.json
       |(adapter_)?model(\.\w+)?(-\d{5}-of-\d{5})?\.safetensors|(adapter_)?model(\.\w+)?\.safetensors\.index\.json
       |merges\.txt|vocab\.(txt|tsv)|bpe\.codes|[\w.-]*\.(tiktoken|spm)|(spiece|sentencepiece[\w.]*|tokenizer|source|target)
       \.(model|spm)(\.v\d+)?|chat_template\.jinja|README\.md|(?i:(licen[sc]e|notice|copying)[\w.-]*(?<!\.pdf))|CITATION\.cff""",

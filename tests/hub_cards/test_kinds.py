@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, WordEmbeddings
+from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 
 from revela_hub.hub_cards.verify.consistency import contradictions
 from revela_hub.hub_cards.verify.contents import contents
@@ -230,3 +233,12 @@ def test_a_static_model_without_its_tokenizer_is_incomplete(tmp_path: Path) -> N
     assert folder_fault(tmp_path) == "tokenizer.json is missing: copy it from the original model"
     (tmp_path / "tokenizer.json").write_text("{}")
     assert "is missing: copy" not in folder_fault(tmp_path)
+
+
+def test_word_embeddings_are_published_whole(tmp_path: Path) -> None:
+    words = WordEmbeddings(WhitespaceTokenizer(["river", "sea"]), torch.eye(2))
+    saved = SentenceTransformer(modules=[words, Pooling(2, "mean")], device="cpu")
+    saved.save_pretrained(str(tmp_path / "saved"))
+    contents(tmp_path / "saved").copy_to(tmp_path / "published")
+    published = SentenceTransformer(str(tmp_path / "published"), device="cpu")
+    assert published.encode(["river", "sea sea"]).tolist() == [[1, 0], [0, 1]]

@@ -37,7 +37,7 @@ from revela_hub.trainers.common.epochs import SharedEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.common.processes import rank, several
-from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, load_retriever
+from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, inputs_of, load_retriever
 
 View = Literal["cropping", "inverse_cloze"]
 
@@ -105,16 +105,14 @@ class ViewCollator(SharedEpoch):
         self.model, self.args = model, args
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return `query_input_ids`, `query_attention_mask`, ..., `key_input_ids`, ...: (B, L) each."""
+        """Return `query_input_ids`, `query_attention_mask`, ..., `key_input_ids`, ...: (B, L) each, and values that are not tensors."""
         views = [self.views(row["text"], row["row"]) for row in rows]
         batch: dict[str, Any] = {}
-        for name, prompt, texts in (
+        for name, task, texts in (
             ("query", "query", [query for query, _ in views]),
             ("key", "document", [key for _, key in views]),
         ):
-            before = self.model.prompts.get(prompt) or ""
-            features = self.model.preprocess([before + text for text in texts])
-            batch |= {f"{name}_{key}": value for key, value in features.items() if isinstance(value, Tensor)}
+            batch |= {f"{name}_{key}": value for key, value in inputs_of(self.model, texts, task).items()}
         return batch
 
     def views(self, text: str, row: int) -> tuple[str, str]:
@@ -183,7 +181,7 @@ class Contriever(nn.Module):
             return {}
         return {name: value for name, value in self.state_dict().items() if not name.startswith("retriever.")}
 
-    def forward(self, **batch: Tensor) -> dict[str, Tensor]:
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
         """Return the scalar `loss` of a batch of `ViewCollator`, and `accuracy`: how often the other view is the best key."""
         query_BD = self._embed(self.retriever, batch, "query_")
         with torch.no_grad() if self.queue_size else torch.enable_grad():
@@ -240,7 +238,7 @@ class Contriever(nn.Module):
         self.place = (self.place + len(key_BD)) % self.queue_size
         self.filled = (self.filled + len(key_BD)).clamp(max=self.queue_size)
 
-    def _embed(self, model: Any, batch: dict[str, Tensor], prefix: str) -> Tensor:
+    def _embed(self, model: Any, batch: dict[str, Any], prefix: str) -> Tensor:
         features = {name.removeprefix(prefix): value for name, value in batch.items() if name.startswith(prefix)}
         vectors: Tensor = model(features)["sentence_embedding"]
         return F.normalize(vectors, dim=-1) if self.cosine else vectors

@@ -35,10 +35,11 @@ from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, shortened
 from revela_hub.trainers.common.adapters import freeze_pooler
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, name_of, unwrapped
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, tokenize_prompts
 from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
+from revela_hub.trainers.common.query_route import refuse_routes
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.common.sharding import is_sharded
@@ -199,6 +200,8 @@ def open_retriever(
     """
     if retrieval_layer is None:
         loaded = load_retriever(model, trust_remote_code=trust_remote_code)
+        refuse_routes(loaded, name_of(model), "RA-DIT")
+        unwrapped(loaded)  # raises an error for a model without a transformer
         return Retriever(loaded, loaded.tokenizer, decoder=False)
     if not isinstance(model, str | Path):
         raise UserError(f"a decoder is cut when it is loaded: pass the Hub id or folder, not a {type(model).__name__}")

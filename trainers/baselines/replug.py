@@ -31,10 +31,11 @@ from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.common.adapters import freeze_pooler
 from revela_hub.trainers.common.arguments import WARMUP, RunArguments
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, name_of, prepared_rows
 from revela_hub.trainers.common.passages import token_rows
 from revela_hub.trainers.common.processes import gathered
-from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, load_retriever
+from revela_hub.trainers.common.query_route import refuse_routes
+from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, inputs_of, load_retriever
 from revela_hub.trainers.common.sharding import is_sharded
 
 
@@ -60,6 +61,7 @@ class ReplugTrainingArguments(RunArguments):
 def load_chunk_encoder(model: ModelLike, max_length: int | None, *, trust_remote_code: bool) -> SentenceTransformer:
     """Load a retriever that truncates chunks to `max_length` tokens, unless it reads texts of any length (static embeddings)."""
     retriever = load_retriever(model, trust_remote_code=trust_remote_code)
+    refuse_routes(retriever, name_of(model), "REPLUG")
     return load_retriever(retriever, max_length=max_length) if truncates(retriever) else retriever
 
 
@@ -76,12 +78,11 @@ class GroupCollator:
         self.retriever, self.lm_tokenizer, self.max_length = retriever, lm_tokenizer, max_length
         self.begin = [] if lm_tokenizer.bos_token_id is None else [lm_tokenizer.bos_token_id]
 
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return `retriever_*` (N, L), `lm_input_ids` and `lm_attention_mask` (N, L), `present` (G, B)."""
         texts = [text for row in rows for text in row["text"]]
-        prompt = self.retriever.prompts.get("document") or ""
-        features = self.retriever.preprocess([prompt + text for text in texts])
-        batch = {f"retriever_{name}": value for name, value in features.items() if isinstance(value, Tensor)}
+        features = inputs_of(self.retriever, texts, "document")
+        batch = {f"retriever_{name}": value for name, value in features.items()}
         room = self.max_length - len(self.begin)
         ids = [self.lm_tokenizer(text, add_special_tokens=False)["input_ids"][:room] for text in texts]
         tokens_NL, mask_NL = token_rows(ids).batch(np.arange(len(ids)))
@@ -133,7 +134,7 @@ class Replug(nn.Module):
         return {}
 
     def forward(
-        self, lm_input_ids: Tensor, lm_attention_mask: Tensor, present: Tensor, **retriever: Tensor
+        self, lm_input_ids: Tensor, lm_attention_mask: Tensor, present: Tensor, **retriever: Any
     ) -> dict[str, Tensor]:
         """Return the scalar `loss` of a batch of `GroupCollator`, and `agreement`: how often both models rank the same chunk first."""
         features = {name.removeprefix("retriever_"): value for name, value in retriever.items()}
@@ -236,10 +237,10 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         **kwargs: Any,
     ) -> None:
         args = args or default_arguments(ReplugTrainingArguments, model, self.method)
-        loaded = load_lm(lm, tokenizer=lm_tokenizer, trust_remote_code=trust_remote_code)
-        lm, lm_tokenizer = loaded.model, loaded.tokenizer
         own_length = None if isinstance(model, SentenceTransformer) else max_length
         retriever = load_chunk_encoder(model, own_length, trust_remote_code=trust_remote_code)
+        loaded = load_lm(lm, tokenizer=lm_tokenizer, trust_remote_code=trust_remote_code)
+        lm, lm_tokenizer = loaded.model, loaded.tokenizer
         groups = partial(build_groups, settings=GroupSettings(group_size))
         kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), ("group", "document"), args, groups)
         positions = getattr(lm.config, "max_position_embeddings", 2 * max_length)

@@ -68,6 +68,15 @@ def refuse_other_routes(retriever: SentenceTransformer, name: str) -> None:
         raise UserError(f"{name} has the routes {', '.join(first.sub_modules)}: only query and document are supported")
 
 
+def refuse_routes(retriever: SentenceTransformer, name: str, method: str) -> None:
+    """Raise a `UserError` if a model has routes, of which a method would train only one."""
+    if isinstance(retriever[0], Router):
+        raise UserError(
+            f"{name} has a query and a document route, but {method} trains a single encoder: use `revela-hub train pairs` or"
+            " `train contriever`, which train both"
+        )
+
+
 def frozen_route(retriever: SentenceTransformer) -> nn.Module:
     """Return the modules that encode documents."""
     router: Any = retriever[0]

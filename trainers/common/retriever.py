@@ -81,6 +81,17 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
         return SentenceTransformer(modules=[transformer, pooling], device="cpu")
 
 
+def inputs_of(model: SentenceTransformer, texts: list[str], task: str) -> dict[str, Any]:
+    """Return the inputs of a model's forward pass, as `encode_query` or `encode_document` makes them: with its prompt, for its route.
+
+    Args:
+        model: a model with or without routes.
+        texts: the texts.
+        task: `query` or `document`.
+    """
+    return model.preprocess(texts, prompt=model.prompts.get(task) or None, task=task)
+
+
 def print_retriever(folder: Path, arguments: Any) -> None:  # noqa: ANN401 (arguments of a command with trust_remote_code)
     """Print where the exported retriever is, and a command that searches with it."""
     if arguments.should_save:

@@ -103,6 +103,11 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             if isinstance(given, RunArguments) and given.label_smoothing_factor and not self.smooths_labels:
                 raise UserError("--label_smoothing_factor has no effect on this method's loss: remove the option")
         super().__init__(*args, **kwargs)
+        if isinstance(self.model, nn.Module) and not any(weight.requires_grad for weight in self.model.parameters()):
+            raise UserError(
+                f"{self.model_names()} has no weights to train: all are frozen (for word embeddings, set update_embeddings in"
+                " wordembedding_config.json to true)"
+            )
         zero = self.accelerator.state.deepspeed_plugin
         if self.saves_copy and zero is not None and zero.zero_stage == 3:
             raise UserError(

@@ -16,6 +16,7 @@ from revela_hub.errors import UserError, loading
 from revela_hub.hub_cards.tokenizers import never_without_token, with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.modeling.backbones import load_backbone
+from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.roles import is_encoder
 from revela_hub.trainers.common.weights import (
@@ -28,6 +29,7 @@ from revela_hub.trainers.common.weights import (
 )
 
 _POOLINGS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+_OTHERS = "use `revela-hub train pairs` or `train contriever`, which support it"
 
 
 @dataclass
@@ -107,22 +109,34 @@ def _load_retriever(
     if not isinstance(encoder, SentenceTransformer):
         tokenizer = tokenizer_of(retriever, tokenizer, trust_remote_code=trust_remote_code)
         return _Retriever(unwrapped(retriever), tokenizer, {})
+    settings = _settings(encoder, name)
+    transformer: Any = encoder[0]
+    return _Retriever(transformer.auto_model.float(), tokenizer or encoder.tokenizer, settings)
+
+
+def _settings(encoder: SentenceTransformer, name: str) -> dict[str, Any]:
+    """Return the settings of a sentence-transformers model as fields of `RevelaConfig`.
+
+    Raises:
+        UserError: Revela would train or export a model that computes other similarities.
+    """
     kinds = [type(module).__name__ for module in encoder]
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Normalize"}:
         raise UserError(
-            f"{name} has the modules {', '.join(kinds)}: Revela supports Transformer, Pooling and Normalize only"
+            f"{name} has the modules {', '.join(kinds)}: Revela supports Transformer, Pooling and Normalize only; {_OTHERS}"
         )
-    transformer: Any = encoder[0]
+    if similarity_of(encoder, name) == "dot" and "Normalize" not in kinds:
+        raise UserError(f"{name} compares by dot product, but Revela trains cosine similarities: {_OTHERS}")
     pooling: Any = encoder[1]
     modes = pooling.pooling_mode if isinstance(pooling.pooling_mode, tuple) else (pooling.pooling_mode,)
     if len(modes) > 1 or modes[0] not in _POOLINGS:
-        raise UserError(f"{name} has the pooling {', '.join(modes)}: Revela supports {', '.join(_POOLINGS)}")
+        raise UserError(f"{name} has the pooling {', '.join(modes)}: Revela supports {', '.join(_POOLINGS)}; {_OTHERS}")
     prompts = {key: encoder.prompts.get(key) or "" for key in ("query", "document")}
-    return _Retriever(
-        transformer.auto_model.float(),
-        tokenizer or encoder.tokenizer,
-        {"pooling": _POOLINGS[modes[0]], "prompts": prompts},
-    )
+    if any(prompts.values()) and not pooling.include_prompt:
+        raise UserError(
+            f"{name} excludes its prompts from pooling (include_prompt), which Revela does not support: {_OTHERS}"
+        )
+    return {"pooling": _POOLINGS[modes[0]], "prompts": prompts, "truncate_dim": encoder.truncate_dim}
 
 
 def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

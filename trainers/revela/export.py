@@ -49,7 +49,10 @@ def _reference_of_lm(loaded: RevelaBackbones, folder: Path) -> Path:
 def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, folder: Path, assembly: Assembly) -> Assembled:
     model, adapter_of = loaded.model, None
     settings = RetrieverSettings(
-        model.config.pooling, model.config.prompts, assembly.max_length or model.config.max_seq_length
+        model.config.pooling,
+        model.config.prompts,
+        assembly.max_length or model.config.max_seq_length,
+        truncate_dim=model.config.truncate_dim,
     )
     tokenizer = settings.tokenizer(loaded.retriever_tokenizer)
     if assembly.adapter_only:
@@ -58,5 +61,5 @@ def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, folder: Pat
         save_backbone(model.retriever, folder, dtype=assembly.dtype)
     needed = {"peft": ">=0.18"} if assembly.adapter_only else {}
     save_settings(settings, tokenizer, model.retriever.config, folder, needed)
-    reference = save_reference(lambda ids, mask, _: model.embed(ids, mask), tokenizer, settings.prompts, folder)
+    reference = save_reference(lambda ids, mask, _: model.published(ids, mask), tokenizer, settings.prompts, folder)
     return Assembled(folder, REVELA, base, reference, adapter_of=adapter_of)

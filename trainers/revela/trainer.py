@@ -186,7 +186,7 @@ class RevelaTrainer(MethodTrainer):
         """Return the current retriever, with the maximum length of the exported one."""
         model, tokenizer = self.revela, self.retriever_tokenizer
         longest = text_length(model.retriever.config, tokenizer, model.config.max_seq_length)
-        return EncoderInTraining(model, model.embed, tokenizer, model.config.prompts, longest)
+        return EncoderInTraining(model, model.published, tokenizer, model.config.prompts, longest)
 
     def exportable(self) -> RevelaBackbones:
         """Return both models with adapters merged, as `load_checkpoint` does."""

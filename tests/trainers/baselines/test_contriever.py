@@ -10,6 +10,8 @@ import torch
 from datasets import Dataset
 from fork_server import launch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
+from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.data.sources.beir import RetrievalTask
@@ -222,6 +224,36 @@ def test_a_model_for_dot_products_is_trained_and_measured_by_them(retriever_fold
     made.save_pretrained(str(tmp_path / "distance"))
     with pytest.raises(UserError, match="compares by euclidean distance"):
         load_retriever(str(tmp_path / "distance"))
+
+
+def test_views_are_encoded_as_queries_and_documents(retriever_folder: Path, tmp_path: Path) -> None:
+    """Each view takes its own route, and the prompt's tokens are not pooled if the model excludes them."""
+    modules = []
+    for _ in range(2):
+        route = SentenceTransformer(str(retriever_folder), device="cpu")
+        modules.append([route[0], Pooling(route.get_embedding_dimension(), "mean", include_prompt=False)])
+    made = SentenceTransformer(
+        modules=[Router.for_query_document(*modules)],
+        prompts={"query": "a river ", "document": "the sea "},
+        device="cpu",
+    )
+    with torch.no_grad():
+        modules[0][0].auto_model.embeddings.word_embeddings.weight.neg_()
+    made.save_pretrained(str(tmp_path / "routes"))
+    run = trainer(tmp_path / "run", tmp_path / "routes", dropout=False)
+    rows = [passages()[0], passages()[1]]
+    views = [run.data_collator.views(row["text"], row["row"]) for row in rows]
+    batch = run.data_collator(rows)
+    run.retriever.eval()
+    for number, (prefix, encode) in enumerate(
+        (("query_", run.retriever.encode_query), ("key_", run.retriever.encode_document))
+    ):
+        expected = encode([view[number] for view in views])
+        torch.testing.assert_close(torch.tensor(embed(run.retriever, batch, prefix)), torch.from_numpy(expected))
+    before = {name: weight.clone() for name, weight in run.retriever.state_dict().items()}
+    run.train()
+    changed = [name for name, weight in run.retriever.state_dict().items() if not torch.equal(weight, before[name])]
+    assert any("query" in name for name in changed) and any("document" in name for name in changed)
 
 
 def test_the_keys_encoder_moves_once_per_step(retriever_folder: Path, tmp_path: Path) -> None:

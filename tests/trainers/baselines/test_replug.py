@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from revela_hub.errors import UserError
@@ -118,6 +120,20 @@ def test_two_processes_are_one(retriever_folder: Path, llama_folder: Path, tmp_p
     one = processes_give(1, 2, "test_replug", start, tmp_path)
     two = processes_give(2, 1, "test_replug", start, tmp_path)
     assert_same_training(one, two, retriever_folder)
+
+
+def test_models_of_which_a_part_would_not_be_trained_are_rejected(
+    retriever_folder: Path, llama_folder: Path, tmp_path: Path
+) -> None:
+    """An untrained query route would no longer fit to the document route, and frozen weights have no gradient."""
+    model = load_retriever(str(retriever_folder))
+    routes = Router.for_query_document([model[0], model[1]], [model[0], model[1]])
+    SentenceTransformer(modules=[routes], device="cpu").save_pretrained(str(tmp_path / "routes"))
+    with pytest.raises(UserError, match="REPLUG trains a single encoder: use `revela-hub train pairs`"):
+        ReplugTrainer(str(tmp_path / "routes"), "no such model", train_dataset=groups())
+    args = ReplugTrainingArguments(output_dir=str(tmp_path / "run"), report_to=[])
+    with pytest.raises(UserError, match="has no weights to train: all are frozen"):
+        ReplugTrainer(model.requires_grad_(False), str(llama_folder), args, max_length=32, train_dataset=groups())
 
 
 def test_two_chunks_have_to_fit(retriever_folder: Path, llama_folder: Path, tmp_path: Path) -> None:

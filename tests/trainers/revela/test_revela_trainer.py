@@ -13,6 +13,7 @@ from datasets import Dataset
 from fork_server import launch
 from peft import LoraConfig
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.data.sources.beir import RetrievalTask
@@ -392,8 +393,6 @@ def test_a_sentence_transformers_retriever_keeps_its_pooling_and_prompts(
     minilm_folder: Path, llama_folder: Path
 ) -> None:
     """And so gives, inside Revela, the embeddings that it gives in sentence-transformers."""
-    from sentence_transformers import SentenceTransformer
-
     backbones = load_backbones(str(minilm_folder), str(llama_folder), group_size=2)
     assert backbones.model.config.pooling == "mean"
     assert backbones.model.config.prompts == {"query": "", "document": ""}
@@ -402,6 +401,37 @@ def test_a_sentence_transformers_retriever_keeps_its_pooling_and_prompts(
     got = backbones.model.eval().embed(batch["input_ids"], batch["attention_mask"])
     expected = SentenceTransformer(str(minilm_folder), device="cpu").encode(texts, convert_to_tensor=True)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_retriever_keeps_its_truncation(
+    tmp_path: Path, llama_folder: Path, retriever_folder: Path, groups: Dataset
+) -> None:
+    model = SentenceTransformer(str(retriever_folder), device="cpu", truncate_dim=8)
+    expected = model.encode_document(["river sea"])
+    args = RevelaTrainingArguments(output_dir=str(tmp_path / "run"), report_to=[], lora_rank=0)
+    run = RevelaTrainer(model, args, lm=str(llama_folder), max_length=32, train_dataset=groups)
+    measured = run.retrieval_encoder().encode_document(["river sea"])
+    run.write_models(tmp_path / "exported")  # verifies that the folder returns the same vectors
+    published = SentenceTransformer(str(tmp_path / "exported" / "retriever"), device="cpu")
+    assert expected.shape == (1, 8) and published.truncate_dim == 8
+    for vectors in (measured, published.encode_document(["river sea"])):
+        torch.testing.assert_close(torch.as_tensor(vectors), torch.from_numpy(expected))
+
+
+def test_retrievers_with_other_similarities_are_rejected(llama_folder: Path, retriever_folder: Path) -> None:
+    """Revela trains and exports cosine similarities, and pools the tokens of the prompt."""
+    model = SentenceTransformer(str(retriever_folder), device="cpu")
+    model.similarity_fn_name = "dot"
+    assert load_backbones(model, str(llama_folder)).model.config.pooling == "mean"  # the same for unit vectors
+    plain = SentenceTransformer(modules=[model[0], model[1]], similarity_fn_name="dot", device="cpu")
+    with pytest.raises(UserError, match="compares by dot product, .* use `revela-hub train pairs`"):
+        load_backbones(plain, str(llama_folder))
+    plain.similarity_fn_name = "manhattan"
+    with pytest.raises(UserError, match="compares by manhattan distance"):
+        load_backbones(plain, str(llama_folder))
+    model[1].include_prompt = False
+    with pytest.raises(UserError, match="excludes its prompts from pooling"):
+        load_backbones(model, str(llama_folder))
 
 
 def test_backbones_that_do_not_fit_are_rejected(tmp_path: Path, llama_folder: Path, bert_folder: Path) -> None:
