@@ -19,6 +19,7 @@ def test_a_signal_ends_a_command_with_one_line_and_a_status(
     number: int, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handlers = [signal.getsignal(each) for each in SIGNALS]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs
 
     def command() -> None:
         with if_interrupted("run the same command again"), scratch_folder("test", tmp_path):
@@ -27,6 +28,7 @@ def test_a_signal_ends_a_command_with_one_line_and_a_status(
 
     with raising_signals():
         assert exit_status(command, set(), trace=False) == status
+    signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "revela-hub: interrupted: run the same command again\n"
     assert not list(tmp_path.iterdir())
     assert [signal.getsignal(each) for each in SIGNALS] == handlers
