@@ -105,7 +105,7 @@ NEGATIVES = {
     f"{negatives}, {name}": replace(FULL, stages=stages, negatives=negatives)
     for name, stages in (("stage one", ("one",)), ("both stages", ("one", "two")))
     for negatives in ("mined", "random")
-}
+} | {"random, stage one, causal": replace(FULL, stages=("one",), mask="causal", negatives="random")}
 MODES = {"example": FULL, "label": replace(FULL, mode="label")}
 POOLINGS = {
     f"{pooling}, {mask}": replace(FULL, stages=("one",), pooling=pooling, mask=mask)
@@ -126,6 +126,7 @@ COMPARED = (
     (STAGES, "stage one", "stage one, then two"),
     (STAGES, "two, then one (reversed)", "stage one, then two"),
     (NEGATIVES, "random, stage one", "random, both stages"),
+    (NEGATIVES, "random, stage one, causal", "random, stage one"),
     *((NEGATIVES, f"random, {stages}", f"mined, {stages}") for stages in ("stage one", "both stages")),
     (MODES, "label", "example"),
 )
