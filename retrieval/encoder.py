@@ -244,8 +244,14 @@ def model_in(name: str) -> str:
     folder = Path(name).expanduser()
     if (folder / "modules.json").is_file():
         return name
-    models = [file.parent for file in sorted(folder.glob("*/modules.json"))]
+    models = _exported_in(folder)
     return str(models[0]) if len(models) == 1 else name
+
+
+def _exported_in(folder: Path) -> list[Path]:
+    """Return the sentence-transformers folders in a folder that are not checkpoints."""
+    models = [file.parent for file in sorted(folder.glob("*/modules.json"))]
+    return [model for model in models if not (model / "trainer_state.json").is_file()]
 
 
 def model_place(name: str) -> str:
@@ -259,8 +265,8 @@ def model_place(name: str) -> str:
     refuse_other_kind(name, sparse=True)
     if path.is_dir():
         if not (path / "modules.json").is_file():
-            if several := [str(file.parent) for file in sorted(path.glob("*/modules.json"))]:
-                raise UserError(f"{name} contains several models: pass {' or '.join(several)}")
+            if several := _exported_in(path):
+                raise UserError(f"{name} contains several models: pass {' or '.join(map(str, several))}")
             raise UserError(
                 f"{name} is not a sentence-transformers folder (it has no modules.json); "
                 f"turn a training checkpoint into one with `revela-hub export`"

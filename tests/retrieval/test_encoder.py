@@ -43,7 +43,8 @@ def test_the_output_folder_of_a_training_is_its_retriever(retriever_folder: Path
     """For search, indexes, `check` and further training; not if it contains several models."""
     output = tmp_path / "output"
     shutil.copytree(retriever_folder, output / "retriever")
-    (output / "checkpoint-2").mkdir()
+    shutil.copytree(retriever_folder, output / "checkpoint-2")  # as trainers of sentence-transformers write it
+    (output / "checkpoint-2" / "trainer_state.json").write_text("{}")
     (output / "config.json").write_text("{}")
     expected = load_encoder(str(retriever_folder), device="cpu").encode(["river"])
     for load in (partial(load_encoder, device="cpu"), load_retriever):
