@@ -146,7 +146,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         return output
 
     @torch.no_grad()
-    def generate(  # type: ignore[override]  # the mixin's, with passages
+    def generate(  # the mixin's, with passages
         self,
         inputs: Tensor | None = None,
         generation_config: GenerationConfig | None = None,
@@ -183,7 +183,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             passage_states = self.encode_passages(passage_input_ids, passage_attention_mask)
         if passage_states is not None:
             kwargs["passage_states"] = passage_states
-        return super().generate(inputs, generation_config, **kwargs)  # type: ignore[misc]  # typed for a protocol
+        return super().generate(inputs, generation_config, **kwargs)
 
     @torch.no_grad()
     def answer_log_likelihoods(
