@@ -18,8 +18,9 @@ STATUS = [(number, 128 + number) for number in (signal.SIGINT, *SIGNALS)]
 def test_a_signal_ends_a_command_with_one_line_and_a_status(
     number: int, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    handlers = [signal.getsignal(each) for each in SIGNALS]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs
+    # Ctrl-C is ignored in a shell's background jobs, and libraries such as Ray may have set handlers in this process.
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in SIGNALS}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def command() -> None:
         with if_interrupted("run the same command again"), scratch_folder("test", tmp_path):
@@ -28,10 +29,12 @@ def test_a_signal_ends_a_command_with_one_line_and_a_status(
 
     with raising_signals():
         assert exit_status(command, set(), trace=False) == status
-    signal.signal(signal.SIGINT, before)
+    left = [signal.getsignal(each) for each in SIGNALS]
+    for each, handler in before.items():
+        signal.signal(each, handler)
     assert capsys.readouterr().err == "revela-hub: interrupted: run the same command again\n"
     assert not list(tmp_path.iterdir())
-    assert [signal.getsignal(each) for each in SIGNALS] == handlers
+    assert left == [signal.SIG_DFL for _ in SIGNALS]
 
 
 def test_the_innermost_message_is_kept() -> None:

@@ -40,7 +40,7 @@ def scratch_folder(kind: str, parent: Path | None = None) -> Iterator[Path]:
 
 def _delete_abandoned(parent: Path) -> None:
     """Delete the temporary folders whose lock no process holds."""
-    for file in parent.glob(f"{PREFIX}*/{LOCK}"):
+    for file in sorted(parent.glob(f"{PREFIX}*/{LOCK}")):
         # Not an error: a folder that another process is deleting. Another user's lock might be a link to a file of this user.
         with contextlib.suppress(OSError, Timeout):
             if not hasattr(os, "getuid") or file.parent.lstat().st_uid == os.getuid():

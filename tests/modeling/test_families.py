@@ -53,6 +53,7 @@ LOW_RANK = (
 OTHERS: dict[str, dict[str, object]] = {
     **dict.fromkeys(LOW_RANK, {"num_key_value_heads": HEADS}),
     "deepseek_v2": {"num_key_value_heads": HEADS, "num_experts_per_tok": 2, "topk_method": "greedy"},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "lfm2": {"layer_types": ["conv", "full_attention", "full_attention", "conv"]},
     "minimax": {"layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"]},
 }
