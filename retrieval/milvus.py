@@ -192,7 +192,7 @@ def _reason(error: Exception) -> str:
     reason = first_line(ValueError(getattr(error, "message", str(error))))
     if "Fail connecting to server" in reason:
         reason += " (is it running, and does MILVUS_TOKEN hold user:password or an API key if it asks for one?)"
-    elif "not supported" in reason and "104" in reason:  # the number of the type of sparse vectors
+    elif "104 field is not supported" in reason:  # the number of the type of sparse vectors
         reason = "this server has no sparse vectors, which --milvus_bm25 needs: update it to Milvus 2.4 or newer"
     return reason
 
