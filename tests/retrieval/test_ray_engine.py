@@ -96,9 +96,9 @@ def test_encode_and_mine_on_a_cluster(
     corpus, pairs = tmp_path / "corpus.jsonl", tmp_path / "pairs.jsonl"
     corpus.write_text("".join(json.dumps({"text": f"Note {n}: rivers pass {n} stones."}) + "\n" for n in range(40)))
     pairs.write_text(json.dumps({"anchor": "rivers and stones", "positive": "Note 3: rivers pass 3 stones."}) + "\n")
-    ray_options = ["--engine", "ray", "--num_actors", "2", "--device", "cpu"]
+    ray_options = ["--engine", "ray", "--num_actors", "1", "--device", "cpu"]  # each actor imports all libraries
     words = ["encode", str(retriever_folder), "--corpus", str(corpus), "--output_dir", str(tmp_path / "index")]
-    assert main([*words, *ray_options]) == 0
+    assert main([*words, *ray_options[:3], "2", *ray_options[4:]]) == 0
     assert "encoded 40 of 40 passages" in capsys.readouterr().out
 
     mined = []
