@@ -1,6 +1,7 @@
 """Errors at each step of an upload, and the second run of the same command."""
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -11,8 +12,10 @@ import pytest
 from loopback_hub import LoopbackHub, Repository
 
 from revela_hub.checkpoints import publish
+from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata, Result, upload, write_card
+from revela_hub.internals import limit_waiting_for_the_hub
 from revela_hub.trainers.nvembed import NVEMBED
 
 DESTINATION = Destination("org/x", revision="next", tag="v1", collection="Tiny ones")
@@ -81,6 +84,31 @@ def test_a_killed_upload_is_resumed_at_any_step(hub: LoopbackHub, retriever_fold
         assert set(repository.files("main")) == {".gitattributes"}, step
         assert {"model.safetensors", "modules.json", "README.md"} <= set(repository.files("next")), step
         assert [set(items) for items in hub.collections.values()] == [{"org/x"}], step
+
+
+@pytest.mark.parametrize("step", ["GET /api/models/org/x", "GET /api/whoami-v2", "POST /api/models/org/x/commit/main"])
+def test_a_hub_that_never_answers(
+    hub: LoopbackHub,
+    retriever_folder: Path,
+    step: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """huggingface_hub itself would wait forever."""
+    monkeypatch.setattr(cli, "HUB_TIMEOUT", 0.5)
+    reached, released = threading.Event(), threading.Event()
+    hub.before_request = waiting(step, reached, released)
+    try:
+        assert cli.main(["publish", str(retriever_folder), "org/x"]) == 2
+    finally:
+        released.set()
+        limit_waiting_for_the_hub(60)
+    assert re.search(
+        r"connection to the Hub failed \(ReadTimeout.*run the same command again to resume", capsys.readouterr().err
+    )
+    assert reached.is_set()
+    hub.before_request = lambda request: None
+    assert cli.main(["publish", str(retriever_folder), "org/x"]) == 0
 
 
 def test_private_models_are_not_published_in_public_repositories(hub: LoopbackHub, retriever_folder: Path) -> None:
