@@ -120,6 +120,23 @@ def test_private_models_are_not_published_in_public_repositories(hub: LoopbackHu
     assert set(hub.repositories["org/x"].files("main")) == set()
 
 
+@pytest.mark.parametrize("name", ["README.md", "LICENSE"])
+def test_files_of_others_are_replaced_on_demand_only(
+    hub: LoopbackHub, retriever_folder: Path, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "licensed"
+    shutil.copytree(retriever_folder, folder)
+    (folder / "LICENSE").write_text("MIT")
+    repository = hub.repositories["org/x"] = Repository()
+    repository.commit("main", {name: b"my own words", "notes.txt": b"notes"}, "initial commit")
+    with pytest.raises(UserError, match=rf"org/x already contains a file of this name \({name}\): .* add --update"):
+        publish(folder, Destination("org/x"))
+    assert repository.files("main") == {name: b"my own words", "notes.txt": b"notes"}
+    publish(folder, Destination("org/x", update=True))
+    files = repository.files("main") or {}
+    assert files[name] != b"my own words" and files["notes.txt"] == b"notes" and "model.safetensors" in files
+
+
 def test_an_existing_tag(hub: LoopbackHub, retriever_folder: Path) -> None:
     first = publish(retriever_folder, Destination("org/x", tag="v1"))
     assert publish(retriever_folder, Destination("org/x", tag="v1")).commit == first.commit
