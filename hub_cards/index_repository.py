@@ -71,6 +71,10 @@ class IndexDestination:
                 return None
         if others := sorted(name for name in file_names(info) if not _OURS.fullmatch(name)):
             raise UserError(f"{self.repo_id} holds other files ({others[0]}): choose another name for the index")
+        if "README.md" in file_names(info) and METADATA not in file_names(info) and not self.update:
+            raise UserError(
+                f"{self.repo_id} already holds a README.md: choose another name, or add --update to replace it"
+            )
         if self.private and not info.private:
             raise UserError(
                 f"{self.repo_id} is public already: make it private in its settings, or choose another name"

@@ -11,7 +11,7 @@ import errno
 import re
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,12 +179,14 @@ class Repository:
             )
         return tag in tags
 
-    def check_no_model(self, info: ModelInfo) -> None:
-        """Raise a UserError if the repository contains a model."""
-        if any(map(belongs_by_name, file_names(info))):
-            raise UserError(
-                f"{self.repo_id} already contains a model: choose another name, or add --update to replace it"
-            )
+    def check_no_model(self, info: ModelInfo, add: Iterable[str] = ("README.md",)) -> None:
+        """Raise a UserError if the repository contains a model, or one of the files to add."""
+        names = file_names(info)
+        for what, found in (("a model", filter(belongs_by_name, names)), ("a file of this name", names & {*add})):
+            if first := min(found, default=None):
+                raise UserError(
+                    f"{self.repo_id} already contains {what} ({first}): choose another name, or add --update to replace it"
+                )
 
     def find_pull_request(self, folder: Path) -> tuple[str, str] | None:
         """Return the commit and URL of a pull request that contains these files, if there is one."""

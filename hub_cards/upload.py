@@ -226,7 +226,7 @@ def _upload(repository: Repository, assembled: Assembled, plan: Plan, before: Mo
         elif before is not None and destination.pull_request:
             existing = repository.find_pull_request(assembled.folder)
         elif before is not None and not destination.update:
-            repository.check_no_model(before)
+            repository.check_no_model(before, plan.add)
         before = repository.prepare(before)
         commit, url = existing or repository.commit(plan, before)
     unverified = (

@@ -20,6 +20,7 @@ INTERNALS = "src/revela_hub/internals.py"
 USED = {
     "_fingerprint": "identity of rows, datasets (test_collator.py)",
     "_get_output_dir": "hook of Trainer: checkpoints are written to a temporary folder first (test_run.py)",
+    "_http": "the module of huggingface_hub with its default client (test_upload.py)",
     "_issue_warnings_after_load": "hook of Trainer: no warning about tied weights (test_run.py)",
     "_load_config": "hook of sentence-transformers' Transformer: a module around an existing model (test_nvembed_export.py)",
     "_load_from_checkpoint": "hook of Trainer, overridden by sentence-transformers too (test_run.py)",

@@ -1,5 +1,6 @@
-"""Private names of libraries, all in this file, written for transformers 5.17 to 5.24, sentence-transformers 6, trl 1.16 and datasets 5.2.
+"""Private names of libraries, all in this file.
 
+Written for transformers 5.17 to 5.24, sentence-transformers 6, trl 1.16, datasets 5.2 and huggingface_hub 1 and 2.
 `tests/test_private_names.py` fails if another file uses one, except in `modeling/`, whose files also run without this package.
 """
 
@@ -159,3 +160,22 @@ def option_group(title: str, fields: "Iterable[dataclasses.Field[Any]]") -> type
 def fingerprint(dataset: "Dataset") -> str:
     """Return the hash by which `datasets` identifies rows in its cache."""
     return str(dataset._fingerprint)
+
+
+def limit_waiting_for_the_hub(seconds: float) -> None:
+    """Let requests to the Hub fail after this time without data; by default, only those of downloads have a limit."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
+
+    def limit(request: Any) -> None:  # not `client.timeout`: most functions pass None for each request
+        given = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {
+            name: given.get(name) or seconds for name in ("connect", "read", "write", "pool")
+        }
+
+    def client() -> Any:
+        made = default_client_factory()
+        made.event_hooks = {**made.event_hooks, "request": [*made.event_hooks["request"], limit]}
+        return made
+
+    set_client_factory(client)

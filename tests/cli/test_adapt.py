@@ -172,7 +172,13 @@ def test_split_identifiers_are_delivered_if_they_help(
     assert "VERDICT: BETTER" in printed
     assert json.loads((output / "hybrid.json").read_text())["bm25"]["split_identifiers"] is True
     assert read_report(output / "adapt.json").is_base
-    assert "The base retriever, unchanged" in (output / "retriever" / "README.md").read_text()
+    card = (output / "retriever" / "README.md").read_text()
+    assert "The base retriever, unchanged" in card
+    # BM25 is not published with the model: the model's own score is without it.
+    names = (r"\*\*retriever\*\*", r"this model, with BM25 \(weight [\d.]+\)", "base retriever alone")
+    own, hybrid, base = (re.findall(rf"\| {name} \| ([\d.]+) \|", card)[0] for name in names)
+    assert own == base < hybrid
+    assert [f"{float(value):.4f}" for value in re.findall(r"value: ([\d.e-]+)", card)] == [own]
     search = ["search", str(output), "moon_river", "--corpus", str(folder), "--top_k", "1", "--json"]
     assert main(search) == 0
     assert "def moon_river" in capsys.readouterr().out

@@ -221,6 +221,10 @@ def test_what_cannot_be_pushed_is_reported_before_the_index_is_built(
     hub.repositories["datasets/org/other"] = other = Repository()
     other.commit("main", {"train.csv": b"a,b"}, "first")
     assert "org/other holds other files (train.csv)" in error(capsys, *index, "--push_to_hub", "org/other")
+    hub.repositories["datasets/org/card"] = Repository()
+    hub.repositories["datasets/org/card"].commit("main", {"README.md": b"my own words"}, "initial commit")
+    assert "org/card already holds a README.md: choose" in error(capsys, *index, "--push_to_hub", "org/card")
+    assert hub.repositories["datasets/org/card"].files("main") == {"README.md": b"my own words"}
     other.commit("main", {".gitattributes": b""}, "second")
     assert "org/other is public already" in error(capsys, *index, "--push_to_hub", "org/other", "--private")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")

@@ -1,6 +1,7 @@
 """Errors at each step of an upload, and the second run of the same command."""
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -11,8 +12,10 @@ import pytest
 from loopback_hub import LoopbackHub, Repository
 
 from revela_hub.checkpoints import publish
+from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata, Result, upload, write_card
+from revela_hub.internals import limit_waiting_for_the_hub
 from revela_hub.trainers.nvembed import NVEMBED
 
 DESTINATION = Destination("org/x", revision="next", tag="v1", collection="Tiny ones")
@@ -83,6 +86,31 @@ def test_a_killed_upload_is_resumed_at_any_step(hub: LoopbackHub, retriever_fold
         assert [set(items) for items in hub.collections.values()] == [{"org/x"}], step
 
 
+@pytest.mark.parametrize("step", ["GET /api/models/org/x", "GET /api/whoami-v2", "POST /api/models/org/x/commit/main"])
+def test_a_hub_that_never_answers(
+    hub: LoopbackHub,
+    retriever_folder: Path,
+    step: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """huggingface_hub itself would wait forever."""
+    monkeypatch.setattr(cli, "HUB_TIMEOUT", 0.5)
+    reached, released = threading.Event(), threading.Event()
+    hub.before_request = waiting(step, reached, released)
+    try:
+        assert cli.main(["publish", str(retriever_folder), "org/x"]) == 2
+    finally:
+        released.set()
+        limit_waiting_for_the_hub(60)
+    assert re.search(
+        r"connection to the Hub failed \(ReadTimeout.*run the same command again to resume", capsys.readouterr().err
+    )
+    assert reached.is_set()
+    hub.before_request = lambda request: None
+    assert cli.main(["publish", str(retriever_folder), "org/x"]) == 0
+
+
 def test_private_models_are_not_published_in_public_repositories(hub: LoopbackHub, retriever_folder: Path) -> None:
     hub.repositories["org/x"] = Repository()
     hub.repositories["org/x"].commit("main", {}, "initial commit")
@@ -90,6 +118,23 @@ def test_private_models_are_not_published_in_public_repositories(hub: LoopbackHu
         with pytest.raises(UserError, match="public already"):
             publish(retriever_folder, destination)
     assert set(hub.repositories["org/x"].files("main")) == set()
+
+
+@pytest.mark.parametrize("name", ["README.md", "LICENSE"])
+def test_files_of_others_are_replaced_on_demand_only(
+    hub: LoopbackHub, retriever_folder: Path, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "licensed"
+    shutil.copytree(retriever_folder, folder)
+    (folder / "LICENSE").write_text("MIT")
+    repository = hub.repositories["org/x"] = Repository()
+    repository.commit("main", {name: b"my own words", "notes.txt": b"notes"}, "initial commit")
+    with pytest.raises(UserError, match=rf"org/x already contains a file of this name \({name}\): .* add --update"):
+        publish(folder, Destination("org/x"))
+    assert repository.files("main") == {name: b"my own words", "notes.txt": b"notes"}
+    publish(folder, Destination("org/x", update=True))
+    files = repository.files("main") or {}
+    assert files[name] != b"my own words" and files["notes.txt"] == b"notes" and "model.safetensors" in files
 
 
 def test_an_existing_tag(hub: LoopbackHub, retriever_folder: Path) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "revela-hub"
 OWN = "revela_hub.cli.commands"
+HUB_TIMEOUT = 60  # seconds without data from the Hub, after which a request fails
 RESUMES = "run the same command again to resume"
 
 
@@ -117,6 +118,7 @@ def _dispatch(argv: list[str], options: set[str]) -> None:
         return
     # Imported here because the list of commands does not need them.
     from revela_hub.cli.parser import build_arguments
+    from revela_hub.internals import limit_waiting_for_the_hub
     from revela_hub.output import any_text, quiet
 
     parser = parser_of(name)
@@ -125,6 +127,7 @@ def _dispatch(argv: list[str], options: set[str]) -> None:
     if values is None:
         return
     with quiet(parser.quiet), any_text(), if_interrupted(COMMANDS[name].interrupted):
+        limit_waiting_for_the_hub(HUB_TIMEOUT)
         command = importlib.import_module(COMMANDS[name].module)
         command.run(build_arguments(command.Arguments, values, parser.prog))
 

@@ -291,12 +291,8 @@ def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length:
         command="revela-hub adapt",
         config=json.dumps(_portable(arguments), indent=2),
         results=[
-            Result(
-                "held-out queries of the text (test half)",
-                {"ndcg_at_10": mean},
-                model=None if name == "exported" else name,
-            )
-            for name, mean in verdict.means().items()
+            Result("held-out queries of the text (test half)", {"ndcg_at_10": mean}, model=name)
+            for name, mean in verdict.for_card().items()
         ],
         verdict=verdict.sentence(),
         figures=(Figure(str(output / FIGURE), "Difference from the base retriever with BM25, on the test half"),),
