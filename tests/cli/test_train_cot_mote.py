@@ -97,7 +97,7 @@ def test_mistakes_are_one_line(
             (
                 mlm_folder,
                 ["--data", documents, "--pairs", pairs],
-                "--pairs is of --stage finetune, and this is --stage",
+                "--pairs is for --stage finetune, not for --stage",
             ),
             (
                 mlm_folder,
