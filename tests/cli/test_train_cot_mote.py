@@ -93,7 +93,7 @@ def test_mistakes_are_one_line(
             (mlm_folder, ["--data", documents, "--max_length", 64], "48 positions, fewer than --max_length 64"),
             (mlm_folder, ["--stage", "finetune"], "no pairs to fine-tune on"),
             (mlm_folder, ["--stage", "finetune", "--pairs", pairs], "has no column 'negative_3'"),
-            (mlm_folder, ["--stage", "finetune", "--decoder", "ar"], "--decoder is of --stage pretrain"),
+            (mlm_folder, ["--stage", "finetune", "--decoder", "ar"], "--decoder is for --stage pretrain"),
             (
                 mlm_folder,
                 ["--data", documents, "--pairs", pairs],
@@ -102,12 +102,12 @@ def test_mistakes_are_one_line(
             (
                 mlm_folder,
                 ["--stage", "finetune", "--pairs", pairs, "--contexts", "query"],
-                "--contexts is of --stage p",
+                "--contexts is for --stage p",
             ),
             (
                 mlm_folder,
                 ["--data", documents, "--decoder", "none", "--bottlenecks", "dense"],
-                "leave it out with --deco",
+                "there is none (--decoder none)",
             ),
             (mlm_folder, ["--data", documents, "--contexts", "query", "query"], "contexts must be distinct"),
             (mlm_folder, ["--stage", "finetune", "--pairs", empty, "--num_negatives", 0], "empty.jsonl is empty"),
