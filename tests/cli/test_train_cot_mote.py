@@ -107,7 +107,7 @@ def test_mistakes_are_one_line(
             (
                 mlm_folder,
                 ["--data", documents, "--decoder", "none", "--bottlenecks", "dense"],
-                "there is none (--decoder none)",
+                "which --decoder none leaves out",
             ),
             (mlm_folder, ["--data", documents, "--contexts", "query", "query"], "contexts must be distinct"),
             (mlm_folder, ["--stage", "finetune", "--pairs", empty, "--num_negatives", 0], "empty.jsonl is empty"),

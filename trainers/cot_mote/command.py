@@ -132,7 +132,7 @@ def _check_stage(arguments: Arguments) -> None:
     if arguments.decoder == "none":
         for name in ("decoder_layers", "bottlenecks"):
             if getattr(arguments, name) is not None:
-                raise UserError(f"--{name} configures the decoder, but there is none (--decoder none): leave it out")
+                raise UserError(f"--{name} configures the decoder, which --decoder none leaves out: remove it")
 
 
 def _load(arguments: Arguments) -> CoTMoTECheckpoint:
