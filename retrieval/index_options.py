@@ -94,6 +94,7 @@ class IndexArguments:
 class SmallVectorArguments(IndexArguments):
     """The command-line options of an index, with those of smaller vectors."""
 
+    _argument_group_name = "vectors"
     truncate_dim: PositiveInt | None = field(
         default=None,
         metadata={"help": "Search with the first N components of each vector (default: all, or as in the index)."},

@@ -46,7 +46,7 @@ class Reranker:
         kind = model_kind(name)
         if kind not in RERANKERS:
             raise UserError(
-                f"{name} is {'a retriever' if kind else 'no reranker'} ({kind or 'a model without a classifier'}): --rerank"
+                f"{name} is {'a retriever' if kind else 'not a reranker'} ({kind or 'a model without a classifier'}): --rerank"
                 " needs a CrossEncoder or a MultiVectorEncoder, such as cross-encoder/ms-marco-MiniLM-L6-v2"
             )
         of_kind = getattr(sentence_transformers, kind)

@@ -102,7 +102,7 @@ class Texts:
             self._numbers = numbers = _Numbers.read(path)
             self._file = pa.ipc.open_file(pa.memory_map(str(path)))
             if self._file.num_record_batches != -(-len(numbers.rows) // LINES_PER_BATCH):
-                raise ValueError("the numbers next to it belong to other texts")
+                raise ValueError("the files next to it belong to other texts")
         except (OSError, ValueError, EOFError, pa.ArrowInvalid) as error:
             raise UserError(f"{path} cannot be read ({error}): delete its folder, and build it again") from error
         self.rows_L, self.keys_N, self.digests_N2 = numbers.rows, numbers.keys, numbers.digests
@@ -188,7 +188,7 @@ class _Numbers(NamedTuple):
         numbers = cls(*(np.load(_beside(path, name), mmap_mode="r", allow_pickle=False) for name in cls._fields))
         distinct = {len(numbers.keys), len(numbers.digests), len(numbers.lines)}
         if len(distinct) > 1 or len(numbers.rows) != len(numbers.lines) + numbers.repeated.shape[1]:
-            raise ValueError("the numbers next to it do not belong together")
+            raise ValueError("the files next to it do not match each other")
         return numbers
 
     def write(self, path: Path) -> None:

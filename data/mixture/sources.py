@@ -45,7 +45,7 @@ def with_beir_parts(task: Task) -> Task:
     if not task.is_retrieval or task.corpus or task.queries or task.columns:
         raise UserError(f"task {task.name}: {folder} is a BEIR folder: only type retrieval, without corpus and columns")
     if task.split is None:
-        raise UserError(f"task {task.name}: which split of the BEIR folder {folder}? There is: {', '.join(splits)}")
+        raise UserError(f"task {task.name}: set split for the BEIR folder {folder}, which has {', '.join(splits)}")
     try:
         files = beir_files(folder, task.split)
     except UserError as error:

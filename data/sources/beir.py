@@ -193,7 +193,7 @@ def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: boo
         seen.add(str(id_))
         yield str(id_), titled(title, text) if with_titles else text
     if report.replaced:
-        raise UserError(f"{path}: not UTF-8 text, so the texts differ from those that were judged")
+        raise UserError(f"{path}: not UTF-8 text, so the texts may differ from the judged ones: save it as UTF-8")
 
 
 def titled(title: object, text: str) -> str:

@@ -309,4 +309,4 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
             raise UserError(f"{where}: the grade {grade!r} is not a whole number of at most 9 digits")
         yield Judgement(where, query, document, int(grade))
     if report.replaced:
-        raise UserError(f"{path}: not UTF-8 text; ids that were changed join nothing")
+        raise UserError(f"{path}: not UTF-8 text, so ids may not match those of the other files: save it as UTF-8")

@@ -139,7 +139,7 @@ def test_models_of_the_wrong_kind_are_rejected(
     message = "--rerank needs a CrossEncoder or a MultiVectorEncoder"
     assert f"is a retriever (SentenceTransformer): {message}" in error("bm25", "--rerank", retriever_folder)
     assert f"is a retriever (SparseEncoder): {message}" in error("bm25", "--rerank", tiny_sparse_folder)
-    assert f"is no reranker (a model without a classifier): {message}" in error("bm25", "--rerank", bert_folder)
+    assert f"is not a reranker (a model without a classifier): {message}" in error("bm25", "--rerank", bert_folder)
     assert "is a reranker (CrossEncoder)" in error(cross_encoder)
     # sentence-transformers would load it as a dense model with new random layers.
     assert "is a SparseEncoder, where a dense retriever is needed; use --mode sparse" in error(tiny_sparse_folder)
@@ -151,5 +151,5 @@ def test_models_of_the_wrong_kind_are_rejected(
     three = tmp_path / "three"
     CrossEncoder(str(bert_folder), num_labels=3, device="cpu").save_pretrained(str(three))
     assert "has 3 outputs; a reranker has one" in error("bm25", "--rerank", three)
-    with pytest.raises(UserError, match="no reranker"):
+    with pytest.raises(UserError, match="not a reranker"):
         Reranker(str(tmp_path / "nothing"))

@@ -23,7 +23,7 @@ def test_numbers_of_other_texts_are_named(tmp_path: Path) -> None:
     first, second = write_texts(["one", "two"], tmp_path), write_texts(["three"], tmp_path)
     second.path.with_suffix(".lines.npy").replace(first.path.with_suffix(".lines.npy"))
     with pytest.raises(
-        UserError, match=f"{first.path.name} cannot be read .*the numbers next to it do not belong together"
+        UserError, match=f"{first.path.name} cannot be read .*the files next to it do not match each other"
     ):
         Texts(first.path)
     with pytest.raises(UserError, match=f"{second.path.name} cannot be read .*No such file"):
@@ -43,7 +43,7 @@ def test_a_file_that_was_cut_is_noticed_when_it_is_opened(tmp_path: Path, name: 
 def test_texts_of_another_size_are_noticed(tmp_path: Path) -> None:
     first, second = write_texts(map(str, range(1024)), tmp_path), write_texts(map(str, range(1025)), tmp_path)
     second.path.replace(first.path)
-    with pytest.raises(UserError, match="the numbers next to it belong to other texts"):
+    with pytest.raises(UserError, match="the files next to it belong to other texts"):
         Texts(first.path)
 
 

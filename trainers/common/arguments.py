@@ -227,8 +227,8 @@ class ProbeArguments:
     probe: str = field(
         default="auto",
         metadata={
-            "help": "Evaluation set if there is no --eval_corpus: auto makes one from the text, or up to a tenth of the questions, and"
-            " holds it out of training."
+            "help": "Evaluation set if there is no --eval_corpus: auto makes one from the text, or from up to a tenth of the labelled"
+            " queries, and holds it out of training."
         },
     )
     probe_queries: PositiveInt = field(

@@ -94,4 +94,4 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
             raise ValueError(f"scores must be hybrid, dense or sparse, got {self.scores}")
         for name in ("query_flops_weight", "passage_flops_weight"):
             if getattr(self, name) and self.scores == "dense":
-                raise ValueError(f"{name} goes with sparse vectors, which --scores dense does not train")
+                raise ValueError(f"{name} is for sparse vectors, which --scores dense does not train: leave it out")

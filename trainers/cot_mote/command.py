@@ -128,11 +128,11 @@ def _check_stage(arguments: Arguments) -> None:
         for name in names if stage != arguments.stage else ():
             default, factory = defaults[name].default, defaults[name].default_factory
             if getattr(arguments, name) != (default if factory is MISSING else factory()):
-                raise UserError(f"--{name} is of --stage {stage}, and this is --stage {arguments.stage}: leave it out")
+                raise UserError(f"--{name} is for --stage {stage}, not for --stage {arguments.stage}: leave it out")
     if arguments.decoder == "none":
         for name in ("decoder_layers", "bottlenecks"):
             if getattr(arguments, name) is not None:
-                raise UserError(f"--{name} says how the decoder is: leave it out with --decoder none")
+                raise UserError(f"--{name} configures the decoder, which --decoder none leaves out: remove it")
 
 
 def _load(arguments: Arguments) -> CoTMoTECheckpoint:

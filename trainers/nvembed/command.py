@@ -101,7 +101,7 @@ class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc]
         """
         if self.in_batch_negatives is None:
             if self.stage is None:
-                raise ValueError("without --stage, say --in_batch_negatives true or false")
+                raise ValueError("without --stage, set --in_batch_negatives true or false")
             self.in_batch_negatives = IN_BATCH_NEGATIVES[self.stage]
         if self.learning_rate is None:
             self.learning_rate = LEARNING_RATES[self.stage]

@@ -1,14 +1,15 @@
 r"""Fine-tune a retriever on query-passage pairs.
 
-The pairs are labelled (--pairs: JSON lines, a data set, or a BEIR folder) or natural: --data takes raw text or code, and pairs each
-docstring with its function, each title with its section, and a sentence with the rest of its passage. The other passages of a batch are
-the negatives; --mined_negatives adds hard ones. With --query_only true, only the encoder of queries is trained: vectors of documents that
-the base model encoded stay valid, and `revela-hub search --index` accepts its index.
+The pairs are labelled (--pairs: JSON lines, a data set, or a BEIR folder) or natural: --data takes raw text or code,
+and pairs each docstring with its function, each title with its section, and a sentence with the rest of its passage.
+The other passages of a batch are the negatives; --mined_negatives adds hard ones. With --query_only true, only the
+query encoder is trained: document vectors of the base model stay valid, and `revela-hub search --index` accepts its
+index.
 
-Some queries are held out and measured before, during and after training. The best weights are exported, or their average with the base
-model; if training did not help, the base model is exported unchanged.
+Some queries are held out and evaluated before, during and after training. The best weights are exported, or their
+average with the base model; if training did not help, the base model is exported unchanged.
 
-Output, in --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with
+Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with
 --resume_from_checkpoint last).
 
 Examples:

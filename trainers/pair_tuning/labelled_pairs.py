@@ -87,8 +87,8 @@ def _row_pairs(rows: Iterator[Row], anchor_column: str, positive_column: str) ->
         expected = names if expected is None else expected
         if names != expected:
             raise UserError(
-                f"{row.where}: it has {counted(len(names), 'negative')}, the rows before have {len(expected)}: give each row"
-                " as many (revela-hub mine does, with --fewer drop)"
+                f"{row.where}: {counted(len(names), 'negative')}, but {len(expected)} in the rows before: give each row the same"
+                " number (as revela-hub mine --fewer drop does)"
             )
         negatives = [column_text(row, name, "negatives are texts") for name in names]
         if empty := [name for name, text in zip(names, negatives, strict=True) if not text.strip()]:

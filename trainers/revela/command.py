@@ -3,13 +3,13 @@ r"""Train a retriever on raw text or code, without labels, with Revela (arXiv 25
 A language model predicts each chunk of text while it attends to the other chunks of its group, weighted by the
 retriever's similarities; lowering the LM loss trains the retriever. The retriever can be a decoder, whose EOS state
 is the embedding, or an existing sentence-transformers model, which is adapted to your text. Both models are trained,
-with LoRA by default; --lm_training frozen trains the retriever only. With a pre-trained LM, use --reading joint: the
-paper's added reading raises its loss to that of guessing at first.
+with LoRA by default; --lm_training frozen trains the retriever only. With a pre-trained LM, use --reading joint: with
+the paper's added reading, its loss first rises to that of guessing.
 
 Queries made from the text are held out and evaluated before, during and after training. If training did not help, the
 base model is exported unchanged.
 
-Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; lm/, the language model;
+Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; lm/, the language model,
 unless it was frozen; checkpoint-*/ (resume with --resume_from_checkpoint last).
 
 Examples:

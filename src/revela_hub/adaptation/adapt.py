@@ -137,8 +137,8 @@ class Adaptation:
         known, digest = self._state("probe"), key_of(self.task.corpus, self.task.queries, self.task.qrels)
         if known.get("task", digest) != digest:
             raise UserError(
-                f"the text or the labels have changed since the earlier run in {self.work.parent}, whose results are of the"
-                " former text: restore it, or use a new --output_dir"
+                f"the text or the labels have changed since the earlier run in {self.work.parent}: restore them, or use a new"
+                " --output_dir"
             )
         if "task" not in known:
             self._remember("probe", known | {"task": digest})

@@ -17,18 +17,23 @@ METAVARS = {
     **dict.fromkeys(("attn_implementation", "lr_scheduler_type", "batch_sampler", "optim", "report_to"), "NAME"),
     **dict.fromkeys(("repo_id", "hub_model_id"), "OWNER/NAME"),
     **dict.fromkeys(("kind", "query_kinds", "contexts", "forms"), "KIND"),
+    "address": "ADDRESS",
     "api_key_env": "VARIABLE",
+    "budget": "TIME",
     "device": "DEVICE",
     "domains": "TOPIC",
     "exclude": "PATTERN",
     "extra_body": "JSON",
+    "labels": "PATH",
     "mode": "MODE",
     "part": "PART",
     "parts": "PART",
+    "precision": "TYPE",
     "probe": "FOLDER|auto|none",
     "query": "QUERY",
     "resume_from_checkpoint": "FOLDER|last",
     "revision": "REVISION",
+    "sentence_shape": "SHAPE",
 }
 
 # The help texts of the options of transformers' TrainingArguments that most runs set; --help-all shows the others.

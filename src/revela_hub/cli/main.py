@@ -32,8 +32,12 @@ RESUMES = "run the same command again to resume"
 
 METHOD_COMMANDS = {name: command for method in METHODS.values() for name, command in method.commands.items()}
 COMMANDS = {
-    "quickstart": Command(f"{OWN}.quickstart", "train and evaluate a retriever on raw text in minutes, on a CPU"),
-    "adapt": Command(f"{OWN}.adapt", "adapt a retriever to your text, with a verdict", RESUMES),
+    "quickstart": Command(
+        f"{OWN}.quickstart", "demonstration: run adapt with small models from this repository, on a CPU"
+    ),
+    "adapt": Command(
+        f"{OWN}.adapt", "improve search over your text without labels, and measure whether it helped", RESUMES
+    ),
     **{name: command for name, command in METHOD_COMMANDS.items() if name.startswith("train ")},
     "mine": Command(f"{OWN}.mine", "mine hard negatives with a retriever or BM25", RESUMES),
     "synthesize": Command(f"{OWN}.synthesize", "generate training pairs with a language model"),
@@ -176,7 +180,8 @@ def _overview(prefix: str = "") -> str:
     lines = "".join(f"  {name:<{width}}  {COMMANDS[name].summary}\n" for name in names)
     return (
         f"usage: {PROGRAM} [--help] [--version] {prefix}COMMAND ...\n\n"
-        "Train, publish and use text retrievers.\n\n"
+        "Improve search over your own documents or code, and measure whether it really improved.\n\n"
+        f"Without labels, start with {PROGRAM} adapt PATH; with query-passage pairs, with {PROGRAM} train pairs.\n\n"
         f"commands:\n{lines}\n"
         f"Run {PROGRAM} COMMAND --help for the options of a command. Options can also be given in a YAML file\n"
         "(--config FILE); command-line options override the file.\n"

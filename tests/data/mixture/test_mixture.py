@@ -529,7 +529,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({**QUESTIONS, "corpus": {"path": "passages.jsonl.gz", "text_column": "body"}}, r"no column 'body'.*choose with text_column"),
         ({**QUESTIONS, "source": "numbers.jsonl", "columns": {"anchor": "question", "positive": "document"}}, r"task questions: no positives for training \(of .*: 9 passage is not in the corpus\); check corpus and its id_column"),
         ({**QUESTIONS, "split": "train"}, "split is for a BEIR folder"),
-        ({"name": "t", "type": "retrieval", "source": "beir"}, r"which split of the BEIR folder .*\? There is: train"),
+        ({"name": "t", "type": "retrieval", "source": "beir"}, r"set split for the BEIR folder .*, which has train"),
         ({"name": "t", "type": "retrieval", "source": "beir", "split": "dev"}, r"no split 'dev' in .*qrels; the splits are train"),
         ({"name": "t", "type": "clustering", "source": "beir", "split": "train"}, "only type retrieval"),
         ({"name": "t", "type": "triplets", "source": "sts.jsonl", "columns": {"anchor": "sentence1", "positive": "sentence2"}}, "no column 'negative'"),

@@ -346,7 +346,7 @@ def test_defaults_are_the_papers(tmp_path: Path) -> None:
     for options, message in (
         ({"scores": "sum"}, "scores must be hybrid, dense or sparse"),
         ({"passage_flops_weight": -1.0}, "passage_flops_weight must be at least 0, not -1.0"),
-        ({"scores": "dense", "query_flops_weight": 1.0}, "goes with sparse vectors"),
+        ({"scores": "dense", "query_flops_weight": 1.0}, "is for sparse vectors"),
     ):
         with pytest.raises(ValueError, match=message):
             CoTMoTETrainingArguments(stage="finetune", **common, **options)

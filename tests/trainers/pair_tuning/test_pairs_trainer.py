@@ -149,7 +149,7 @@ def test_pairs_are_read_once_and_reported(tmp_path: Path) -> None:
         ([{"anchor": "a", "positive": 3}], "holds int, not text"),
         (
             [{"anchor": "a", "positive": "b", "negative_1": "c"}, {"anchor": "d", "positive": "e", "negative_1": None}],
-            "pairs.jsonl:2: it has 0 negatives, the rows before have 1",
+            "pairs.jsonl:2: 0 negatives, but 1 in the rows before",
         ),
         ([{"anchor": "a", "positive": "b", "negative_1": " "}], "pairs.jsonl:1: negative_1 is empty"),
     ],

@@ -1,13 +1,14 @@
-"""Adapt a retriever to your text within a time budget, and prove whether it is better.
+"""Adapt a retriever to your text within a time budget, and measure whether it is better.
 
-Makes an evaluation set from the text, measures BM25, the retriever and their hybrid, and then tries several trainings:
-natural pairs of the text (docstrings, titles, sentences), distillation from the hybrid, with --labels your labelled
-pairs, with --lm Revela. One half of the queries selects the best; the other half is used once, for the verdict.
-If no candidate is significantly better, the base retriever is exported.
+Makes an evaluation set from the text, and measures BM25, the retriever and their hybrid on it. Then trains candidates:
+on natural pairs of the text (docstrings, titles or sentences with their passages), on the hybrid's scores
+(distillation), with --labels on your labelled pairs, and with --lm by Revela. One half of the queries (dev half)
+selects the best candidate; the other half (test half) is used once, for the verdict. If no candidate is significantly
+better, the base retriever is exported.
 
 Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; hybrid.json, the weight and
-settings of BM25, which `revela-hub search OUTPUT_DIR` uses; adapt.json, all results; adapt.png; work/. Ctrl-C ends with
-the best so far; the same command resumes where it was stopped.
+settings of BM25, which `revela-hub search OUTPUT_DIR` uses; adapt.json, all results; adapt.png; work/. Ctrl-C ends the
+command with a verdict on what has finished; the same command resumes where it was stopped.
 
 Examples:
   revela-hub adapt path/to/text
@@ -53,7 +54,7 @@ class Arguments:
     lm: str | None = field(
         default=None,
         metadata={
-            "help": "Language model, a decoder, that writes questions and teaches with Revela: Hub id or folder."
+            "help": "Language model (a decoder) that writes queries for distillation and trains with Revela: Hub id or folder."
         },
     )
     labels: str | None = field(
@@ -66,14 +67,17 @@ class Arguments:
             "metavar": "FILE",
         },
     )
-    budget: str = field(default="10m", metadata={"help": "Time for everything, for example 90s, 30m or 2h."})
+    budget: str = field(
+        default="10m",
+        metadata={"help": "Total time, e.g. 90s, 30m or 2h; a CPU needs 10m to try it, a slow one 30m or more."},
+    )
     output_dir: str = field(default="outputs/adapted", metadata={"help": "Output folder."})
     dry_run: bool = field(default=False, metadata={"help": "Print the plan, and do not train."})
     learning_rate: PositiveFloat | None = field(
         default=None,
         metadata={
-            "help": "Learning rate of the pairs (default: 5e-5, or 1e-2 for static embeddings; a small or weak retriever takes more,"
-            " for example 1e-3)."
+            "help": "Learning rate for training on pairs (default: 5e-5, or 1e-2 for static embeddings); small or weak retrievers need"
+            " more, e.g. 1e-3."
         },
     )
     kind: Literal["auto", "text", "code"] = field(

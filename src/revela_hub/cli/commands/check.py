@@ -4,15 +4,16 @@ The model is loaded in a clean process, and the results are printed as a table. 
 secrets), pickles, missing or unused weights, NaNs, remote code, tokenizer and length settings, and whether vectors
 depend on batching or padding. The exit status is 1 if a check fails.
 
-With --against, reports instead which evaluation queries the training text contains: exactly, or by 13 words in a row.
+With --against, reports instead which evaluation queries occur in the training text, as a whole or with 13 words in a row.
 Models record only names and digests of their training data, so pass the text with --data. The exit status is 1 if a
 query is found.
 
-With --endpoint, the vectors of a running server (text-embeddings-inference, vLLM, infinity, any OpenAI-compatible one) are
-compared with the folder's instead. If they differ, the folder's vectors are recomputed with the usual mistakes (pooling,
-missing EOS, missing or repeated prompt, ignored Dense module, missing normalisation, one or two at a time) to name the cause.
+With --endpoint, compares the vectors of a running server (text-embeddings-inference, vLLM, infinity, or any
+OpenAI-compatible one) with the folder's instead. If they differ, the folder's vectors are recomputed with the usual
+mistakes, one or two at a time, to name the cause: pooling, missing EOS, missing or repeated prompt, ignored Dense
+module, missing normalisation.
 
-For the folder of an index, every text and vector is compared with its checksum; opening an index compares only a sample.
+For the folder of an index, compares every text and vector with its checksum; opening an index compares only a sample.
 
 Examples:
   revela-hub check my-retriever

@@ -1,8 +1,8 @@
 """Open a page in the browser that searches with a model, and shows what training changed.
 
 For the output folder of `revela-hub adapt`, the page compares the base model, the adapted retriever, BM25 and their
-hybrid, with a slider for the weight of BM25. It shows the verdict, the table of the evaluation and the cost of training.
-For other retrievers, --base adds a column to compare with. For an ImpRAG model, it answers questions.
+hybrid, with a slider for the weight of BM25. It shows the verdict, the table of the evaluation and the cost of
+training. For other retrievers, --base adds a column to compare with. With an ImpRAG model, the page answers questions.
 
 Without --corpus, it searches the passages of the adaptation's evaluation set, or a small built-in sample. Visitors can
 paste or upload their own text. The page is served on this machine only, unless you set --host. Ctrl-C stops it.
@@ -191,7 +191,7 @@ def _retrievers(
     try:
         return [load("base", base), adapted], []
     except UserError as error:
-        note(f"without the column of the base model: {error}")
+        note(f"the base model has no column: {error}")
         return [adapted], ["The base model is not available on this machine, so there is no column for it."]
 
 

@@ -5,9 +5,9 @@ for another --max_length or --dtype. The folders depend on the method: retriever
 embedder/ (NV-Embed), dense/, sparse/ and model/ (CoT-MoTE), model/ (ImpRAG).
 
 --format onnx also writes onnx/model.onnx, which onnxruntime and text-embeddings-inference load, and prints how much its
-vectors differ from the model's. It takes a checkpoint or a sentence-transformers folder; if --output_dir is that folder,
-the file is added to it. --quantize int8 adds onnx/model_quantized.onnx, a quarter of the size. Models with remote code,
-sparse models and models with two routes cannot be converted.
+vectors differ from the model's. It takes a checkpoint or a sentence-transformers folder; if --output_dir is that
+folder, the file is added to it. --quantize int8 adds onnx/model_quantized.onnx, a quarter of the size. Models with
+remote code, sparse models, and models with separate query and document encoders cannot be converted.
 
 Examples:
   revela-hub export outputs/revela/checkpoint-1000 --output_dir my-retriever

@@ -4,8 +4,9 @@ Queries are taken from the text: docstrings, titles and headings, and sentences;
 language model also writes questions. Near-duplicates are removed. The same text and seed give the same evaluation
 set.
 
-With --compare OLD NEW, compares two texts instead: quality of --retriever on a probe of each, unseen words, and the distance
-of the vectors. The last line says whether the new text needs a new index or training: NO DRIFT, RE-INDEX or RE-TRAIN.
+With --compare OLD NEW, compares two texts instead: the quality of --retriever on a probe of each, the fraction of unseen
+words, and the distance of the vectors. The last line reports whether the new text needs a new index or training: NO
+DRIFT, RE-INDEX or RE-TRAIN.
 
 Writes a BEIR folder for `revela-hub evaluate` to --output_dir, with held_out.jsonl, the text of the queries, which
 `revela-hub train ... --probe FOLDER` excludes from training.
@@ -43,7 +44,7 @@ class Arguments:
     data: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Text to make the task from: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
+            "help": "Text to make the queries from: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
         },
     )
     output_dir: str = field(

@@ -129,9 +129,7 @@ def run(arguments: Arguments) -> None:
     if space:
         print(f"demo: {publish_space(space, destination)}")
         if arguments.private:
-            print(
-                "The Space is private, too, and needs a secret HF_TOKEN with read access to the model (its settings)."
-            )
+            print("The Space is private, too: in its settings, add a secret HF_TOKEN with read access to the model.")
 
 
 def _destination(arguments: Arguments) -> "Destination":

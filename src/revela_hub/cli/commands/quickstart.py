@@ -1,7 +1,8 @@
-"""Adapt a small retriever to code in minutes, on a CPU, without downloads.
+"""Demonstration: adapt a small retriever to Python code, on a CPU, without downloads.
 
-Runs `revela-hub adapt` from the models in examples/quickstart, on the sources of Python's standard library or those in
---data. The last line says whether the result is better than the start on held-out queries.
+Runs `revela-hub adapt` with the small models in examples/quickstart, on the source code of Python's standard library or
+of --data. The last line reports whether the result is better than the base model on held-out queries. Run it in a
+checkout of the repository.
 
 Examples:
   revela-hub quickstart
@@ -33,9 +34,10 @@ class Arguments:
     )
     output_dir: str = field(default="quickstart", metadata={"help": "Output folder."})
     models_dir: str = field(
-        default="examples/quickstart", metadata={"help": "Folder with the models to start from: retriever/ and lm/."}
+        default="examples/quickstart",
+        metadata={"help": "Folder with the base model (retriever/) and the language model (lm/)."},
     )
-    budget: str = field(default="3.5m", metadata={"help": "Time for everything, for example 90s, 30m or 2h."})
+    budget: str = field(default="3.5m", metadata={"help": "Total time, e.g. 90s, 30m or 2h."})
     seed: Seed = field(default=0, metadata={"help": "Random seed."})
 
 

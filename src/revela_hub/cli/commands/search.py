@@ -1,10 +1,12 @@
 """Search your files with a retriever, and print the best passages with file and line.
 
-The model is a sentence-transformers folder, a Hub id, or bm25. --mode hybrid combines it with BM25, which finds more
-than either on most texts; --mode sparse needs a SparseEncoder. Vectors are cached, so an interrupted search resumes,
-and later searches only encode what has changed. With --index, the index of `revela-hub index` is searched instead, from a
-folder or from the Hub (hf:owner/name, hf:owner/name@revision). --filter restricts the search to passages whose metadata match;
-it needs an index in Milvus, on a server or in a local file.
+The model is a sentence-transformers folder, a Hub id, bm25, or the output folder of `revela-hub adapt`, which is
+searched in hybrid with BM25. For other models, --mode hybrid adds BM25 (recommended for most texts), and --mode sparse
+needs a SparseEncoder. Vectors are cached, so an interrupted search resumes, and later searches only encode new text.
+
+With --index, the index of `revela-hub index` is searched instead of --corpus, from a folder or from the Hub
+(hf:owner/name, hf:owner/name@revision). --filter restricts the search to passages whose metadata match; it needs an
+index in Milvus, on a server or in a local file.
 
 Queries are read from standard input, one per line, if none is given. Progress is printed to standard error, results
 to standard output; --json prints one object per query.
@@ -72,9 +74,10 @@ class Arguments(SmallVectorArguments, RankerOptions):
             "metavar": "EXPRESSION",
         },
     )
-    query: str | None = field(default=None, metadata={"help": "Query (default: the lines of standard input)."})
+    query: str | None = field(default=None, metadata={"help": "Query (default: one per line of standard input)."})
     mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = field(
-        default=None, metadata={"help": "How to rank (default: dense, or bm25 if that is the model)."}
+        default=None,
+        metadata={"help": "How to rank (default: dense; bm25 for bm25; hybrid for an output folder of adapt)."},
     )
     top_k: PositiveInt = field(default=5, metadata={"help": "Number of passages to print."})
     max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per passage."})
