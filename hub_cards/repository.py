@@ -180,9 +180,12 @@ class Repository:
         return tag in tags
 
     def check_no_model(self, info: ModelInfo, add: Iterable[str] = ("README.md",)) -> None:
-        """Raise a UserError if the repository contains a model, or one of the files to add."""
+        """Raise a UserError if the repository contains a model, or one of the files to add (the Hub itself writes .gitattributes)."""
         names = file_names(info)
-        for what, found in (("a model", filter(belongs_by_name, names)), ("a file of this name", names & {*add})):
+        for what, found in (
+            ("a model", filter(belongs_by_name, names)),
+            ("a file of this name", names & {*add} - {".gitattributes"}),
+        ):
             if first := min(found, default=None):
                 raise UserError(
                     f"{self.repo_id} already contains {what} ({first}): choose another name, or add --update to replace it"

@@ -127,11 +127,13 @@ def test_files_of_others_are_replaced_on_demand_only(
     folder = tmp_path / "licensed"
     shutil.copytree(retriever_folder, folder)
     (folder / "LICENSE").write_text("MIT")
+    (folder / ".gitattributes").write_text("")
     repository = hub.repositories["org/x"] = Repository()
-    repository.commit("main", {name: b"my own words", "notes.txt": b"notes"}, "initial commit")
+    before = {name: b"my own words", "notes.txt": b"notes", ".gitattributes": b""}
+    repository.commit("main", before, "initial commit")
     with pytest.raises(UserError, match=rf"org/x already contains a file of this name \({name}\): .* add --update"):
         publish(folder, Destination("org/x"))
-    assert repository.files("main") == {name: b"my own words", "notes.txt": b"notes"}
+    assert repository.files("main") == before
     publish(folder, Destination("org/x", update=True))
     files = repository.files("main") or {}
     assert files[name] != b"my own words" and files["notes.txt"] == b"notes" and "model.safetensors" in files

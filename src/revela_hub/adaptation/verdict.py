@@ -86,9 +86,10 @@ class Verdict:
 
     def for_card(self) -> dict[str | None, float]:
         """Return `means` for the model card. None is the published model alone: BM25 is not published with it."""
-        rows = self.means()
-        with_bm25 = {f"this model, with BM25 (weight {self.chosen.weight:.1f})": rows.pop("exported")}
-        return {None: self.chosen.mean(self.test, 0.0), **with_bm25, **rows}
+        rows: dict[str | None, float] = {None: self.chosen.mean(self.test, 0.0)}
+        for name, mean in self.means().items():
+            rows[f"this model, with BM25 (weight {self.chosen.weight:.1f})" if name == "exported" else name] = mean
+        return rows
 
     def of_bm25(self) -> dict[str, float]:
         """Return mean nDCG@10 of BM25 on the test half, with each of the settings that were tried."""
