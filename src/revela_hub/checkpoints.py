@@ -125,6 +125,9 @@ def method_of(checkpoint: Path) -> Method:
         for folder in dict.fromkeys((checkpoint, checkpoint / method.config_folder)):
             if method.model_type and read_json(folder / "config.json", {}).get("model_type") == method.model_type:
                 return method
+    if (checkpoint / "modules.json").is_file():
+        message = f"{checkpoint} is a finished model, not a checkpoint: it can be used and published as it is"
+        raise UserError(message, format="convert it with --format onnx")
     finished = next((name for name in ("retriever", "model") if (checkpoint / name / "config.json").is_file()), None)
     remedy = f"; did you mean the exported model {checkpoint / finished}?" if finished else ""
     types = ", ".join(method.model_type for method in METHODS.values() if method.model_type)

@@ -496,3 +496,12 @@ def test_export_does_not_overwrite_models_of_the_user(
     assert own.read_bytes() == b"the user's"
     for _ in range(2):  # exported folders may be overwritten
         assert cli.main(["export", str(checkpoint), "--output_dir", str(tmp_path / "new")]) == 0
+
+
+def test_a_finished_model_is_not_exported_again(
+    retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["export", str(retriever_folder), "--output_dir", str(tmp_path / "new")]) == 2
+    printed = capsys.readouterr().err
+    assert "is a finished model, not a checkpoint" in printed and "--format onnx" in printed
+    assert not (tmp_path / "new").exists()
