@@ -182,13 +182,11 @@ class Repository:
     def check_no_model(self, info: ModelInfo, add: Iterable[str] = ("README.md",)) -> None:
         """Raise a UserError if the repository contains a model, or one of the files to add (the Hub itself writes .gitattributes)."""
         names = file_names(info)
-        for what, found in (
-            ("a model", filter(belongs_by_name, names)),
-            ("a file of this name", names & {*add} - {".gitattributes"}),
-        ):
-            if first := min(found, default=None):
+        models = {name for name in names if belongs_by_name(name)}
+        for what, found in (("a model", models), ("a file of this name", names & {*add} - {".gitattributes"})):
+            if found:
                 raise UserError(
-                    f"{self.repo_id} already contains {what} ({first}): choose another name, or add --update to replace it"
+                    f"{self.repo_id} already contains {what} ({min(found)}): choose another name, or add --update to replace it"
                 )
 
     def find_pull_request(self, folder: Path) -> tuple[str, str] | None:

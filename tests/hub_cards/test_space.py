@@ -129,7 +129,7 @@ def test_the_space_is_published_after_its_model(
 def test_a_private_space(adapted: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["publish", str(adapted), "org/x", "--space", "--private"]) == 0
     assert hub.repositories["spaces/org/x"].private
-    assert "needs a secret HF_TOKEN" in capsys.readouterr().out
+    assert "add a secret HF_TOKEN" in capsys.readouterr().out
 
 
 def test_the_space_of_somebody_else_is_kept(
