@@ -184,7 +184,7 @@ def _hub_failure(error: BaseException) -> str | None:
 
 
 def damaged_file(model: str | Path) -> str | None:
-    """Return the first damaged file of a model with the reason; None if all JSON and safetensors files can be opened.
+    """Return the first damaged file or missing module of a model with the reason; None if all files can be opened.
 
     Args:
         model: A folder, or the id of a model in the Hub's cache.
@@ -211,6 +211,16 @@ def damaged_file(model: str | Path) -> str | None:
             return f"{file}: {OS_ERRORS.get(error.errno or 0) or first_line(error)}"
         except (ValueError, RecursionError, SafetensorError) as error:
             return f"{file} is damaged or incomplete: {first_line(error)}"
+    return _missing_module(folder)
+
+
+def _missing_module(folder: Path) -> str | None:
+    """Return the first module without files of a sentence-transformers model, with the remedy."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # another kind of model
+        for module in json.loads((folder / "modules.json").read_bytes()):
+            path = folder / module["path"]
+            if not module["type"].endswith("Normalize") and not any(path.glob("*")):  # Normalize has no files
+                return f"{path} is missing, but modules.json names it: copy or download the whole model again"
     return None
 
 

@@ -134,6 +134,14 @@ def test_vectors_are_normalised_and_zero_stays_zero() -> None:
     assert as_vectors(given, 2, normalize=False).dtype == np.float32
 
 
+def test_the_missing_module_of_a_model_is_named(retriever_folder: Path) -> None:
+    shutil.rmtree(retriever_folder / "2_Normalize", ignore_errors=True)  # an empty folder is not on the Hub
+    load_encoder(str(retriever_folder))
+    shutil.rmtree(retriever_folder / "1_Pooling")
+    with pytest.raises(UserError, match=r"1_Pooling is missing, but modules\.json names it: copy or download"):
+        load_encoder(str(retriever_folder))
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_the_damaged_file_of_a_model_is_named(retriever_folder: Path, name: str) -> None:
     (retriever_folder / name).write_bytes((retriever_folder / name).read_bytes()[:-40])
