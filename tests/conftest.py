@@ -131,13 +131,15 @@ def _bpe_json() -> str:
 
 @pytest.fixture(scope="session")
 def _wordpiece_json() -> str:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
+    # Not trained: WordPieceTrainer finds another vocabulary in each process, and a test would get other numbers.
     special_tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=256, special_tokens=special_tokens, show_progress=False)
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    normalizer, words = BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    split = {word for text in TEXTS for word, _ in words.pre_tokenize_str(normalizer.normalize_str(text))}
+    prefixes = {word[:length] for word in split for length in range(1, len(word) + 1)}
+    pieces = special_tokens + sorted(prefixes) + sorted({f"##{letter}" for word in split for letter in word})
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, words
+    tokenizer.decoder = decoders.WordPiece()
     tokenizer.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
