@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.retrieval import TOP_K, Rankings, RetrievalScores, score_run
-from revela_hub.retrieval.hybrid import fuse
+from revela_hub.retrieval.hybrid import BM25_WEIGHT, fuse
 from revela_hub.retrieval.top_k import Hits
 
 WEIGHTS = tuple(round(0.1 * step, 1) for step in range(11))
-PRIOR = 0.3
-"""Weight of BM25 without evidence: on ten collections with labels it was better than the retriever alone on nine."""
 ERRORS, ERRORS_UP = 1.0, 2.0
 """Standard errors by which another weight must beat the prior; `ERRORS_UP` for a larger weight on a probe."""
 PROBE = "probe"
@@ -61,7 +59,7 @@ def fit_hybrid(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> FittedHy
     return FittedHybrid(_supported(scored, task.queries, made=made), score_run(crossed, task))
 
 
-def fit_weight(dense: Rankings, bm25: Rankings, task: RetrievalTask, prior: float = PRIOR) -> float:
+def fit_weight(dense: Rankings, bm25: Rankings, task: RetrievalTask, prior: float = BM25_WEIGHT) -> float:
     """Return the weight of BM25: the prior, unless the queries support another one.
 
     Args:
@@ -76,7 +74,7 @@ def fit_weight(dense: Rankings, bm25: Rankings, task: RetrievalTask, prior: floa
 
 
 def _supported(
-    scored: Mapping[float, Mapping[str, float]], queries: Collection[str], *, made: bool, prior: float = PRIOR
+    scored: Mapping[float, Mapping[str, float]], queries: Collection[str], *, made: bool, prior: float = BM25_WEIGHT
 ) -> float:
     """Return the weight that the scores of some queries support."""
     table = {weight: np.array([scores[query] for query in sorted(queries)]) for weight, scores in scored.items()}

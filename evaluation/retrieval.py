@@ -106,7 +106,7 @@ def evaluate_hybrid(
         task: As for `evaluate_retrieval`.
         batch_size: Texts per forward pass.
         fusion: "minmax", "sum" or "rrf" (`revela_hub.retrieval.hybrid`).
-        weights: The weights of the encoder and of BM25; None: equal weights.
+        weights: The weights of the encoder and of BM25 (default: as in `RankerSettings`).
         show_progress_bar: Whether to show progress bars on standard error.
     """
     settings = RankerSettings(

@@ -27,6 +27,8 @@ from revela_hub.retrieval.top_k import Hits
 Fusion = Literal["sum", "minmax", "rrf"]
 
 RRF_CONSTANT = 60
+BM25_WEIGHT = 0.3
+"""Weight of BM25 without evidence: on ten collections with labels it was better than the retriever alone on nine."""
 WEIGHTS = (1e-6, 1e6)
 """The range of a weight: scores are float32."""
 

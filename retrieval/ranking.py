@@ -16,7 +16,7 @@ from revela_hub.retrieval.dense import VectorIndex, open_index
 from revela_hub.retrieval.disk import claim_folder, key_of
 from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
-from revela_hub.retrieval.hybrid import Fusion, Hybrid, part_weights
+from revela_hub.retrieval.hybrid import BM25_WEIGHT, Fusion, Hybrid, part_weights
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.milvus import MilvusBM25, MilvusIndex
 from revela_hub.retrieval.ranker import Ranker
@@ -45,7 +45,8 @@ class RankerSettings:
         mode: "dense", "sparse", "bm25", or "hybrid".
         parts: Hybrid: two or three of the others.
         fusion: Hybrid: "sum", "minmax" or "rrf" (`hybrid.fuse`).
-        weights: Hybrid: one weight per part; None: equal weights.
+        weights: Hybrid: one weight per part; None: with minmax, 0.3 for BM25, and the rest in equal shares for the
+            others; with sum and rrf, equal weights.
         depth: Hybrid: hits of each part to fuse.
         identity: A string that identifies the model in a cache folder (`encoder.model_identity`).
         sparse_identity: The same for the sparse model.
@@ -93,6 +94,14 @@ class RankerSettings:
             if not 2 <= len(self.parts) == len(parts) or not parts <= set(get_args(Part)):
                 raise UserError(f"a hybrid has two or three of {', '.join(get_args(Part))}, not {' '.join(self.parts)}")
             part_weights(self.weights, len(parts), self.fusion)  # raises before the vectors are computed
+
+    @property
+    def part_weights(self) -> list[float]:
+        """The weights of the parts of a hybrid; see `weights`."""
+        if self.weights is None and self.fusion == "minmax" and "bm25" in self.parts:
+            share = (1 - BM25_WEIGHT) / (len(self.parts) - 1)
+            return [BM25_WEIGHT if part == "bm25" else share for part in self.parts]
+        return part_weights(self.weights, len(self.parts), self.fusion)
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -144,7 +153,7 @@ def build_ranker(
     rankers = [_build(part, texts, settings, folder, dense, sparse, vectors, milvus) for part in settings.used]
     ranker: Ranker = rankers[0]
     if settings.mode == "hybrid":
-        ranker = Hybrid(rankers, settings.fusion, settings.weights, settings.depth)
+        ranker = Hybrid(rankers, settings.fusion, settings.part_weights, settings.depth)
     if reranker is not None:
         show = settings.show_progress_bar
         ranker = RerankedRanker(ranker, reranker, texts, settings.rerank_depth, show_progress_bar=show)

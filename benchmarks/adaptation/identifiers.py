@@ -23,9 +23,10 @@ from domains import load_domain, sample  # noqa: E402
 
 from revela_hub.data.sources.beir import RetrievalTask  # noqa: E402
 from revela_hub.evaluation import docstring_task  # noqa: E402
-from revela_hub.evaluation.hybrid_weight import PRIOR, fuse_runs  # noqa: E402
+from revela_hub.evaluation.hybrid_weight import fuse_runs  # noqa: E402
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, score_run  # noqa: E402
 from revela_hub.retrieval import BM25Settings  # noqa: E402
+from revela_hub.retrieval.hybrid import BM25_WEIGHT  # noqa: E402
 
 QUERIES, PASSAGES, TOKENS = 200, 1000, 128
 
@@ -60,7 +61,7 @@ def main() -> None:
 
         plain, split = (bm25_run(task, BM25Settings(split_identifiers=each)) for each in (False, True))
         dense = run_of(model, task, bf16=False)
-        hybrids = [score(fuse_runs(dense, each, task, PRIOR)) for each in (plain, split)]
+        hybrids = [score(fuse_runs(dense, each, task, BM25_WEIGHT)) for each in (plain, split)]
         alone = [sum(score(run).values()) / len(task.queries) for run in (plain, split, dense)]
         before = sum(hybrids[0].values()) / len(task.queries)
         columns = [*(f"{each:.3f}" for each in (*alone, before)), difference(*hybrids)]

@@ -28,8 +28,9 @@ from adapt import difference, load_start  # noqa: E402
 from domains import DOMAINS, load_domain  # noqa: E402
 
 from revela_hub.data.sources.beir import RetrievalTask  # noqa: E402
-from revela_hub.evaluation.hybrid_weight import PRIOR, fuse_runs  # noqa: E402
+from revela_hub.evaluation.hybrid_weight import fuse_runs  # noqa: E402
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, score_run  # noqa: E402
+from revela_hub.retrieval.hybrid import BM25_WEIGHT  # noqa: E402
 
 Vectors = NDArray[np.float64]
 Change = Callable[[Vectors, Vectors], tuple[Vectors, Vectors]]
@@ -100,7 +101,7 @@ def hybrid(queries: Vectors, passages: Vectors, bm25: Rankings, task: RetrievalT
     names, dense = list(task.corpus), Rankings()
     for query, scores in zip(task.queries, unit(queries) @ unit(passages).T, strict=True):
         dense[query] = {names[row]: float(scores[row]) for row in np.argsort(-scores, kind="stable")[:HITS]}
-    return dict(score_run(fuse_runs(dense, bm25, task, PRIOR), task).per_query["ndcg_at_10"])
+    return dict(score_run(fuse_runs(dense, bm25, task, BM25_WEIGHT), task).per_query["ndcg_at_10"])
 
 
 def main() -> None:

@@ -15,10 +15,11 @@ from revela_hub.adaptation.systems import (
 )
 from revela_hub.adaptation.verdict import Verdict
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.hybrid_weight import PRIOR, fit_weight
+from revela_hub.evaluation.hybrid_weight import fit_weight
 from revela_hub.evaluation.probe import Probe
 from revela_hub.evaluation.retrieval import Rankings
 from revela_hub.retrieval.bm25 import BM25Settings
+from revela_hub.retrieval.hybrid import BM25_WEIGHT
 
 QUERIES = 60
 
@@ -60,7 +61,7 @@ def test_the_queries_of_a_single_document_are_split_one_by_one() -> None:
 
 def test_the_weight_is_the_prior_without_evidence() -> None:
     same = ranking(0.6, 0)
-    assert fit_weight(same, same, task()) == PRIOR
+    assert fit_weight(same, same, task()) == BM25_WEIGHT
     assert fit_weight(same, same, task(), 0.6) == 0.6
 
 
@@ -68,7 +69,7 @@ def test_the_weight_is_the_prior_without_evidence() -> None:
 def test_strong_evidence_moves_the_weight(dense: float, bm25: float, low: float, high: float) -> None:
     weight = fit_weight(ranking(dense, 1), ranking(bm25, 2), task())
     assert low <= weight <= high
-    assert weight != PRIOR
+    assert weight != BM25_WEIGHT
 
 
 def test_a_weight_of_zero_is_the_retriever_alone_and_one_is_bm25() -> None:

@@ -152,6 +152,25 @@ def test_every_mode_finds_passages(tmp_path: Path) -> None:
         assert len(hits) == (1 if mode == "bm25" else 3)
 
 
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({}, [0.7, 0.3]),
+        ({"parts": ("bm25", "sparse", "dense")}, [0.3, 0.35, 0.35]),
+        ({"parts": ("dense", "sparse")}, [0.5, 0.5]),
+        ({"fusion": "rrf"}, [0.5, 0.5]),
+        ({"fusion": "sum"}, [1, 1]),
+        ({"weights": (0.2, 0.9)}, [0.2, 0.9]),
+    ],
+)
+def test_weights_of_a_hybrid(tmp_path: Path, options: dict[str, Any], weights: list[float]) -> None:
+    settings = RankerSettings(mode="hybrid", identity="folder@0123", sparse_identity="words@0123", **options)
+    assert settings.part_weights == pytest.approx(weights)
+    if "sparse" not in settings.parts:
+        passages: Passages = write_passages(chunks(TEXTS), tmp_path)
+        assert build_ranker(passages.texts, settings, tmp_path, dense=Words()).weights == settings.part_weights
+
+
 def test_nothing_to_search(tmp_path: Path) -> None:
     for mode in ("dense", "bm25", "hybrid"):
         settings = RankerSettings(mode=mode, identity="folder@0123")

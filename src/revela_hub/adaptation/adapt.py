@@ -29,13 +29,14 @@ from revela_hub.adaptation.systems import (
 )
 from revela_hub.adaptation.verdict import Verdict
 from revela_hub.errors import UserError
-from revela_hub.evaluation.hybrid_weight import PRIOR, fit_weight
+from revela_hub.evaluation.hybrid_weight import fit_weight
 from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe
 from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run
 from revela_hub.retrieval.disk import key_of, whole_path, write_text, writing
 from revela_hub.retrieval.encoder import length_limit
 from revela_hub.retrieval.encoding import encode_texts
+from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 
@@ -235,7 +236,7 @@ class Adaptation:
         kept = "bm25-split" if settings.split_identifiers else "bm25"
         bm25 = self._rankings(kept, lambda: bm25_run(self.task, settings))
         # Without evidence, a candidate keeps the weight of the base retriever: another weight is a difference by chance.
-        prior = self.baseline.weight if self.baseline else PRIOR
+        prior = self.baseline.weight if self.baseline else BM25_WEIGHT
         return System(title, folder, dense, bm25, fit_weight(dense, bm25, self.dev, prior), seconds, settings)
 
     def _load(self, folder: str) -> "SentenceTransformer":

@@ -13,11 +13,11 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
 from revela_hub.adaptation.time_limit import TimeLimit
-from revela_hub.evaluation.hybrid_weight import PRIOR
 from revela_hub.pickles import module_types
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.disk import whole_path, writing
 from revela_hub.retrieval.encoder import limit_length
+from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 
 FOREVER = 1_000_000
@@ -58,7 +58,7 @@ class Inputs:
     learning_rate: float
     max_length: int | None
     options: dict[str, Any]
-    bm25_weight: float = PRIOR
+    bm25_weight: float = BM25_WEIGHT
     examples: tuple[str, ...] = ()
     bm25: BM25Settings = field(default_factory=BM25Settings)
     training_length: int | None = None

@@ -13,11 +13,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.hybrid_weight import PRIOR, fuse_runs
+from revela_hub.evaluation.hybrid_weight import fuse_runs
 from revela_hub.evaluation.query_shapes import in_shape
 from revela_hub.evaluation.retrieval import bm25_run, retrieval_run
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import similarity_of
+from revela_hub.retrieval.hybrid import BM25_WEIGHT
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -36,7 +37,7 @@ def distillation_rows(
     pairs: "Dataset",
     teacher: "SentenceTransformer",
     *,
-    bm25_weight: float = PRIOR,
+    bm25_weight: float = BM25_WEIGHT,
     bm25: BM25Settings | None = None,
     most: int = 1000,
     questions: "Backend | None" = None,

@@ -41,7 +41,10 @@ class RankerOptions(EndpointOptions, IndexArguments):
         },
     )
     weights: list[float] | None = field(
-        default=None, metadata={"help": "Hybrid: Weight of each part (default: equal weights)."}
+        default=None,
+        metadata={
+            "help": "Hybrid: Weight of each part (default: minmax 0.3 for bm25, 0.7 for the rest; sum, rrf: equal)."
+        },
     )
     depth: PositiveInt = field(default=100, metadata={"help": "Hybrid: Number of results of each part to combine."})
     sparse_model: str | None = field(

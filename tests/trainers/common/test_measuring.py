@@ -12,8 +12,9 @@ from peft import LoraConfig
 from torch import nn
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.hybrid_weight import PRIOR, fit_hybrid, fit_weight, fuse_runs, halves
+from revela_hub.evaluation.hybrid_weight import fit_hybrid, fit_weight, fuse_runs, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run
+from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.outcome import CURVE
@@ -254,7 +255,7 @@ def test_the_weight_of_a_hybrid_is_chosen_without_the_query(task: RetrievalTask)
 
     useless = {query: {} for query in task.queries}
     alone = fit_hybrid(dense, useless, task)
-    assert alone.weight == PRIOR and alone.scores.per_query == score_run(dense, task).per_query
+    assert alone.weight == BM25_WEIGHT and alone.scores.per_query == score_run(dense, task).per_query
 
 
 def test_made_queries_must_support_a_larger_weight_by_more(task: RetrievalTask) -> None:
@@ -269,8 +270,8 @@ def test_made_queries_must_support_a_larger_weight_by_more(task: RetrievalTask) 
     bm25 = {q: {right[q]: 1.0} if q in better else {} for q in task.queries}
     known = {id_: text for id_, text in task.corpus.items()} | {"x": "none"}
     labelled, made = (RetrievalTask(known, task.queries, task.qrels, name) for name in ("labels", "probe"))
-    assert fit_weight(dense, bm25, labelled) > PRIOR  # 1.7 standard errors
-    assert fit_weight(dense, bm25, made) == PRIOR
+    assert fit_weight(dense, bm25, labelled) > BM25_WEIGHT  # 1.7 standard errors
+    assert fit_weight(dense, bm25, made) == BM25_WEIGHT
 
 
 def test_adapters_that_start_as_something_have_no_mean(task: RetrievalTask, tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path
     from revela_hub.demo.report import read_report
     from revela_hub.demo.search import Collection
     from revela_hub.demo.texts import MAX_PASSAGES
-    from revela_hub.evaluation.hybrid_weight import PRIOR
     from revela_hub.retrieval.disk import claim_folder, default_cache_folder
+    from revela_hub.retrieval.hybrid import BM25_WEIGHT
 
     if arguments.index:
         raise UserError(f"--index is for ImpRAG models, which {arguments.model} is not: use --corpus")
@@ -149,7 +149,7 @@ def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path
     shared: dict[str, Any] = {"max_words": arguments.max_words, "bm25": report.bm25 if report else None}
     collection = Collection(documents, retrievers, temporary, cache=cache, name=corpus_name, **shared)
     note(f"{len(collection):,} passages")
-    weight = report.bm25_weight if report else PRIOR
+    weight = report.bm25_weight if report else BM25_WEIGHT
     collection.search("the first query takes longer", weight, 1)  # so that the times on the page are those of others
 
     def index(documents: "Iterable[Document]", folder: Path) -> Collection:

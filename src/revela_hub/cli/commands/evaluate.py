@@ -16,7 +16,7 @@ questions for which a retrieved passage contains an answer.
 Examples:
   revela-hub evaluate my-retriever --corpus data/beir/scifact
   revela-hub evaluate bm25 my-retriever sentence-transformers/all-MiniLM-L6-v2 --corpus data/beir/scifact --json
-  revela-hub evaluate my-retriever --corpus data/beir/scifact --mode dense hybrid --weights 0.7 0.3
+  revela-hub evaluate my-retriever --corpus data/beir/scifact --mode dense hybrid
   revela-hub evaluate bm25 --corpus data/beir/scifact --bm25 anserini
   revela-hub evaluate my-retriever --corpus data/beir/scifact --dims 384 192 96 --precision float32 int8 binary
   revela-hub evaluate my-retriever --tasks SciFact NFCorpus
