@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import chain
@@ -26,6 +27,7 @@ from revela_hub.hub_cards.verify.consistency import contradictions
 from revela_hub.hub_cards.verify.contents import Contents, contents, read_json
 from revela_hub.hub_cards.verify.kinds import content_faults
 from revela_hub.hub_cards.verify.texts import probe_texts
+from revela_hub.retrieval.disk import make_folder, whole_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -136,9 +138,18 @@ def export_parts(
     assembly: Assembly | None = None,
     loaded: object = None,
 ) -> list[Path]:
-    """Write the folders that a method exports, and return those that get a card: all except the language model."""
+    """Write the folders that a method exports, and return those that get a card: all except the language model.
+
+    Each folder gets its name when all are complete: without modules.json, libraries would load the weights with other settings.
+    """
     parts = {output / folder: part for folder, part in method.folders.items()}
-    assemble_parts(method, checkpoint, ({output / "lm": "lm"} if lm else {}) | parts, assembly or Assembly(), loaded)
+    make_folder(output, "--output_dir")
+    with ExitStack() as stack:
+        wanted: dict[Path, Part] = {}
+        for folder, part in (({output / "lm": "lm"} if lm else {}) | parts).items():
+            wanted[new := stack.enter_context(whole_path(folder, "--output_dir"))] = part
+            (new / OURS).mkdir(parents=True)  # lets a later export replace the folder
+        assemble_parts(method, checkpoint, wanted, assembly or Assembly(), loaded)
     return list(parts)
 
 

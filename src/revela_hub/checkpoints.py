@@ -48,8 +48,6 @@ def export_checkpoint(
     folders = [output / name for name in [*method.folders, *(["lm"] if lm else [])]]
     for folder in folders:
         check_free(folder, "--output_dir", lambda folder: (folder / OURS).is_dir() or (output / RECORD).is_file())
-    for folder in folders:
-        (folder / OURS).mkdir(parents=True, exist_ok=True)
     export_parts(method, checkpoint, output, lm=lm, assembly=Assembly(max_length=max_length, dtype=dtype))
     return output
 

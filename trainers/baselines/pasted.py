@@ -16,6 +16,7 @@ from trl import SFTTrainer
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
+from revela_hub.retrieval.disk import whole_path
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.language_models import load_reader
@@ -154,7 +155,11 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
     def write_models(self, output: Path) -> list[Path]:
         """Write `model/`, the reader; must be called by all processes."""
         with self.whole_model():
-            return [self.export(output / MODEL)] if self.args.should_save else []
+            if not self.args.should_save:
+                return []
+            with whole_path(output / MODEL, "--output_dir") as folder:
+                self.export(folder)
+            return [output / MODEL]
 
     def export(self, folder: Path) -> Path:
         """Write the reader as a plain decoder, adapters merged, with its tokenizer."""

@@ -29,6 +29,7 @@ from revela_hub.hub_cards.export import make_readable, save_backbone, save_token
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import load_backbone
 from revela_hub.pickles import refuse_pickles
+from revela_hub.retrieval.disk import whole_path
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
@@ -369,7 +370,11 @@ class RADITTrainer(MethodTrainer):
     def write_models(self, output: Path) -> list[Path]:
         """Write `retriever/`."""
         with self.whole_model():
-            return [self.export(output / RETRIEVER)] if self.args.should_save else []
+            if not self.args.should_save:
+                return []
+            with whole_path(output / RETRIEVER, "--output_dir") as folder:
+                self.export(folder)
+            return [output / RETRIEVER]
 
     def export(self, folder: Path) -> Path:
         """Write the retriever: a sentence-transformers folder, or an ImpRAG model to use for its vectors."""

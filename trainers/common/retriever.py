@@ -18,6 +18,7 @@ from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.output import command_line
 from revela_hub.pickles import encoder
+from revela_hub.retrieval.disk import make_folder, whole_path
 from revela_hub.retrieval.encoder import learnt_positions, limit_length, model_in, refuse_other_kind, similarity_of
 from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.arguments import check_positions
@@ -135,11 +136,16 @@ class RetrieverTrainer(MethodTrainer):
         return copy_finished(checkpoint / RETRIEVER, folder, assembly)
 
     def export(self, output: Path) -> Path:
-        """Write `retriever/` to the output folder."""
-        folder = output / RETRIEVER
+        """Write `retriever/` to the output folder, as a whole."""
+        make_folder(output, "--output_dir")
+        with whole_path(output / RETRIEVER, "--output_dir") as folder:
+            self.write_retriever(folder)
+        return output / RETRIEVER
+
+    def write_retriever(self, folder: Path) -> None:
+        """Write the exported folder."""
         self.merged().save_pretrained(str(folder), create_model_card=False)
         make_readable(folder)
-        return folder
 
     def write_models(self, output: Path) -> list[Path]:
         """Write `retriever/` only; checkpoints are for resuming."""

@@ -9,7 +9,6 @@ of the first.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from importlib.metadata import version
@@ -39,7 +38,7 @@ from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import load_in_place
 from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
-from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, PROMPTS, TRAINED_WEIGHTS, NVEmbedStart, load_nvembed
+from revela_hub.trainers.nvembed.checkpoint import PROMPTS, TRAINED_WEIGHTS, NVEmbedStart, load_nvembed
 from revela_hub.trainers.nvembed.collator import ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK, NVEmbedCollator, text_columns
 from revela_hub.trainers.nvembed.export import nvembed_encoder
 from revela_hub.trainers.nvembed.loss import NVEmbedLoss
@@ -153,8 +152,6 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
 
     def write_models(self, output: Path) -> list[Path]:
         """Write `embedder/`; other files are only written if the weights are sharded and have to be gathered."""
-        if self.args.should_save:
-            shutil.rmtree(output / EMBEDDER, ignore_errors=True)  # of an earlier run
         if is_sharded(self.model):
             return super().write_models(output)
         return export_parts(self.method, output, output, loaded=self.exportable()) if self.args.should_save else []

@@ -184,12 +184,11 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             frozen_route(self.retriever).eval()
         return super().compute_loss(model, *inputs, **options)
 
-    def export(self, output: Path) -> Path:
-        """Write `retriever/`; with `query_only`, also the identity of the model that encodes documents."""
-        folder = super().export(output)
+    def write_retriever(self, folder: Path) -> None:
+        """Write the exported folder; with `query_only`, also the identity of the model that encodes documents."""
+        super().write_retriever(folder)
         if self.documents is not None:
             record_documents(folder, self.documents)
-        return folder
 
     def _extra_weights(self) -> dict[str, Tensor]:
         return {n: p for n, p in self.retriever.named_parameters() if p.requires_grad} if self.adapters else {}

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertForMaskedLM, BertModel
 
 from revela_hub.checkpoints import export_checkpoint
+from revela_hub.hub_cards.assemble import export_parts
 from revela_hub.trainers import (
     CoTMoTEFinetuner,
     CoTMoTETrainer,
@@ -129,6 +130,20 @@ def test_the_export_from_memory_is_that_of_the_checkpoint(
                 assert all(torch.allclose(value, others[key], atol=1e-6) for key, value in vectors.items())
                 continue
             assert (one / file).read_bytes() == (other / file).read_bytes(), (part, file, _difference(one, other, file))
+
+
+def test_an_interrupted_export_leaves_the_earlier_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "retriever").mkdir()
+    (tmp_path / "retriever" / "modules.json").write_text("[]")
+
+    def interrupted(loaded: object, checkpoint: Path, folder: Path, assembly: object) -> None:
+        (folder / "model.safetensors").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("revela_hub.hub_cards.assemble.resolve_name", lambda name: interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export_parts(RevelaTrainer.method, tmp_path, tmp_path, lm=True, loaded=object())
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [tmp_path / "retriever" / "modules.json"]
 
 
 def _without(name: str, replaced: object) -> Any:

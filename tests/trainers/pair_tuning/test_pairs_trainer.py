@@ -123,6 +123,18 @@ def test_a_resumed_run_ends_with_the_same_weights(rank: int, retriever_folder: P
     )
 
 
+def test_an_interrupted_export_leaves_no_folder(
+    retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("revela_hub.trainers.common.retriever.make_readable", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path, retriever_folder, pairs()).export(tmp_path / "out")
+    assert not any((tmp_path / "out").iterdir())
+
+
 def write(folder: Path, rows: list[dict[str, Any]]) -> str:
     file = folder / "pairs.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
