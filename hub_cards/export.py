@@ -77,6 +77,8 @@ class RetrieverSettings:
     normalize: bool = True
     include_prompt: bool = True
     truncate_dim: int | None = None
+    default_prompt_name: str | None = None
+    similarity_fn_name: str = "cosine"
 
     def __post_init__(self) -> None:
         """Reject prompts without `query` or `document`."""
@@ -117,8 +119,8 @@ def save_settings(
         "__version__": {name: version(package) for name, package in versions.items()},
         "requirements": _REQUIREMENTS | (requirements or {}),
         "prompts": dict(sorted(settings.prompts.items())),
-        "default_prompt_name": None,
-        "similarity_fn_name": "cosine",
+        "default_prompt_name": settings.default_prompt_name,
+        "similarity_fn_name": settings.similarity_fn_name,
     } | ({"truncate_dim": settings.truncate_dim} if settings.truncate_dim else {})
     write_json(folder / "config_sentence_transformers.json", library)
 

@@ -26,7 +26,7 @@ class RevelaConfig(PreTrainedConfig):
         similarity_span: part of a chunk that the retriever encodes: `"first_half"` for natural language, `"full"` for code.
             Applied by the collator; stored here because the retriever was trained with it.
         pooling: pooling of the retriever's token states: `"last"` token (EOS), `"mean"` or `"cls"` (first token).
-        prompts: texts put before queries and documents, under the names `query` and `document`.
+        prompts: texts put before queries and documents, under the names `query` and `document`, and the retriever's other prompts.
         max_seq_length: maximum tokens per text in evaluation and in the published retriever, EOS included. May be more than
             in training.
         similarity_tolerance: skip pairs with `similarity / temperature` at or below this value; 0 skips none. By default,
@@ -36,6 +36,8 @@ class RevelaConfig(PreTrainedConfig):
         reading_bias: initial logit bias of the other chunks' tokens in joint reading; trained, one number per layer.
         truncate_dim: components of the vectors that the published retriever returns; None for all. Training uses all of them, as in
             sentence-transformers.
+        default_prompt_name: prompt of texts that are neither queries nor documents.
+        similarity_fn_name: how the published retriever compares vectors of length 1, `"cosine"` or `"dot"`.
 
     Raises:
         ValueError: a field is out of range.
@@ -62,6 +64,8 @@ class RevelaConfig(PreTrainedConfig):
         reading: Reading = "added",
         reading_bias: float = -2.0,
         truncate_dim: int | None = None,
+        default_prompt_name: str | None = None,
+        similarity_fn_name: str = "cosine",
         **kwargs: Any,
     ) -> None:
         if group_size < 1:
@@ -102,6 +106,8 @@ class RevelaConfig(PreTrainedConfig):
         self.reading = reading
         self.reading_bias = reading_bias
         self.truncate_dim = truncate_dim
+        self.default_prompt_name = default_prompt_name
+        self.similarity_fn_name = similarity_fn_name
 
 
 def _as_config(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig | None:

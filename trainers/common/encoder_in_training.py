@@ -19,7 +19,7 @@ from revela_hub.trainers.common.sharding import reshard
 
 
 class EncoderInTraining:
-    """Wraps a retriever in training as an `Encoder` with cosine similarity.
+    """Wraps a retriever in training as an `Encoder`.
 
     Args:
         model: model in training; its mode is restored after encoding.
@@ -27,9 +27,8 @@ class EncoderInTraining:
         tokenizer: tokenizer of the retriever.
         prompts: prompts for `query` and `document`.
         max_length: maximum number of tokens, as in the exported model.
+        similarity: how vectors are compared, "cosine" or "dot".
     """
-
-    similarity_fn_name = "cosine"
 
     def __init__(
         self,
@@ -38,9 +37,10 @@ class EncoderInTraining:
         tokenizer: PreTrainedTokenizerBase,
         prompts: Mapping[str, str],
         max_length: int,
+        similarity: str = "cosine",
     ) -> None:
         self.model, self.embed, self.tokenizer = model, embed, tokenizer
-        self.prompts, self.max_length = prompts, max_length
+        self.prompts, self.max_length, self.similarity_fn_name = prompts, max_length, similarity
 
     def encode_query(self, texts: list[str], **kwargs: Any) -> NDArray[np.float32]:
         """Return (N, d) vectors of queries."""

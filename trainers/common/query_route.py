@@ -49,6 +49,7 @@ def with_query_route(retriever: SentenceTransformer, *, max_length: int | None =
         retriever = SentenceTransformer(
             modules=[router],
             prompts={name: prompt or "" for name, prompt in retriever.prompts.items()},
+            default_prompt_name=retriever.default_prompt_name,
             similarity_fn_name=retriever.similarity_fn_name,
             truncate_dim=retriever.truncate_dim,
             device="cpu",

@@ -89,6 +89,8 @@ def load_backbones(
         for place in (unwrapped(retriever), lm):
             if isinstance(place, str):
                 pickles.refuse_pickles(place)
+        if own := loaded.settings.get("prompts"):
+            config["prompts"] = own | (config.get("prompts") or {})
         model = RevelaForCausalLM.from_backbones(
             loaded.model, lm, trust_remote_code=trust_remote_code, **(loaded.settings | config)
         )
@@ -125,18 +127,20 @@ def _settings(encoder: SentenceTransformer, name: str) -> dict[str, Any]:
         raise UserError(
             f"{name} has the modules {', '.join(kinds)}: Revela supports Transformer, Pooling and Normalize only; {_OTHERS}"
         )
-    if similarity_of(encoder, name) == "dot" and "Normalize" not in kinds:
+    similarity = similarity_of(encoder, name)
+    if similarity == "dot" and "Normalize" not in kinds:
         raise UserError(f"{name} compares by dot product, but Revela trains cosine similarities: {_OTHERS}")
     pooling: Any = encoder[1]
     modes = pooling.pooling_mode if isinstance(pooling.pooling_mode, tuple) else (pooling.pooling_mode,)
     if len(modes) > 1 or modes[0] not in _POOLINGS:
         raise UserError(f"{name} has the pooling {', '.join(modes)}: Revela supports {', '.join(_POOLINGS)}; {_OTHERS}")
-    prompts = {key: encoder.prompts.get(key) or "" for key in ("query", "document")}
+    prompts = {"query": "", "document": ""} | {key: prompt or "" for key, prompt in encoder.prompts.items()}
     if any(prompts.values()) and not pooling.include_prompt:
         raise UserError(
             f"{name} excludes its prompts from pooling (include_prompt), which Revela does not support: {_OTHERS}"
         )
-    return {"pooling": _POOLINGS[modes[0]], "prompts": prompts, "truncate_dim": encoder.truncate_dim}
+    kept = {name: getattr(encoder, name) for name in ("truncate_dim", "default_prompt_name")}
+    return {"pooling": _POOLINGS[modes[0]], "prompts": prompts, "similarity_fn_name": similarity, **kept}
 
 
 def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -53,6 +53,8 @@ def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, folder: Pat
         model.config.prompts,
         assembly.max_length or model.config.max_seq_length,
         truncate_dim=model.config.truncate_dim,
+        default_prompt_name=model.config.default_prompt_name,
+        similarity_fn_name=model.config.similarity_fn_name,
     )
     tokenizer = settings.tokenizer(loaded.retriever_tokenizer)
     if assembly.adapter_only:

@@ -185,8 +185,11 @@ class RevelaTrainer(MethodTrainer):
     def retrieval_encoder(self) -> EncoderInTraining:
         """Return the current retriever, with the maximum length of the exported one."""
         model, tokenizer = self.revela, self.retriever_tokenizer
-        longest = text_length(model.retriever.config, tokenizer, model.config.max_seq_length)
-        return EncoderInTraining(model, model.published, tokenizer, model.config.prompts, longest)
+        config = model.config
+        longest = text_length(model.retriever.config, tokenizer, config.max_seq_length)
+        return EncoderInTraining(
+            model, model.published, tokenizer, config.prompts, longest, similarity=config.similarity_fn_name
+        )
 
     def exportable(self) -> RevelaBackbones:
         """Return both models with adapters merged, as `load_checkpoint` does."""

@@ -41,6 +41,13 @@ def loaded(folder: Path) -> SentenceTransformer:
     return SentenceTransformer(str(folder), device="cpu")
 
 
+def test_settings_are_kept(retriever_folder: Path) -> None:
+    kept: dict[str, Any] = {"truncate_dim": 8, "similarity_fn_name": "dot", "default_prompt_name": "sts"}
+    base = SentenceTransformer(str(retriever_folder), device="cpu", prompts={"sts": "s: "}, **kept)
+    tuned = with_query_route(base)
+    assert {name: getattr(tuned, name) for name in kept} == kept and tuned.prompts == base.prompts
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 def test_only_queries_change(rank: int, retriever_folder: Path, tmp_path: Path) -> None:
     run = trainer(tmp_path, retriever_folder, lora_rank=rank, mini_batch_size=2)

@@ -403,19 +403,25 @@ def test_a_sentence_transformers_retriever_keeps_its_pooling_and_prompts(
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_retriever_keeps_its_truncation(
+def test_a_retriever_keeps_its_settings(
     tmp_path: Path, llama_folder: Path, retriever_folder: Path, groups: Dataset
 ) -> None:
-    model = SentenceTransformer(str(retriever_folder), device="cpu", truncate_dim=8)
+    prompts, default = {"query": "q: ", "document": "d: ", "text": "t: "}, "text"
+    kept: dict[str, Any] = {"truncate_dim": 8, "similarity_fn_name": "dot", "default_prompt_name": default}
+    model = SentenceTransformer(str(retriever_folder), device="cpu", prompts=dict(prompts), **kept)
     expected = model.encode_document(["river sea"])
     args = RevelaTrainingArguments(output_dir=str(tmp_path / "run"), report_to=[], lora_rank=0)
     run = RevelaTrainer(model, args, lm=str(llama_folder), max_length=32, train_dataset=groups)
-    measured = run.retrieval_encoder().encode_document(["river sea"])
+    encoder = run.retrieval_encoder()
+    measured = encoder.encode_document(["river sea"])
     run.write_models(tmp_path / "exported")  # verifies that the folder returns the same vectors
     published = SentenceTransformer(str(tmp_path / "exported" / "retriever"), device="cpu")
-    assert expected.shape == (1, 8) and published.truncate_dim == 8
+    assert expected.shape == (1, 8) and encoder.similarity_fn_name == "dot"
+    assert {name: getattr(published, name) for name in kept} == kept and published.prompts == prompts
     for vectors in (measured, published.encode_document(["river sea"])):
         torch.testing.assert_close(torch.as_tensor(vectors), torch.from_numpy(expected))
+    other = load_backbones(model, str(llama_folder), prompts={"query": "Q: ", "document": "D: "}).model.config
+    assert other.prompts == {"query": "Q: ", "document": "D: ", "text": "t: "}
 
 
 def test_retrievers_with_other_similarities_are_rejected(llama_folder: Path, retriever_folder: Path) -> None:
