@@ -15,7 +15,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 if TYPE_CHECKING:
     from datasets import Dataset
 
-HELD_OUT_QUESTIONS = "held-out questions"
+HELD_OUT = "held-out pairs"
 """Name of the task."""
 MIN_QUERIES = MIN_PASSAGES = 20
 ONE_IN = 10
@@ -92,7 +92,7 @@ def _task(held: "Dataset", left: "Dataset", passages: int) -> RetrievalTask:
         corpus={id_: text for text, id_ in corpus.items()},
         queries={ids[key]: text for key, text in queries.items()},
         qrels={ids[key]: dict.fromkeys(sorted(found), 1) for key, found in answers.items()},
-        name=HELD_OUT_QUESTIONS,
+        name=HELD_OUT,
     )
 
 

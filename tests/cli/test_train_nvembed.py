@@ -133,7 +133,7 @@ def test_questions_that_are_not_trained_on_say_whether_it_helped(
     out = tmp_path / "out"
     assert main(words(llama_folder, file, out, 1, "--learning_rate", "1e-2", "--probe_passages", "40")) == 0
     printed = capsys.readouterr().out
-    assert "held out for evaluation: 24 questions with 40 passages" in printed
+    assert "held out for evaluation: 24 queries with 40 passages" in printed
     assert "Training " in printed and "95% interval" in printed and "BM25 " in printed
     task_made = read_beir(out / "probe")
     trained = json.loads((out / "trainer_state.json").read_text())
@@ -143,7 +143,7 @@ def test_questions_that_are_not_trained_on_say_whether_it_helped(
     outcome = json.loads((out / "outcome.json").read_text())
     assert outcome["difference"]["verdict"] != "worse" or outcome["step"] == 0
     card = (out / "embedder" / "README.md").read_text()
-    assert "base model" in card and "held-out questions" in card and (out / "retrieval_curve.png").is_file()
+    assert "base model" in card and "held-out pairs" in card and (out / "retrieval_curve.png").is_file()
 
 
 @pytest.mark.parametrize(

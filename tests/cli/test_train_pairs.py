@@ -77,7 +77,7 @@ def test_labelled_pairs_are_held_out_mined_for_and_exported(tmp_path: Path, caps
     options += ["--mined_negatives", "1", "--eval_steps", "2", "--learning_rate", "1e-3"]
     assert main(["train", "pairs", *options]) == 0
     out = capsys.readouterr().out
-    assert "220 pairs" in out and "held out for evaluation: 22 questions" in out and "Training " in out
+    assert "220 pairs" in out and "held out for evaluation: 22 queries" in out and "Training " in out
     task = read_beir(output / "probe")
     assert len(task.queries) == 22
     card = (output / "retriever" / "README.md").read_text()

@@ -204,7 +204,7 @@ class StreamedTextArguments(TextArguments):
 
 @dataclass
 class ProbeArguments:
-    """Evaluation of a run: a BEIR folder, a probe made from raw text, or questions held out of labelled rows (`run_probe`).
+    """Evaluation of a run: a BEIR folder, a probe made from raw text, or queries held out of labelled rows (`run_probe`).
 
     Must come before `TextArguments` and the training arguments in a command's list of base classes.
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from revela_hub.data.mixture.held_out import HELD_OUT_QUESTIONS
+from revela_hub.data.mixture.held_out import HELD_OUT
 from revela_hub.evaluation.hybrid_weight import PROBE, FittedHybrid
 from revela_hub.evaluation.retrieval import RetrievalScores
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
@@ -52,9 +52,7 @@ class Outcome:
     def sentence(self) -> str:
         """Summarise the run in one sentence, with its 95% confidence interval."""
         d = self.difference
-        named = {PROBE: "queries of the probe", HELD_OUT_QUESTIONS: HELD_OUT_QUESTIONS}.get(
-            self.task, f"queries of {self.task}"
-        )
+        named = {PROBE: "queries of the probe", HELD_OUT: "held-out queries"}.get(self.task, f"queries of {self.task}")
         interval = f"(95% interval {d.low:+.3f} to {d.high:+.3f}, on {self.queries[0]} {named})"
         exported = f"Exported: {self._weights()}."
         if d.verdict == "better":

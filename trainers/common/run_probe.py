@@ -81,12 +81,10 @@ def hold_out_rows(arguments: ProbeArguments, rows: "Dataset") -> "HeldOut":
     found = hold_out(rows, arguments.probe_queries, arguments.probe_passages)
     if (task := found.task) is None:
         arguments.disable_evaluation()
-        run.say("no evaluation: the data has fewer than 200 questions or 20 passages (set --eval_corpus or --probe)")
+        run.say("no evaluation: the data has fewer than 200 queries or 20 passages (set --eval_corpus or --probe)")
         return found
     folder = from_main(lambda: write_beir(task, free_folder(Path(run.output_dir or "."))))
-    run.say(
-        f"held out for evaluation: {len(task.queries)} questions with {len(task.corpus)} passages, in {folder.name}/"
-    )
+    run.say(f"held out for evaluation: {len(task.queries)} queries with {len(task.corpus)} passages, in {folder.name}/")
     return found
 
 
