@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +25,7 @@ from revela_hub.hub_cards.verify.consistency import contradictions
 from revela_hub.hub_cards.verify.contents import Contents, contents
 from revela_hub.hub_cards.verify.files import Check, folder_fault
 from revela_hub.hub_cards.verify.verify import verify
-from revela_hub.scratch import scratch_folder
+from revela_hub.scratch import deleted_after, scratch_folder
 
 # Not downloaded for a check: pickled weights, and weights for other libraries.
 _NOT_CHECKED = ["*.bin", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "openvino/*", "model*.onnx", "model*.onnx_data"]
@@ -78,11 +78,13 @@ def publish(
     with (
         scratch_folder("publish") as scratch,
         _disk_errors("nothing was published", remedy),
+        ExitStack() as stack,
     ):
         work = Path(keep or scratch)
         if (work / "model").exists():
             raise UserError(f"{work / 'model'} exists already: choose another folder, or delete it")
         work.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(deleted_after(work / "model", KeyboardInterrupt))
         if not dry_run or destination.update:
             with hub_errors(repo_id, _not_published(repo_id)):
                 before = repository.current()  # before the work, to report errors early
@@ -100,7 +102,8 @@ def publish(
             say(f"{repo_id}: deleting {name} of the previous model")
         for name in plan.stale:
             say(f"{repo_id}: keeping {name} of the previous weights: add --delete_stale, or convert the model again")
-        commit, url = _upload(repository, assembled, plan, before)
+        with deleted_after(assembled.folder, Exception):
+            commit, url = _upload(repository, assembled, plan, before)
     return replace(published, url=url, commit=commit)
 
 

@@ -38,6 +38,16 @@ def scratch_folder(kind: str, parent: Path | None = None) -> Iterator[Path]:
             lock.release()
 
 
+@contextlib.contextmanager
+def deleted_after(folder: Path, error: type[BaseException]) -> Iterator[None]:
+    """Delete a folder that the block writes after such an error, so that the same command can write it again."""
+    try:
+        yield
+    except error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def _delete_abandoned(parent: Path) -> None:
     """Delete the temporary folders whose lock no process holds."""
     for file in sorted(parent.glob(f"{PREFIX}*/{LOCK}")):

@@ -272,15 +272,27 @@ def test_not_allowed(
 
 
 def test_nothing_is_published_if_the_connection_fails(
-    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]
+    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], tmp_path: Path
 ) -> None:
     hub.cut_uploads = True
     with pytest.raises(UserError, match="connection to the Hub failed .* run the same command again"):
-        publish(retriever_folder, Destination("org/x"))
+        publish(retriever_folder, Destination("org/x"), keep=tmp_path / "kept")
     assert set(hub.repositories["org/x"].files("main")) == {".gitattributes"}
     hub.cut_uploads = False
-    publish(retriever_folder, Destination("org/x"))
+    publish(retriever_folder, Destination("org/x"), keep=tmp_path / "kept")
     assert "model.safetensors" in hub.repositories["org/x"].files("main")
+
+
+def test_an_interrupted_command_can_be_repeated(
+    retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("revela_hub.hub_cards.upload.verify", verify)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            publish(retriever_folder, Destination("org/x"), dry_run=True, keep=tmp_path / "kept")
 
 
 def test_uploaded_files_are_not_sent_again(hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]) -> None:
