@@ -25,6 +25,7 @@ from revela_hub.hub_cards.verify.onnx_files import MODEL, QUANTIZED, OnnxModel, 
 from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.hub_cards.verify.vectors import difference
 from revela_hub.pickles import encoder
+from revela_hub.scratch import scratch_folder
 
 # The newest version that onnxruntime 1.17 and all later ones support, and that the exporter writes without a conversion.
 _OPSET = 18
@@ -91,12 +92,15 @@ def export_onnx(folder: str | Path, *, quantize: bool = False) -> list[OnnxFile]
     from sentence_transformers import SentenceTransformer
 
     model = encoder(SentenceTransformer, str(folder), device="cpu").float().eval()
-    (folder / MODEL).parent.mkdir(exist_ok=True)
     try:
-        with _quiet():
-            _write(model, folder / MODEL)
+        with scratch_folder("onnx", folder) as new, _quiet():  # an interrupted export leaves the earlier files
+            _write(model, new / Path(MODEL).name)
             if quantize:
-                _quantize(folder / MODEL, folder / QUANTIZED)
+                _quantize(new / Path(MODEL).name, new / Path(QUANTIZED).name)
+            (folder / MODEL).parent.mkdir(exist_ok=True)
+            (folder / MODEL).with_suffix(".onnx_data").unlink(missing_ok=True)
+            for file in sorted(new.glob("model*"), reverse=True):  # the weights before the model that refers to them
+                file.replace((folder / MODEL).with_name(file.name))
     except OSError:
         raise
     except Exception as error:  # torch.onnx and onnxruntime raise exceptions of many types
@@ -139,7 +143,6 @@ def _write(model: Any, file: Path) -> None:
     exported: Any = program.model
     ClearMetadataAndDocStringPass()(exported)
     weights = file.with_suffix(".onnx_data")
-    weights.unlink(missing_ok=True)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     onnx_ir.save(exported, file, external_data=weights.name if size > LARGEST_FILE else None)
 

@@ -220,6 +220,22 @@ def test_an_error_of_the_exporter_is_one_line(own: Path, monkeypatch: pytest.Mon
         export_onnx(own)
 
 
+def test_an_interrupted_export_leaves_the_earlier_files(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(model: object, file: Path) -> None:
+        file.touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(onnx_export, "_write", interrupted)
+    files = {file: file.stat().st_mtime_ns for file in own.rglob("*")}
+    with pytest.raises(KeyboardInterrupt):
+        export_onnx(own)
+    assert {file: file.stat().st_mtime_ns for file in own.rglob("*")} == files
+    assert cli.main(["export", str(own), "--output_dir", str(tmp_path / "new"), "--format", "onnx"]) == 130
+    assert not (tmp_path / "new").exists()  # so the same command can be repeated
+
+
 def test_the_command_copies_a_model_with_its_card(
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,12 +15,15 @@ Examples:
   revela-hub export my-retriever --output_dir my-retriever --format onnx --quantize int8
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from revela_hub.errors import UserError, require
 from revela_hub.ranges import TextLength
+from revela_hub.scratch import deleted_after
 
 POSITIONALS = ("checkpoint",)
 
@@ -62,9 +65,10 @@ def run(arguments: Arguments) -> None:
         require("onnx", "onnxscript", "onnxruntime")
     try_folder(Path(arguments.output_dir), "--output_dir")
     finished = arguments.format == "onnx" and (Path(arguments.checkpoint) / "modules.json").is_file()
-    folders = [_copied(arguments)] if finished else _exported(arguments)
-    if arguments.format == "onnx":
-        _add_onnx(folders, quantize=arguments.quantize == "int8")
+    folders = [Path(arguments.output_dir)] if finished else _exported(arguments)
+    with _copied(arguments) if finished else nullcontext():
+        if arguments.format == "onnx":
+            _add_onnx(folders, quantize=arguments.quantize == "int8")
 
 
 def _exported(arguments: Arguments) -> list[Path]:
@@ -85,8 +89,9 @@ def _exported(arguments: Arguments) -> list[Path]:
     return [output / name for name in names]
 
 
-def _copied(arguments: Arguments) -> Path:
-    """Copy the model files of a finished folder to the output folder, unless it is the same folder.
+@contextmanager
+def _copied(arguments: Arguments) -> Iterator[None]:
+    """Copy the model files of a finished folder to the output folder, unless it is the same folder; delete the copy after an error.
 
     Raises:
         UserError: options for checkpoints were given, or the output folder is not empty.
@@ -99,11 +104,14 @@ def _copied(arguments: Arguments) -> Path:
         raise UserError(f"--{given[0]} applies to checkpoints, but {source} is a finished model")
     if why := why_not_onnx(source):
         raise UserError(f"{source} cannot be exported to ONNX: it {why}")
-    if source.resolve() != output.resolve():
-        if output.is_dir() and any(output.iterdir()):
-            raise UserError(f"--output_dir {output} is not empty: choose a new folder, or {source} itself")
+    if source.resolve() == output.resolve():
+        yield
+        return
+    if output.is_dir() and any(output.iterdir()):
+        raise UserError(f"--output_dir {output} is not empty: choose a new folder, or {source} itself")
+    with deleted_after(output, BaseException):
         copy_with_metadata(source, output)
-    return output
+        yield
 
 
 def _add_onnx(folders: list[Path], *, quantize: bool) -> None:
