@@ -19,21 +19,22 @@ from revela_hub.errors import UserError
 _POSITIONS_AFTER_PADDING = "camembert data2vec-text longformer mpnet roberta xlm-roberta xlm-roberta-xl".split()
 
 
-def ends_with_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the tokenizer adds EOS to every text."""
-    return tokenizer.eos_token_id is not None and tokenizer("a")["input_ids"][-1:] == [tokenizer.eos_token_id]
+def ends_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the tokenizer ends every text with EOS or another special token, such as Qwen3-Embedding's `<|endoftext|>`."""
+    return bool(tokenizer("a")["input_ids"][-1:] != tokenizer("a", add_special_tokens=False)["input_ids"][-1:])
 
 
 def with_eos(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Return a copy of the tokenizer that ends every text with EOS, truncated or not, and pads on the right.
 
-    The post-processor keeps its other steps (a BOS token, byte offsets), and does not add EOS a second time. A tokenizer without
+    The post-processor keeps its other steps (a BOS token, byte offsets), and its own token at the end. A tokenizer without
     a padding token pads with EOS; the attention mask distinguishes padding from text.
 
     Raises:
         UserError: the tokenizer has no end-of-sequence token, or is not a fast tokenizer.
     """
-    if tokenizer.eos_token_id is None:
+    ended = ends_texts(tokenizer)
+    if tokenizer.eos_token_id is None and not ended:
         raise UserError(
             f"the tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token, which last-token pooling requires:"
             " set `eos_token` in its tokenizer_config.json, or use mean pooling"
@@ -45,7 +46,7 @@ def with_eos(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     tokenizer = padding_right(tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if not ends_with_eos(tokenizer):
+    if not ended:
         backend = tokenizer.backend_tokenizer
         before = None if backend.post_processor is None else json.loads(backend.post_processor.__getstate__())
         after = processors.Sequence([])

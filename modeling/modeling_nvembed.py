@@ -254,8 +254,7 @@ class NVEmbedModel(PreTrainedModel):
         tokenizer, config = self.tokenizer, self.config
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
-        ends_itself = tokenizer("a")["input_ids"][-1:] == [tokenizer.eos_token_id]
-        end = tokenizer.eos_token if config.add_eos and not ends_itself else ""
+        end = tokenizer.eos_token if config.add_eos and not self._ends("a") else ""
         left_out = 0
         if instruction and config.is_mask_instruction and config.padding_side == "right":
             left_out = self.instruction_length(instruction)
@@ -292,8 +291,12 @@ class NVEmbedModel(PreTrainedModel):
         """
         if self.config.official_instruction_mask:
             return len(self.tokenizer.tokenize(instruction))
-        tokens: list[int] = self.tokenizer(instruction.rstrip())["input_ids"]
-        return len(tokens) - (tokens[-1:] == [self.tokenizer.eos_token_id])
+        return len(self.tokenizer(instruction.rstrip())["input_ids"]) - self._ends(instruction.rstrip())
+
+    def _ends(self, text: str) -> bool:
+        """Whether the tokenizer adds a token after the text, EOS or another one."""
+        added, own = (self.tokenizer(text, add_special_tokens=special)["input_ids"][-1:] for special in (True, False))
+        return bool(added != own)
 
 
 def exclude_instruction(attention_mask_BL: Tensor, num_tokens: int | Tensor) -> Tensor:

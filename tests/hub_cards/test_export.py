@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer, BertModel, LlamaForCausalLM, 
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.export import export_retriever
-from revela_hub.hub_cards.tokenizers import ends_with_eos, with_eos
+from revela_hub.hub_cards.tokenizers import ends_texts, with_eos
 
 PROMPTS = {"query": "Query: ", "document": "Passage: "}
 QUERIES = ["What is the capital of France?", "", "東京は日本の首都です。 Москва", "river sediment " * 60, "fox"]
@@ -186,7 +186,7 @@ def test_with_eos(kind: str, tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerB
     bpe_tokenizer.padding_side = "left"
     before = {text: bpe_tokenizer(text)["input_ids"] for text in ("the fox", "", "a longer text about rivers")}
     once = with_eos(bpe_tokenizer)
-    assert not ends_with_eos(bpe_tokenizer), "the tokenizer that was given has changed"
+    assert not ends_texts(bpe_tokenizer), "the tokenizer that was given has changed"
     once.save_pretrained(tmp_path)
     for tokenizer in (once, with_eos(once), AutoTokenizer.from_pretrained(tmp_path)):
         eos = tokenizer.eos_token_id
@@ -198,6 +198,14 @@ def test_with_eos(kind: str, tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerB
         pair = tokenizer("the fox", "the fox")["input_ids"]
         assert pair == 2 * [*before["the fox"], eos]
         assert tokenizer("the fox", add_special_tokens=False)["input_ids"][-1] != eos
+
+
+def test_with_eos_keeps_another_end(bpe_tokenizer: PreTrainedTokenizerBase) -> None:
+    """Qwen3-Embedding ends texts with its padding token, which is not its EOS."""
+    bpe_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <|pad|>", pair="$A <|pad|> $B:1 <|pad|>:1", special_tokens=[("<|pad|>", bpe_tokenizer.pad_token_id)]
+    )
+    assert with_eos(bpe_tokenizer)("the fox")["input_ids"] == bpe_tokenizer("the fox")["input_ids"]
 
 
 def test_with_eos_pads_with_eos_without_a_padding_token(bpe_tokenizer: PreTrainedTokenizerBase) -> None:

@@ -14,6 +14,8 @@ from fork_server import launch
 from peft import LoraConfig
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from tokenizers.processors import TemplateProcessing
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.data.sources.beir import RetrievalTask
@@ -435,6 +437,14 @@ def test_retrievers_with_other_similarities_are_rejected(llama_folder: Path, ret
     plain.similarity_fn_name = "manhattan"
     with pytest.raises(UserError, match="compares by manhattan distance"):
         load_backbones(plain, str(llama_folder))
+    last = [model[0], Pooling(32, "lasttoken")]  # after [SEP]
+    assert (
+        load_backbones(SentenceTransformer(modules=last, device="cpu"), str(llama_folder)).model.config.pooling
+        == "last"
+    )
+    model[0].tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B:1")
+    with pytest.raises(UserError, match="would add an end token"):
+        load_backbones(SentenceTransformer(modules=last, device="cpu"), str(llama_folder))
     model[1].include_prompt = False
     with pytest.raises(UserError, match="excludes its prompts from pooling"):
         load_backbones(model, str(llama_folder))
