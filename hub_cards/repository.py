@@ -25,6 +25,7 @@ from huggingface_hub import (
     DatasetInfo,
     HfApi,
     ModelInfo,
+    constants,
 )
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -320,7 +321,8 @@ def hub_errors(target: str, state: str) -> Iterator[None]:
     except LocalTokenNotFoundError as error:
         raise UserError(_NOT_LOGGED_IN) from error
     except OfflineModeIsEnabled as error:
-        raise UserError("the Hub cannot be reached because HF_HUB_OFFLINE is set") from error
+        set_offline = "the Hub cannot be reached because HF_HUB_OFFLINE is set"
+        raise UserError(set_offline if constants.HF_HUB_OFFLINE else f"{error}; {state}") from error
     except UserError:
         raise
     except Exception as error:

@@ -111,6 +111,30 @@ def test_a_hub_that_never_answers(
     assert cli.main(["publish", str(retriever_folder), "org/x"]) == 0
 
 
+def test_a_hub_that_never_answers_is_asked_twice(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Libraries ask six times for each file of a model."""
+    monkeypatch.setattr(cli, "HUB_TIMEOUT", 0.3)
+    (tmp_path / "a.txt").write_text("a river flows")
+    asked: list[str] = []
+    released = threading.Event()
+
+    def ask(request: str) -> None:
+        asked.append(request)
+        released.wait(60)
+
+    hub.before_request = ask
+    try:
+        assert cli.main(["search", "org/model", "river", "--corpus", str(tmp_path / "a.txt")]) == 2
+    finally:
+        released.set()
+        limit_waiting_for_the_hub(60)
+    found = capsys.readouterr().err
+    assert "cannot load the model org/model: it is not on this machine, and the Hub cannot be reached" in found
+    assert len(asked) == 2, asked
+
+
 def test_private_models_are_not_published_in_public_repositories(hub: LoopbackHub, retriever_folder: Path) -> None:
     hub.repositories["org/x"] = Repository()
     hub.repositories["org/x"].commit("main", {}, "initial commit")
