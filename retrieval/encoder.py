@@ -84,7 +84,7 @@ def load_encoder(
 def refuse_other_kind(name: str, *, sparse: bool = False) -> None:
     """Raise a `UserError` if a model was saved as another class than a dense (or sparse) one: it would get new random layers."""
     if (kind := model_kind(model_in(name))) in RERANKERS:
-        raise UserError(f"{name} is a reranker ({kind}), not a retriever: pass it with --rerank")
+        raise UserError(f"{name} is a reranker ({kind}), not a retriever", rerank="pass it with --rerank")
     if kind == "SparseEncoder" and not sparse:
         raise UserError(
             f"{name} is a SparseEncoder, where a dense retriever is needed",

@@ -29,6 +29,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The form in which safetensors, tokenizers and shutil report errors of the operating system, without an OSError.
 _OS_ERROR = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")
 
+ADAPTER = "it is an adapter of another model: merge it into that model first (merge_and_unload of PEFT)"
 # The forms in which libraries report that memory cannot be allocated.
 _MEMORY = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|unable to allocate|bad_alloc"
@@ -184,7 +185,7 @@ def _hub_failure(error: BaseException) -> str | None:
 
 
 def damaged_file(model: str | Path) -> str | None:
-    """Return the first damaged file or missing module of a model with the reason; None if all files can be opened.
+    """Return the first damaged file or missing module of a model, or that it is only an adapter; None if nothing is wrong.
 
     Args:
         model: A folder, or the id of a model in the Hub's cache.
@@ -211,6 +212,9 @@ def damaged_file(model: str | Path) -> str | None:
             return f"{file}: {OS_ERRORS.get(error.errno or 0) or first_line(error)}"
         except (ValueError, RecursionError, SafetensorError) as error:
             return f"{file} is damaged or incomplete: {first_line(error)}"
+    names = {file.name for file in folder.iterdir()}
+    if "adapter_config.json" in names and not names & {"config.json", "modules.json"}:
+        return ADAPTER
     return _missing_module(folder)
 
 

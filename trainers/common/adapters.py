@@ -6,12 +6,19 @@ from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedConfig
 
-from revela_hub.errors import UserError
+from revela_hub.errors import ADAPTER, UserError
 
 Model = TypeVar("Model", bound=nn.Module)
+
+
+def refuse_adapters(name: str, model: nn.Module) -> None:
+    """Raise a `UserError` for a model that was loaded with adapters: they and the model are frozen."""
+    if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
+        raise UserError(f"cannot train {name}: {ADAPTER}")
 
 
 def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:

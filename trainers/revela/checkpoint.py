@@ -12,11 +12,12 @@ from sentence_transformers.util import is_sentence_transformer_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub import pickles
-from revela_hub.errors import UserError, loading
+from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.hub_cards.tokenizers import ends_texts, never_without_token, with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.modeling.backbones import load_backbone
-from revela_hub.retrieval.encoder import similarity_of
+from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
+from revela_hub.trainers.common.adapters import refuse_adapters
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.roles import is_encoder
 from revela_hub.trainers.common.weights import (
@@ -73,6 +74,8 @@ def load_backbones(
         UserError: a model cannot be loaded, or the retriever has modules or a pooling that Revela does not support.
     """
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
+    refuse_missing_folder(name, "the retriever")
+    refuse_missing_folder(lm_name, "the language model")
     with loading(f"cannot load the retriever {name!r}", name):
         loaded = _load_retriever(retriever, retriever_tokenizer, trust_remote_code)
         if "pooling" not in loaded.settings | config and is_encoder(loaded.model, trust_remote_code=trust_remote_code):
@@ -106,11 +109,14 @@ def _load_retriever(
     retriever: ModelLike, tokenizer: PreTrainedTokenizerBase | None, trust_remote_code: bool
 ) -> _Retriever:
     name, encoder = name_of(retriever), retriever
+    if isinstance(retriever, str | Path):
+        refuse_other_kind(name)
     if isinstance(retriever, str | Path) and is_sentence_transformer_model(name):
         encoder = pickles.encoder(SentenceTransformer, name, device="cpu", trust_remote_code=trust_remote_code)
     if not isinstance(encoder, SentenceTransformer):
         tokenizer = tokenizer_of(retriever, tokenizer, trust_remote_code=trust_remote_code)
         return _Retriever(unwrapped(retriever), tokenizer, {})
+    refuse_adapters(name, encoder)
     settings = _settings(encoder, name)
     transformer: Any = encoder[0]
     return _Retriever(transformer.auto_model.float(), tokenizer or encoder.tokenizer, settings)

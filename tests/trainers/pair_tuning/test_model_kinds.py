@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 
@@ -97,6 +98,14 @@ def test_both_routes_of_an_asymmetric_model_are_trained(routed: Path, tmp_path: 
     tuned = SentenceTransformer(str(run.export(tmp_path / "out")), device="cpu")
     assert not np.allclose(base.encode_query(["a fox"]), tuned.encode_query(["a fox"]))
     assert not np.allclose(base.encode_document(["a fox"]), tuned.encode_document(["a fox"]))
+
+
+def test_a_model_with_adapters_is_rejected(retriever_folder: Path) -> None:
+    """sentence-transformers loads the adapters and their base, all frozen."""
+    model = SentenceTransformer(str(retriever_folder), device="cpu")
+    get_peft_model(model[0].auto_model, LoraConfig(r=2, target_modules=["query"]))  # in place
+    with pytest.raises(UserError, match="it is an adapter of another model: merge it"):
+        load_retriever(model)
 
 
 def test_the_length_of_an_asymmetric_model_is_that_of_its_transformer(routed: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from fork_server import launch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -450,7 +450,14 @@ def test_retrievers_with_other_similarities_are_rejected(llama_folder: Path, ret
         load_backbones(model, str(llama_folder))
 
 
-def test_backbones_that_do_not_fit_are_rejected(tmp_path: Path, llama_folder: Path, bert_folder: Path) -> None:
+def test_backbones_that_do_not_fit_are_rejected(
+    tmp_path: Path, llama_folder: Path, bert_folder: Path, tiny_sparse_folder: Path, tiny_llama: LlamaForCausalLM
+) -> None:
+    with pytest.raises(UserError, match="is a SparseEncoder"):
+        load_backbones(str(tiny_sparse_folder), str(llama_folder))
+    get_peft_model(tiny_llama, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(UserError, match="adapter': it is an adapter of another model: merge it"):
+        load_backbones(str(tmp_path / "adapter"), str(llama_folder))
     with pytest.raises(UserError, match="cannot load the retriever"):
         load_backbones(str(tmp_path / "nothing"), str(llama_folder))
     (bert_folder / "modules.json").write_text(
