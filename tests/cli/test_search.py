@@ -235,3 +235,32 @@ def test_a_text_that_the_output_has_not_is_escaped(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii:strict"}
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["hits"][0]["text"] == "rivers \u5ddd"
+
+
+def test_an_adapted_retriever_is_searched_with_its_own_bm25(
+    corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = corpus / "adapted"
+    folder.mkdir()
+    retriever_folder.rename(folder / "retriever")
+    fitted = {"bm25_weight": 0.9, "fusion": "minmax", "bm25": {"split_identifiers": True, "k1": 1.2}}
+    (folder / "hybrid.json").write_text(json.dumps(fitted))
+    for name in ("widthOf", "height_of_a_box", "depth"):
+        (corpus / "docs" / f"{name}.txt").write_text(f"{name} and the width, the height and the depth of the {name}")
+    weights = ["--mode", "hybrid", "--weights", "0.1", "0.9"]
+    same = [
+        ["adapted"],
+        ["adapted", "--mode", "hybrid"],
+        ["adapted/retriever", *weights, "--bm25_split_identifiers", "true", "--bm25_k1", "1.2"],
+    ]
+    other = [["adapted", "--weights", "0.5", "0.5"], ["adapted", "--bm25_k1", "0.1"], ["adapted/retriever", *weights]]
+    printed = []
+    for model, *options in same + other:
+        assert main(["search", model, "width height", "--corpus", "docs", "--json", *options]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] == printed[2]
+    assert all(each != printed[0] for each in printed[3:])
+    (folder / "hybrid.json").write_text("{}")
+    assert main(["search", "adapted", "width", "--corpus", "docs"]) == 2
+    assert "hybrid.json is damaged: run revela-hub adapt again, or give --mode dense" in capsys.readouterr().err
+    assert main(["search", "adapted", "width", "--corpus", "docs", "--mode", "dense"]) == 0

@@ -1,9 +1,12 @@
 """The ranking options that `search`, `mine` and `evaluate` share, and the models that they name."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from revela_hub.adaptation import HYBRID
 from revela_hub.cli.encoders import encoder_identity, load_dense
 from revela_hub.cli.endpoint_options import EndpointOptions
 from revela_hub.errors import UserError
@@ -141,7 +144,8 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
 
     Args:
         options: The options.
-        model: A folder, a Hub id, or "bm25".
+        model: A folder, a Hub id, or "bm25". In an output folder of adapt, the fitted weights and BM25 settings are used where the
+            options give none.
         mode: "dense", "sparse", "bm25" or "hybrid" (default: dense, or bm25 if that is the model).
         rerank: Whether to load the model of --rerank.
 
@@ -159,8 +163,12 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
         for name in RankerSettings.__dataclass_fields__
         if name in RankerOptions.__dataclass_fields__ and name not in ("bm25", "device")
     } | {"index": options.index_options(options.dtype)}
+    weights, fitted = _of_adapt(model) if mode in ("hybrid", "bm25") else (None, {})
+    if options.weights is None and options.fusion == "minmax" and options.parts == ["dense", "bm25"]:
+        values["weights"] = weights
+    fitted = fitted if options.bm25 == "bm25s" else {}
     own = {each.name: getattr(options, f"bm25_{each.name}") for each in fields(BM25Settings)}
-    bm25 = bm25_settings(options.bm25, **own)
+    bm25 = bm25_settings(options.bm25, **{name: fitted.get(name) if own[name] is None else own[name] for name in own})
     settings = RankerSettings(
         **values, mode="bm25" if model == "bm25" else mode or "dense", bm25=bm25, show_progress_bar=shows_progress()
     )
@@ -185,6 +193,23 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
         sparse = load_sparse_encoder(name, **loading)
         found["sparse_identity"] = model_identity(name, options.max_length)
     return Models(RankerSettings(**vars(settings) | found), dense, sparse, load_reranker(options) if rerank else None)
+
+
+def _of_adapt(model: str) -> tuple[list[float] | None, dict[str, Any]]:
+    """Return the weights of dense and BM25, and the settings of BM25, in an output folder of adapt; None and {} for other models.
+
+    Raises:
+        UserError: Its file is damaged.
+    """
+    file = Path(model).expanduser() / HYBRID
+    if not file.is_file():
+        return None, {}
+    try:
+        hybrid = json.loads(file.read_text(encoding="utf-8"))
+        weight, bm25 = float(hybrid["bm25_weight"]), dict(hybrid.get("bm25", {}))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is damaged: run revela-hub adapt again, or give --mode dense") from error
+    return [1 - weight, weight], bm25
 
 
 def load_reranker(options: RankerOptions) -> Any:

@@ -95,7 +95,8 @@ def run(arguments: Arguments) -> None:
             "--filter requires --index FOLDER, built with --index_type milvus --metadata_columns COLUMN ..."
         )
     _check_corpus(arguments)
-    _use_adapted(arguments)
+    if arguments.mode is None and (Path(arguments.model).expanduser() / HYBRID).is_file():
+        arguments.mode = "hybrid"
     check_used(arguments, [arguments.mode])
     if arguments.endpoint and arguments.model == "bm25":
         raise UserError(
@@ -120,24 +121,6 @@ def run(arguments: Arguments) -> None:
                 print(json_format.dumps(record, ensure_ascii=False), flush=True)
             else:
                 print("\n".join(_lines(hits)) or f"nothing found: {nothing}", flush=True)
-
-
-def _use_adapted(arguments: Arguments) -> None:
-    """For the output folder of `revela-hub adapt`, use its retriever and, if no mode is given, its hybrid with BM25."""
-    folder = Path(arguments.model).expanduser()
-    if not (folder / HYBRID).is_file():
-        return
-    arguments.model = str(folder / "retriever")
-    if arguments.mode is None and arguments.weights is None:
-        try:
-            hybrid = json_format.loads((folder / HYBRID).read_text(encoding="utf-8"))
-            weight, bm25 = float(hybrid["bm25_weight"]), dict(hybrid.get("bm25", {}))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{folder / HYBRID} is damaged: run revela-hub adapt again, or give --mode") from error
-        arguments.mode, arguments.weights = "hybrid", [1 - weight, weight]
-        for name, value in bm25.items():
-            if getattr(arguments, f"bm25_{name}", value) is None:
-                setattr(arguments, f"bm25_{name}", value)
 
 
 def _check_corpus(arguments: Arguments) -> None:
