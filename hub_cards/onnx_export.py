@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from revela_hub.errors import UserError, reason, require
+from revela_hub.hub_cards.tokenizers import uses_chat_template
 from revela_hub.hub_cards.verify.contents import auto_maps, listed_modules, read_json
 from revela_hub.hub_cards.verify.onnx_files import MODEL, QUANTIZED, OnnxModel, lowest_cosine
 from revela_hub.hub_cards.verify.texts import probe_texts
@@ -92,6 +93,10 @@ def export_onnx(folder: str | Path, *, quantize: bool = False) -> list[OnnxFile]
     from sentence_transformers import SentenceTransformer
 
     model = encoder(SentenceTransformer, str(folder), device="cpu").float().eval()
+    if uses_chat_template(model):
+        raise UserError(
+            f"{folder} cannot be exported to ONNX: it puts texts into a chat template, which other programs do not"
+        )
     try:
         with scratch_folder("onnx", folder) as new, _quiet():  # an interrupted export leaves the earlier files
             _write(model, new / Path(MODEL).name)

@@ -24,6 +24,13 @@ def ends_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(tokenizer("a")["input_ids"][-1:] != tokenizer("a", add_special_tokens=False)["input_ids"][-1:])
 
 
+def uses_chat_template(model: Any) -> bool:
+    """Return whether a sentence-transformers model puts texts into a chat template."""
+    # Without padding, for which the tokenizer of a decoder may have no token.
+    tokens = model.preprocess(["a"], processing_kwargs={"text": {"padding": False}})
+    return bool(tokens["input_ids"][0].tolist() != model.tokenizer("a")["input_ids"])
+
+
 def with_eos(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Return a copy of the tokenizer that ends every text with EOS, truncated or not, and pads on the right.
 

@@ -211,6 +211,18 @@ def test_sparse_models_and_routes_cannot_be_exported(tiny_sparse_folder: Path, o
     assert why_not_onnx(own) == "has separate routes for queries and documents"
 
 
+def test_models_with_a_chat_template_cannot_be_exported(own: Path) -> None:
+    """Programs that load the file do not apply it, so their vectors would be others."""
+    (own / "chat_template.jinja").write_text("{% for m in messages %}user: {{ m['content'] }}{% endfor %}")
+    config = json.loads((own / "sentence_bert_config.json").read_text())
+    method = {"method": "forward", "method_output_name": "last_hidden_state"}
+    modalities = {"text": method, "message": method | {"format": "flat"}}
+    config |= {"module_output_name": "token_embeddings", "modality_config": modalities}
+    (own / "sentence_bert_config.json").write_text(json.dumps(config | {"transformer_task": "feature-extraction"}))
+    with pytest.raises(UserError, match="puts texts into a chat template"):
+        export_onnx(own)
+
+
 def test_an_error_of_the_exporter_is_one_line(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **options: object) -> None:
         raise RuntimeError("no decomposition\nfor aten.x")

@@ -26,6 +26,7 @@ from revela_hub.errors import UserError, first_line, reason
 from revela_hub.gguf_files import model_folder
 from revela_hub.hub_cards.assemble import forget_origins
 from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer
+from revela_hub.hub_cards.tokenizers import uses_chat_template
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import load_backbone
 from revela_hub.pickles import refuse_pickles
@@ -203,6 +204,11 @@ def open_retriever(
         loaded = load_retriever(model, trust_remote_code=trust_remote_code)
         refuse_routes(loaded, name_of(model), "RA-DIT")
         unwrapped(loaded)  # raises an error for a model without a transformer
+        if uses_chat_template(loaded):
+            raise UserError(
+                f"{name_of(model)} puts texts into a chat template, which RA-DIT does not support: use"
+                " `revela-hub train pairs` or `train contriever`"
+            )
         return Retriever(loaded, loaded.tokenizer, decoder=False)
     if not isinstance(model, str | Path):
         raise UserError(f"a decoder is cut when it is loaded: pass the Hub id or folder, not a {type(model).__name__}")

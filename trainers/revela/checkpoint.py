@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from revela_hub import pickles
 from revela_hub.errors import UserError, loading, refuse_missing_folder
-from revela_hub.hub_cards.tokenizers import ends_texts, never_without_token, with_eos
+from revela_hub.hub_cards.tokenizers import ends_texts, never_without_token, uses_chat_template, with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.modeling.backbones import load_backbone
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
@@ -140,6 +140,8 @@ def _settings(encoder: SentenceTransformer, name: str) -> dict[str, Any]:
     modes = pooling.pooling_mode if isinstance(pooling.pooling_mode, tuple) else (pooling.pooling_mode,)
     if len(modes) > 1 or modes[0] not in _POOLINGS:
         raise UserError(f"{name} has the pooling {', '.join(modes)}: Revela supports {', '.join(_POOLINGS)}; {_OTHERS}")
+    if uses_chat_template(encoder):
+        raise UserError(f"{name} puts texts into a chat template, which Revela does not support: {_OTHERS}")
     if modes[0] == "lasttoken" and not ends_texts(encoder.tokenizer):
         raise UserError(
             f"{name} pools the last token of the text: Revela would add an end token (EOS), which changes its vectors; {_OTHERS}"

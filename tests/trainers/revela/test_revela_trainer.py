@@ -437,6 +437,11 @@ def test_retrievers_with_other_similarities_are_rejected(llama_folder: Path, ret
     plain.similarity_fn_name = "manhattan"
     with pytest.raises(UserError, match="compares by manhattan distance"):
         load_backbones(plain, str(llama_folder))
+    model[0].tokenizer.chat_template = "{% for m in messages %}user: {{ m['content'] }}{% endfor %}"
+    model[0].modality_config["message"] = {"format": "flat", **model[0].modality_config["text"]}
+    with pytest.raises(UserError, match="puts texts into a chat template"):
+        load_backbones(model, str(llama_folder))
+    del model[0].modality_config["message"]
     last = [model[0], Pooling(32, "lasttoken")]  # after [SEP]
     assert (
         load_backbones(SentenceTransformer(modules=last, device="cpu"), str(llama_folder)).model.config.pooling
