@@ -283,6 +283,16 @@ def test_nothing_is_published_if_the_connection_fails(
     assert "model.safetensors" in hub.repositories["org/x"].files("main")
 
 
+def test_a_commit_in_progress_is_not_an_existing_model(
+    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "loopback_hub.Handler.commit", lambda self, **_: self._answer(409, {"error": "A commit is in progress"})
+    )
+    with pytest.raises(UserError, match="status 409: A commit is in progress; .* run the same command again"):
+        publish(retriever_folder, Destination("org/x"))
+
+
 def test_an_interrupted_command_can_be_repeated(
     retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
