@@ -1,5 +1,6 @@
 """Errors of libraries that read or write a model, and the messages that they become."""
 
+import errno
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -109,3 +110,13 @@ def test_what_is_no_file_is_as_it_was() -> None:
     assert not is_file_error(RuntimeError("CUDA error: an illegal memory access"))
     with pytest.raises(MemoryError), loading("cannot load it", "no-one/nothing"):
         raise MemoryError
+
+
+def test_weights_that_may_not_be_read_are_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").touch()
+
+    def forbidden(*args: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    assert damaged_file(tmp_path) == f"{tmp_path / 'model.safetensors'}: permission denied"

@@ -207,6 +207,7 @@ def damaged_file(model: str | Path) -> str | None:
             if file.suffix == ".json":
                 json.loads(file.read_bytes())
             else:
+                file.open("rb").close()  # safetensors calls a file that may not be read a missing one
                 safe_open(file, "np")
         except OSError as error:
             return f"{file}: {OS_ERRORS.get(error.errno or 0) or first_line(error)}"
