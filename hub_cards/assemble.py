@@ -217,7 +217,8 @@ def save_reference(
     settings = read_json(folder / "sentence_bert_config.json", {})
     length = settings.get("max_seq_length", tokenizer.model_max_length)
     vectors: dict[str, torch.Tensor] = {}
-    for kind in [kind for kind in ("query", "document") if kind in prompts] or ["text"]:
+    kinds: list[str] = [kind for kind in ("query", "document") if kind in prompts]
+    for kind in kinds or ["text"]:
         # Without special tokens an empty text has no tokens.
         parts, texts = [], [text or ("a" if kind == "text" else "") for text in probe_texts(length)]
         for batch in (texts[:-1], texts[-1:]):  # the last text is long, and all in its batch would be padded to it
