@@ -200,7 +200,7 @@ def limit_waiting_for_the_hub(seconds: float) -> None:
         return answer
 
     def client() -> Any:
-        made = default_client_factory()
+        made: Any = default_client_factory()
         made.event_hooks = {**made.event_hooks, "request": [*made.event_hooks["request"], limit]}
         made.send = partial(send, made.send)
         return made
