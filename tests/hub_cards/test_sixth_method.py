@@ -111,7 +111,7 @@ class ToyTrainer(MethodTrainer):
         return (loss, {}) if return_outputs else loss
 
     def retrieval_encoder(self):
-        return EncoderInTraining(self.model, self.model.embed, self.tokenizer, {}, 32)
+        return EncoderInTraining(self.model, self.model.embed, self.tokenizer, {}, 32, "cosine")
 
     def exportable(self):
         return Toy(merged_copy(self.model), self.tokenizer)

@@ -37,7 +37,7 @@ class EncoderInTraining:
         tokenizer: PreTrainedTokenizerBase,
         prompts: Mapping[str, str],
         max_length: int,
-        similarity: str = "cosine",
+        similarity: str,
     ) -> None:
         self.model, self.embed, self.tokenizer = model, embed, tokenizer
         self.prompts, self.max_length, self.similarity_fn_name = prompts, max_length, similarity

@@ -100,7 +100,7 @@ class RetroMAETrainer(MaskedTrainer):
 
         tokenizer: Any = self.processing_class
         longest = model.config.max_seq_length or model.max_length
-        return EncoderInTraining(model, embed, tokenizer, {}, longest)
+        return EncoderInTraining(model, embed, tokenizer, {}, longest, "cosine")
 
     def exportable(self) -> RetroMAECheckpoint:
         """Return the encoder with its decoder, as `load_retromae_checkpoint` does."""
