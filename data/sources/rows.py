@@ -149,12 +149,16 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
             if not named:
                 file.seek(0)
             csv.field_size_limit(MAX_CELL)
-            rows = csv.DictReader(file, delimiter=delimiter, restkey="")
+            lines: list[str] = []  # of the current row
+            last: list[str] = []  # of the row before
+            rows = csv.DictReader(_copied(file, lines), delimiter=delimiter, restkey="")
             if not rows.fieldnames:
                 raise UserError(f"{name}: empty; the first line must name the columns")
             replaced = False
             for columns in rows:
                 where = f"{name}:{rows.line_num + bool(named)}"
+                last = lines.copy()
+                lines.clear()
                 if "" in columns:
                     raise UserError(
                         f"{where}: more cells than the {len(rows.fieldnames)} columns in the first line (a text that contains"
@@ -163,10 +167,30 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
                 replaced = replaced or any("\ufffd" in (cell or "") for cell in columns.values())
                 yield Row(where, columns)
             report.replaced += replaced
+            if _open_quote(last, delimiter):
+                raise UserError(
+                    f"{name}:{rows.line_num + bool(named) - len(last) + 1}: a double quote in this row is never closed, so the rest of"
+                    " the file would be one cell"
+                )
     except csv.Error as error:
         raise UserError(f"{name}: not a table of text ({error})") from error
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
+
+
+def _copied(lines: Iterable[str], copies: list[str]) -> Iterator[str]:
+    for line in lines:
+        copies.append(line)
+        yield line
+
+
+def _open_quote(lines: Iterable[str], delimiter: str) -> bool:
+    """Return whether a quote is still open after these lines."""
+    try:
+        list(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        return "unexpected end of data" in str(error)
+    return False
 
 
 def _encoding(path: Path) -> str:

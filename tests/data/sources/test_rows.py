@@ -130,6 +130,16 @@ def test_tables_of_excel_name_their_separator(tmp_path: Path) -> None:
     assert next(read_rows(Source(str(file)))).columns["positive"] == "c"
 
 
+def test_a_quote_that_is_never_closed(tmp_path: Path) -> None:
+    """The rows behind it would be one long passage."""
+    file = tmp_path / "notes.csv"
+    file.write_text('id,text\n1,a 3"" pipe\n2,"the river\n3,the sea\n4,the lake\n')
+    with pytest.raises(UserError, match=r"notes\.csv:3: a double quote in this row is never closed"):
+        list(read_rows(Source(str(file))))
+    file.write_text('id,text\n1,"a ""long"" pipe\nof 3"" "\n2,a 3" pipe\n3,"the river"s end\n')
+    assert [row.columns["text"] for row in read_rows(Source(str(file)))][1:] == ['a 3" pipe', "the rivers end"]
+
+
 def test_queries_of_a_table(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("day,query\n1,where is it\n2,where is it\n3,why\n")
     assert list(read_queries(tmp_path / "log.csv").values()) == ["where is it", "why"]
