@@ -350,12 +350,13 @@ def _no_write_access(target: str) -> str:
 def _http_error(error: HfHubHTTPError, target: str, state: str) -> str:
     status = error.response.status_code
     detail = " ".join((error.server_message or str(error)).split())
+    left = state.partition(":")[0]  # without the advice to repeat the command
     # A commit is refused with 409, too, while another one is in progress.
     if status == 409 and error.response.request.url.path.endswith("/repos/create"):
-        return f"{target} already exists: choose another name, or add --update to replace it ({state})"
+        return f"{target} already exists: choose another name, or add --update to replace it ({left})"
     known = {
         401: _NOT_LOGGED_IN,
-        403: f"{_no_write_access(target)} ({state})",
+        403: f"{_no_write_access(target)} ({left})",
         404: f"{target} is not on the Hub, or you have no access to it",
         412: (
             f"another user committed to {target} at the same time, so nothing was published: check the new state, and run the"
