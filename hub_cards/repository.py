@@ -351,7 +351,7 @@ def _http_error(error: HfHubHTTPError, target: str, state: str) -> str:
     status = error.response.status_code
     detail = " ".join((error.server_message or str(error)).split())
     left = state.partition(":")[0]  # without the advice to repeat the command
-    # A commit is refused with 409, too, while another one is in progress.
+    # The Hub also rejects a commit with 409 while another one is in progress.
     if status == 409 and error.response.request.url.path.endswith("/repos/create"):
         return f"{target} already exists: choose another name, or add --update to replace it ({left})"
     known = {
