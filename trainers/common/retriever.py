@@ -39,7 +39,7 @@ def load_retriever(
     """Load a sentence-transformers model, or any other model with mean pooling, in float32.
 
     If the tokenizer of a model that is not a sentence-transformers folder adds no token to a text, it is made to append EOS,
-    so that an empty text has a vector. The tokenizer of a sentence-transformers model is not changed.
+    so that an empty text has a vector, and its chat template is not used. A sentence-transformers model is not changed.
 
     Args:
         retriever: Hub id, folder or GGUF file, or a loaded sentence-transformers model.
@@ -79,6 +79,7 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
         transformer = encoder(Transformer, name, model_kwargs=weights | code, **own)
         if isinstance(transformer.processor, PreTrainedTokenizerBase):
             transformer.processor = never_without_token(transformer.processor)  # an empty text has a vector, too
+        transformer.modality_config.pop("message", None)  # a text is not a message: no chat template around it
         pooling = Pooling(transformer.get_embedding_dimension(), "mean")
         return SentenceTransformer(modules=[transformer, pooling], device="cpu")
 

@@ -1,5 +1,6 @@
-"""Fine-tuning models that are not one transformer: static embeddings, and models with a query and a document route."""
+"""Fine-tuning other kinds of models: static embeddings, a query and a document route, language models with a chat template."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,14 @@ def test_the_length_of_an_asymmetric_model_is_that_of_its_transformer(routed: Pa
     assert model[0].sub_modules["document"][0].max_seq_length == 7
     with pytest.raises(UserError, match="positions, fewer than --max_length"):
         load_retriever(str(routed), max_length=100_000)
+
+
+def test_the_chat_template_of_a_language_model_is_not_used(llama_folder: Path, tmp_path: Path) -> None:
+    """Revela uses texts as they are; the baselines must train, and sentence-transformers load, the same model."""
+    folder = shutil.copytree(llama_folder, tmp_path / "chat")
+    plain = load_retriever(str(folder)).encode("the fox")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}a dog: {{ m['content'] }}{% endfor %}")
+    model = load_retriever(str(folder))
+    model.save(str(tmp_path / "saved"), create_model_card=False)
+    for loaded in (model, load_retriever(str(tmp_path / "saved")), SentenceTransformer(str(tmp_path / "saved"))):
+        assert np.array_equal(loaded.encode("the fox"), plain)
