@@ -13,7 +13,13 @@ from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.pasted import RAITTrainer, paste, pasted_log_likelihoods, pasted_prompts
-from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
+from revela_hub.trainers.baselines.ra_dit import (
+    RADITTrainer,
+    Retriever,
+    decoder_retriever,
+    open_retriever,
+    reader_likelihoods,
+)
 from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.imprag.inference.encoder import load_imprag_encoder
 
@@ -110,6 +116,16 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
         decoder_retriever(str(llama_folder), 2, bpe_tokenizer)
     with pytest.raises(UserError, match="passages of l_max=4000 tokens do not fit"):
         decoder_retriever(str(llama_folder), 1, bpe_tokenizer, 4000)
+
+
+def test_ra_dit_rejects_a_retriever_with_a_chat_template(retriever_folder: Path) -> None:
+    """RA-DIT tokenizes texts itself, without the template."""
+    model = SentenceTransformer(str(retriever_folder), device="cpu")
+    assert not open_retriever(model).decoder
+    model[0].tokenizer.chat_template = "{% for m in messages %}user: {{ m['content'] }}{% endfor %}"
+    model[0].modality_config["message"] = {"format": "flat", **model[0].modality_config["text"]}
+    with pytest.raises(UserError, match="puts texts into a chat template, which RA-DIT does not support: use"):
+        open_retriever(model)
 
 
 @pytest.mark.parametrize("decoder", [True, False])
