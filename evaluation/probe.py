@@ -121,8 +121,7 @@ class Probe:
 
     def of_kind(self, kind: str) -> RetrievalTask:
         """Return the task with the queries of one kind and the whole corpus."""
-        queries = {id_: text for id_, text in self.task.queries.items() if kind_of(id_) == kind}
-        return RetrievalTask(self.task.corpus, queries, {id_: self.task.qrels[id_] for id_ in queries}, f"probe/{kind}")
+        return self.task.only((query for query in self.task.queries if kind_of(query) == kind), f"probe/{kind}")
 
     def __str__(self) -> str:
         """A summary in one line."""
