@@ -281,10 +281,6 @@ def _load(
         raise UserError(f"the maximum sequence length must be at least 1, not {max_seq_length}")
     model = open_model(kind, place, name, device=device, trust_remote_code=trust_remote_code)
     if max_seq_length is not None:
-        if max_seq_length > (positions := learnt_positions(model) or max_seq_length):
-            raise UserError(
-                f"{name} has only {positions} positions: lower the maximum length, {max_seq_length}, to that"
-            )
         limit_length(model, max_seq_length, name)
     return in_fast_precision(model)
 
@@ -340,12 +336,15 @@ def limit_length(model: Any, max_length: int, name: str) -> None:
     """Truncate texts to a number of tokens. Of a model with routes, those that read texts of any length stay as they are.
 
     Raises:
-        UserError: No part of the model truncates texts: static embeddings and bags of words average all words.
+        UserError: The model has fewer positions, or no part of it truncates texts: static embeddings and bags of words average
+            all words.
     """
     if not truncates(model):
         raise UserError(
             f"{name} is a {type(model[0]).__name__} model, which reads texts of any length: leave out --max_length"
         )
+    if max_length > (positions := learnt_positions(model) or max_length):
+        raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
     for module in input_modules(model):
         if _truncates(module):
             module.max_seq_length = max_length
