@@ -210,13 +210,12 @@ def _same_mix(probes: tuple[Probe, Probe]) -> list[RetrievalTask]:
         )
     tasks = []
     for probe in probes:
-        left, kept = Counter(number), {}
-        for query, text in probe.task.queries.items():
+        left, kept = Counter(number), []
+        for query in probe.task.queries:
             if left[kind_of(query)]:
                 left[kind_of(query)] -= 1
-                kept[query] = text
-        qrels = {query: probe.task.qrels[query] for query in kept}
-        tasks.append(RetrievalTask(probe.task.corpus, kept, qrels, probe.task.name))
+                kept.append(query)
+        tasks.append(probe.task.only(kept))
     return tasks
 
 

@@ -8,10 +8,13 @@ The text of a query is removed from its passage and from the training text: `hel
 same text, settings and seed give the same probe.
 """
 
+import math
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -121,8 +124,7 @@ class Probe:
 
     def of_kind(self, kind: str) -> RetrievalTask:
         """Return the task with the queries of one kind and the whole corpus."""
-        queries = {id_: text for id_, text in self.task.queries.items() if kind_of(id_) == kind}
-        return RetrievalTask(self.task.corpus, queries, {id_: self.task.qrels[id_] for id_ in queries}, f"probe/{kind}")
+        return self.task.only((query for query in self.task.queries if kind_of(query) == kind), f"probe/{kind}")
 
     def __str__(self) -> str:
         """A summary in one line."""
@@ -307,25 +309,39 @@ def _fits(
 def _questions(
     backend: "Backend", passages: Sequence[Passage], asked: dict[str, _Asked], settings: ProbeSettings
 ) -> dict[str, _Asked]:
-    from revela_hub.data.synthesis.backends import Request
-
     taken = {index for query in asked.values() for index in query.passages}
-    free = [index for index in range(len(passages)) if index not in taken][
-        : settings.queries // (len(settings.kinds) + 1)
-    ]
-    requests = [Request(question_prompt(passages[index].text), settings.seed + index) for index in free]
+    free = [(index, passage.text) for index, passage in enumerate(passages) if index not in taken]
     found: dict[str, _Asked] = {}
     seen = NearDuplicates()
-    for index, (_, reply) in zip(free, backend.replies(requests), strict=True):
-        text = first_line(reply.text)
-        if reply.problem or not 3 <= len(text.split()) <= 60 or text in seen or text in passages[index].text:
-            continue
-        seen.add(text)
-        found[f"question-{len(asked) + len(found)}"] = _Asked(Candidate(text, ""), (index,))
+    for index, text in write_questions(backend, free[: settings.queries // (len(settings.kinds) + 1)], settings.seed):
+        if text not in seen:
+            seen.add(text)
+            found[f"question-{len(asked) + len(found)}"] = _Asked(Candidate(text, ""), (index,))
     return found
 
 
-def first_line(reply: str) -> str:
+def write_questions(
+    backend: "Backend", passages: Sequence[tuple[int, str]], seed: int, end: float = math.inf
+) -> Iterator[tuple[int, str]]:
+    """Yield the number of each passage for which a language model writes a usable question, and the question.
+
+    Args:
+        backend: The language model.
+        passages: Numbers and texts of passages.
+        seed: The sampling seed.
+        end: The time (`time.monotonic`) from which no question is requested.
+    """
+    from revela_hub.data.synthesis.backends import Request
+
+    requests = (Request(question_prompt(text), seed + number) for number, text in passages)
+    in_time = takewhile(lambda _: time.monotonic() < end, requests)
+    for (number, passage), (_, reply) in zip(passages, backend.replies(in_time), strict=False):
+        text = _first_line(reply.text)
+        if not reply.problem and 3 <= len(text.split()) <= 60 and text not in passage:
+            yield number, text
+
+
+def _first_line(reply: str) -> str:
     """Return the first line of a language model's reply, without its thoughts and quotation marks."""
     lines = [line.strip(" \t\"'*") for line in re.sub(r"(?s)<think>.*?</think>", "", reply).split("\n")]
     return next((line for line in lines if line), "")

@@ -27,7 +27,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.repository import sha256
 from revela_hub.output import note
 from revela_hub.retrieval.canary import Canary
-from revela_hub.retrieval.disk import claim_folder, default_cache_folder, key_of, whole_file
+from revela_hub.retrieval.disk import claim_folder, default_cache_folder, key_of, write_text
 from revela_hub.retrieval.encoder import SERVED
 from revela_hub.retrieval.parquet_files import FILE_BYTES, ROWS, write_groups
 from revela_hub.retrieval.passages import PASSAGE, write_passages
@@ -184,8 +184,7 @@ def open_downloaded(snapshot: Path, name: str) -> Path:
     how: dict[str, Any] = {"normalize": metadata.similarity == "cosine", "truncate_dim": options.truncate_dim}
     store.vectors(passages.texts, **how).write_layout(passages.texts.fingerprint)
     canary.write(folder)
-    with whole_file(folder / METADATA) as stream:
-        stream.write(replace(metadata, texts=passages.texts.fingerprint).to_json().encode())
+    write_text(folder / METADATA, replace(metadata, texts=passages.texts.fingerprint).to_json())
     return folder
 
 

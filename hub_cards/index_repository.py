@@ -22,7 +22,7 @@ from revela_hub import __version__
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.hub_index import PREFIX, open_downloaded, read_index, write_files
 from revela_hub.hub_cards.index_card import index_card
-from revela_hub.hub_cards.repository import changed_files, check_repo_id, file_names, files_of, hub_errors
+from revela_hub.hub_cards.repository import changed_files, check_repo_id, file_names, files_of, hub_client, hub_errors
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.store import METADATA, PassageStore
 
@@ -55,7 +55,7 @@ class IndexDestination:
     @property
     def api(self) -> HfApi:
         """The client."""
-        return HfApi(token=self.token, library_name="revela-hub", library_version=__version__)
+        return hub_client(self.token)
 
     def current(self) -> DatasetInfo | None:
         """Return the current state of the repository; None if it does not exist.

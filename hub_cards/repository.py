@@ -126,7 +126,7 @@ class Repository:
 
     def __init__(self, destination: Destination) -> None:
         self.destination, self.repo_id = destination, destination.repo_id
-        self.api = HfApi(token=destination.token, library_name="revela-hub", library_version=__version__)
+        self.api = hub_client(destination.token)
 
     def current(self) -> ModelInfo | None:
         """Return the current state of the destination; None if the branch or the repository does not exist.
@@ -274,6 +274,11 @@ class Repository:
                 namespace = self.repo_id.partition("/")[0]
                 collection = self.api.create_collection(wanted.collection, namespace=namespace, exists_ok=True)
                 self.api.add_collection_item(collection.slug, self.repo_id, "model", exists_ok=True)
+
+
+def hub_client(token: str | None) -> HfApi:
+    """Return a client of the Hub that names this package."""
+    return HfApi(token=token, library_name="revela-hub", library_version=__version__)
 
 
 def check_repo_id(repo_id: str, what: str, *, namespace: bool = True) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, reason
-from revela_hub.pickles import encoder, model_kind, module_types
+from revela_hub.pickles import encoder, model_json, model_kind, module_types
 from revela_hub.precision import in_fast_precision
-from revela_hub.retrieval.disk import default_cache_folder, key_of, make_folder, whole_file
+from revela_hub.retrieval.disk import default_cache_folder, key_of, make_folder, write_text
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer, SparseEncoder
@@ -145,19 +145,13 @@ def document_identity(name: str, max_seq_length: int | None = None) -> str | Non
 
     A model that was trained with `--query_only` names its base model.
     """
-    from transformers.utils import cached_file
-
     folder = Path(model_in(name)).expanduser()
     place = str(folder) if folder.is_dir() else _hub_id(name)
     route = next((path for path in module_types(place) if DOCUMENT_ROUTE.fullmatch(path)), None)
-    if route is None:
-        return None
-    if (
-        found := cached_file(place, f"{route}/{DOCUMENT_ENCODER}", _raise_exceptions_for_missing_entries=False)
-    ) is None:
+    if route is None or (found := model_json(place, f"{route}/{DOCUMENT_ENCODER}")) is None:
         return None
     cut = "" if max_seq_length is None else f":{max_seq_length}"
-    return f"{json.loads(Path(found).read_text(encoding='utf-8'))['identity']}{cut}"
+    return f"{found['identity']}{cut}"
 
 
 def _hub_id(name: str) -> str:
@@ -186,8 +180,7 @@ def _hash_folder(folder: Path) -> str:
     if time.time() - max(max(state.st_mtime, state.st_ctime) for state in states) > 2:
         with contextlib.suppress(UserError):
             make_folder(kept.parent)
-            with whole_file(kept) as stream:
-                stream.write(json.dumps({"folder": str(folder), "hash": found}).encode())
+            write_text(kept, json.dumps({"folder": str(folder), "hash": found}))
     return found
 
 
@@ -288,10 +281,6 @@ def _load(
         raise UserError(f"the maximum sequence length must be at least 1, not {max_seq_length}")
     model = open_model(kind, place, name, device=device, trust_remote_code=trust_remote_code)
     if max_seq_length is not None:
-        if max_seq_length > (positions := learnt_positions(model) or max_seq_length):
-            raise UserError(
-                f"{name} has only {positions} positions: lower the maximum length, {max_seq_length}, to that"
-            )
         limit_length(model, max_seq_length, name)
     return in_fast_precision(model)
 
@@ -347,12 +336,15 @@ def limit_length(model: Any, max_length: int, name: str) -> None:
     """Truncate texts to a number of tokens. Of a model with routes, those that read texts of any length stay as they are.
 
     Raises:
-        UserError: No part of the model truncates texts: static embeddings and bags of words average all words.
+        UserError: The model has fewer positions, or no part of it truncates texts: static embeddings and bags of words average
+            all words.
     """
     if not truncates(model):
         raise UserError(
             f"{name} is a {type(model[0]).__name__} model, which reads texts of any length: leave out --max_length"
         )
+    if max_length > (positions := learnt_positions(model) or max_length):
+        raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
     for module in input_modules(model):
         if _truncates(module):
             module.max_seq_length = max_length

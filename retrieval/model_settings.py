@@ -1,14 +1,12 @@
 """The settings of a sentence-transformers folder that decide a vector, read without loading the model's weights."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from revela_hub.errors import UserError, reason
-from revela_hub.pickles import module_types
+from revela_hub.pickles import model_json, module_types
 from revela_hub.retrieval.encoder import model_place, similarity_of
 
 
@@ -126,11 +124,8 @@ def _last(kind: str) -> str:
 
 
 def _json(place: str, file: str) -> dict[str, Any]:
-    from transformers.utils import cached_file
-
     try:
-        found = cached_file(place, file, _raise_exceptions_for_missing_entries=False)
-        read = json.loads(Path(found).read_text(encoding="utf-8")) if found else {}
+        read = model_json(place, file)
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from revela_hub.errors import UserError
 from revela_hub.retrieval.canary import SAME, Canary, finding, server_change, spread
 from revela_hub.retrieval.dense import VectorIndex, open_index
-from revela_hub.retrieval.disk import claim_folder, whole_file
+from revela_hub.retrieval.disk import claim_folder, write_text
 from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.milvus_fields import metadata_fields, milvus_fields
@@ -310,8 +310,7 @@ def build_store(
         metadata=dict(fields.metadata) if fields else None,
     )
     open_index(vectors, settings.index, folder=folder, option="--output_dir", fields=fields)
-    with whole_file(folder / METADATA, "--output_dir") as stream:
-        stream.write(metadata.to_json().encode())
+    write_text(folder / METADATA, metadata.to_json(), "--output_dir")
     return PassageStore(folder, settings.identity, model)
 
 

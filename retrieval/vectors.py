@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import key_of, make_folder, whole_file, write_array
+from revela_hub.retrieval.disk import key_of, make_folder, whole_file, write_array, write_text
 from revela_hub.retrieval.stored_vectors import Vectors, truncated_dimension
 from revela_hub.retrieval.texts import TextSource
 
@@ -91,8 +91,7 @@ class VectorStore:
         self.refresh()
         self._opened = len(self._shards)
         if not (self.folder / "store.json").is_file():
-            with whole_file(self.folder / "store.json", option) as stream:
-                stream.write(json.dumps({"model": identity, "dtype": dtype}, indent=2).encode())
+            write_text(self.folder / "store.json", json.dumps({"model": identity, "dtype": dtype}, indent=2), option)
 
     def __reduce__(self) -> tuple[Any, ...]:
         folder, identity, dtype, option = self._arguments  # where the store is, not what it holds

@@ -2,8 +2,8 @@
 
 import json
 import logging
-from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,11 @@ class RetrievalTask:
     queries: dict[str, str]
     qrels: dict[str, dict[str, int]]
     name: str
+
+    def only(self, queries: Iterable[str], name: str | None = None) -> "RetrievalTask":
+        """Return the task with these of its queries and the whole corpus, under another name if one is given."""
+        texts = {query: self.queries[query] for query in queries}
+        return replace(self, queries=texts, qrels={query: self.qrels[query] for query in texts}, name=name or self.name)
 
 
 class BeirFiles(NamedTuple):

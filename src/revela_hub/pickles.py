@@ -80,7 +80,7 @@ def refuse_pickles(name: str | Path) -> None:
 
 def module_types(name: str | Path) -> dict[str, str]:
     """Return folder -> class of the modules of a sentence-transformers model, including routes; empty for other models."""
-    read = partial(_read_json, name)
+    read = partial(model_json, name)
     try:
         types = {module["path"]: module["type"] for module in read("modules.json") or ()}
         waiting = [path for path, kind in types.items() if kind.endswith(("Router", "Asym"))]
@@ -99,7 +99,7 @@ def module_types(name: str | Path) -> dict[str, str]:
 
 def model_kind(name: str | Path) -> str:
     """Return the class of sentence-transformers that a model was saved as; empty for other models and unreadable ones."""
-    read = partial(_read_json, name)
+    read = partial(model_json, name)
     try:
         kind = (read("config_sentence_transformers.json") or {}).get("model_type")
         if kind or read("modules.json"):
@@ -111,8 +111,13 @@ def model_kind(name: str | Path) -> str:
         return ""  # loading reports the error
 
 
-def _read_json(name: str | Path, file: str) -> Any:
-    """Return the content of a file of a folder or repository; None if there is no such file."""
+def model_json(name: str | Path, file: str) -> Any:
+    """Return the content of a JSON file of a model, a folder or Hub id; None if there is no such file.
+
+    Raises:
+        OSError: the file cannot be read, or the Hub cannot be reached.
+        ValueError: it is not JSON.
+    """
     from transformers.utils import cached_file
 
     folder = Path(name).expanduser()

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from parsed_arguments import parse_arguments
 
 from revela_hub.cli import main as cli
 from revela_hub.cli.outline import outline
-from revela_hub.cli.parser import CommandParser, parse_arguments
+from revela_hub.cli.parser import CommandParser
 
 TEXT = "--data text"
 TRAINED = {
@@ -53,7 +54,7 @@ def test_what_a_training_run_prints_at_its_end(
 ) -> None:
     command = importlib.import_module(cli.COMMANDS[name].module)
     words = [*shlex.split(TRAINED[name]), "--output_dir", "my runs/one", "--report_to", "none", "--use_cpu", "true"]
-    arguments = parse_arguments(command.Arguments, words, program=name, description="")
+    arguments = parse_arguments(command.Arguments, words, program=name)
     assert arguments is not None
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "train", lambda *_: Path("my runs/one"))

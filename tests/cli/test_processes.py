@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from parsed_arguments import parse_arguments
 
 from revela_hub.cli.commands import encode
 from revela_hub.cli.main import main
-from revela_hub.cli.parser import parse_arguments
 from revela_hub.cli.processes import run_in_processes
 from revela_hub.errors import UserError
 
@@ -110,9 +110,7 @@ def is_running(pid: int) -> bool:
 
 
 def parts(words: str) -> list[encode.Arguments]:
-    arguments = parse_arguments(
-        encode.Arguments, words.split(), program="", description="", positionals=encode.POSITIONALS
-    )
+    arguments = parse_arguments(encode.Arguments, words.split(), positionals=encode.POSITIONALS)
     assert arguments is not None
     return encode.parts_of(arguments)
 

@@ -169,11 +169,11 @@ def test_the_stage_decides_what_is_not_said(tmp_path: Path, stage: Any, expected
 
 @pytest.mark.parametrize("name", ["stage_one", "stage_two"])
 def test_the_papers_configurations_are_read(tmp_path: Path, repository: Path, name: str) -> None:
-    from revela_hub.cli.parser import parse_arguments
+    from parsed_arguments import parse_arguments
 
     file = repository / "examples" / "nvembed" / f"{name}.yaml"
     words = ["--config", str(file), "--output_dir", str(tmp_path)]
-    read = parse_arguments(train_nvembed.Arguments, words, program="p", description="d")
+    read = parse_arguments(train_nvembed.Arguments, words)
     assert read is not None
     assert read.in_batch_negatives == (name == "stage_one")
     assert 8 * read.per_device_train_batch_size == 128

@@ -27,6 +27,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
+from revela_hub.retrieval.disk import write_text
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.checkpoints import KEPT
 from revela_hub.trainers.common.early import METRIC
@@ -58,9 +59,7 @@ class _History:
         return cls({int(step): scores for step, scores in values["scores"].items()}, values["best"])
 
     def write(self, file: Path) -> None:
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps({"scores": self.scores, "best": self.best}), encoding="utf-8")
-        part.replace(file)
+        write_text(file, json.dumps({"scores": self.scores, "best": self.best}), "--output_dir")
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.bm25 import BM25
 from revela_hub.retrieval.dense import open_index
-from revela_hub.retrieval.encoder import as_vectors, load_encoder, similarity_of
+from revela_hub.retrieval.encoder import load_encoder, similarity_of
+from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.stored_vectors import VectorsInMemory
+from revela_hub.retrieval.texts import TextList
 
 
 def rank_passages(
@@ -18,7 +19,6 @@ def rank_passages(
     passages: Sequence[str],
     depth: int = 50,
     *,
-    batch_size: int = 32,
     show_progress_bar: bool = False,
 ) -> NDArray[np.int32]:
     """Return the best passages of each query according to an existing retriever.
@@ -28,7 +28,6 @@ def rank_passages(
         queries: Q texts.
         passages: M texts.
         depth: number of passages per query.
-        batch_size: texts per forward pass.
         show_progress_bar: whether to show progress bars on standard error.
 
     Returns:
@@ -39,23 +38,15 @@ def rank_passages(
     """
     if not len(passages):
         raise UserError("there are no passages to rank")
+    encoder = None if retriever == "bm25" else load_encoder(retriever)
+    if encoder is not None:
+        similarity_of(encoder, retriever)  # raises an error that names the model
+    settings = RankerSettings(mode="dense" if encoder else "bm25", show_progress_bar=show_progress_bar)
+    with ranking_folder(None, settings) as (folder, settings):
+        ranker = build_ranker(TextList(passages), settings, folder, dense=encoder)
+        rows_QK = ranker.search(ranker.encode(list(queries)), depth).rows_QK
     ranked = np.full((len(queries), depth), -1, np.int32)
-    if retriever == "bm25":
-        rows_QK = BM25(passages).search(queries, depth).rows_QK
-        ranked[:, : rows_QK.shape[1]] = rows_QK
-        return ranked
-    encoder = load_encoder(retriever)
-    normalize = similarity_of(encoder, retriever) == "cosine"
-    queries_Qd, passages_Md = (
-        as_vectors(
-            encode(list(texts), batch_size=batch_size, show_progress_bar=show_progress_bar),
-            len(texts),
-            normalize=normalize,
-        )
-        for encode, texts in ((encoder.encode_query, queries), (encoder.encode_document, passages))
-    )
-    found = top_rows(queries_Qd, passages_Md, min(depth, len(passages)))
-    ranked[:, : found.shape[1]] = found
+    ranked[:, : rows_QK.shape[1]] = rows_QK
     return ranked
 
 

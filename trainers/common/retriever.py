@@ -19,9 +19,8 @@ from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.output import command_line
 from revela_hub.pickles import encoder
 from revela_hub.retrieval.disk import make_folder, whole_path
-from revela_hub.retrieval.encoder import learnt_positions, limit_length, model_in, refuse_other_kind, similarity_of
+from revela_hub.retrieval.encoder import limit_length, model_in, refuse_other_kind, similarity_of
 from revela_hub.trainers.common.adapters import merged_copy, refuse_adapters
-from revela_hub.trainers.common.arguments import check_positions
 from revela_hub.trainers.common.inputs import ModelLike, name_of
 from revela_hub.trainers.common.query_route import refuse_other_routes, trained_backbone, trained_transformer
 from revela_hub.trainers.common.roles import refuse_fused
@@ -55,7 +54,6 @@ def load_retriever(
     refuse_other_routes(model, name)
     refuse_adapters(name, model)
     if max_length is not None:
-        check_positions(name, learnt_positions(model) or max_length, max_length)
         limit_length(model, max_length, name)
     return model.float()
 

@@ -5,7 +5,6 @@ reads that of the resumed run, and sends it to the other processes: nodes may no
 writes it if it is missing.
 """
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.errors import UserError
+from revela_hub.retrieval.disk import whole_file
 from revela_hub.trainers.common.arguments import ProbeArguments
 from revela_hub.trainers.common.processes import from_main
 
@@ -172,6 +172,5 @@ def _read(folder: Path) -> dict[str, bytes] | None:
 def _write(folder: Path, files: dict[str, bytes]) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        part = folder / f"{name}.part"
-        part.write_bytes(content)
-        os.replace(part, folder / name)
+        with whole_file(folder / name, "--output_dir") as stream:
+            stream.write(content)

@@ -29,7 +29,7 @@ from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.scratch import scratch_folder
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint
-from revela_hub.trainers.cot_mote.verification import EXPERTS
+from revela_hub.trainers.cot_mote.verification import EXPERTS, vectors
 
 
 def assemble_cot_mote(loaded: CoTMoTECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
@@ -52,17 +52,15 @@ def _save_reference(
     model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase, folder: Path, part: str, length: int
 ) -> Path:
     """Write the checkpoint's vectors of the probe texts, with which the verification compares those of the folder."""
-    texts, tokenizer, vectors = probe_texts(length), padding_right(tokenizer), {}
-    for task, expert in EXPERTS.items():
-        parts = []
-        for batch in (texts[:-1], texts[-1:]):  # separately, because the last text is very long
-            tokens = tokenizer(batch, padding=True, truncation=True, max_length=length, return_tensors="pt")
-            with torch.no_grad():
-                output = model(tokens["input_ids"], tokens["attention_mask"], expert=expert)
-            both = {"retriever": (output.pooler_output,), "sparse": (output.sparse,)}
-            parts.append(torch.cat(both.get(part, (output.pooler_output, output.sparse)), dim=-1).float())
-        vectors[task] = torch.cat(parts)
-    return write_reference(folder, vectors, length)
+    texts, tokenizer = probe_texts(length), padding_right(tokenizer)
+    tokenizer.model_max_length = length
+    dimension = model.config.get_text_config().hidden_size
+    kept = {"retriever": slice(dimension), "sparse": slice(dimension, None)}.get(part, slice(None))
+    batches = (texts[:-1], texts[-1:])  # separately, because the last text is very long
+    found = {
+        task: torch.cat([vectors(model, tokenizer, task, batch)[:, kept] for batch in batches]) for task in EXPERTS
+    }
+    return write_reference(folder, found, length)
 
 
 def export_routes(

@@ -1,6 +1,5 @@
 """Load the model that an NV-Embed run starts from: a decoder, or an NV-Embed model (for stage two, or an official one)."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,11 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import cached_file
 
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
-from revela_hub.pickles import refuse_pickles
+from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.roles import is_encoder
@@ -127,8 +125,5 @@ def _check_settings(name: str, trained: NVEmbedConfig, given: dict[str, Any]) ->
 
 
 def _saved_prompts(name: str) -> dict[str, str]:
-    file = cached_file(name, PROMPTS, _raise_exceptions_for_missing_entries=False)
-    if file is None:
-        return {}
-    prompts = json.loads(Path(file).read_text(encoding="utf-8")).get("prompts") or {}
+    prompts = (model_json(name, PROMPTS) or {}).get("prompts") or {}
     return {task: prompt or "" for task, prompt in prompts.items()}

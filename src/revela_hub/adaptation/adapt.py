@@ -18,15 +18,7 @@ from typing import TYPE_CHECKING, Any
 from revela_hub.adaptation import UNTRAINED, candidates
 from revela_hub.adaptation.inspection import Inspection
 from revela_hub.adaptation.labels import hold_out_labels
-from revela_hub.adaptation.systems import (
-    System,
-    compare,
-    measured_in_training,
-    read_rankings,
-    select,
-    split_by_document,
-    write_rankings,
-)
+from revela_hub.adaptation.systems import System, compare, measured_in_training, select, split_by_document
 from revela_hub.adaptation.verdict import Verdict
 from revela_hub.errors import UserError
 from revela_hub.evaluation.hybrid_weight import fit_weight
@@ -250,18 +242,19 @@ class Adaptation:
         file = self.work / "rankings" / f"{name}.json"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_rankings(file, make())
-        return read_rankings(file)
+            write_text(file, json.dumps(make()), "--output_dir")
+        found: Rankings = json.loads(file.read_text(encoding="utf-8"))
+        return found
+
+    def _states(self) -> dict[str, dict[str, Any]]:
+        file = self.work / STATE
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
     def _state(self, name: str) -> dict[str, Any]:
-        file = self.work / STATE
-        known: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        return known.get(name, {})
+        return self._states().get(name, {})
 
     def _remember(self, name: str, values: dict[str, Any]) -> None:
-        file = self.work / STATE
-        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        write_text(file, json.dumps(known | {name: values}, indent=2), "--output_dir")
+        write_text(self.work / STATE, json.dumps(self._states() | {name: values}, indent=2), "--output_dir")
 
 
 def training_length(longest: int, seconds: float, each: float) -> int:

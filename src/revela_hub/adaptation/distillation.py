@@ -7,13 +7,12 @@ passages (KL divergence), not that one passage is right and the others are wrong
 """
 
 import time
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fuse_runs
+from revela_hub.evaluation.probe import write_questions
 from revela_hub.evaluation.query_shapes import in_shape
 from revela_hub.evaluation.retrieval import bm25_run, retrieval_run
 from revela_hub.retrieval.bm25 import BM25Settings
@@ -64,7 +63,8 @@ def distillation_rows(
     passages = list(dict.fromkeys(chosen["positive"]))
     queries = [*chosen["anchor"], *in_shape("keywords", {text: text for text in passages}, passages).values()]
     if questions is not None:
-        queries += list(_questions(questions, passages, seconds, seed))
+        end = time.monotonic() + seconds
+        queries += [text for _, text in write_questions(questions, list(enumerate(passages)), seed, end)]
     queries = random.sample(queries, min(len(queries), QUERIES_PER_PASSAGE * most))
     # Queries and passages have different names: a query never finds a passage with its own name.
     corpus = {f"p{place}": text for place, text in enumerate(passages)}
@@ -96,17 +96,3 @@ def distillation_loss(student: "SentenceTransformer") -> "nn.Module":
         student_temperature=STUDENT_TEMPERATURE,
         teacher_temperature=TEACHER_TEMPERATURE,
     )
-
-
-def _questions(backend: "Backend", passages: Sequence[str], seconds: float, seed: int) -> Iterable[str]:
-    """Yield questions until the time is over."""
-    from revela_hub.data.synthesis.backends import Request
-    from revela_hub.evaluation.probe import first_line, question_prompt
-
-    end = time.monotonic() + seconds
-    requests = (Request(question_prompt(text), seed + place) for place, text in enumerate(passages))
-    in_time = takewhile(lambda _: time.monotonic() < end, requests)
-    for passage, (_, reply) in zip(passages, backend.replies(in_time), strict=False):
-        text = first_line(reply.text)
-        if not reply.problem and 3 <= len(text.split()) <= 60 and text not in passage:
-            yield text

@@ -5,10 +5,8 @@ the same half.
 """
 
 import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +18,6 @@ from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.evaluation.retrieval import Rankings, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.retrieval.bm25 import BM25Settings
-from revela_hub.retrieval.disk import write_text
 
 if TYPE_CHECKING:
     from revela_hub.evaluation.probe import Probe
@@ -117,14 +114,8 @@ def split_by_document(probe: "Probe") -> tuple[RetrievalTask, RetrievalTask]:
         min(halves, key=len).extend(of_document[document])
     if min(map(len, halves)) < len(probe.task.queries) // 3:
         halves = tuple(map(sorted, query_halves(probe.task.queries)))  # type: ignore[assignment]
-    dev, test = (_part(probe.task, queries) for queries in halves)
-    return dev, test
-
-
-def _part(task: RetrievalTask, queries: Iterable[str]) -> RetrievalTask:
-    kept = set(queries)
-    texts = {query: text for query, text in task.queries.items() if query in kept}
-    return RetrievalTask(task.corpus, texts, {query: task.qrels[query] for query in texts}, task.name)
+    task, of_dev = probe.task, set(halves[0])
+    return task.only(q for q in task.queries if q in of_dev), task.only(q for q in task.queries if q not in of_dev)
 
 
 def measured_in_training(dev: RetrievalTask) -> RetrievalTask:
@@ -132,21 +123,8 @@ def measured_in_training(dev: RetrievalTask) -> RetrievalTask:
 
     Runs measure on it often.
     """
-    queries = dict(list(dev.queries.items())[:: 2 if len(dev.queries) >= 2 * MIN_QUERIES else 1])
-    qrels = {query: dev.qrels[query] for query in queries}
-    kept = {passage for gold in qrels.values() for passage in gold}
+    some = dev.only(list(dev.queries)[:: 2 if len(dev.queries) >= 2 * MIN_QUERIES else 1])
+    kept = {passage for gold in some.qrels.values() for passage in gold}
     others = [passage for passage in dev.corpus if passage not in kept]
     kept |= set(others[: max(0, len(dev.corpus) // 4 - len(kept))])
-    corpus = {passage: text for passage, text in dev.corpus.items() if passage in kept}
-    return RetrievalTask(corpus, queries, qrels, dev.name)
-
-
-def write_rankings(file: Path, rankings: Rankings) -> None:
-    """Write rankings as JSON."""
-    write_text(file, json.dumps(rankings), "--output_dir")
-
-
-def read_rankings(file: Path) -> Rankings:
-    """Read what `write_rankings` wrote."""
-    found: Rankings = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return replace(some, corpus={passage: text for passage, text in dev.corpus.items() if passage in kept})

@@ -116,6 +116,22 @@ class Verdict:
             lines.append(row + ("  <- exported" if system is self.chosen else ""))
         return "\n".join(lines)
 
+    def draw(self, file: Path) -> None:
+        """Plot the difference of each system from the base retriever with BM25, with intervals."""
+        from matplotlib.figure import Figure
+
+        rows = self.differences()
+        canvas = Figure(figsize=(6.4, 1 + 0.4 * len(rows)), layout="constrained")
+        axes = canvas.subplots()
+        for place, (name, d) in enumerate(reversed(rows.items())):
+            color = "#c0392b" if name == self.chosen.name else "#2a6f97"
+            axes.plot([d.low, d.high], [place, place], color=color, linewidth=2)
+            axes.plot(d.difference, place, marker="o", color=color)
+        axes.set_yticks(range(len(rows)), list(reversed(rows)))
+        axes.axvline(0, color="#999999", linestyle="--")
+        axes.set(xlabel="difference in nDCG@10 from the base retriever with BM25 (95% interval, test half)")
+        canvas.savefig(file, dpi=150)
+
     def parts(self) -> dict[str, PairedDifference]:
         """Return what BM25, split identifiers and training add, one after the other, to the base retriever alone."""
         alone, untrained = replace(self.base, weight=0.0), self.base

@@ -50,37 +50,6 @@ OTHER_OPTIONS = "other options of transformers' Trainer"
 LIBRARIES = ("transformers.", "sentence_transformers.", "trl.")  # the modules whose options are not defined here
 
 
-def parse_arguments(
-    arguments: type[ArgumentsT],
-    argv: Sequence[str],
-    *,
-    program: str,
-    description: str,
-    positionals: Sequence[str] = (),
-) -> ArgumentsT | None:
-    """Fill the dataclass `arguments` from `argv` and from the YAML file that `--config` names.
-
-    Command-line options override the file, and the file overrides the dataclass's defaults.
-
-    Args:
-        arguments: A dataclass; a field's `metadata["help"]` is its help text.
-        argv: The words of the command line after the command's name.
-        program: The command's name, for the help text and the messages.
-        description: The beginning of the help text.
-        positionals: The fields that can be given without their names, in order. The last one may be a list, which takes
-            all remaining words. A field that is given by its name or in the file takes no word.
-
-    Returns:
-        The filled dataclass, or None if `argv` asks for help, which is then printed.
-
-    Raises:
-        UserError: An argument is unknown or missing, a value has the wrong type or is out of range, or the file cannot be
-            read.
-    """
-    values = CommandParser(arguments, program, description, positionals).read(list(argv))
-    return None if values is None else build_arguments(arguments, values, program)
-
-
 def build_arguments(arguments: type[ArgumentsT], values: dict[str, Any], program: str) -> ArgumentsT:
     """Return the dataclass with these values.
 
@@ -133,6 +102,15 @@ class _Configured(NamedTuple):
 class CommandParser(TrlParser):
     """TRL's parser for one dataclass, with positional arguments and with mistakes raised as `UserError`.
 
+    Command-line options override the YAML file that `--config` names, and the file overrides the dataclass's defaults.
+
+    Args:
+        arguments: A dataclass; a field's `metadata["help"]` is its help text.
+        program: The command's name, for the help text and the messages.
+        description: The beginning of the help text.
+        positionals: The fields that can be given without their names, in order. The last one may be a list, which takes
+            all remaining words. A field that is given by its name or in the file takes no word.
+
     Attributes:
         hints: The type of each option.
         renamed: The old names that are accepted, with the new ones.
@@ -141,7 +119,6 @@ class CommandParser(TrlParser):
     """
 
     def __init__(self, arguments: type, program: str, description: str, positionals: Sequence[str] = ()) -> None:
-        """Take the arguments of `parse_arguments`."""
         self.hints = get_type_hints(arguments, include_extras=True)
         self.positionals = list(positionals)
         fields = {field.name: field for field in dataclasses.fields(arguments) if field.init}
@@ -278,7 +255,8 @@ class CommandParser(TrlParser):
         """Return the values that `argv` and its configuration file give; print the help text and return None if asked to.
 
         Raises:
-            UserError: See `parse_arguments`.
+            UserError: An argument is unknown or missing, a value has the wrong type or is out of range, or the file cannot be
+                read.
         """
         end = argv.index("--") if "--" in argv else len(argv)
         words, free = argv[:end], argv[end + 1 :]

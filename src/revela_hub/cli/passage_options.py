@@ -56,8 +56,8 @@ class Loaded(NamedTuple):
     write: "Callable[[Path], Passages]"
 
 
-def check_output(options: PassageOptions) -> None:
-    """Check that the output folder is separate from the user's files.
+def check_output(corpus: list[str], folder: str, option: str = "--output_dir") -> None:
+    """Check that an output folder is separate from the user's files.
 
     Raises:
         UserError: It is or lies in a folder of the corpus, or contains files that this program did not write.
@@ -66,9 +66,9 @@ def check_output(options: PassageOptions) -> None:
     from revela_hub.data.sources.source import parse_sources
     from revela_hub.retrieval.disk import check_folder
 
-    output = Path(options.output_dir).expanduser()
-    check_apart(parse_sources(options.corpus), output, "--output_dir")
-    check_folder(output, "--output_dir")
+    output = Path(folder).expanduser()
+    check_apart(parse_sources(corpus), output, option)
+    check_folder(output, option)
 
 
 def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded:

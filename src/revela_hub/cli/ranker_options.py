@@ -114,6 +114,10 @@ def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
         UserError: An option has no effect.
     """
     options.check_endpoint()
+    if options.endpoint and getattr(options, "model", "") == "bm25":  # `evaluate` takes bm25 besides a model
+        raise UserError(
+            "--endpoint requires a model, not bm25: give the folder or Hub id that the server was started with"
+        )
     if options.rerank is None and "rerank_depth" in given(options):
         raise UserError("--rerank_depth requires --rerank MODEL")
     of_mode: dict[str, tuple[str, ...]] = {"hybrid": ("parts", "fusion", "weights", "depth")}

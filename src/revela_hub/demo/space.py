@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from revela_hub import __version__
@@ -23,7 +23,7 @@ from revela_hub.data.text.chunks import chunk_document
 from revela_hub.demo.report import base_of, read_report
 from revela_hub.demo.texts import MAX_PASSAGES
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.repository import Destination, hub_errors
+from revela_hub.hub_cards.repository import Destination, hub_client, hub_errors
 
 GRADIO = "6.31.0"
 """Version of gradio for the Space, if it is not installed here."""
@@ -89,7 +89,7 @@ def check_space(destination: Destination) -> None:
     Raises:
         UserError: A Space of this name exists that this package did not write, without `--update`.
     """
-    api, repo_id = _api(destination), destination.repo_id
+    api, repo_id = hub_client(destination.token), destination.repo_id
     with hub_errors(_named(repo_id), "nothing was published: run the same command again"):
         try:
             commits = api.list_repo_commits(repo_id, repo_type="space")
@@ -109,7 +109,7 @@ def publish_space(files: dict[str, str], destination: Destination) -> str:
     Raises:
         UserError: The Hub rejects it.
     """
-    api, repo_id = _api(destination), destination.repo_id
+    api, repo_id = hub_client(destination.token), destination.repo_id
     operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=text.encode()) for name, text in files.items()]
     with hub_errors(_named(repo_id), f"the model {repo_id} is published, its Space is not: run the same command again"):
         api.create_repo(
@@ -117,10 +117,6 @@ def publish_space(files: dict[str, str], destination: Destination) -> str:
         )
         api.create_commit(repo_id, operations, commit_message=f"{MESSAGE} {__version__}", repo_type="space")
     return f"{api.endpoint}/spaces/{repo_id}"
-
-
-def _api(destination: Destination) -> HfApi:
-    return HfApi(token=destination.token, library_name="revela-hub", library_version=__version__)
 
 
 def _named(repo_id: str) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from parsed_arguments import parse_arguments
 
-from revela_hub.cli.parser import parse_arguments
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.trainers.baselines import contriever_command, replug_command
@@ -38,7 +38,7 @@ def parse(command: str, tmp_path: Path, *more: str) -> Any:
         "false",
         *more,
     ]
-    return parse_arguments(module.Arguments, words, program="p", description="")
+    return parse_arguments(module.Arguments, words)
 
 
 @pytest.mark.parametrize("module", ["bm25s", "Stemmer", "pytrec_eval"])

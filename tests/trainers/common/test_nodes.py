@@ -16,7 +16,7 @@ _NODE = """
 import os, signal, sys
 from pathlib import Path
 from transformers import TrainerCallback
-from revela_hub.cli.parser import parse_arguments
+from revela_hub.cli.parser import CommandParser, build_arguments
 from revela_hub.errors import UserError
 from revela_hub.trainers.baselines import contriever_command as command
 
@@ -28,7 +28,7 @@ class Die(TrainerCallback):
 node = Path({nodes!r}[int(os.environ["RANK"])])
 os.chdir(node)
 words = [*{words!r}, "--data", "data", "--output_dir", "out", "--cache_dir", "cache"]
-arguments = parse_arguments(command.Arguments, words, program="p", description="")
+arguments = build_arguments(command.Arguments, CommandParser(command.Arguments, "p", "").read(words), "p")
 try:
     command.train(arguments, callbacks=[Die()])
 except UserError as error:

@@ -10,11 +10,11 @@ import torch
 import yaml
 from filelock import FileLock
 from fork_server import launch
+from parsed_arguments import parse_arguments
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.cli.main import main
-from revela_hub.cli.parser import parse_arguments
 from revela_hub.trainers.common.checkpoints import Record, last_complete
 from revela_hub.trainers.common.run import LOCK, TRAINING_CURVE
 from revela_hub.trainers.retromae import command as train_retromae
@@ -49,7 +49,7 @@ LAST = ["--resume_from_checkpoint", "last"]
 
 def run(words: list[str], *callbacks: TrainerCallback) -> None:
     """The command with callbacks."""
-    arguments = parse_arguments(train_retromae.Arguments, words[2:], program="p", description="")
+    arguments = parse_arguments(train_retromae.Arguments, words[2:])
     assert arguments is not None
     train_retromae.train(arguments, callbacks=list(callbacks))
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from fork_server import launch
+from parsed_arguments import parse_arguments
 
-from revela_hub.cli.parser import parse_arguments
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.errors import UserError
 from revela_hub.trainers.baselines import CONTRIEVER
@@ -35,7 +35,7 @@ def text(tmp_path: Path) -> Path:
 def arguments(text: Path, output: Path, *more: str) -> Any:
     words = ["--data", str(text), "--retriever", "none/such", "--output_dir", str(output), "--report_to", "none", *more]
     words += ["--use_cpu", "true", "--bf16", "false", "--quiet", "true", "--probe_queries", "20"]
-    return parse_arguments(train_contriever.Arguments, words, program="p", description="")
+    return parse_arguments(train_contriever.Arguments, words)
 
 
 def test_a_probe_that_no_run_wrote_stays(text: Path, tmp_path: Path) -> None:

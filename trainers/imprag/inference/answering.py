@@ -18,6 +18,7 @@ from revela_hub.trainers.common.passages import tokenize_passages
 from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder, on_device
 
 if TYPE_CHECKING:
+    from revela_hub.retrieval.passages import Hit
     from revela_hub.retrieval.rerank import Reranker
     from revela_hub.trainers.imprag.inference.stored_states import StoredStates
 
@@ -44,25 +45,6 @@ class Answer:
         return {"answer": self.text, "passages": [asdict(passage) for passage in self.passages]}
 
 
-class Found(Protocol):
-    """A passage returned by a collection."""
-
-    @property
-    def score(self) -> float:
-        """Its similarity to the query."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """Its whole text."""
-        ...
-
-    @property
-    def location(self) -> str:
-        """Its location, such as a file with a line number."""
-        ...
-
-
 class Collection(Protocol):
     """A searchable collection of passages: `revela_hub.retrieval.PassageStore`, or any object with these methods."""
 
@@ -74,7 +56,7 @@ class Collection(Protocol):
         """Return the scores and numbers, (B, k) each, of the passages nearest to (B, E) vectors, best first."""
         ...
 
-    def found(self, hits: Any, /) -> Sequence[Sequence[Found]]:
+    def found(self, hits: Any, /) -> "Sequence[Sequence[Hit]]":
         """Return the passages of search results."""
         ...
 

@@ -270,7 +270,6 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
 
 def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length: int | None) -> None:
     """Write the retriever with its card, hybrid.json, adapt.json and the figure."""
-    from revela_hub.adaptation.figure import draw
     from revela_hub.adaptation.verdict import bm25_options
     from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, write_card
     from revela_hub.retrieval.disk import write_text, writing
@@ -302,7 +301,7 @@ def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length:
         figures=(Figure(str(output / FIGURE), "Difference from the base retriever with BM25, on the test half"),),
     )
     with writing(output, "--output_dir"):
-        draw(verdict, output / FIGURE)
+        verdict.draw(output / FIGURE)
         write_card(folder, metadata)
     write_text(output / HYBRID, json.dumps(hybrid, indent=2) + "\n", "--output_dir")
     write_text(output / REPORT, json.dumps(report, indent=2) + "\n", "--output_dir")  # the last: marks a finished run

@@ -68,9 +68,11 @@ def run(arguments: Arguments) -> None:
 
     if arguments.shard >= arguments.num_shards:
         raise UserError(f"--shard {arguments.shard} must be between 0 and {arguments.num_shards - 1}")
-    check_output(arguments)
+    check_output(arguments.corpus, arguments.output_dir)
     if arguments.parquet_dir is not None:
-        _check_parquet(arguments)
+        if Path(arguments.parquet_dir).expanduser().resolve() == Path(arguments.output_dir).expanduser().resolve():
+            raise UserError(f"--parquet_dir {arguments.parquet_dir} is also --output_dir: choose another folder")
+        check_output(arguments.corpus, arguments.parquet_dir, "--parquet_dir")
     if arguments.num_processes > 1 and arguments.engine == "ray":
         raise UserError("--num_processes starts processes on this machine: with --engine ray, set --num_actors")
     if arguments.num_processes > 1:
@@ -93,18 +95,6 @@ def run(arguments: Arguments) -> None:
     last = arguments.num_shards - 1
     shard = f" (shard {arguments.shard} of 0 to {last})" if last else ""
     print(f"encoded {len(vectors):,} of {len(texts):,} passages in {folder}{shard}")
-
-
-def _check_parquet(arguments: Arguments) -> None:
-    from revela_hub.data.own_folder import check_apart
-    from revela_hub.data.sources.source import parse_sources
-    from revela_hub.retrieval.disk import check_folder
-
-    folder = Path(arguments.parquet_dir or "").expanduser()
-    if folder.resolve() == Path(arguments.output_dir).expanduser().resolve():
-        raise UserError(f"--parquet_dir {folder} is also --output_dir: choose another folder")
-    check_apart(parse_sources(arguments.corpus), folder, "--parquet_dir")
-    check_folder(folder, "--parquet_dir")
 
 
 def parts_of(arguments: Arguments) -> list[Arguments]:

@@ -91,7 +91,7 @@ def run(arguments: Arguments) -> None:
         raise UserError(f"--{'private' if arguments.private else 'update'} requires --push_to_hub OWNER/NAME")
     destination = _destination(arguments)
     task = read_beir(arguments.probe, "test") if arguments.probe else None
-    check_output(arguments)
+    check_output(arguments.corpus, arguments.output_dir)
     options = replace(
         arguments.index_options(arguments.dtype),
         milvus_bm25=arguments.milvus_bm25,

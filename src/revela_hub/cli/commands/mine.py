@@ -107,10 +107,6 @@ def run(arguments: Arguments) -> None:
     output = Path(arguments.output).expanduser()
     _check_output(arguments, output)
     check_used(arguments, [arguments.mode])
-    if arguments.endpoint and arguments.model == "bm25":
-        raise UserError(
-            "--endpoint requires a model, not bm25: give the folder or Hub id that the server was started with"
-        )
     folder = Path(arguments.cache_dir or default_cache_folder("mining")).expanduser()
     check_folder(folder, "--cache_dir")
     make_folder(output.parent, "--output")

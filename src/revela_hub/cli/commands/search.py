@@ -98,10 +98,6 @@ def run(arguments: Arguments) -> None:
     if arguments.mode is None and (Path(arguments.model).expanduser() / HYBRID).is_file():
         arguments.mode = "hybrid"
     check_used(arguments, [arguments.mode])
-    if arguments.endpoint and arguments.model == "bm25":
-        raise UserError(
-            "--endpoint requires a model, not bm25: give the folder or Hub id that the server was started with"
-        )
     if arguments.query is not None and not arguments.query.strip():
         raise UserError("the query is empty")
     with contextlib.ExitStack() as stack:
