@@ -81,13 +81,18 @@ def _file_rows(source: Source) -> Iterator[Row]:
         if not _is_judgements(path):
             report = ReadReport()
             yield from file_rows(path, report)
-            if report.replaced:
-                name = printable_name(path.as_posix())
-                logger.warning("%s: invalid UTF-8, read as \ufffd; save the file as UTF-8 to keep these letters", name)
+            warn_of_replaced(path, report)
             continue
         for where, query, document, grade in read_judgements(path):
             if grade > 0:
                 yield Row(where, {"query-id": query, "corpus-id": document, "score": grade})
+
+
+def warn_of_replaced(path: Path, report: ReadReport) -> None:
+    """Warn if a file had invalid UTF-8."""
+    if report.replaced:
+        name = printable_name(path.as_posix())
+        logger.warning("%s: invalid UTF-8, read as \ufffd; save the file as UTF-8 to keep these letters", name)
 
 
 def _is_judgements(path: Path) -> bool:
