@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import SourceLike
 from revela_hub.data.text.ngram_overlap import words
 from revela_hub.errors import UserError
@@ -68,6 +69,7 @@ class Drift:
         distance: energy distance of the vectors, as a fraction of the mean distance between old and new passages.
         by_chance: 95% interval of that distance if documents are exchanged at random.
         p_value: of the permutation test.
+        remarks: what was skipped or replaced in each text.
     """
 
     passages: int
@@ -79,6 +81,7 @@ class Drift:
     distance: float
     by_chance: tuple[float, float]
     p_value: float
+    remarks: tuple[str, ...] = ()
 
     @property
     def words_changed(self) -> bool:
@@ -151,7 +154,8 @@ def compare_texts(
         UserError: A text cannot be read, or is too short for a probe.
     """
     settings = settings or ProbeSettings()
-    probes = _probes(old, new, settings, defaults)
+    reports = {"old": ReadReport(), "new": ReadReport()}
+    probes = _probes(old, new, settings, defaults, reports)
     tasks = _same_mix(probes)
     cosine = similarity_of(encoder) == "cosine"
     vectors = [_encode(encoder, task, batch_size, cosine=cosine) for task in tasks]
@@ -178,15 +182,19 @@ def compare_texts(
         distance,
         chance,
         p_value,
+        tuple(f"{name} text: {remark}" for name, report in reports.items() for remark in report.remarks()),
     )
 
 
-def _probes(old: Any, new: Any, settings: ProbeSettings, defaults: Mapping[str, Any]) -> tuple[Probe, Probe]:
+def _probes(
+    old: Any, new: Any, settings: ProbeSettings, defaults: Mapping[str, Any], reports: dict[str, ReadReport]
+) -> tuple[Probe, Probe]:
     """Return a probe of each text, with the same number of passages."""
 
     def build(name: str, sources: Any, settings: ProbeSettings) -> Probe:
+        reports[name] = ReadReport()  # not twice if the text is read again
         try:
-            return build_probe(sources, settings, **defaults)
+            return build_probe(sources, settings, report=reports[name], **defaults)
         except NoProbe as error:
             raise UserError(f"the {name} text is too short to compare: {error}") from error
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from revela_hub.data.sources.beir import find_file, is_beir
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.rows import ROW_FILES, TABLES, file_rows, text_lines
+from revela_hub.data.sources.rows import ROW_FILES, TABLES, file_rows, text_lines, warn_of_replaced
 from revela_hub.errors import UserError
 
 COLUMNS = ("text", "query", "question", "anchor")
@@ -32,18 +32,20 @@ def read_queries(path: str | Path) -> dict[str, str]:
         raise UserError(f"no file {path}: give a file with one query per line, JSON lines, or a BEIR folder")
     found: dict[str, str] = {}
     seen: set[str] = set()
-    for id_, text in _rows(place) if place.name.endswith(ROW_FILES + TABLES) else text_lines(place):
+    report = ReadReport()
+    for id_, text in _rows(place, report) if place.name.endswith(ROW_FILES + TABLES) else text_lines(place, report):
         query = " ".join(text.split())
         if query and query not in seen:
             seen.add(query)
             found[id_] = query
+    warn_of_replaced(place, report)
     if not found:
         raise UserError(f"{path} has no queries: give a file with one query per line, JSON lines, or a BEIR folder")
     return found
 
 
-def _rows(path: Path) -> Iterator[tuple[str, str]]:
-    for row in file_rows(path, ReadReport()):
+def _rows(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
+    for row in file_rows(path, report):
         text = next((row.columns[name] for name in COLUMNS if name in row.columns), None)
         if not isinstance(text, str):
             has = ", ".join(row.columns) or "nothing"

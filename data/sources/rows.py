@@ -81,42 +81,47 @@ def _file_rows(source: Source) -> Iterator[Row]:
         if not _is_judgements(path):
             report = ReadReport()
             yield from file_rows(path, report)
-            if report.replaced:
-                name = printable_name(path.as_posix())
-                logger.warning("%s: invalid UTF-8, read as \ufffd; save the file as UTF-8 to keep these letters", name)
+            warn_of_replaced(path, report)
             continue
         for where, query, document, grade in read_judgements(path):
             if grade > 0:
                 yield Row(where, {"query-id": query, "corpus-id": document, "score": grade})
 
 
+def warn_of_replaced(path: Path, report: ReadReport) -> None:
+    """Warn if a file had invalid UTF-8."""
+    if report.replaced:
+        name = printable_name(path.as_posix())
+        logger.warning("%s: invalid UTF-8, read as \ufffd; save the file as UTF-8 to keep these letters", name)
+
+
 def _is_judgements(path: Path) -> bool:
     return path.parent.name == "qrels" and path.name.endswith(_JUDGEMENTS)
 
 
-def column_value(row: Row, name: str, remedy: str) -> Any:
+def column_value(row: Row, name: str, remedy: str, **remedies: str) -> Any:
     """Return the value of a column.
 
     Raises:
-        UserError: The column does not exist; the message lists the columns and adds the remedy.
+        UserError: The column does not exist; the message lists the columns and adds the remedy, and those of options.
     """
     if name not in row.columns:
         columns = ", ".join(repr(column) for column in row.columns) or "none"
-        raise UserError(f"{row.where}: no column {name!r}; the columns are {columns} ({remedy})")
+        raise UserError(f"{row.where}: no column {name!r}; the columns are {columns} ({remedy})", **remedies)
     return row.columns[name]
 
 
-def column_text(row: Row, name: str, remedy: str) -> str:
+def column_text(row: Row, name: str, remedy: str, **remedies: str) -> str:
     """Return the text of a column; "" for null.
 
     Raises:
         UserError: The column does not exist, or does not contain text.
     """
-    value = column_value(row, name, remedy)
+    value = column_value(row, name, remedy, **remedies)
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{row.where}: column {name!r} holds {type(value).__name__}, not text ({remedy})")
+        raise UserError(f"{row.where}: column {name!r} holds {type(value).__name__}, not text ({remedy})", **remedies)
     return value
 
 

@@ -7,6 +7,7 @@ from typing import Any
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """How UTF-16 text starts, as Windows writes it."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def decoded(content: bytes) -> tuple[str, bool]:
@@ -40,5 +41,12 @@ def without_surrogates(value: Any) -> Any:
 
 
 def printable_name(name: str) -> str:
-    r"""Return a file name as printable text: bytes that are not UTF-8 (surrogates in Python) become `\udcff`."""
-    return name.encode("utf-8", "backslashreplace").decode()
+    r"""Return a file name as printable text, in one line and without control characters.
+
+    Bytes that are not UTF-8 (surrogates in Python) become `\udcff`.
+
+    >>> print(printable_name("caf\udcff, two\nlines, \x1b[31mred"))
+    caf\udcff, two\nlines, \x1b[31mred
+    """
+    text = name.encode("utf-8", "backslashreplace").decode()
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

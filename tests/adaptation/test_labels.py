@@ -40,6 +40,24 @@ def test_a_query_with_several_passages_has_them_all(tmp_path: Path) -> None:
         assert {task.corpus[passage] for passage in gold} == {f"passage {number}", f"second {number}"}
 
 
+def test_a_second_passage_is_not_on_both_sides(tmp_path: Path) -> None:
+    pairs = [*rows(300), *({"anchor": f"question {n}", "positive": f"passage {n ^ 1}"} for n in range(300))]
+    left = tmp_path / "left.jsonl"
+    task = hold_out_labels(Dataset.from_list(pairs), {}, 100, 1000, left)
+    assert task is not None
+    relevant = {task.corpus[passage] for gold in task.qrels.values() for passage in gold}
+    assert not {json.loads(line)["positive"] for line in left.read_text().splitlines()} & relevant
+
+
+def test_a_frequent_passage_leaves_pairs_to_train_on(tmp_path: Path) -> None:
+    pairs = [*rows(100), *({"anchor": f"more {n}", "positive": "frequent"} for n in range(150))]
+    left = tmp_path / "left.jsonl"
+    task = hold_out_labels(Dataset.from_list(pairs), {}, 1000, 1000, left)
+    assert task is not None
+    assert len(task.queries) == 100
+    assert len(left.read_text().splitlines()) == 150
+
+
 def test_few_labels_are_all_trained_on(tmp_path: Path) -> None:
     left = tmp_path / "labels.jsonl"
     assert hold_out_labels(rows(199), {}, 400, 1000, left) is None

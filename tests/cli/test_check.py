@@ -43,6 +43,16 @@ def test_text_that_was_held_out_does_not_count(text: Path, tmp_path: Path) -> No
     assert run("--data", text, "--against", queries, "--held_out", tmp_path) == 0
 
 
+def test_text_that_was_not_read_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, queries = tmp_path / "text", tmp_path / "queries.txt"
+    folder.mkdir()
+    queries.write_text(f"{LEAKED}\n")
+    (folder / "a.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (folder / "b.bin").write_bytes(b"\0")
+    assert run("--data", folder, "--against", queries) == 0
+    assert capsys.readouterr().err == "skipped: 1 binary; 1 file had invalid UTF-8 (replaced)\n"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

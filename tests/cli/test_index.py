@@ -52,6 +52,16 @@ def test_shards_become_an_index_that_is_searched(
     assert best["text"].startswith("Note 13:")
 
 
+@pytest.mark.parametrize("command", ["encode", "index"])
+def test_files_that_were_not_read_are_reported(
+    command: str, corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("notes.bin").write_bytes(b"\0")
+    options = [str(retriever_folder), "--corpus", str(corpus), "--output_dir", "../index", "--device", "cpu"]
+    assert main([command, *options]) == 0
+    assert "skipped: 1 binary\n" in capsys.readouterr().err
+
+
 def test_the_metadata_of_rows_are_in_the_results(
     corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,18 @@ def test_the_energy_distance_is_the_definition() -> None:
     assert _energies(distances, groups)[0] == pytest.approx(2 * across - sum(inside), abs=1e-5)
 
 
+def test_text_that_was_not_read_is_reported(
+    tmp_path: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, "text", vocabulary("o"), 0)
+    (tmp_path / "new" / "b.bin").write_bytes(b"\0")
+    compared = [str(tmp_path / name) for name in ("old", "new")]
+    assert main(["probe", "--compare", *compared, "--retriever", str(retriever_folder)]) == 0
+    assert "new text: skipped: 1 binary\n" in capsys.readouterr().err
+
+
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = write(tmp_path, "old", vocabulary("o"), 0)
     short = write(tmp_path, "short", vocabulary("o"), 0, documents=3)

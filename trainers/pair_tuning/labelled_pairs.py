@@ -75,12 +75,16 @@ def read_labelled_pairs(
     report.pairs, report.negatives = len(rows), len(next(iter(rows), ("", ""))) - 2
     if report.pairs < 2:
         raise UserError(f"{parsed.path}: {report}; training needs at least 2 pairs")
+    for column, texts in zip(("queries", "passages"), zip(*rows, strict=True), strict=False):
+        if not report.negatives and len(set(texts)) == 1:
+            raise UserError(f"{parsed.path}: all {column} are equal; training needs different ones, or hard negatives")
     names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(report.negatives))]
     return Dataset.from_dict(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))), report
 
 
 def _row_pairs(rows: Iterator[Row], anchor_column: str, positive_column: str) -> Iterator[tuple[str, ...]]:
-    remedy = "choose with --positive_column"
+    remedy = f"a pair needs the texts {anchor_column!r} and {positive_column!r}"
+    choose = {"positive_column": "choose with --positive_column"}
     expected: list[str] | None = None
     for row in rows:
         names = [name for name in row.columns if NEGATIVE.fullmatch(name) and row.columns[name] is not None]
@@ -93,7 +97,8 @@ def _row_pairs(rows: Iterator[Row], anchor_column: str, positive_column: str) ->
         negatives = [column_text(row, name, "negatives are texts") for name in names]
         if empty := [name for name, text in zip(names, negatives, strict=True) if not text.strip()]:
             raise UserError(f"{row.where}: {empty[0]} is empty; remove the row, or give it a text")
-        anchor = column_text(row, anchor_column, "choose with --anchor_column")
-        value = column_value(row, positive_column, remedy)
-        for positive in value if isinstance(value, list) else [value]:
-            yield anchor, column_text(Row(row.where, {positive_column: positive}), positive_column, remedy), *negatives
+        anchor = column_text(row, anchor_column, remedy, anchor_column="choose with --anchor_column")
+        value = column_value(row, positive_column, remedy, **choose)
+        for positive in (value or [None]) if isinstance(value, list) else [value]:
+            part = Row(row.where, {positive_column: positive})
+            yield anchor, column_text(part, positive_column, remedy, **choose), *negatives

@@ -29,18 +29,16 @@ def hold_out_labels(
     positives: dict[str, list[str]] = {}
     for row in rows:
         positives.setdefault(row["anchor"], []).append(row["positive"])
-    # All queries of a passage are on the same side, so that no passage is both trained on and asked for.
-    grouped = sorted({texts[0] for texts in positives.values()}, key=_digest)
-    of_passage: dict[str, list[str]] = {}
-    for query, texts in positives.items():
-        of_passage.setdefault(texts[0], []).append(query)
-    if len(positives) < MIN_LABELLED or len(grouped) < MIN_LABELLED // 2:
+    # Queries that share a passage are on the same side, so that no passage is both trained on and asked for.
+    of_group: dict[str, list[str]] = {}
+    for query, group in _groups(positives).items():
+        of_group.setdefault(group, []).append(query)
+    if len(positives) < MIN_LABELLED or len(of_group) < MIN_LABELLED // 2:
         return None
     held: list[str] = []
-    for passage in grouped:
-        if len(held) >= min(most, len(positives) // 2):
-            break
-        held += of_passage[passage]
+    for group in sorted(of_group, key=_digest):
+        if len(held) + len(of_group[group]) <= min(most, len(positives) // 2):
+            held += of_group[group]
     asked = set(held)
     kept = [row for row in rows if row["anchor"] not in asked]
     left.parent.mkdir(parents=True, exist_ok=True)
@@ -51,6 +49,21 @@ def hold_out_labels(
     queries = {f"labelled-{place}": query for place, query in enumerate(held)}
     qrels = {name: {names[text]: 1 for text in positives[query]} for name, query in queries.items()}
     return RetrievalTask({name: text for text, name in names.items()}, queries, qrels, "labels")
+
+
+def _groups(positives: dict[str, list[str]]) -> dict[str, str]:
+    """Return a passage by query, the same one for queries that are connected by common passages."""
+    joined: dict[str, str] = {}
+
+    def first(passage: str) -> str:
+        while joined.setdefault(passage, passage) != passage:
+            joined[passage] = passage = joined[joined[passage]]
+        return passage
+
+    for texts in positives.values():
+        for text in texts:
+            joined[first(text)] = first(texts[0])
+    return {query: first(texts[0]) for query, texts in positives.items()}
 
 
 def _digest(text: str) -> bytes:

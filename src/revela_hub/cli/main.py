@@ -40,7 +40,7 @@ COMMANDS = {
     ),
     **{name: command for name, command in METHOD_COMMANDS.items() if name.startswith("train ")},
     "mine": Command(f"{OWN}.mine", "mine hard negatives with a retriever or BM25", RESUMES),
-    "synthesize": Command(f"{OWN}.synthesize", "generate training pairs with a language model"),
+    "synthesize": Command(f"{OWN}.synthesize", "generate training pairs with a language model", RESUMES),
     "probe": Command(f"{OWN}.probe", "make an evaluation set from raw text, without labels"),
     "export": Command(f"{OWN}.export", "convert a checkpoint to a sentence-transformers folder"),
     "evaluate": Command(f"{OWN}.evaluate", "evaluate retrievers or BM25 on a retrieval task"),

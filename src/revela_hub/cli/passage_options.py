@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from revela_hub.cli.encoders import encoder_identity, load_dense
 from revela_hub.cli.endpoint_options import EndpointOptions
 from revela_hub.errors import UserError
-from revela_hub.output import shows_progress
+from revela_hub.output import note, shows_progress
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.retrieval.index_options import IndexOptions, Precision
 
@@ -103,15 +103,18 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
         device=encoder.device,
         show_progress_bar=shows_progress(),
     )
-    return Loaded(
-        encoder,
-        settings,
-        lambda folder: read_passages(
+
+    def write(folder: Path) -> "Passages":
+        passages = read_passages(
             documents,
             folder,
             max_words=options.max_words,
             metadata=bool(options.metadata_columns),
             report=report,
             show_progress_bar=shows_progress(),
-        ),
-    )
+        )
+        if remarks := report.remarks():  # the index lacks what was not read
+            note("; ".join(remarks))
+        return passages
+
+    return Loaded(encoder, settings, write)

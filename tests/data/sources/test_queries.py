@@ -36,3 +36,10 @@ def test_mistakes_name_the_file_and_the_remedy(tmp_path: Path) -> None:
         UserError, match=r"rows.jsonl:1: no query: expected .* text, query, question, anchor; it has: body"
     ):
         read_queries(rows)
+
+
+@pytest.mark.parametrize("name", ["log.txt", "log.jsonl"])
+def test_invalid_utf8_is_reported(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / name).write_bytes('{"query": "caf\xe9"}\n'.encode("latin-1"))
+    assert len(read_queries(tmp_path / name)) == 1
+    assert f"{name}: invalid UTF-8" in caplog.text

@@ -143,14 +143,14 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> str:
 
 def test_pairs_are_read_once_and_reported(tmp_path: Path) -> None:
     rows = [{"q": "one", "a": ["1", "I"], "negative": "2"}, {"q": "two", "a": "2", "negative": "1"}]
-    rows += [rows[1], {"q": " ", "a": "3", "negative": "4"}]
+    rows += [rows[1], {"q": " ", "a": "3", "negative": "4"}, {"q": "three", "a": [], "negative": "4"}]
     found, report = read_labelled_pairs(write(tmp_path, rows), anchor_column="q", positive_column="a")
     assert found.to_dict() == {
         "anchor": ["one", "one", "two"],
         "positive": ["1", "I", "2"],
         "negative_1": ["2", "2", "1"],
     }
-    assert str(report) == "3 pairs with 1 hard negative each; skipped: 1 empty, 1 repeated"
+    assert str(report) == "3 pairs with 1 hard negative each; skipped: 2 empty, 1 repeated"
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,8 @@ def test_pairs_are_read_once_and_reported(tmp_path: Path) -> None:
     [
         ([{"anchor": "a", "answer": "b"}], "pairs.jsonl:1: no column 'positive'; the columns are 'anchor', 'answer'"),
         ([{"anchor": "a", "positive": "b"}], "1 pair; training needs at least 2 pairs"),
+        ([{"anchor": "a", "positive": text} for text in "bc"], "all queries are equal; training needs different ones"),
+        ([{"anchor": text, "positive": "a"} for text in "bc"], "all passages are equal; training needs different ones"),
         ([{"anchor": "a", "positive": 3}], "holds int, not text"),
         (
             [{"anchor": "a", "positive": "b", "negative_1": "c"}, {"anchor": "d", "positive": "e", "negative_1": None}],
@@ -169,6 +171,13 @@ def test_pairs_are_read_once_and_reported(tmp_path: Path) -> None:
 def test_wrong_rows_are_one_line(rows: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
         read_labelled_pairs(write(tmp_path, rows))
+
+
+def test_options_are_recommended_to_commands_that_have_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        read_labelled_pairs(write(tmp_path, [{"query": "a", "positive": "b"}]))
+    assert raised.value.line({"labels"}).endswith("(a pair needs the texts 'anchor' and 'positive')")
+    assert raised.value.line({"anchor_column"}).endswith("; choose with --anchor_column")
 
 
 def test_a_data_set_without_the_columns_is_named(retriever_folder: Path, tmp_path: Path) -> None:

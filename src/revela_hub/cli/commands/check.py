@@ -92,14 +92,19 @@ def run(arguments: Arguments) -> None:
 def _check_overlap(arguments: Arguments) -> None:
     from revela_hub.data.sources.documents import read_documents
     from revela_hub.data.sources.queries import read_queries
+    from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.text.query_overlap import query_overlap
+    from revela_hub.output import note
 
     if arguments.model is not None:
         raise UserError(f"--against compares text: leave out {arguments.model}, and pass its training text with --data")
     if not arguments.data:
         raise UserError("--against needs the training text: pass it with --data PATH")
-    documents = read_documents(arguments.data, text_column=arguments.text_column, held_out=arguments.held_out)
+    report, column = ReadReport(), arguments.text_column
+    documents = read_documents(arguments.data, report=report, text_column=column, held_out=arguments.held_out)
     found = query_overlap(read_queries(arguments.against or ""), documents, arguments.ngram)
+    if remarks := report.remarks():  # queries may occur in what was not read
+        note("; ".join(remarks))
     print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if arguments.json else found)
     if found.matches:
         raise SystemExit(1)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from gradio import Blocks
 
+    from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import Document
     from revela_hub.demo.report import Report
     from revela_hub.demo.search import Retriever
@@ -198,16 +199,24 @@ def _retrievers(
 def _documents(arguments: Arguments, folder: Path) -> "tuple[Iterable[Document], str]":
     """Return the text to search, and its name on the page."""
     from revela_hub.data.sources.documents import read_documents
+    from revela_hub.data.sources.report import ReadReport
     from revela_hub.demo.texts import sample_documents
 
     if arguments.corpus:
         names = ", ".join(Path(path).name or path for path in arguments.corpus[:3])
-        return read_documents(arguments.corpus, text_column=arguments.text_column), names + (
-            ", ..." if len(arguments.corpus) > 3 else ""
-        )
+        report = ReadReport()
+        documents = read_documents(arguments.corpus, text_column=arguments.text_column, report=report)
+        return _noted(documents, report), names + (", ..." if len(arguments.corpus) > 3 else "")
     if (probe := _probe(folder) / "corpus.jsonl").is_file():
         return read_documents([str(probe)]), "the passages of the evaluation set"
     return sample_documents(), "the built-in sample"
+
+
+def _noted(documents: "Iterable[Document]", report: "ReadReport") -> "Iterator[Document]":
+    """Yield the documents, and then print what was skipped."""
+    yield from documents
+    if remarks := report.remarks():
+        note("; ".join(remarks))
 
 
 def _queries(arguments: Arguments, folder: Path) -> list[str]:

@@ -131,7 +131,10 @@ def _compare(arguments: Arguments) -> None:
         check_exists(source)  # before the model is loaded
     encoder = load_encoder(arguments.retriever, trust_remote_code=arguments.trust_remote_code)
     old, new = arguments.compare
-    print(compare_texts(old, new, encoder, _settings(arguments), **_defaults(arguments)))
+    found = compare_texts(old, new, encoder, _settings(arguments), **_defaults(arguments))
+    if found.remarks:
+        note("; ".join(found.remarks))
+    print(found)
 
 
 def _settings(arguments: Arguments) -> "ProbeSettings":
