@@ -67,7 +67,7 @@ def read_documents(
 
     Args:
         sources: Paths, patterns, `hf:` data sets, mappings or `Source`s; see `revela_hub.data.sources.source`.
-        report: Its counts are updated while reading.
+        report: Its counts are updated while reading. Without one, a warning at the end says what was skipped.
         defaults: Default values for fields of `Source`, for example `text_column="body"`.
 
     Raises:
@@ -77,7 +77,14 @@ def read_documents(
     parsed = parse_sources(sources, **defaults)
     for source in parsed:
         check_exists(source)
-    return _read(parsed, ReadReport() if report is None else report)
+    return _read(parsed, report) if report is not None else _warned(parsed)
+
+
+def _warned(sources: list[Source]) -> Iterator[Document]:
+    report = ReadReport()
+    yield from _read(sources, report)
+    if remarks := report.remarks():
+        logger.warning("%s: %s", ", ".join(source.path for source in sources), "; ".join(remarks))
 
 
 def _read(sources: list[Source], report: ReadReport) -> Iterator[Document]:

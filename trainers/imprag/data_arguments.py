@@ -8,6 +8,7 @@ from datasets import Dataset
 from revela_hub.data.prompts.rows import read_prompts
 from revela_hub.data.prompts.self_supervised import mix, text_prompts
 from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.errors import UserError
@@ -99,15 +100,15 @@ def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[ImpRAGData, st
         "next_sentence": arguments.sentence_fraction,
         "previous_sentence": arguments.sentence_fraction,
     }
-    parts = [
-        text_prompts(
-            read_documents(arguments.plain_text or arguments.corpus), kind, round(fraction * len(prompts)), seed=seed
-        )
-        for kind, fraction in fractions.items()
-        if round(fraction * len(prompts))
-    ]
+    parts, skipped = [], ReadReport()
+    for kind, fraction in fractions.items():
+        if number := round(fraction * len(prompts)):
+            skipped = ReadReport()  # each kind reads the same text
+            documents = read_documents(arguments.plain_text or arguments.corpus, report=skipped)
+            parts.append(text_prompts(documents, kind, number, seed=seed))
     made = sum(map(len, parts))
-    report = f"{len(prompts):,} prompts, {made:,} rows made from raw text, {len(passages):,} passages"
+    counts = f"{len(prompts):,} prompts, {made:,} rows made from raw text, {len(passages):,} passages"
+    report = "; ".join([counts, *skipped.remarks()])
     return ImpRAGData(mix(prompts, parts, seed), passages), report
 
 

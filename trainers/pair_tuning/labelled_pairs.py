@@ -14,7 +14,7 @@ from revela_hub.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-NEGATIVE = re.compile(r"negative(_\d+)?")
+NEGATIVE = re.compile(r"negative(_\d+|s)?")
 
 
 @dataclass
@@ -94,7 +94,8 @@ def _row_pairs(rows: Iterator[Row], anchor_column: str, positive_column: str) ->
                 f"{row.where}: {counted(len(names), 'negative')}, but {len(expected)} in the rows before: give each row the same"
                 " number (as revela-hub mine --fewer drop does)"
             )
-        negatives = [column_text(row, name, "negatives are texts") for name in names]
+        hard = "hard negatives are texts, in columns negative_1, negative_2, ..."
+        negatives = [column_text(row, name, hard) for name in names]
         if empty := [name for name, text in zip(names, negatives, strict=True) if not text.strip()]:
             raise UserError(f"{row.where}: {empty[0]} is empty; remove the row, or give it a text")
         anchor = column_text(row, anchor_column, remedy, anchor_column="choose with --anchor_column")

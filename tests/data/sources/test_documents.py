@@ -43,7 +43,7 @@ def test_folder_in_the_order_of_names_with_kinds(tmp_path: Path) -> None:
     assert {document.kind for document in read_documents(tmp_path, kind="code")} == {"code"}
 
 
-def test_everything_that_is_skipped_is_counted(tmp_path: Path) -> None:
+def test_everything_that_is_skipped_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for folder in (".git", "__pycache__", "node_modules", "tests"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "file.txt").write_text("not to be read")
@@ -78,6 +78,9 @@ def test_everything_that_is_skipped_is_counted(tmp_path: Path) -> None:
         "2 documents; skipped: 2 empty, 2 excluded, 2 generated, 2 hidden, 1 already read, 1 binary, 1 too large, "
         "1 unreadable; 1 file had invalid UTF-8 (replaced)"
     )
+    assert not caplog.messages
+    assert list(read_documents(source)) == documents  # without a report
+    assert caplog.messages == [f"{tmp_path}: {'; '.join(report.remarks())}"]
 
 
 def test_report_line_in_full() -> None:

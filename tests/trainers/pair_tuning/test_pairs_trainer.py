@@ -166,6 +166,10 @@ def test_pairs_are_read_once_and_reported(tmp_path: Path) -> None:
             "pairs.jsonl:2: 0 negatives, but 1 in the rows before",
         ),
         ([{"anchor": "a", "positive": "b", "negative_1": " "}], "pairs.jsonl:1: negative_1 is empty"),
+        (
+            [{"anchor": "a", "positive": "b", "negatives": ["c"]}],
+            "'negatives' holds list, .* in columns negative_1, negative_2",
+        ),
     ],
 )
 def test_wrong_rows_are_one_line(rows: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
