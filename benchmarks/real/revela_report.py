@@ -95,7 +95,7 @@ def figure(arms: dict[str, list[Record]], output: Path) -> None:
                 continue
             label, colour = ARMS[method]
             points = [start, *rows]
-            style = {"color": colour, "linestyle": "-" if rate == "2e-5" else "--", "label": f"{label}, lr {rate}"}
+            style = {"color": colour, "label": f"{label}, lr {rate}"}
             minutes = [row["seconds"] / 60 for row in points]
             panel.plot(minutes, [mean(row["scores"][domain]) for row in points], marker="o", markersize=3, **style)
         panel.set_title(title, fontsize=10)
