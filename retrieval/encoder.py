@@ -280,6 +280,8 @@ def _load(
     if max_seq_length is not None and max_seq_length < 1:
         raise UserError(f"the maximum sequence length must be at least 1, not {max_seq_length}")
     model = open_model(kind, place, name, device=device, trust_remote_code=trust_remote_code)
+    if not module_types(place):
+        without_chat_template(model[0])
     if max_seq_length is not None:
         limit_length(model, max_seq_length, name)
     return in_fast_precision(model)
@@ -323,6 +325,11 @@ def input_modules(model: Any) -> list[Any]:
     """Return the modules that read texts: the first one of a sentence-transformers model, or of each of its routes."""
     routes = getattr(model[0], "sub_modules", None)
     return [model[0]] if routes is None else [modules[0] for modules in routes.values()]
+
+
+def without_chat_template(module: Any) -> None:
+    """Let a module read texts as they are: sentence-transformers puts them into the chat template of a plain language model."""
+    getattr(module, "modality_config", {}).pop("message", None)
 
 
 def length_limit(model: Any) -> int | None:

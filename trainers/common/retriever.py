@@ -19,7 +19,13 @@ from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.output import command_line
 from revela_hub.pickles import encoder
 from revela_hub.retrieval.disk import make_folder, whole_path
-from revela_hub.retrieval.encoder import limit_length, model_in, refuse_other_kind, similarity_of
+from revela_hub.retrieval.encoder import (
+    limit_length,
+    model_in,
+    refuse_other_kind,
+    similarity_of,
+    without_chat_template,
+)
 from revela_hub.trainers.common.adapters import merged_copy, refuse_adapters
 from revela_hub.trainers.common.inputs import ModelLike, name_of
 from revela_hub.trainers.common.query_route import refuse_other_routes, trained_backbone, trained_transformer
@@ -77,7 +83,7 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
         transformer = encoder(Transformer, name, model_kwargs=weights | code, **own)
         if isinstance(transformer.processor, PreTrainedTokenizerBase):
             transformer.processor = never_without_token(transformer.processor)  # an empty text has a vector, too
-        transformer.modality_config.pop("message", None)  # a text is not a message: no chat template around it
+        without_chat_template(transformer)
         pooling = Pooling(transformer.get_embedding_dimension(), "mean")
         return SentenceTransformer(modules=[transformer, pooling], device="cpu")
 

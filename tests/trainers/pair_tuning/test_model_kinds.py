@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.encoder import document_identity, model_identity
+from revela_hub.retrieval.encoder import document_identity, load_encoder, model_identity
 from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
@@ -116,7 +116,9 @@ def test_the_length_of_an_asymmetric_model_is_that_of_its_transformer(routed: Pa
         load_retriever(str(routed), max_length=100_000)
 
 
-def test_the_chat_template_of_a_language_model_is_not_used(llama_folder: Path, tmp_path: Path) -> None:
+def test_the_chat_template_of_a_language_model_is_not_used(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Revela uses texts as they are; the baselines must train, and sentence-transformers load, the same model."""
     folder = shutil.copytree(llama_folder, tmp_path / "chat")
     plain = load_retriever(str(folder)).encode("the fox")
@@ -125,3 +127,6 @@ def test_the_chat_template_of_a_language_model_is_not_used(llama_folder: Path, t
     model.save(str(tmp_path / "saved"), create_model_card=False)
     for loaded in (model, load_retriever(str(tmp_path / "saved")), SentenceTransformer(str(tmp_path / "saved"))):
         assert np.array_equal(loaded.encode("the fox"), plain)
+    monkeypatch.setattr("revela_hub.retrieval.encoder.model_place", str)  # a Hub id may be a plain language model
+    first, second = (load_encoder(str(f), device="cpu").encode("the fox") for f in (llama_folder, folder))
+    assert np.array_equal(first, second)
