@@ -115,6 +115,9 @@ def test_a_trained_retriever_must_beat_the_best_untrained_system_by_one_standard
         whole
     )
     assert select([base, split, two_more_one_less], whole) is split
+    for right in names[QUERIES // 2 :]:  # one query more: the gain is its standard error, up to rounding
+        rank = {"none": 1.0, f"p{right[1:]}": 0.5}
+        assert select([base, split, replace(many_more, dense=split.dense | {right: rank})], whole) is split
     assert select([base, split, many_more], whole) is many_more
     # With BM25, which has all the weight, as good as the base; alone better.
     alone = replace(many_more, bm25=split.dense, weight=1.0)

@@ -90,10 +90,10 @@ def _best(systems: Sequence[System], dev: RetrievalTask) -> System:
 
 
 def _gain(before: System, after: System, dev: RetrievalTask, weight: float | None) -> tuple[float, float]:
-    """Return the mean gain and its standard error."""
+    """Return the mean gain and its standard error, rounded: if only one query changes, they are equal."""
     a, b = before.scores(dev, weight), after.scores(dev, weight)
     gain = np.array([b[query] - a[query] for query in sorted(a)])
-    return float(gain.mean()), float(gain.std(ddof=1)) / len(gain) ** 0.5
+    return round(float(gain.mean()), 9), round(float(gain.std(ddof=1)) / len(gain) ** 0.5, 9)
 
 
 def split_by_document(probe: "Probe") -> tuple[RetrievalTask, RetrievalTask]:
