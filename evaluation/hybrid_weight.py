@@ -59,27 +59,35 @@ def fit_hybrid(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> FittedHy
     return FittedHybrid(_supported(scored, task.queries, made=made), score_run(crossed, task))
 
 
-def fit_weight(dense: Rankings, bm25: Rankings, task: RetrievalTask, prior: float = BM25_WEIGHT) -> float:
-    """Return the weight of BM25: the prior, unless the queries support another one.
+def fit_weight(
+    dense: Rankings, bm25: Rankings, task: RetrievalTask, prior: float = BM25_WEIGHT, errors: float = ERRORS
+) -> float:
+    """Return the weight of BM25, or of another second part: the prior, unless the queries support another one.
 
     Args:
         dense: The retriever's hits for all queries of the task.
         bm25: BM25's hits for all queries of the task.
         task: The task; the name "probe" means that its queries were made from the text.
         prior: The weight without evidence, one of `WEIGHTS`.
+        errors: Standard errors by which another weight must beat the prior; a larger one on a probe by at least two.
     """
     runs = {weight: fuse_runs(dense, bm25, task, weight) for weight in WEIGHTS}
     scored = {weight: score_run(run, task).per_query["ndcg_at_10"] for weight, run in runs.items()}
-    return _supported(scored, task.queries, made=task.name == PROBE, prior=prior)
+    return _supported(scored, task.queries, made=task.name == PROBE, prior=prior, errors=errors)
 
 
 def _supported(
-    scored: Mapping[float, Mapping[str, float]], queries: Collection[str], *, made: bool, prior: float = BM25_WEIGHT
+    scored: Mapping[float, Mapping[str, float]],
+    queries: Collection[str],
+    *,
+    made: bool,
+    prior: float = BM25_WEIGHT,
+    errors: float = ERRORS,
 ) -> float:
     """Return the weight that the scores of some queries support."""
     table = {weight: np.array([scores[query] for query in sorted(queries)]) for weight, scores in scored.items()}
     best = max(WEIGHTS, key=lambda weight: (round(float(table[weight].mean()), 9), -abs(weight - prior)))
-    if not _better(table[best], table[prior], ERRORS_UP if made and best > prior else ERRORS):
+    if not _better(table[best], table[prior], max(errors, ERRORS_UP) if made and best > prior else errors):
         return prior
     between = [weight for weight in WEIGHTS if min(best, prior) <= weight <= max(best, prior)]
     good = [weight for weight in between if not _better(table[best], table[weight], 1.0)]

@@ -14,7 +14,7 @@ from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
-from revela_hub.retrieval.rerank import RerankedRanker, Reranker
+from revela_hub.retrieval.rerank import PAIRS, RerankedRanker, Reranker
 from revela_hub.retrieval.texts import TextList
 from revela_hub.retrieval.top_k import Hits
 
@@ -154,6 +154,19 @@ def evaluate_reranking(
     with _built(task, settings, cache_dir, dense=dense, sparse=sparse, reranker=reranker) as ranker:
         assert isinstance(ranker, RerankedRanker)
         return score_run(run_of(ranker.ranker, task), task), score_run(run_of(ranker, task), task)
+
+
+def rerank_run(run: Rankings, task: RetrievalTask, reranker: Reranker) -> Rankings:
+    """Return a reranker's scores of all hits of a run."""
+    # By document, not by query: a document has more tokens, and is encoded once.
+    pairs = sorted((document, query) for query, hits in run.items() for document in hits)
+    found: Rankings = {query: {} for query in run}
+    for start in range(0, len(pairs), PAIRS):
+        part = pairs[start : start + PAIRS]
+        scores = reranker.scores([(task.queries[query], task.corpus[document]) for document, query in part])
+        for (document, query), score in zip(part, scores.tolist(), strict=True):
+            found[query][document] = score
+    return found
 
 
 def ranking_run(

@@ -60,6 +60,7 @@ class RankerSettings:
         device: The device of exact search.
         show_progress_bar: Whether to show progress bars on standard error.
         rerank_depth: Number of results per query that a reranker scores again.
+        rerank_weight: Weight of the reranker's scores, from 0 to 1; below 1, they are combined with the ranker's.
         engine: A Ray cluster that encodes the passages; None: this process does.
     """
 
@@ -80,6 +81,7 @@ class RankerSettings:
     device: "str | torch.device" = "cpu"
     show_progress_bar: bool = False
     rerank_depth: int = 50
+    rerank_weight: float = 1.0
     engine: "RayEngine | None" = None
 
     def __post_init__(self) -> None:
@@ -89,6 +91,8 @@ class RankerSettings:
         for name in ("depth", "batch_size", "max_terms", "max_query_terms", "rerank_depth"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, not {value}")
+        if not 0 <= self.rerank_weight <= 1:
+            raise UserError(f"rerank_weight must be between 0 and 1, not {self.rerank_weight:g}")
         if self.mode == "hybrid":
             parts = set(self.parts)
             if not 2 <= len(self.parts) == len(parts) or not parts <= set(get_args(Part)):
@@ -156,7 +160,8 @@ def build_ranker(
         ranker = Hybrid(rankers, settings.fusion, settings.part_weights, settings.depth)
     if reranker is not None:
         show = settings.show_progress_bar
-        ranker = RerankedRanker(ranker, reranker, texts, settings.rerank_depth, show_progress_bar=show)
+        depth, weight = settings.rerank_depth, settings.rerank_weight
+        ranker = RerankedRanker(ranker, reranker, texts, depth, weight, show_progress_bar=show)
     return ranker
 
 

@@ -1,11 +1,22 @@
-"""Reranking: the best results of a ranker are scored again by a model that reads query and passage together.
+r"""Reranking: the best results of a ranker are scored again by a model that compares query and passage in more detail.
 
 CrossEncoder        reads both texts at once: the most exact, one forward pass per pair
 MultiVectorEncoder  compares their tokens (ColBERT): one forward pass per text
+a dense retriever   compares its own token vectors, of which it pools one vector per text: one forward pass per text
+
+The last two are late interaction. For the unit vectors t of the tokens of query q and passage d (Khattab and Zaharia 2020, MaxSim):
+
+    s(q, d) = 1 / |q| * sum over i in q of max over j in d of t_i . t_j       (MultiVectorEncoder: without 1 / |q|)
+
+With a weight w below 1, the scores of ranker and reranker are combined, each min-max normalised over the reranked results:
+
+    (1 - w) * ranker + w * reranker
+
+Letters in names: Q queries, K hits, P pairs.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +27,17 @@ from revela_hub.errors import UserError
 from revela_hub.pickles import model_kind
 from revela_hub.precision import in_fast_precision
 from revela_hub.retrieval.disk import key_of
-from revela_hub.retrieval.encoder import RERANKERS, model_identity, open_model
+from revela_hub.retrieval.encoder import RERANKERS, input_modules, model_identity, open_model
+from revela_hub.retrieval.hybrid import fuse
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.top_k import Hits
 
+if TYPE_CHECKING:
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+
+OWN_WEIGHT, OWN_DEPTH = 0.5, 20
+"""Weight of a retriever's own token vectors, and number of results that they rerank (benchmarks/adaptation/late_interaction.py)."""
 PAIRS = 4096
 """Pairs that are scored together, sorted by length."""
 
@@ -29,32 +46,36 @@ class Reranker:
     """Scores pairs of a query and a passage.
 
     Args:
-        name: A CrossEncoder or MultiVectorEncoder of sentence-transformers: a folder or a Hub id.
-        device: "cpu", "cuda", ...; default: the fastest available.
+        model: A CrossEncoder or MultiVectorEncoder of sentence-transformers: a folder or a Hub id; or a loaded retriever, whose own
+            token vectors are compared.
+        device: "cpu", "cuda", ...; default: the fastest available. A loaded retriever stays on its device.
         trust_remote_code: Whether to run the model's own Python code.
         batch_size: Pairs per forward pass.
+        identity: A string that identifies a loaded retriever in a cache folder.
+        prompts: Prompts of queries ("query") and passages ("document") that replace those of a loaded retriever.
 
     Raises:
-        UserError: The model does not exist, is a retriever, or has several outputs.
+        UserError: The model does not exist, is a retriever's name, or has several outputs; a loaded retriever has no token vectors.
     """
 
     def __init__(
-        self, name: str, *, device: str | None = None, trust_remote_code: bool = False, batch_size: int = 32
+        self,
+        model: "str | SentenceTransformer",
+        *,
+        device: str | None = None,
+        trust_remote_code: bool = False,
+        batch_size: int = 32,
+        identity: str = "",
+        prompts: Mapping[str, str] | None = None,
     ) -> None:
-        import sentence_transformers
-
-        kind = model_kind(name)
-        if kind not in RERANKERS:
-            raise UserError(
-                f"{name} is {'a retriever' if kind else 'not a reranker'} ({kind or 'a model without a classifier'}): --rerank"
-                " needs a CrossEncoder or a MultiVectorEncoder, such as cross-encoder/ms-marco-MiniLM-L6-v2"
-            )
-        of_kind = getattr(sentence_transformers, kind)
-        model = open_model(of_kind, name, name, device=device, trust_remote_code=trust_remote_code, what="reranker")
-        if kind == "CrossEncoder" and model.num_labels != 1:
-            raise UserError(f"{name} has {model.num_labels} outputs; a reranker has one: the relevance of a passage")
-        self.name, self.identity, self._kind, self._batch_size = name, model_identity(name), kind, batch_size
-        self._model = in_fast_precision(model)
+        self._batch_size = batch_size
+        if isinstance(model, str):
+            self._kind, opened = _open(model, device, trust_remote_code)
+            self.name, self.identity, self._model = model, model_identity(model), in_fast_precision(opened)
+        else:
+            used = {kind: prompt for kind, prompt in model.prompts.items() if prompt is not None} | dict(prompts or {})
+            self._kind, self._model = "MultiVectorEncoder", token_encoder(model, used)
+            self.name, self.identity = "the retriever", f"token vectors {identity} {used}"
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
         """Return the scores (P,) of pairs of a query and a passage, as the model's own activation gives them.
@@ -80,7 +101,59 @@ class Reranker:
         queries, passages = (list(dict.fromkeys(texts)) for texts in zip(*pairs, strict=True))
         of_query = dict(zip(queries, self._model.encode_query(queries, **options), strict=True))
         of_passage = dict(zip(passages, self._model.encode_document(passages, **options), strict=True))
-        return [float(self._model.similarity([of_query[q]], [of_passage[p]])[0, 0]) for q, p in pairs]
+        both = [of_query[query] for query, _ in pairs], [of_passage[passage] for _, passage in pairs]
+        return self._model.similarity_pairwise(*both).float().cpu()
+
+
+def _open(name: str, device: str | None, trust_remote_code: bool) -> tuple[str, Any]:
+    """Return the kind of a reranker and the model."""
+    import sentence_transformers
+
+    kind = model_kind(name)
+    if kind not in RERANKERS:
+        raise UserError(
+            f"{name} is {'a retriever' if kind else 'not a reranker'} ({kind or 'a model without a classifier'}): --rerank"
+            " needs a CrossEncoder or a MultiVectorEncoder, such as cross-encoder/ms-marco-MiniLM-L6-v2, or self"
+        )
+    of_kind = getattr(sentence_transformers, kind)
+    model = open_model(of_kind, name, name, device=device, trust_remote_code=trust_remote_code, what="reranker")
+    if kind == "CrossEncoder" and model.num_labels != 1:
+        raise UserError(f"{name} has {model.num_labels} outputs; a reranker has one: the relevance of a passage")
+    return kind, model
+
+
+def has_tokens(retriever: Any) -> bool:
+    """Whether a retriever is a sentence-transformers model that pools its vectors of texts from vectors of tokens in context."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Transformer
+
+    return isinstance(retriever, SentenceTransformer) and all(
+        isinstance(module, Transformer) for module in input_modules(retriever)
+    )
+
+
+def token_encoder(retriever: "SentenceTransformer", prompts: dict[str, str]) -> "MultiVectorEncoder":
+    """Return a retriever as a `MultiVectorEncoder` of its unit token vectors, which shares its weights.
+
+    Raises:
+        UserError: It has no token vectors in context, or the vectors come from a server.
+    """
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Normalize
+
+    if not has_tokens(retriever):
+        raise UserError(
+            "late interaction needs a sentence-transformers model with a transformer, loaded here: this retriever has no vectors"
+            " of tokens in context",
+            rerank="leave out --rerank self",
+        )
+    return MultiVectorEncoder(
+        modules=[retriever[0], Normalize("token_embeddings")],
+        device=str(retriever.device),
+        prompts=prompts,
+        default_prompt_name=retriever.default_prompt_name,
+        similarity_fn_name="meanmaxsim",
+    )
 
 
 class _Queries(NamedTuple):
@@ -91,15 +164,22 @@ class _Queries(NamedTuple):
 
 
 class RerankedRanker:
-    """Reorders the best `depth` results of a ranker by the scores of a reranker (a `Ranker`).
+    """Reorders the best `depth` results of a ranker by the scores of a reranker, or by both (a `Ranker`).
 
     Results after these keep their order, below the others; their scores only continue the sequence.
     """
 
     def __init__(
-        self, ranker: Ranker, reranker: Reranker, texts: TextSource, depth: int, *, show_progress_bar: bool = False
+        self,
+        ranker: Ranker,
+        reranker: Reranker,
+        texts: TextSource,
+        depth: int,
+        weight: float = 1.0,
+        *,
+        show_progress_bar: bool = False,
     ) -> None:
-        self.ranker, self.depth = ranker, depth
+        self.ranker, self.depth, self.weight = ranker, depth, weight
         self.key = key_of("rerank", ranker.key, reranker.identity, depth)
         self._reranker, self._texts, self._show = reranker, texts, show_progress_bar
 
@@ -110,16 +190,8 @@ class RerankedRanker:
     def search(self, queries: _Queries, k: int) -> Hits:
         """See `Ranker`."""
         found = self.ranker.search(queries.encoded, max(k, self.depth))
-        top_QK = found.rows_QK[:, : self.depth]
-        queries_P, places_P = np.nonzero(top_QK >= 0)
-        scores_QK = np.full(found.rows_QK.shape, -np.inf, dtype=np.float32)
-        scores_QK[queries_P, places_P] = self.pair_scores(queries, queries_P, top_QK[queries_P, places_P])
-        for scores_K, rows_K in zip(scores_QK, found.rows_QK, strict=True):
-            rest = np.flatnonzero(rows_K[self.depth :] >= 0) + self.depth
-            if len(rest):
-                scores_K[rest] = scores_K[: self.depth].min() - 1 - np.arange(len(rest))
-        order_QK = np.argsort(-scores_QK, axis=1, kind="stable")[:, :k]
-        return Hits(np.take_along_axis(scores_QK, order_QK, 1), np.take_along_axis(found.rows_QK, order_QK, 1))
+        best = reranked(found, lambda *pairs: self.pair_scores(queries, *pairs), self.depth, self.weight)
+        return Hits(best.scores_QK[:, :k], best.rows_QK[:, :k])
 
     def why_nothing(self, queries: _Queries) -> list[str]:
         """See `Ranker`."""
@@ -138,3 +210,32 @@ class RerankedRanker:
                 scores_P[part] = self._reranker.scores(list(zip(asked, passages, strict=True)))
                 bar.update(len(passages))
         return scores_P
+
+
+def reranked(
+    found: Hits,
+    score: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]],
+    depth: int,
+    weight: float = 1.0,
+) -> Hits:
+    """Return hits with the best `depth` of each query in the order of new scores, or of both scores; the rest is below these.
+
+    Args:
+        found: The hits, best first.
+        score: Returns the scores (P,) of pairs, given the numbers of their queries and texts.
+        depth: Number of hits per query to score again.
+        weight: Weight of the new scores, see the top of this file.
+    """
+    first, rest_QK = Hits(found.scores_QK[:, :depth], found.rows_QK[:, :depth]), found.rows_QK[:, depth:]
+    queries_P, places_P = np.nonzero(first.rows_QK >= 0)
+    scores_QK = np.full(first.rows_QK.shape, -np.inf, dtype=np.float32)
+    scores_QK[queries_P, places_P] = score(queries_P, first.rows_QK[queries_P, places_P])
+    if weight < 1:
+        best = fuse([first, Hits(scores_QK, first.rows_QK)], depth, "minmax", [1 - weight, weight])
+    else:
+        order_QK = np.argsort(-scores_QK, axis=1, kind="stable")
+        best = Hits(np.take_along_axis(scores_QK, order_QK, 1), np.take_along_axis(first.rows_QK, order_QK, 1))
+    lowest_Q1 = best.scores_QK.min(axis=1, where=best.rows_QK >= 0, initial=np.inf, keepdims=True)
+    below_QK = lowest_Q1 - 1 - np.arange(rest_QK.shape[1], dtype=np.float32)
+    scores_QK = np.concatenate([best.scores_QK, np.where(rest_QK >= 0, below_QK, -np.inf)], axis=1)
+    return Hits(scores_QK.astype(np.float32), np.concatenate([best.rows_QK, rest_QK], axis=1))

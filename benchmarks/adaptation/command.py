@@ -1,7 +1,7 @@
 """Does `revela-hub adapt` keep its promise? Runs it on a domain's text, and measures the result on labels that it never saw.
 
 For each domain (benchmarks/domains.py), the command adapts a retriever to the unlabelled text within `--budget`. What it delivers (the
-retriever, the settings and the weight of BM25) is then compared on the labelled task with the base retriever and its hybrid of weight 0.3, by a paired
+retriever, the settings and the weight of BM25, and the weight of late interaction) is then compared on the labelled task with the base retriever and its hybrid of weight 0.3, by a paired
 bootstrap over the queries. Finished runs in --work are not repeated, and interrupted ones are resumed.
 
     python benchmarks/adaptation/command.py --data ../data --budget 10m
@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ sys.path[:0] = [str(REPOSITORY / "benchmarks")]
 from domains import DOMAINS, Domain, load_domain  # noqa: E402
 from sentence_transformers import SentenceTransformer  # noqa: E402
 
+from revela_hub.adaptation.systems import System, best_of, hybrid_run  # noqa: E402
+from revela_hub.data.sources.beir import RetrievalTask  # noqa: E402
 from revela_hub.evaluation import compare_queries  # noqa: E402
-from revela_hub.evaluation.hybrid_weight import fuse_runs  # noqa: E402
-from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run, score_run  # noqa: E402
+from revela_hub.evaluation.retrieval import bm25_run, rerank_run, retrieval_run  # noqa: E402
 from revela_hub.retrieval import BM25Settings  # noqa: E402
+from revela_hub.retrieval.rerank import Reranker  # noqa: E402
 
-METRIC = "ndcg_at_10"
 PRIOR = 0.3
 
 
@@ -50,37 +52,42 @@ def row(name: str, start: str, given: argparse.Namespace) -> dict[str, Any]:
     task = domain.task
     folder = given.work / f"{name}-{given.budget}-{Path(start).name}-{given.seed}"
     report = adapt(domain, start, folder, given)
-    plain, delivered = (bm25_run(task, BM25Settings(**settings)) for settings in ({}, report.get("bm25", {})))
-
-    def scores(run: Rankings, weight: float, bm25: Rankings = plain) -> dict[str, float]:
-        return score_run(run if weight == 0 else fuse_runs(run, bm25, task, weight), task).per_query[METRIC]
-
-    before = retrieval_run(SentenceTransformer(start, device="cpu"), task)
-    after = retrieval_run(SentenceTransformer(str(folder / "retriever"), device="cpu"), task)
+    plain = System("base", start, retrieval_run(SentenceTransformer(start, device="cpu"), task), bm25_run(task), PRIOR)
+    base, delivered = (as_delivered(model, task, report) for model in (start, str(folder / "retriever")))
     weight = report["bm25_weight"]
     systems = {
-        "base": scores(before, 0),
-        "base + BM25": scores(before, PRIOR),
-        "base + BM25 as delivered": scores(before, weight, delivered),
-        "delivered": scores(after, 0),
-        "delivered + BM25": scores(after, weight, delivered),
+        "base": plain.scores(task, 0.0),
+        "base + BM25": plain.scores(task),
+        "base as delivered": base.scores(task),
+        "delivered, alone": delivered.scores(task, 0.0),
+        "delivered": delivered.scores(task),
     }
     write_scores(given.work / "scores" / f"{folder.name}.json", report["verdict"], systems)
     means = {key: sum(each.values()) / len(each) for key, each in systems.items()}
-    difference = compare_queries(systems["base + BM25"], systems["delivered + BM25"])
-    training = compare_queries(systems["base + BM25 as delivered"], systems["delivered + BM25"])
-    alone = compare_queries(systems["base"], systems["delivered"])
+    difference = compare_queries(systems["base + BM25"], systems["delivered"])
+    training = compare_queries(systems["base as delivered"], systems["delivered"])
+    alone = compare_queries(systems["base"], systems["delivered, alone"])
     return {
         "domain": name,
         "verdict": report["verdict"],
         "probe": report["difference"],
         "exported": report["exported"],
         "weight": weight,
+        "tokens": report["token_weight"],
         "means": means,
         "hybrid": difference.to_dict(),
         "training": training.to_dict(),
         "alone": alone.to_dict(),
     }
+
+
+def as_delivered(model: str, task: RetrievalTask, report: dict[str, Any]) -> System:
+    """Return a retriever with the weights and settings that `adapt` has fitted."""
+    encoder = SentenceTransformer(model, device="cpu")
+    dense, bm25 = retrieval_run(encoder, task), bm25_run(task, BM25Settings(**report["bm25"]))
+    system = System("", model, dense, bm25, report["bm25_weight"], token_weight=report["token_weight"])
+    best = best_of(hybrid_run(dense, bm25, task, system.weight))
+    return replace(system, tokens=rerank_run(best, task, Reranker(encoder)) if system.token_weight else {})
 
 
 def write_scores(file: Path, verdict: str, systems: dict[str, dict[str, float]]) -> None:
@@ -116,8 +123,8 @@ def main() -> None:
 
         start = str(get_model_path())
     print(
-        "| | verdict of `adapt` | exported | BM25 weight | base, alone | base + BM25 (0.3) | delivered | difference on labels"
-        " | of which training |"
+        "| | verdict of `adapt` | exported | weights of BM25, tokens | base, alone | base + BM25 (0.3) | delivered"
+        " | difference on labels | of which training |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for name in given.domains:
@@ -127,8 +134,8 @@ def main() -> None:
             file.write(json.dumps(vars(given) | found, default=str) + "\n")
         means = found["means"]
         print(
-            f"| {name} | {found['verdict']} {interval(found['probe'])} | {found['exported']} | {found['weight']} | {means['base']:.3f}"
-            f" | {means['base + BM25']:.3f} | {means['delivered + BM25']:.3f} | {interval(found['hybrid'])}"
+            f"| {name} | {found['verdict']} {interval(found['probe'])} | {found['exported']} | {found['weight']}, {found['tokens']}"
+            f" | {means['base']:.3f} | {means['base + BM25']:.3f} | {means['delivered']:.3f} | {interval(found['hybrid'])}"
             f" | {interval(found['training'])} |",
             flush=True,
         )

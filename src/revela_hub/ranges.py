@@ -31,6 +31,7 @@ PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(gt=0, lt=1)]
+Weight = Annotated[float, Interval(gt=0, le=1)]
 Probability = Annotated[float, Interval(ge=0, lt=1)]  # of dropout, which must leave something
 TextLength = Annotated[int, Ge(4)]  # tokens, including special tokens at both ends
 GroupSize = Annotated[int, Interval(ge=1, le=4096)]  # chunks that are compared with each other, at quadratic cost

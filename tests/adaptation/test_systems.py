@@ -1,5 +1,6 @@
 """How `adapt` splits a probe, fits the weight of BM25 and selects a system."""
 
+import math
 import random
 from dataclasses import replace
 
@@ -7,9 +8,10 @@ import pytest
 
 from revela_hub.adaptation.systems import (
     System,
+    best_of,
     compare,
+    hybrid_run,
     measured_in_training,
-    query_scores,
     select,
     split_by_document,
 )
@@ -74,11 +76,12 @@ def test_strong_evidence_moves_the_weight(dense: float, bm25: float, low: float,
 
 def test_a_weight_of_zero_is_the_retriever_alone_and_one_is_bm25() -> None:
     dense, bm25 = ranking(0.7, 3), ranking(0.4, 4)
-    alone = query_scores(dense, bm25, task(), 0.0)
+    system = System("", "", dense, bm25, 0.3)
+    alone = system.scores(task(), 0.0)
     assert sum(alone.values()) / QUERIES == pytest.approx(
         sum("q" in q and f"p{q[1:]}" in dense[q] for q in dense) / QUERIES
     )
-    assert query_scores(dense, bm25, task(), 1.0) == pytest.approx(query_scores(bm25, dense, task(), 0.0))
+    assert system.scores(task(), 1.0) == pytest.approx(replace(system, dense=bm25).scores(task(), 0.0))
 
 
 def test_the_best_candidate_is_selected_and_the_base_if_none_is_better() -> None:
@@ -87,9 +90,9 @@ def test_the_best_candidate_is_selected_and_the_base_if_none_is_better() -> None
         System(name, name, ranking(found, 6), bm25, 0.3)
         for name, found in (("base", 0.6), ("worse", 0.3), ("better", 0.9))
     )
-    assert select([base, worse, better], whole) is better
-    assert select([base, worse], whole) is base
-    assert select([base, replace(base, name="equal")], whole) is base
+    assert select(base, [worse, better], whole) is better
+    assert select(base, [worse], whole) is base
+    assert select(base, [replace(base, name="equal")], whole) is base
     assert compare(base, better, whole).verdict == "better"
 
 
@@ -114,14 +117,14 @@ def test_a_trained_retriever_must_beat_the_best_untrained_system_by_one_standard
     assert compare(base, two_more_one_less, whole).verdict == "better" and two_more_one_less.mean(whole) > split.mean(
         whole
     )
-    assert select([base, split, two_more_one_less], whole) is split
+    assert select(split, [two_more_one_less], whole) is split
     for right in names[QUERIES // 2 :]:  # one query more: the gain is its standard error, up to rounding
         rank = {"none": 1.0, f"p{right[1:]}": 0.5}
-        assert select([base, split, replace(many_more, dense=split.dense | {right: rank})], whole) is split
-    assert select([base, split, many_more], whole) is many_more
+        assert select(split, [replace(many_more, dense=split.dense | {right: rank})], whole) is split
+    assert select(split, [many_more], whole) is many_more
     # With BM25, which has all the weight, as good as the base; alone better.
     alone = replace(many_more, bm25=split.dense, weight=1.0)
-    assert select([replace(split, weight=0.0), alone], whole) is alone
+    assert select(replace(split, weight=0.0), [alone], whole) is alone
 
 
 def test_a_candidate_that_kept_the_base_retriever_says_so() -> None:
@@ -173,3 +176,35 @@ def test_runs_measure_on_half_of_the_dev_queries_and_their_passages() -> None:
     assert {passage for gold in part.qrels.values() for passage in gold} <= part.corpus.keys() <= whole.corpus.keys()
     assert len(part.corpus) == 25
     assert part.name == "probe"
+
+
+def test_late_interaction_reorders_the_best_results_with_its_weight() -> None:
+    """Equal to the combination of both scaled scores in plain loops."""
+    whole = task()
+    dense, bm25 = ranking(0.7, 3), ranking(0.4, 4)
+    system = System("", "", dense, bm25, 0.3)
+    best = best_of(hybrid_run(dense, bm25, whole, 0.3))
+    again = {q: {passage: random.Random(f"{q} {passage}").random() for passage in hits} for q, hits in best.items()}
+    reranked = replace(system, tokens=again, token_weight=0.4)
+
+    def scaled(scores: dict[str, float]) -> dict[str, float]:
+        low, high = min(scores.values()), max(scores.values())
+        return {name: (score - low) / (high - low) for name, score in scores.items()}
+
+    for query, hits in best.items():
+        one, other = scaled(hits), scaled(again[query])
+        ties_by_id = sorted(hits, reverse=True)  # as in trec_eval
+        order = sorted(ties_by_id, key=lambda passage: -round(0.6 * one[passage] + 0.4 * other[passage], 6))
+        right = f"p{query[1:]}"
+        expected = 1 / math.log2(order.index(right) + 2) if right in order[:10] else 0.0
+        assert reranked.scores(whole)[query] == pytest.approx(expected, abs=1e-6)
+    assert reranked.scores(whole, 0.3) == system.scores(whole)
+    assert reranked.scores(whole) != system.scores(whole)
+
+
+def test_the_weight_of_late_interaction_changes_only_with_strong_evidence() -> None:
+    one, other = ranking(0.75, 1), ranking(0.85, 2)
+    assert fit_weight(one, other, task(), 0.4) > 0.4
+    assert fit_weight(one, other, task(), 0.4, 2.0) == 0.4
+    assert fit_weight(ranking(0.1, 1), ranking(0.95, 2), task(), 0.4, 2.0) > 0.4
+    assert fit_weight(ranking(0.95, 1), ranking(0.02, 2), task(), 0.4, 2.0) < 0.4

@@ -58,8 +58,11 @@ def test_a_verdict_a_retriever_and_a_weight(
     assert VERDICT.fullmatch(last), last
     assert "natural pairs: 120 docstring" in printed
     report = json.loads((output / "adapt.json").read_text())
-    names = ["base retriever", "base, identifiers split", "natural pairs", "distillation"]
-    assert [system["name"] for system in report["systems"]][:4] == names
+    names = ["base retriever", "base, identifiers split", "base, late interaction", "natural pairs", "distillation"]
+    assert [system["name"] for system in report["systems"]][:5] == names
+    weights = json.loads((output / "hybrid.json").read_text())
+    assert weights["token_weight"] == report["token_weight"]
+    assert report["token_weight"] in {system["token_weight"] for system in report["systems"]}
     assert report["verdict"] in last
     assert report["cost"] in (output / "retriever" / "README.md").read_text()
     assert json.loads((output / "hybrid.json").read_text())["bm25_weight"] == report["bm25_weight"]
@@ -175,7 +178,11 @@ def test_split_identifiers_are_delivered_if_they_help(
     card = (output / "retriever" / "README.md").read_text()
     assert "The base retriever, unchanged" in card
     # BM25 is not published with the model: the model's own score is without it.
-    names = (r"\*\*retriever\*\*", r"this model, with BM25 \(weight [\d.]+\)", "base retriever alone")
+    names = (
+        r"\*\*retriever\*\*",
+        r"this model, with BM25 \(weight [\d.]+ and split identifiers\)",
+        "base retriever alone",
+    )
     own, hybrid, base = (re.findall(rf"\| {name} \| ([\d.]+) \|", card)[0] for name in names)
     assert own == base < hybrid
     assert [f"{float(value):.4f}" for value in re.findall(r"value: ([\d.e-]+)", card)] == [own]

@@ -1,4 +1,4 @@
-"""`--rerank` of search, evaluate and mine, with a tiny CrossEncoder and a tiny MultiVectorEncoder."""
+"""`--rerank` of search, evaluate and mine, with a tiny CrossEncoder, a tiny MultiVectorEncoder and a retriever's own token vectors."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sentence_transformers import CrossEncoder, MultiVectorEncoder
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 
 from revela_hub.cli.main import main
 from revela_hub.errors import UserError
@@ -40,6 +40,17 @@ def corpus(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) ->
 QUERY = "the river and the fox"
 
 
+def write_task(folder: Path, texts: list[str]) -> None:
+    """A BEIR folder whose queries are the last two words of the texts."""
+    (folder / "qrels").mkdir(parents=True)
+    rows = {"corpus": texts, "queries": [" ".join(text.split()[-2:]) for text in texts]}
+    for name, column in rows.items():
+        lines = (json.dumps({"_id": str(n), "text": text}) + "\n" for n, text in enumerate(column))
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    judged = "".join(f"{n}\t{n}\t1\n" for n in range(len(texts)))
+    (folder / "qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
+
+
 def test_scores_are_those_of_the_cross_encoder(cross_encoder: Path, texts: list[str]) -> None:
     model = CrossEncoder(str(cross_encoder), device="cpu")
     scores = Reranker(str(cross_encoder), device="cpu", batch_size=2).scores([(QUERY, text) for text in texts])
@@ -52,6 +63,87 @@ def test_scores_are_those_of_the_multi_vector_encoder(multi_vector: Path, texts:
     expected = model.similarity(model.encode_query([QUERY]), model.encode_document(texts))[0]
     scores = Reranker(str(multi_vector), device="cpu").scores([(QUERY, text) for text in texts])
     assert np.abs(scores - np.asarray(expected)).max() < 1e-4
+
+
+def late_interaction(retriever: SentenceTransformer, query: str, passage: str) -> float:
+    """The equation of `retrieval.rerank` in plain loops, in float64; the prompts are part of the texts."""
+    vectors = []
+    for text in (f"Query: {query}", f"Passage: {passage}"):
+        features = retriever.tokenizer([text], return_tensors="pt")
+        states = retriever[0].auto_model(**features).last_hidden_state[0].detach().numpy().astype(np.float64)
+        vectors.append([state / np.linalg.norm(state) for state in states])
+    of_query, of_passage = vectors
+    return sum(max(float(one @ other) for other in of_passage) for one in of_query) / len(of_query)
+
+
+def test_late_interaction_equals_a_loop(retriever_folder: Path, texts: list[str]) -> None:
+    retriever = SentenceTransformer(str(retriever_folder), device="cpu")
+    pairs = [(query, text) for query in (QUERY, "width") for text in texts]
+    expected = [late_interaction(retriever, *pair) for pair in pairs]
+    assert np.abs(Reranker(retriever, batch_size=2).scores(pairs) - expected).max() < 1e-6
+    prompted = Reranker(retriever, prompts={"query": "Passage: "}).scores(pairs)
+    assert np.abs(prompted - expected).max() > 1e-4
+
+
+def scaled(scores: list[float]) -> list[float]:
+    low, high = min(scores), max(scores)
+    return [(score - low) / (high - low) for score in scores]
+
+
+def test_search_combines_both_scores(
+    retriever_folder: Path, corpus: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    retriever = SentenceTransformer(str(retriever_folder), device="cpu")
+
+    def search(*options: str) -> list[tuple[str, float]]:
+        words = ["search", str(retriever_folder), QUERY, "--corpus", str(corpus), "--json", "--top_k", "100", *options]
+        assert main(words) == 0
+        return [(hit["text"], hit["score"]) for hit in json.loads(capsys.readouterr().out)["hits"]]
+
+    for mode in ("dense", "hybrid"):
+        first = search("--mode", mode)
+        for weight, depth in ((0.5, 20), (0.4, 3), (0.25, 20)):
+            options = (
+                [] if (weight, depth) == (0.5, 20) else ["--rerank_weight", str(weight), "--rerank_depth", str(depth)]
+            )
+            found = search("--mode", mode, "--rerank", "self", *options)
+            top = first[:depth]
+            tokens = scaled([late_interaction(retriever, QUERY, text) for text, _ in top])
+            both = [
+                (1 - weight) * one + weight * other
+                for one, other in zip(scaled([score for _, score in top]), tokens, strict=True)
+            ]
+            assert [score for _, score in found[:depth]] == pytest.approx(sorted(both, reverse=True), abs=1e-4)
+            assert [text for text, _ in found[depth:]] == [text for text, _ in first[depth:]]
+    assert search("--rerank", "none") == search()
+
+
+def test_late_interaction_is_evaluated_for_each_retriever(
+    retriever_folder: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_task(tmp_path / "beir", texts)
+    words = ["evaluate", str(retriever_folder), "bm25", "--corpus", str(tmp_path / "beir"), "--rerank", "self"]
+    assert main([*words, "--mode", "dense", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["model"] for row in rows] == [str(retriever_folder), f"{retriever_folder} > self", "bm25"]
+
+
+def test_late_interaction_that_is_not_possible_is_an_error(
+    retriever_folder: Path, static_folder: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def error(*words: str) -> str:
+        assert main([*words, "--corpus", str(corpus)]) == 2
+        return capsys.readouterr().err
+
+    needs = "--rerank self needs the vectors of a retriever: use --mode dense"
+    assert needs in error("search", "bm25", "x", "--rerank", "self")
+    assert "no vectors of tokens in context" in error("search", str(static_folder), "x", "--rerank", "self")
+    pairs = ["--pairs", str(corpus), "--output", str(tmp_path / "mined.jsonl")]
+    mine = ("mine", str(retriever_folder), *pairs, "--rerank", "self")
+    assert "mine compares the reranker's scores only" in error(*mine, "--rerank_weight", "0.5")
+    assert "--rerank_weight: must be above 0 and at most 1" in error(
+        "search", "bm25", "x", "--rerank", "self", "--rerank_weight", "1.5"
+    )
 
 
 def test_the_best_results_are_reordered_and_the_rest_follows(cross_encoder: Path, texts: list[str]) -> None:
@@ -89,13 +181,7 @@ def test_search_prints_the_order_of_the_reranker(
 def test_evaluation_shows_both_rows(
     cross_encoder: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "beir/qrels").mkdir(parents=True)
-    rows = {"corpus": texts, "queries": [" ".join(text.split()[-2:]) for text in texts]}
-    for name, column in rows.items():
-        lines = (json.dumps({"_id": str(n), "text": text}) + "\n" for n, text in enumerate(column))
-        (tmp_path / f"beir/{name}.jsonl").write_text("".join(lines))
-    judged = "".join(f"{n}\t{n}\t1\n" for n in range(len(texts)))
-    (tmp_path / "beir/qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
+    write_task(tmp_path / "beir", texts)
     words = ["evaluate", "bm25", "--corpus", str(tmp_path / "beir"), "--json"]
     assert main(words) == 0
     [alone] = json.loads(capsys.readouterr().out)

@@ -18,17 +18,27 @@ from typing import TYPE_CHECKING, Any
 from revela_hub.adaptation import UNTRAINED, candidates
 from revela_hub.adaptation.inspection import Inspection
 from revela_hub.adaptation.labels import hold_out_labels
-from revela_hub.adaptation.systems import System, compare, measured_in_training, select, split_by_document
+from revela_hub.adaptation.systems import (
+    System,
+    best_of,
+    best_on,
+    compare,
+    hybrid_run,
+    measured_in_training,
+    select,
+    split_by_document,
+)
 from revela_hub.adaptation.verdict import Verdict
 from revela_hub.errors import UserError
 from revela_hub.evaluation.hybrid_weight import fit_weight
 from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe
 from revela_hub.evaluation.probe_folder import write_probe
-from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run
+from revela_hub.evaluation.retrieval import Rankings, bm25_run, rerank_run, retrieval_run
 from revela_hub.retrieval.disk import key_of, whole_path, write_text, writing
 from revela_hub.retrieval.encoder import length_limit
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
+from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 
@@ -47,6 +57,9 @@ TRAIN: dict[str, candidates.Train] = {
     "revela": candidates.revela,
 }
 """The candidates, the most promising first."""
+TOKEN_ERRORS = 2.0
+"""Standard errors by which another weight of late interaction must beat its default, which gained or changed nothing on all labelled
+collections (benchmarks/adaptation)."""
 OVERHEAD = 0.4
 """Part of the budget for measuring: the number of passages is chosen so that it suffices."""
 STEPS, PASSES, SHORTEST = 20, 4, 64
@@ -64,7 +77,7 @@ class Adaptation:
         budget: seconds of training and evaluation in all.
         say: prints a line.
         systems: what has been scored so far; the first is the base retriever with BM25.
-        baseline: the better of the untrained systems, with and without split identifiers.
+        baseline: the untrained system that is delivered if no training helps.
         stopped: whether Ctrl-C ended the trainings.
     """
 
@@ -148,7 +161,9 @@ class Adaptation:
         began = time.monotonic()
         encode_texts(model, texts, "document")
         each = (time.monotonic() - began) / len(texts)
-        times = ENCODINGS * len(self.names()) + 2  # and the base model and the average
+        trained = len(self.names())
+        # And the base model and the average; late interaction encodes the passages of all but one of these again.
+        times = ENCODINGS * trained + 2 + (trained + 1 if has_tokens(model) else 0)
         affordable = int(self.budget * OVERHEAD / times / each)
         sizes = {"passages": min(PASSAGES, max(FEWEST_PASSAGES, affordable))}
         longest = length_limit(model)
@@ -161,7 +176,7 @@ class Adaptation:
         return sizes
 
     def baselines(self, *, code: bool = False) -> None:
-        """Rank with BM25 and the base retriever, and fit the weight of their hybrid.
+        """Rank with BM25 and the base retriever, and fit the weight of their hybrid; then that of late interaction.
 
         Args:
             code: whether the text has code: then BM25 with split identifiers is tried, too, and used below if it is better.
@@ -170,8 +185,12 @@ class Adaptation:
         if code:
             self.inputs = replace(self.inputs, bm25=replace(self.inputs.bm25, split_identifiers=True))
             self.systems.append(self._system(UNTRAINED[1], BASE, self.inputs.retriever, 0.0))
-        self.baseline = select(self.systems, self.dev)
+        self.baseline = best_on(self.dev, self.systems)
         self.inputs = replace(self.inputs, bm25=self.baseline.settings, bm25_weight=self.baseline.weight)
+        if has_tokens(self._load(self.inputs.retriever)):
+            with_tokens = self._with_tokens(replace(self.baseline, name=UNTRAINED[2]), OWN_WEIGHT)
+            self.systems.append(with_tokens)
+            self.baseline = with_tokens if with_tokens.token_weight else self.baseline
 
     def try_candidates(self) -> None:
         """Train and score the candidates; Ctrl-C ends the current one and skips the rest."""
@@ -195,9 +214,8 @@ class Adaptation:
 
     def average(self) -> None:
         """Average the candidates that are better than the base on the dev half, if there are several."""
-        trained = [system for system in self.systems if system.name not in UNTRAINED]
         before = (self.baseline or self.systems[0]).mean(self.dev)
-        helped = [system for system in trained if system.mean(self.dev) > before]
+        helped = [system for system in self._trained() if system.mean(self.dev) > before]
         if len(helped) < 2 or self.stopped:
             return
         folder = self.work / "average" / RETRIEVER
@@ -209,11 +227,16 @@ class Adaptation:
 
     def verdict(self) -> Verdict:
         """Select on the dev half, and compare with the base on the test half."""
-        base = self.systems[0]
-        best = select(self.systems, self.dev)
+        base, untrained = self.systems[0], self.baseline or self.systems[0]
+        best = select(untrained, self._trained(), self.dev)
         difference = compare(base, best, self.test)
-        chosen = best if difference.verdict == "better" else base
+        chosen = best if difference.verdict == "better" else untrained
+        if chosen is untrained and compare(base, untrained, self.test).verdict == "worse":
+            chosen = base
         return Verdict(base, chosen, best, difference, self.systems, self.dev, self.test)
+
+    def _trained(self) -> list[System]:
+        return [system for system in self.systems if system.name not in UNTRAINED]
 
     def _add(self, title: str, name: str, folder: Path, seconds: float) -> None:
         self.systems.append(self._system(title, name, str(folder), seconds))
@@ -229,7 +252,19 @@ class Adaptation:
         bm25 = self._rankings(kept, lambda: bm25_run(self.task, settings))
         # Without evidence, a candidate keeps the weight of the base retriever: another weight is a difference by chance.
         prior = self.baseline.weight if self.baseline else BM25_WEIGHT
-        return System(title, folder, dense, bm25, fit_weight(dense, bm25, self.dev, prior), seconds, settings)
+        system = System(title, folder, dense, bm25, fit_weight(dense, bm25, self.dev, prior), seconds, settings)
+        if self.baseline and self.baseline.token_weight:
+            return self._with_tokens(system, self.baseline.token_weight, name)
+        return system
+
+    def _with_tokens(self, system: System, prior: float, name: str = BASE) -> System:
+        """Add late interaction to a system, and fit its weight."""
+        if self.systems and system.dense == self.systems[0].dense:  # the training kept the base retriever
+            name = BASE
+        best = best_of(hybrid_run(system.dense, system.bm25, self.task, system.weight))
+        kept = f"{name}-tokens-{system.weight}"
+        tokens = self._rankings(kept, lambda: rerank_run(best, self.task, Reranker(self._load(system.folder))))
+        return replace(system, tokens=tokens, token_weight=fit_weight(best, tokens, self.dev, prior, TOKEN_ERRORS))
 
     def _load(self, folder: str) -> "SentenceTransformer":
         return load_retriever(

@@ -1,6 +1,6 @@
-"""Systems that `adapt` compares: a retriever combined with BM25, scored on the two halves of a probe.
+"""Systems that `adapt` compares: a retriever combined with BM25 and late interaction, scored on the two halves of a probe.
 
-The dev half fits the weight of BM25 and selects a system. The test half is scored once, at the end. Queries of one document are in
+The dev half fits the weights and selects a system. The test half is scored once, at the end. Queries of one document are in
 the same half.
 """
 
@@ -18,6 +18,7 @@ from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.evaluation.retrieval import Rankings, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.retrieval.bm25 import BM25Settings
+from revela_hub.retrieval.rerank import OWN_DEPTH
 
 if TYPE_CHECKING:
     from revela_hub.evaluation.probe import Probe
@@ -29,7 +30,7 @@ Scores = Mapping[str, float]
 
 @dataclass(frozen=True)
 class System:
-    """A retriever, BM25, and the weight of BM25 in their hybrid.
+    """A retriever, BM25, and the weight of BM25 in their hybrid; the best results may be reranked by the retriever's token vectors.
 
     Attributes:
         name: name in tables.
@@ -39,6 +40,8 @@ class System:
         weight: weight of BM25, fitted on the dev half.
         seconds: duration of the training.
         settings: settings of BM25.
+        tokens: scores of the hybrid's best results by the retriever's token vectors (late interaction).
+        token_weight: weight of these scores, fitted on the dev half; 0 without late interaction.
     """
 
     name: str
@@ -48,24 +51,32 @@ class System:
     weight: float
     seconds: float = 0.0
     settings: BM25Settings = field(default_factory=BM25Settings)
+    tokens: Rankings = field(default_factory=dict)
+    token_weight: float = 0.0
 
     def scores(self, task: RetrievalTask, weight: float | None = None) -> Scores:
-        """Return the scores of the task's queries, with this weight of BM25 (default: the fitted one)."""
-        return query_scores(self.dense, self.bm25, task, self.weight if weight is None else weight)
+        """Return nDCG@10 by query: as fitted, or with this weight of BM25 and without late interaction."""
+        run = hybrid_run(self.dense, self.bm25, task, self.weight if weight is None else weight)
+        if weight is None and self.token_weight:
+            run = fuse_runs(best_of(run), self.tokens, task, self.token_weight)
+        return score_run(run, task).per_query[METRIC]
 
     def mean(self, task: RetrievalTask, weight: float | None = None) -> float:
         """Return the mean of `scores`."""
         return float(np.mean(list(self.scores(task, weight).values())))
 
 
-def query_scores(dense: Rankings, bm25: Rankings, task: RetrievalTask, weight: float) -> Scores:
-    """Return nDCG@10 by query of (1 - weight) * dense + weight * bm25."""
+def hybrid_run(dense: Rankings, bm25: Rankings, task: RetrievalTask, weight: float) -> Rankings:
+    """Return the hits of (1 - weight) * dense + weight * bm25, best first."""
     if weight in (0, 1):
         one = bm25 if weight else dense
-        runs = {query: one.get(query, {}) for query in task.queries}
-    else:
-        runs = fuse_runs(dense, bm25, task, weight)
-    return score_run(runs, task).per_query[METRIC]
+        return {query: one.get(query, {}) for query in task.queries}
+    return fuse_runs(dense, bm25, task, weight)
+
+
+def best_of(run: Rankings) -> Rankings:
+    """Return the hits of each query that late interaction reranks."""
+    return {query: dict(list(hits.items())[:OWN_DEPTH]) for query, hits in run.items()}
 
 
 def compare(base: System, other: System, task: RetrievalTask) -> PairedDifference:
@@ -73,19 +84,19 @@ def compare(base: System, other: System, task: RetrievalTask) -> PairedDifferenc
     return compare_queries(base.scores(task), other.scores(task))
 
 
-def select(systems: Sequence[System], dev: RetrievalTask) -> System:
-    """Return the system with the best mean on the dev half, the first of equal ones.
+def select(untrained: System, trained: Sequence[System], dev: RetrievalTask) -> System:
+    """Return the system with the best mean on the dev half.
 
-    A trained retriever must beat the best system with the base retriever, which is first, by more than one standard error; or be as
-    good with BM25, and better by more than one standard error without it.
+    A trained retriever must beat the untrained system by more than one standard error; or be as good combined, and better by more than
+    one standard error alone.
     """
-    untrained = _best([system for system in systems if system.folder == systems[0].folder], dev)
-    trained = _best([system for system in systems if system.folder != systems[0].folder] or systems, dev)
-    (hybrid, error), (alone, error_alone) = (_gain(untrained, trained, dev, weight) for weight in (None, 0.0))
-    return trained if hybrid > error or (hybrid >= 0 and alone > error_alone) else untrained
+    best = best_on(dev, trained or [untrained])
+    (combined, error), (alone, error_alone) = (_gain(untrained, best, dev, weight) for weight in (None, 0.0))
+    return best if combined > error or (combined >= 0 and alone > error_alone) else untrained
 
 
-def _best(systems: Sequence[System], dev: RetrievalTask) -> System:
+def best_on(dev: RetrievalTask, systems: Sequence[System]) -> System:
+    """Return the system with the best mean on the dev half, the first of equal ones."""
     return max(systems, key=lambda system: round(system.mean(dev), 9))
 
 

@@ -25,8 +25,8 @@ class Verdict:
 
     Attributes:
         base: the base retriever with BM25.
-        chosen: the exported system: a better one, or the base.
-        best: the candidate that was selected on the dev half; the base if none was better.
+        chosen: the exported system: a better one, or one with the base retriever.
+        best: the system that was selected on the dev half; an untrained one if no training was better.
         difference: of the best candidate and the base, on the test half.
         systems: all systems, the base first.
         dev: the dev half.
@@ -59,10 +59,9 @@ class Verdict:
         d = self.difference
         interval = f"{d.difference:+.3f} (95% interval {d.low:+.3f} to {d.high:+.3f}, {d.queries} queries)"
         if self.best is self.base:
-            return "No candidate was better than the base retriever on the queries that select."
-        split = " and identifiers split" if self.best.settings.split_identifiers else ""
+            return "No training was better than the base retriever on the queries that select."
         return (
-            f"The selected candidate ({self.best.name}, with BM25 weight {self.best.weight:.1f}{split}) differs from the base retriever"
+            f"The selected system ({self.best.name}, with {with_what(self.best)}) differs from the base retriever"
             f" with BM25 by {interval} in nDCG@10 on queries that were used for this comparison only."
         )
 
@@ -88,7 +87,7 @@ class Verdict:
         """Return `means` for the model card. None is the published model alone: BM25 is not published with it."""
         rows: dict[str | None, float] = {None: self.chosen.mean(self.test, 0.0)}
         for name, mean in self.means().items():
-            rows[f"this model, with BM25 (weight {self.chosen.weight:.1f})" if name == "exported" else name] = mean
+            rows[f"this model, with {with_what(self.chosen)}" if name == "exported" else name] = mean
         return rows
 
     def of_bm25(self) -> dict[str, float]:
@@ -103,12 +102,13 @@ class Verdict:
         """Format all systems with their scores and intervals."""
         words = self.of_bm25()
         width = max(map(len, [*words, *(system.name for system in self.systems)]))
-        lines = [f"{'test half':<{width}}  alone  with BM25  weight  difference"]
+        lines = [f"{'test half':<{width}}  alone  combined  BM25  tokens  difference"]
         lines += [f"{name:<{width}}  {score:5.3f}" for name, score in words.items()]
         differences = self.differences()
         for system in self.systems:
             dense, hybrid = system.mean(self.test, 0.0), system.mean(self.test)
-            row = f"{system.name:<{width}}  {dense:5.3f}  {hybrid:9.3f}  {system.weight:6.1f}"
+            tokens = f"{system.token_weight:.1f}" if system.token_weight else "-"
+            row = f"{system.name:<{width}}  {dense:5.3f}  {hybrid:8.3f}  {system.weight:4.1f}  {tokens:>6}"
             if d := differences.get(system.name):
                 # No gain on the dev half: the training kept the base retriever's weights.
                 same = system.name not in UNTRAINED and system.dense == self.base.dense
@@ -133,14 +133,23 @@ class Verdict:
         canvas.savefig(file, dpi=150)
 
     def parts(self) -> dict[str, PairedDifference]:
-        """Return what BM25, split identifiers and training add, one after the other, to the base retriever alone."""
-        alone, untrained = replace(self.base, weight=0.0), self.base
-        found = {f"BM25, weight {self.base.weight:.1f}": compare(alone, self.base, self.test)}
-        if self.chosen.settings != self.base.settings:
-            untrained = next(each for each in self.systems if each.settings == self.chosen.settings)
-            found["identifiers split"] = compare(self.base, untrained, self.test)
-        if self.chosen.name not in UNTRAINED:
-            found[self.chosen.name] = compare(untrained, self.chosen, self.test)
+        """Return what BM25, split identifiers, late interaction and training add, one after the other, to the base retriever alone."""
+        alone = replace(self.base, weight=0.0)
+        of_base = [system for system in self.systems if system.name in UNTRAINED]
+        split = next(system for system in of_base if system.settings == self.chosen.settings)
+        tokens = next((s for s in of_base if s.token_weight), split) if self.chosen.token_weight else split
+        steps = {
+            "": alone,
+            f"BM25, weight {self.base.weight:.1f}": self.base,
+            "identifiers split": split,
+            f"late interaction, weight {tokens.token_weight:.1f}": tokens,
+            self.chosen.name: self.chosen,
+        }
+        found = {
+            name: compare(before, after, self.test)
+            for (name, after), before in zip(list(steps.items())[1:], steps.values(), strict=False)
+            if after is not before
+        }
         return found | {"together": compare(alone, self.chosen, self.test)}
 
     def summary(self) -> str:
@@ -149,7 +158,8 @@ class Verdict:
         width = max(map(len, parts))
         alone, exported = self.base.mean(self.test, 0.0), self.chosen.mean(self.test)
         lines = [
-            f"nDCG@10 on the test half: {alone:.3f} (base retriever alone) -> {exported:.3f} (exported, with BM25)"
+            f"nDCG@10 on the test half: {alone:.3f} (base retriever alone) -> {exported:.3f} (exported, with"
+            f" {with_what(self.chosen)})"
         ]
         lines += [f"  {name:<{width}}  {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" for name, d in parts.items()]
         return "\n".join(lines)
@@ -161,12 +171,18 @@ class Verdict:
             "difference": self.difference.to_dict(),
             "exported": self.chosen.name,
             "bm25_weight": self.chosen.weight,
+            "token_weight": self.chosen.token_weight,
             "bm25": bm25_options(self.chosen.settings),
             "parts": {name: d.to_dict() for name, d in self.parts().items()},
             "queries": {"dev": len(self.dev.queries), "test": len(self.test.queries)},
             "ndcg_at_10": self.means(),
             "systems": [
-                {"name": each.name, "bm25_weight": each.weight, "seconds": round(each.seconds, 1)}
+                {
+                    "name": each.name,
+                    "bm25_weight": each.weight,
+                    "token_weight": each.token_weight,
+                    "seconds": round(each.seconds, 1),
+                }
                 | ({} if each is self.base else {"difference": compare(self.base, each, self.test).to_dict()})
                 for each in self.systems
             ],
@@ -179,6 +195,13 @@ class Verdict:
             model.save_pretrained(str(part), create_model_card=False)
             make_readable(part)
         return folder
+
+
+def with_what(system: System) -> str:
+    """Describe what a system adds to its retriever."""
+    split = " and split identifiers" if system.settings.split_identifiers else ""
+    tokens = f", late interaction (weight {system.token_weight:.1f})" if system.token_weight else ""
+    return f"BM25 (weight {system.weight:.1f}{split}){tokens}"
 
 
 def bm25_options(settings: BM25Settings) -> dict[str, Any]:

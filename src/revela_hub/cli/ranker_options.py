@@ -10,12 +10,18 @@ from revela_hub.adaptation import HYBRID
 from revela_hub.cli.encoders import encoder_identity, load_dense
 from revela_hub.cli.endpoint_options import EndpointOptions
 from revela_hub.errors import UserError
-from revela_hub.output import shows_progress
-from revela_hub.ranges import NonNegativeFloat, PositiveInt, TextLength
+from revela_hub.output import note, shows_progress
+from revela_hub.ranges import NonNegativeFloat, PositiveInt, TextLength, Weight
 from revela_hub.retrieval.index_options import IndexArguments, Precision
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import RankerSettings
+
+
+OWN, NO_RERANKING = "self", "none"
+"""Values of --rerank: the retriever's own token vectors, and no reranking."""
+DEPTH = 50
+"""Default of --rerank_depth for models."""
 
 
 @dataclass(kw_only=True)
@@ -55,9 +61,21 @@ class RankerOptions(EndpointOptions, IndexArguments):
     )
     rerank: str | None = field(
         default=None,
-        metadata={"help": "CrossEncoder or MultiVectorEncoder that reorders the best results: folder or Hub id."},
+        metadata={
+            "help": "Reorder the best results: folder or Hub id of a CrossEncoder or MultiVectorEncoder; self: with the retriever's own"
+            " token vectors (late interaction); none: do not use what adapt has fitted."
+        },
     )
-    rerank_depth: PositiveInt = field(default=50, metadata={"help": "Number of results per query to rerank."})
+    rerank_depth: PositiveInt | None = field(
+        default=None, metadata={"help": "Number of results per query to rerank (default: 50; self: 20)."}
+    )
+    rerank_weight: Weight | None = field(
+        default=None,
+        metadata={
+            "help": "Weight of the reranker's scores; the rest is the weight of the first ranking (default: 1; self: 0.5, or as adapt"
+            " has fitted)."
+        },
+    )
     max_terms: PositiveInt = field(default=256, metadata={"help": "Sparse: Number of terms to keep per passage."})
     max_query_terms: PositiveInt | None = field(
         default=None, metadata={"help": "Sparse: Number of terms to keep per query (default: all)."}
@@ -118,8 +136,9 @@ def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
         raise UserError(
             "--endpoint requires a model, not bm25: give the folder or Hub id that the server was started with"
         )
-    if options.rerank is None and "rerank_depth" in given(options):
-        raise UserError("--rerank_depth requires --rerank MODEL")
+    for name in ("rerank_depth", "rerank_weight"):
+        if options.rerank in (None, NO_RERANKING) and getattr(options, name) is not None:
+            raise UserError(f"--{name} requires --rerank MODEL, or --rerank self")
     of_mode: dict[str, tuple[str, ...]] = {"hybrid": ("parts", "fusion", "weights", "depth")}
     if "hybrid" not in modes and "sparse" not in modes:
         of_mode |= {"sparse": ("sparse_model",)}
@@ -151,7 +170,7 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
         model: A folder, a Hub id, or "bm25". In an output folder of adapt, the fitted weights and BM25 settings are used where the
             options give none.
         mode: "dense", "sparse", "bm25" or "hybrid" (default: dense, or bm25 if that is the model).
-        rerank: Whether to load the model of --rerank.
+        rerank: Whether to return the reranker that the options or adapt ask for.
 
     Raises:
         UserError: A model cannot be loaded or does not support its mode.
@@ -167,10 +186,13 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
         for name in RankerSettings.__dataclass_fields__
         if name in RankerOptions.__dataclass_fields__ and name not in ("bm25", "device")
     } | {"index": options.index_options(options.dtype)}
-    weights, fitted = _of_adapt(model) if mode in ("hybrid", "bm25") else (None, {})
-    if options.weights is None and options.fusion == "minmax" and options.parts == ["dense", "bm25"]:
-        values["weights"] = weights
-    fitted = fitted if options.bm25 == "bm25s" else {}
+    adapted = _of_adapt(model) if mode in ("hybrid", "bm25") else _Adapted()
+    fitted_weights = options.weights is None and options.fusion == "minmax" and options.parts == ["dense", "bm25"]
+    if fitted_weights:
+        values["weights"] = adapted.weights
+    reranking = _reranking(options, adapted.token_weight if fitted_weights and mode == "hybrid" else 0.0)
+    values |= {"rerank_depth": reranking.depth, "rerank_weight": reranking.weight}
+    fitted = adapted.bm25 if options.bm25 == "bm25s" else {}
     own = {each.name: getattr(options, f"bm25_{each.name}") for each in fields(BM25Settings)}
     bm25 = bm25_settings(options.bm25, **{name: fitted.get(name) if own[name] is None else own[name] for name in own})
     settings = RankerSettings(
@@ -196,33 +218,79 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
         name = options.sparse_model or model
         sparse = load_sparse_encoder(name, **loading)
         found["sparse_identity"] = model_identity(name, options.max_length)
-    return Models(RankerSettings(**vars(settings) | found), dense, sparse, load_reranker(options) if rerank else None)
+    reranker = None
+    if rerank and reranking.name == OWN:
+        reranker = _own_reranker(options, dense, found.get("identity", ""))
+    elif rerank:
+        reranker = load_reranker(options)
+    return Models(RankerSettings(**vars(settings) | found), dense, sparse, reranker)
 
 
-def _of_adapt(model: str) -> tuple[list[float] | None, dict[str, Any]]:
-    """Return the weights of dense and BM25, and the settings of BM25, in an output folder of adapt; None and {} for other models.
+class _Adapted(NamedTuple):
+    """The weights of dense and BM25, the settings of BM25, and the weight of token vectors in an output folder of adapt."""
+
+    weights: list[float] | None = None
+    bm25: dict[str, Any] = {}
+    token_weight: float = 0.0
+
+
+def _of_adapt(model: str) -> _Adapted:
+    """Return what adapt has fitted; the defaults for other models.
 
     Raises:
         UserError: Its file is damaged.
     """
     file = Path(model).expanduser() / HYBRID
     if not file.is_file():
-        return None, {}
+        return _Adapted()
     try:
         hybrid = json.loads(file.read_text(encoding="utf-8"))
         weight, bm25 = float(hybrid["bm25_weight"]), dict(hybrid.get("bm25", {}))
+        tokens = float(hybrid.get("token_weight", 0.0))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged: run revela-hub adapt again, or give --mode dense") from error
-    return [1 - weight, weight], bm25
+    return _Adapted([1 - weight, weight], bm25, tokens)
+
+
+class _Reranking(NamedTuple):
+    name: str | None
+    depth: int
+    weight: float
+
+
+def _reranking(options: RankerOptions, fitted: float) -> _Reranking:
+    """Return how results are reranked, with the weight of the retriever's token vectors that adapt has fitted."""
+    from revela_hub.retrieval.rerank import OWN_DEPTH, OWN_WEIGHT
+
+    if (options.rerank or (OWN if fitted else None)) == OWN:
+        weight = options.rerank_weight or fitted or OWN_WEIGHT
+        return _Reranking(OWN, options.rerank_depth or OWN_DEPTH, weight)
+    return _Reranking(options.rerank, options.rerank_depth or DEPTH, options.rerank_weight or 1.0)
+
+
+def _own_reranker(options: RankerOptions, dense: Any, identity: str) -> Any:
+    """Return the reranker by the retriever's token vectors; None where only adapt asks for it, and a server has the vectors."""
+    from revela_hub.retrieval.rerank import Reranker
+
+    if options.rerank is None and options.endpoint:
+        note("late interaction, which adapt has fitted, needs the model here: not used with --endpoint")
+        return None
+    if dense is None:
+        raise UserError(
+            "--rerank self needs the vectors of a retriever: use --mode dense, or hybrid with the part dense"
+        )
+    given_prompts = {"query": options.query_prompt, "document": options.document_prompt}
+    prompts = {kind: prompt for kind, prompt in given_prompts.items() if prompt is not None}
+    return Reranker(dense, batch_size=options.batch_size, identity=identity, prompts=prompts)
 
 
 def load_reranker(options: RankerOptions) -> Any:
-    """Load the model of --rerank; None without that option.
+    """Load the model of --rerank; None without one.
 
     Raises:
         UserError: It cannot be loaded, or it is a retriever.
     """
-    if options.rerank is None:
+    if options.rerank in (None, OWN, NO_RERANKING):
         return None
     from revela_hub.retrieval.rerank import Reranker
 

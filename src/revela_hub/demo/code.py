@@ -17,13 +17,16 @@ class Snippet:
     code: str
 
 
-def snippets(name: str, prompts: Mapping[str, str], weight: float, *, remote_code: bool = False) -> list[Snippet]:
+def snippets(
+    name: str, prompts: Mapping[str, str], weight: float, token_weight: float = 0.0, *, remote_code: bool = False
+) -> list[Snippet]:
     """Return code that embeds a query and a passage.
 
     Args:
         name: Hub id of the model, or the name of its folder.
         prompts: Prompts of the model by name, as sentence-transformers has them; empty ones are ignored.
         weight: Weight of BM25 in the hybrid.
+        token_weight: Weight of late interaction; 0 without it.
         remote_code: Whether the model requires its own code, which servers do not run.
     """
     trust = ", trust_remote_code=True" if remote_code else ""
@@ -39,6 +42,7 @@ print(model.similarity(queries, passages))"""
     search = (
         f"revela-hub search {shlex.quote(name)} {shlex.quote(QUERY)} --corpus my-documents --mode hybrid"
         f" --weights {1 - weight:.1f} {weight:.1f}"
+        + (f" --rerank self --rerank_weight {token_weight:.1f}" if token_weight else "")
     )
     return [*found, Snippet("revela-hub", "shell", search)]
 

@@ -18,6 +18,7 @@ class Report:
 
     Attributes:
         bm25_weight: Weight of BM25 in the hybrid.
+        token_weight: Weight of the retriever's token vectors (late interaction); 0 without them.
         exported: Name of the exported system.
         verdict: The verdict in one sentence, with its interval.
         table: Rows of the probe's table: system, nDCG@10, weight of BM25, training time, difference from the base.
@@ -26,6 +27,7 @@ class Report:
     """
 
     bm25_weight: float
+    token_weight: float
     exported: str
     verdict: str
     table: tuple[tuple[str, ...], ...]
@@ -78,6 +80,7 @@ def _report(values: dict[str, Any]) -> Report:
         rows.append((shown, f"{mean:.3f}", f"{weight:.1f}", time, _interval(system.get("difference"))))
     return Report(
         float(values["bm25_weight"]),
+        float(values.get("token_weight", 0.0)),
         values["exported"],
         _verdict(values),
         tuple(rows),

@@ -13,6 +13,7 @@ from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.hybrid import fuse
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import VectorRanker
+from revela_hub.retrieval.rerank import OWN_DEPTH, Reranker, reranked
 from revela_hub.retrieval.top_k import Hits
 
 DEPTH = 100
@@ -77,6 +78,7 @@ class Collection:
         cache: Folder for the vectors (default: the same).
         name: Name to show.
         bm25: Settings of BM25.
+        token_weight: Weight of the last retriever's own token vectors, which rerank the hybrid; 0 for no reranking.
         max_words: Maximum number of words per passage.
         most: Maximum number of passages.
 
@@ -93,6 +95,7 @@ class Collection:
         cache: Path | None = None,
         name: str = "your text",
         bm25: BM25Settings | None = None,
+        token_weight: float = 0.0,
         max_words: int = 120,
         most: int | None = None,
     ) -> None:
@@ -108,6 +111,8 @@ class Collection:
             ranker = build_ranker(self.passages.texts, settings, cache or folder, dense=encoder)
             assert isinstance(ranker, VectorRanker)
             self.rankers[title] = ranker
+        self.token_weight = token_weight
+        self.reranker = Reranker(retrievers[-1].encoder) if token_weight else None
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -143,11 +148,24 @@ class Collection:
         sizes = {"": self.bm25.bytes}
         columns.append(self._column("BM25", query, bm25, top_k, bm25_seconds, sizes, base, nothing))
         began = time.perf_counter()
-        both = hybrid(dense, bm25, weight, top_k)
+        both = self._late_interaction(query, hybrid(dense, bm25, weight, max(top_k, OWN_DEPTH)))
         seconds += bm25_seconds + time.perf_counter() - began
-        title = f"hybrid, BM25 weight {weight:.1f}"
+        title = f"hybrid, BM25 weight {weight:.1f}" + (", late interaction" if self.reranker else "")
         columns.append(self._column(title, query, both, top_k, seconds, {}, base, nothing))
         return columns
+
+    def _late_interaction(self, query: str, hits: Hits) -> Hits:
+        """Return the hits, reranked if there is a weight for that."""
+        reranker = self.reranker
+        if reranker is None:
+            return hits
+        texts = self.passages.texts
+        return reranked(
+            hits,
+            lambda _, rows: reranker.scores([(query, text) for text in texts.read(rows.tolist())]),
+            OWN_DEPTH,
+            self.token_weight,
+        )
 
     def _sizes(self, ranker: VectorRanker) -> dict[str, int]:
         numbers = len(self) * ranker.vectors.dimension

@@ -28,7 +28,17 @@ from revela_hub.hub_cards.repository import Destination, hub_client, hub_errors
 GRADIO = "6.31.0"
 """Version of gradio for the Space, if it is not installed here."""
 MESSAGE = "Publish with revela-hub"
-PUBLISHED = ("verdict", "difference", "exported", "bm25_weight", "bm25", "ndcg_at_10", "systems", "cost")
+PUBLISHED = (
+    "verdict",
+    "difference",
+    "exported",
+    "bm25_weight",
+    "token_weight",
+    "bm25",
+    "ndcg_at_10",
+    "systems",
+    "cost",
+)
 """The parts of the report that the page shows."""
 MOST_QUERIES = 20
 

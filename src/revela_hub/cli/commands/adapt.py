@@ -133,9 +133,12 @@ def _adapt(arguments: Arguments, adaptation: "Adaptation", settings: dict[str, A
     adaptation.baselines(code=found.has_code)
     say(f"base retriever: nDCG@10 {adaptation.systems[0].mean(adaptation.dev, 0.0):.3f} on the dev half")
     for system in adaptation.systems:
+        alone, combined = (system.mean(adaptation.dev, weight) for weight in (1.0, None))
         split = " with split identifiers" if system.settings.split_identifiers else ""
-        alone, hybrid = (system.mean(adaptation.dev, weight) for weight in (1.0, None))
-        say(f"BM25{split}: {alone:.3f}; hybrid, BM25 weight {system.weight:.1f}: {hybrid:.3f}")
+        if system.token_weight:
+            say(f"... and late interaction, weight {system.token_weight:.1f}: {combined:.3f}")
+        else:
+            say(f"BM25{split}: {alone:.3f}; hybrid, BM25 weight {system.weight:.1f}: {combined:.3f}")
     adaptation.try_candidates()
     adaptation.average()
     verdict = adaptation.verdict()
@@ -276,7 +279,8 @@ def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length:
 
     folder = verdict.export(output / "retriever", max_length=max_length, trust=arguments.trust_remote_code)
     bm25 = bm25_options(verdict.chosen.settings)
-    hybrid = {"bm25_weight": verdict.chosen.weight, "fusion": "minmax", "bm25": bm25}
+    weights = {"bm25_weight": verdict.chosen.weight, "token_weight": verdict.chosen.token_weight}
+    hybrid = weights | {"fusion": "minmax", "bm25": bm25}
     report = verdict.to_dict() | {
         "cost": verdict.cost(),
         "command": "revela-hub adapt",

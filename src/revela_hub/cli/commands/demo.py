@@ -147,7 +147,9 @@ def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path
     retrievers, notes = _retrievers(arguments, folder, place, report)
     encoder = retrievers[-1].encoder
     cache = claim_folder(Path(arguments.cache_dir or default_cache_folder("passages")).expanduser())
+    tokens = report.token_weight if report else 0.0
     shared: dict[str, Any] = {"max_words": arguments.max_words, "bm25": report.bm25 if report else None}
+    shared |= {"token_weight": tokens}
     collection = Collection(documents, retrievers, temporary, cache=cache, name=corpus_name, **shared)
     note(f"{len(collection):,} passages")
     weight = report.bm25_weight if report else BM25_WEIGHT
@@ -157,7 +159,7 @@ def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path
         return Collection(documents, retrievers, folder, most=MAX_PASSAGES, **shared)
 
     name = _name(folder, place)
-    code = snippets(name, getattr(encoder, "prompts", {}), weight, remote_code=arguments.trust_remote_code)
+    code = snippets(name, getattr(encoder, "prompts", {}), weight, tokens, remote_code=arguments.trust_remote_code)
     shown = Shown(name, code, queries, report, **_card(place), notes=notes)
     return search_page(shown, collection, index, weight, arguments.top_k)
 

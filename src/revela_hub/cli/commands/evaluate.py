@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from revela_hub.cli.ranker_options import RankerOptions, check_used, given, load_models, load_reranker
+from revela_hub.cli.ranker_options import DEPTH, OWN, RankerOptions, check_used, given, load_models, load_reranker
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 
@@ -133,6 +133,8 @@ def _check_used(arguments: Arguments) -> None:
         raise UserError(f"--{name} requires --task {other}")
     if retrieval:
         _check_retrieval(arguments)
+    elif arguments.rerank == OWN:
+        raise UserError("--rerank self requires --task retrieval: give a CrossEncoder or a MultiVectorEncoder")
 
 
 def _check_retrieval(arguments: Arguments) -> None:
@@ -161,7 +163,7 @@ def _on_folder(arguments: Arguments, sizes: "dict[str, SizeScores]") -> "Iterato
     assert arguments.corpus is not None
     check_used(arguments, arguments.mode or [])
     task = read_beir(arguments.corpus, arguments.split)
-    reranker = load_reranker(arguments)
+    shared = load_reranker(arguments)
     for name in arguments.models:
         if (arguments.dims or arguments.precision) and name != "bm25":
             found = {f"{name} [{size.dims} {size.precision}]": size for size in _sizes(arguments, name, task)}
@@ -170,7 +172,8 @@ def _on_folder(arguments: Arguments, sizes: "dict[str, SizeScores]") -> "Iterato
             continue
         modes = ["bm25"] if name == "bm25" else arguments.mode or ["dense"]
         for mode in modes:
-            models = load_models(arguments, name, mode, rerank=False)
+            models = load_models(arguments, name, mode, rerank=shared is None and mode != "bm25")
+            reranker = shared or models.reranker
             label = name if len(modes) == 1 else f"{name} [{mode}]"
             given_models = {"dense": models.dense, "sparse": models.sparse, "cache_dir": arguments.cache_dir}
             if reranker is None:
@@ -178,7 +181,7 @@ def _on_folder(arguments: Arguments, sizes: "dict[str, SizeScores]") -> "Iterato
                 continue
             before, after = evaluate_reranking(task, models.settings, reranker, **given_models)
             yield label, before
-            yield f"{label} > {arguments.rerank}", after
+            yield f"{label} > {arguments.rerank or OWN}", after
 
 
 def _sizes(arguments: Arguments, name: str, task: "RetrievalTask") -> "Iterator[SizeScores]":
@@ -280,7 +283,7 @@ def _evaluate_answers(arguments: Arguments) -> None:
     if method is None or not method.answerer:
         raise UserError(f"{models[0]} does not answer questions: --task qa needs a model that reads passages")
     answerer = resolve_name(method.answerer)(models[0], index, k=arguments.num_passages, device=arguments.device)
-    answerer.reranker, answerer.rerank_depth = load_reranker(arguments), arguments.rerank_depth
+    answerer.reranker, answerer.rerank_depth = load_reranker(arguments), arguments.rerank_depth or DEPTH
     found = answerer.answer(
         list(questions["prompt"]),
         max_new_tokens=arguments.max_new_tokens,

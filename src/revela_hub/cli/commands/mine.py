@@ -107,12 +107,14 @@ def run(arguments: Arguments) -> None:
     output = Path(arguments.output).expanduser()
     _check_output(arguments, output)
     check_used(arguments, [arguments.mode])
+    if arguments.rerank_weight is not None:
+        raise UserError("--rerank_weight: mine compares the reranker's scores only, so leave it out")
     folder = Path(arguments.cache_dir or default_cache_folder("mining")).expanduser()
     check_folder(folder, "--cache_dir")
     make_folder(output.parent, "--output")
     pairs, corpus = _input(arguments)
     engine = arguments.ray_engine(partial(load_for_workers, arguments))
-    models = load_models(arguments, arguments.model, arguments.mode)
+    models = load_models(arguments, arguments.model, arguments.mode, rerank=arguments.rerank is not None)
     if engine is not None and models.dense is None:
         raise UserError("--engine ray encodes vectors: it requires --mode dense, or hybrid with the part dense")
     mined = mine(
@@ -120,7 +122,7 @@ def run(arguments: Arguments) -> None:
         corpus,
         models.dense,
         settings,
-        replace(models.settings, engine=engine),
+        replace(models.settings, engine=engine, rerank_weight=1.0),
         folder=folder,
         sparse=models.sparse,
         reranker=models.reranker,
