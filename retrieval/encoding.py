@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.retrieval.encoder import Encoder, as_vectors
+from revela_hub.sdpa import varying_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,7 @@ _PART: ContextVar[tuple[int, int]] = ContextVar("_PART", default=(0, 1))
 """Number of this process, and number of processes that divide the batches (`divided`)."""
 
 
+@varying_shapes()
 def encode_texts(
     encoder: Encoder,
     texts: list[str],

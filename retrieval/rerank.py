@@ -32,6 +32,7 @@ from revela_hub.retrieval.hybrid import fuse
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.top_k import Hits
+from revela_hub.sdpa import varying_shapes
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
@@ -77,6 +78,7 @@ class Reranker:
             self._kind, self._model = "MultiVectorEncoder", token_encoder(model, used)
             self.name, self.identity = "the retriever", f"token vectors {identity} {used}"
 
+    @varying_shapes()
     def scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
         """Return the scores (P,) of pairs of a query and a passage, as the model's own activation gives them.
 

@@ -14,6 +14,7 @@ from revela_hub.errors import UserError, first_line
 from revela_hub.gguf_files import model_folder
 from revela_hub.pickles import pretrained
 from revela_hub.precision import loading_dtype
+from revela_hub.sdpa import varying_shapes
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ class LocalModel:
             if batch:
                 yield from zip(batch, self._answer(batch), strict=True)
 
+    @varying_shapes()
     def _answer(self, batch: Sequence[Request]) -> list[Reply]:
         import torch
         from jinja2 import TemplateError

@@ -15,6 +15,7 @@ from revela_hub.data.synthesis.backends import Backend, Request
 from revela_hub.errors import UserError, first_line
 from revela_hub.gguf_files import model_folder
 from revela_hub.pickles import pretrained
+from revela_hub.sdpa import varying_shapes
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
 SENTENCE_END = re.compile(r"[.!?;:\n]")
@@ -136,6 +137,7 @@ class Seq2SeqQueries:
             raise UserError(f"cannot load the query generator {self.name!r}: {first_line(error)}") from error
         return tokenizer, model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
+    @varying_shapes()
     def __call__(self, passages: Sequence[str]) -> list[list[str]]:
         """See `PseudoQueries`."""
         import torch

@@ -17,6 +17,7 @@ from trl import SFTTrainer
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.retrieval.disk import whole_path
+from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.language_models import load_reader
@@ -197,6 +198,7 @@ def tokenized_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Datas
     return pairs.map(tokenized, batched=True, remove_columns=pairs.column_names, desc="Tokenizing prompts")
 
 
+@varying_shapes()
 @torch.no_grad()
 def pasted_log_likelihoods(
     model: PreTrainedModel,

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
+from revela_hub.sdpa import varying_shapes
 
 BLOCK = 1024
 
@@ -63,6 +64,7 @@ class PassageTokens:
         shape = (*rows.shape, longest)
         return torch.from_numpy(ids).view(shape), torch.from_numpy(mask.astype(np.int64)).view(shape)
 
+    @varying_shapes()
     @torch.no_grad()
     def encode(
         self,

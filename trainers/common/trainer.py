@@ -29,6 +29,7 @@ from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, 
 from revela_hub.internals import TrainerHooks
 from revela_hub.interrupts import Interrupted
 from revela_hub.retrieval.encoder import Encoder
+from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
@@ -257,7 +258,8 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             if self.saves_copy and self._hollow is None:
                 self._hollow = hollow_copy(model, self.adapters)
         try:
-            result: TrainOutput = super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval)
+            with varying_shapes():
+                result: TrainOutput = super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval)
         finally:
             self._stop.restore()
             shutil.rmtree(Path(self.args.output_dir or ".") / RECEIVED, ignore_errors=True)

@@ -14,6 +14,7 @@ from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.output import note
+from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.common.passages import tokenize_passages
 from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder, on_device
 
@@ -122,14 +123,15 @@ class Answerer:
         for start in range(0, len(rows), batch_size):
             ids, mask = left_padded(rows[start : start + batch_size])
             ids, mask = ids.to(self.model.device), mask.to(self.model.device)
-            read, passages = self._retrieve(ids, mask, prompts[start : start + batch_size])
-            ended = self.model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=max_new_tokens,
-                **passages,
-                **({"do_sample": False} | generation),
-            )
+            with varying_shapes():
+                read, passages = self._retrieve(ids, mask, prompts[start : start + batch_size])
+                ended = self.model.generate(
+                    ids,
+                    attention_mask=mask,
+                    max_new_tokens=max_new_tokens,
+                    **passages,
+                    **({"do_sample": False} | generation),
+                )
             texts = self.tokenizer.batch_decode(ended[:, ids.shape[1] :], skip_special_tokens=True)
             for text, found in zip(texts, read, strict=True):
                 yield Answer(str(text).strip(), found)

@@ -1,0 +1,25 @@
+"""Attention kernels for batches of varying shape.
+
+On recent NVIDIA GPUs (from compute capability 9.0, such as the H100), torch prefers cuDNN's attention, which builds an execution plan
+for every new shape of a batch. In our commands almost every batch has a new shape, because texts are padded to the longest of
+their batch: without cuDNN's attention, an H100 encoded 6.7 times as many new texts per second (benchmarks/README.md).
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def varying_shapes() -> Iterator[None]:
+    """Use torch's other attention kernels: in a `with` statement, or as a decorator. Has no effect without an NVIDIA GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None:  # the model does not run here
+        yield
+        return
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
