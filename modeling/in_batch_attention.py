@@ -150,7 +150,7 @@ def all_pairs(query_NKTD: Tensor, key_NKLD: Tensor, value_NKLE: Tensor, in_batch
     blocks = [x.view(groups, size, *x.shape[1:]).split(block, 1) for x in (key_NKLD, value_NKLE)]
     masks = [None] * len(blocks[0]) if mask_NL is None else mask_NL.view(groups, size, -1).split(block, 1)
     parts = zip(*blocks, masks, similarity.split(block, 2), strict=True)
-    output = sum(checkpointed(_read_block, query_GKSD, *part, options) for part in parts)
+    output = sum(checkpointed(_read_block, query_GKSD, *part, options, dropout=options.dropout) for part in parts)
     assert isinstance(output, Tensor)  # a group has at least one chunk
     return output.view(groups, kv_heads, size, queries, -1).transpose(1, 2).reshape(n, kv_heads, queries, -1)
 

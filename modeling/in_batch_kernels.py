@@ -64,7 +64,9 @@ def read_pairs(
     output = torch.zeros(shape, dtype=weight_P.dtype, device=weight_P.device)
     for i, j, weight in zip(*(x.split(n) for x in (*pairs_2P, weight_P)), strict=True):
         mask = None if lengths_N is None else key_mask(lengths_N[j], key_NKLD.shape[2])
-        part = checkpointed(_read_rows, query_NKTD, key_NKLD, value_NKLE, i, j, mask, weight, options)
+        part = checkpointed(
+            _read_rows, query_NKTD, key_NKLD, value_NKLE, i, j, mask, weight, options, dropout=options.dropout
+        )
         output = output.index_add(0, i, part.to(output.dtype))  # under autocast, the products are in bf16
     return output
 
@@ -247,10 +249,13 @@ def key_mask(lengths_N: Tensor, length: int) -> Tensor:
     return torch.arange(length, device=lengths_N.device) < lengths_N[:, None].clamp(min=1)
 
 
-def checkpointed(function: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Call a function, and recompute it in the backward pass if gradients are enabled."""
+def checkpointed(function: Callable[..., Tensor], *args: Any, dropout: float = 0.0) -> Tensor:
+    """Call a function, and recompute it in the backward pass if gradients are enabled.
+
+    Only dropout needs the state of the random generator, which is slow to save and to restore on a GPU.
+    """
     if torch.is_grad_enabled():
-        result: Tensor = checkpoint(function, *args, use_reentrant=False)
+        result: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=bool(dropout))
         return result
     return function(*args)
 

@@ -93,7 +93,7 @@ def joint_reading(
     logits = query[0].numel() // query.shape[-1] * length * (neighbour_NJ.shape[1] + 1)  # of one row
     rows = max(1, BLOCK // logits)
     blocks = zip(*(x.split(rows) for x in (*own, own_mask, neighbour_NJ, logit_NJ)), strict=True)
-    return torch.cat([checkpointed(read, *block) for block in blocks])
+    return torch.cat([checkpointed(read, *block, dropout=kwargs.get("dropout") or 0.0) for block in blocks])
 
 
 def neighbours(in_batch: InBatch) -> tuple[Tensor, Tensor]:

@@ -41,8 +41,8 @@ from .in_batch_inputs import InBatch, StreamE
 from .joint_reading import ReadingBias
 from .linear_cross_entropy import head_cross_entropy, mean_loss, next_token_labels, summed_cross_entropy
 
-# On a GPU, listing pairs waits for the device, which pays off for groups of this size or more.
-PAIRS_FROM_SIZE = 32
+# On a GPU, listing pairs waits for the device, which pays off for groups of this size or more (benchmarks/README.md).
+PAIRS_FROM_SIZE = 16
 
 
 @dataclass
