@@ -62,7 +62,7 @@ IMPRAG = ("imprag:both", "imprag:warm-up", "imprag:distillation")
 ENCODINGS = ("imprag:warm-up:independent", "imprag:warm-up:segmented", "stored")
 BOUNDARIES = tuple(f"imprag:warm-up:b={b},t={t}" for b, t in ((1, 4), (3, 4), (2, 2), (2, 5)))
 MAIN = (*READERS, *IMPRAG, "ra-dit-llama", "ra-dit")
-NOT_SIZES = ("data", "output", "seeds", "runs", "report")
+NOT_SIZES = ("data", "output", "device", "seeds", "runs", "report")
 
 
 def option(default: Any, text: str) -> Any:
@@ -97,6 +97,7 @@ class Setting:
     # A reader of 7 M parameters gives answers a hundredth of a large model's likelihood. At RA-DIT's 0.01 the softmax of
     # equation 4 is nearly uniform (1.26 of 1.39 nats over four candidates), so the retriever gets almost no signal.
     likelihood_temperature: float = option(1e-4, "temperature of RA-DIT's likelihoods")
+    device: str = option("cpu", "cpu or cuda")
     seeds: int = option(3, "number of seeds")
     runs: list[str] | None = option(None, "rows to run, such as imprag:both (default: all)")
     report: bool = option(False, "only print the tables of the finished runs")
@@ -124,7 +125,7 @@ class Experiment:
             "logging_steps": 10,
             "report_to": "none",
             "bf16": False,
-            "use_cpu": True,
+            "use_cpu": given.device == "cpu",
             "seed": seed,
             "disable_tqdm": True,
             **settings,
@@ -147,6 +148,7 @@ def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int) -> str
     start = retrieving_lm(experiment, seed, b, rounds - 1)
     set_seed(seed)
     model = ImpRAGForCausalLM.from_backbone(start, b=b, t=b, k=given.k, l_max=given.l_max).train()
+    model.to(given.device)  # type: ignore[arg-type]  # its decorator hides the argument types
     passages = tokenize_passages(tokenizer, train.passages, given.l_max)
     questions = tokenize_passages(tokenizer, list(train.prompts["prompt"]), MAX_LENGTH, end=False)
     steps, batch = given.retrieval_steps, given.retrieval_batch
@@ -154,17 +156,19 @@ def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int) -> str
     order = np.concatenate([drawn.permutation(len(questions)) for _ in range(1 + steps * batch // len(questions))])
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.retrieval_learning_rate, weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(optimizer, min(20, steps // 5), steps)
-    half, losses, every = bf16_is_fast("cpu"), [], min(50, max(1, steps // 4))
+    half, losses, every = bf16_is_fast(given.device), [], min(50, max(1, steps // 4))
     for step in range(steps):
         rows = order[step * batch : (step + 1) * batch]
         positives = train.bm25[rows, 0]  # the pseudo-label; passage 0 for a question without one
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            queries = model.embed_queries(*questions.batch(rows))
-            vectors = model.embed_passages(*passages.batch(np.maximum(positives, 0)))
+        with torch.autocast(given.device, torch.bfloat16, enabled=half):
+            queries = model.embed_queries(*(x.to(given.device) for x in questions.batch(rows)))
+            vectors = model.embed_passages(*(x.to(given.device) for x in passages.batch(np.maximum(positives, 0))))
         scores = model.score(queries.float(), vectors.float()) / math.sqrt(vectors.shape[1])
         known = train.bm25[rows][:, :4]
         negative = torch.from_numpy(~(positives[None, :, None] == known[:, None, :]).any(-1))
-        loss = multi_label_nce(scores, torch.eye(len(rows), dtype=torch.bool), negative).mean()
+        loss = multi_label_nce(
+            scores, torch.eye(len(rows), dtype=torch.bool, device=scores.device), negative.to(scores.device)
+        ).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -228,7 +232,7 @@ def reader(experiment: Experiment, seed: int, k: int) -> PreTrainedModel:
         )
         trainer.train()
         trainer.export(folder)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(given.device)
 
 
 def tuned_ranking(experiment: Experiment, name: str, seed: int, model: PreTrainedModel) -> NDArray[np.int32]:
@@ -239,7 +243,7 @@ def tuned_ranking(experiment: Experiment, name: str, seed: int, model: PreTraine
         start = retrieving_lm(experiment, seed, given.b, given.retrieval_rounds)
         retriever = decoder_retriever(start, given.b, test.tokenizer)
     else:
-        encoder = SentenceTransformer(given.retriever, device="cpu", model_kwargs={"dtype": torch.float32})
+        encoder = SentenceTransformer(given.retriever, device=given.device, model_kwargs={"dtype": torch.float32})
         retriever = Retriever(encoder, encoder.tokenizer, decoder=False)
     prompts, candidates = train.prompts.select(chosen), np.maximum(train.bm25[chosen][:, [0, 1, 5, 10]], 0)
     file = given.output / f"likelihoods-{seed}.npy"  # the same for both rows of a seed
@@ -277,10 +281,10 @@ def run(experiment: Experiment, name: str, seed: int) -> dict[str, Any]:
         seconds = time.process_time() - started
         if "independent" in rest:
             model.save_pretrained(given.output / f"model-independent-{seed}")
-        return measure_imprag(test, model) | {"training_cpu_seconds": round(seconds)}
+        return measure_imprag(test, model.to(given.device)) | {"training_cpu_seconds": round(seconds)}
     ranking = None if name in ("base", "tuned") else test.questions.bm25
     if name.startswith("base"):
-        lm = AutoModelForCausalLM.from_pretrained(given.backbone, dtype=torch.float32)
+        lm = AutoModelForCausalLM.from_pretrained(given.backbone, dtype=torch.float32).to(given.device)
     else:
         lm = reader(experiment, seed, 0 if name == "tuned" else given.k)
     if name.startswith("ra-dit"):

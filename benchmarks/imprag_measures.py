@@ -147,7 +147,7 @@ def measure_pasted(test: Test, reader: PreTrainedModel, ranking: NDArray[np.int3
     answers = []
     rows = tokenizer(texts["none" if ranking is None else "retrieved"])["input_ids"]
     for start in range(0, len(rows), 20):
-        ids, mask = left_padded(rows[start : start + 20])
+        ids, mask = (x.to(reader.device) for x in left_padded(rows[start : start + 20]))
         ended = reader.generate(ids, attention_mask=mask, max_new_tokens=10, do_sample=False)
         answers += tokenizer.batch_decode(ended[:, ids.shape[1] :], skip_special_tokens=True)
     return test.result([answer.strip().split("\n")[0] for answer in answers], ranking, likelihoods)
@@ -182,9 +182,12 @@ def measure_imprag(test: Test, model: ImpRAGForCausalLM, states: StoredStates | 
     for name, rows in test.readings(ranking).items():
         parts = []
         for number, (prompt, answer) in enumerate(zip(prompt_ids, test.answer_ids(), strict=True)):
-            ids = torch.tensor([[*prompt, *answer, tokenizer.eos_token_id]])
+            ids = torch.tensor([[*prompt, *answer, tokenizer.eos_token_id]], device=model.device)
             own = rows[number : number + 1]
-            read_Bk = model.encode_passages(*tokens.batch(own)) if states is None else states.read(own)
+            if states is None:
+                read_Bk = model.encode_passages(*(x.to(model.device) for x in tokens.batch(own)))
+            else:
+                read_Bk = states.read(own).to(model.device)
             log_p = model(ids, passage_states=read_Bk).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
             parts.append(log_p.gather(-1, ids[0, len(prompt) :, None]).sum())
         likelihoods[name] = torch.stack(parts)

@@ -8,7 +8,9 @@ ratios are of those times. Memory is the peak of the tensors allocated during th
 or on a CPU by torch's profiler.
 
     python benchmarks/in_batch_attention.py                  # CPU, a model of 30 M parameters
-    python benchmarks/in_batch_attention.py --device cuda --hidden 2048 --layers 16 --heads 32 --kv-heads 8 --dtype bfloat16
+    python benchmarks/in_batch_attention.py --device cuda --dtype bfloat16 --sizes 4 16 32 64 --most-dense 64 \
+        --hidden 2048 --intermediate 8192 --layers 16 --heads 32 --kv-heads 8 --vocabulary 128256    # Llama 3.2 1B
+    python benchmarks/in_batch_attention.py --part check --device cuda --sizes 4 --dtype bfloat16
 
 The plain step runs the same model on the same number of tokens: 2B documents, because Revela has two streams.
 """
@@ -25,7 +27,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from revela_hub.modeling import RevelaForCausalLM
-from revela_hub.modeling.in_batch_attention import InBatch, all_pairs, cross_document_attention
+from revela_hub.modeling.in_batch_attention import InBatch, all_pairs, cross_document_attention, every_pair
 from revela_hub.modeling.in_batch_kernels import Options
 
 
@@ -128,6 +130,33 @@ def layer_row(args: argparse.Namespace, size: int) -> str:
     return "".join(cells)
 
 
+def check_row(args: argparse.Namespace, size: int) -> str:
+    """Compare outputs and gradients with the equation in float64: all pairs in one call, and a list of pairs."""
+    dim, dtype = args.hidden // args.heads, getattr(torch, args.dtype)
+    shapes = [(size, heads, args.length, dim) for heads in (args.heads, args.kv_heads, args.kv_heads)]
+    inputs = [torch.randn(shape, device=args.device, dtype=dtype).requires_grad_() for shape in shapes]
+    similarity = torch.rand(1, size, size, device=args.device).softmax(-1).requires_grad_()
+    grad = torch.randn(size, args.length, args.heads, dim, device=args.device)
+    options = Options()
+
+    def run(attend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], given: list[Tensor]) -> list[Tensor]:
+        out = attend(given[0] * dim**-0.5, *given[1:])
+        return [out, *torch.autograd.grad(out, given, grad.to(out.dtype))]
+
+    wide = [x.detach().double().requires_grad_() for x in (*inputs, similarity)]
+    reference = run(lambda q, k, v, s: einsum_attention(q, k, v, s, options), wide)
+    cells = []
+    for listed in (False, True):
+        pairs = every_pair(similarity) if listed else None
+        found = run(
+            lambda q, k, v, s, p=pairs: cross_document_attention(q, k, v, InBatch(s, pairs_2P=p), options),
+            [*inputs, similarity],
+        )
+        errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, reference, strict=True)]
+        cells.append(f"{errors[0]:.1e} | {max(errors[1:]):.1e}")
+    return f"| {size} | {' | '.join(cells)} |"
+
+
 def step_row(args: argparse.Namespace, revela: RevelaForCausalLM, size: int) -> str:
     """Time forward and backward of the whole LM: Revela's two streams, and a plain step over 2B documents."""
     revela.config.group_size = size
@@ -171,9 +200,10 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[8, 16, 32], help="group sizes B")
     parser.add_argument("--most-dense", type=int, default=32, help="largest B at which every pair is also measured")
     parser.add_argument("--v-normalization", action="store_true")
-    parser.add_argument("--part", choices=["layer", "step"], nargs="+", default=["layer", "step"])
+    parser.add_argument("--part", choices=["check", "layer", "step"], nargs="+", default=["layer", "step"])
     parser.add_argument("--length", type=int, default=160, help="tokens per document")
     parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--intermediate", type=int, help="width of the feed-forward layers (default: 8/3 of --hidden)")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--kv-heads", type=int, default=2)
@@ -185,6 +215,12 @@ def main() -> None:
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     print(f"`python benchmarks/in_batch_attention.py {' '.join(sys.argv[1:])}`")
     print(f"{name}, torch {torch.__version__}, Python {platform.python_version()}\n")
+    if "check" in args.part:
+        print(f"Relative errors against float64 ({args.dtype}): output and largest of the gradients.\n")
+        print("| B | all pairs: output | gradients | listed pairs: output | gradients |\n|---|---|---|---|---|")
+        for size in args.sizes:
+            print(check_row(args, size), flush=True)
+        print()
     if "layer" in args.part:
         print("Cross-document part of one layer, forward and backward, every pair; ratios are ours to the peer's:\n")
         print("| B | ours | peak | checkpointed: time | memory | einsum: time | memory |")
@@ -197,7 +233,7 @@ def main() -> None:
     config = LlamaConfig(
         vocab_size=args.vocabulary,
         hidden_size=args.hidden,
-        intermediate_size=args.hidden * 8 // 3 // 64 * 64,
+        intermediate_size=args.intermediate or args.hidden * 8 // 3 // 64 * 64,
         num_hidden_layers=args.layers,
         num_attention_heads=args.heads,
         num_key_value_heads=args.kv_heads,

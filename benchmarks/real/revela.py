@@ -8,6 +8,8 @@ their last point, and continues finished ones if --minutes has grown.
 
     python benchmarks/real/revela.py --data ../data --work outputs/real
     python benchmarks/real/revela_report.py --work outputs/real
+
+On a GPU (`--device cuda`) the time is the wall-clock time of the training steps, in bf16 autocast.
 """
 
 import argparse
@@ -31,8 +33,6 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DOMAINS = ("scifact", "squad", "cosqa", "stdlib")
 QUERIES, PASSAGES, EVALUATION_TOKENS = 120, 200, 64
 POINTS = (7.5, 15, 30, 60, 90, 120, 180, 240)
-GROUP, CHUNK_WORDS, TRAINING_TOKENS = 8, 45, 80
-BATCH = 12  # Contriever's passages: a step takes about as long as one of Revela
 TEMPERATURE = 0.05
 METRIC = "ndcg_at_10"
 Record = dict[str, Any]
@@ -111,7 +111,7 @@ class Judge:
     def __init__(self, given: argparse.Namespace, start: Path) -> None:
         from domains import load_domain
 
-        self.model = SentenceTransformer(str(start), device="cpu", model_kwargs={"dtype": torch.float32})
+        self.model = SentenceTransformer(str(start), device=given.device, model_kwargs={"dtype": torch.float32})
         self.model.max_seq_length = EVALUATION_TOKENS
         size = {"queries": given.queries, "passages": given.passages}
         self.tasks = {name: load_domain(name, given.data, given.work, **size).task for name in given.domains}
@@ -129,47 +129,57 @@ class Judge:
 
 
 class Timed(TrainerCallback):
-    """Counts the CPU time of the training, evaluates and saves at each point, and stops at the last."""
+    """Counts the time of the training, evaluates and saves at each point, and stops at the last."""
 
     def __init__(
         self,
         records: Records,
         judge: Judge,
         weights: Callable[[], dict[str, torch.Tensor]],
-        minutes: float,
+        given: argparse.Namespace,
         spent: float,
     ) -> None:
         self.records, self.judge, self.weights = records, judge, weights
-        self.points = [60 * point for point in (*(p for p in POINTS if p < minutes), minutes)]
+        self.points = [60 * point for point in (*(p for p in given.points if p < given.minutes), given.minutes)]
+        self.clock = CLOCKS[given.device]
         self.spent, self.mark = spent, 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the clock. After a kill, the checkpoint may be later than the last record: its steps took the mean time."""
         if self.records.rows and (last := self.records.rows[-1]["step"]):
             self.spent += (state.global_step - last) * self.spent / last
-        self.mark = time.process_time()
+        self.mark = self.clock()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Evaluate if a point has been passed."""
-        now = time.process_time()
+        now = self.clock()
         self.spent, self.mark = self.spent + now - self.mark, now
         due = [point for point in self.points if self.records.seconds < point <= self.spent]
         if state.global_step in (1, 2, 5) or state.global_step % 20 == 0:
             print(f"  step {state.global_step}: {self.spent:.0f} s {last_log(state)}", flush=True)
         if due:
             scores = self.judge.scores(self.weights())
-            seconds = time.process_time() - now
+            seconds = self.clock() - now
             row = {"step": state.global_step, "seconds": round(self.spent, 1), "evaluation": round(seconds, 1)}
             self.records.add(row | {"log": last_log(state), "scores": scores})
             print(f"  {self.spent / 60:.1f} min, {means(scores)}; evaluated in {seconds:.0f} s", flush=True)
             control.should_save = True
             control.should_training_stop = self.spent >= self.points[-1]
-            self.mark = time.process_time()
+            self.mark = self.clock()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Do not count the time of the checkpoint."""
         self.records.save_clock(state.global_step, self.spent)
-        self.mark = time.process_time()
+        self.mark = self.clock()
+
+
+def gpu_time() -> float:
+    """Return the wall-clock time in seconds at which the GPU has finished its work."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.process_time, "cuda": gpu_time}
 
 
 def last_log(state: Any) -> Record:
@@ -196,40 +206,40 @@ def smollm2(work: Path) -> Path:
     return folder
 
 
-def starting_point(work: Path) -> Path:
-    """Return the folder of the retriever that all arms start from: SmolLM2 with mean pooling."""
+def starting_point(given: argparse.Namespace) -> Path:
+    """Return the folder of the retriever that all arms start from: `--start`, or SmolLM2 with mean pooling."""
     from revela_hub.trainers.common.retriever import load_retriever
 
-    folder = work / "start"
+    folder: Path = given.start or given.work / "start"
     if not (folder / "modules.json").exists():
-        load_retriever(str(smollm2(work)), max_length=TRAINING_TOKENS).save_pretrained(str(folder))
+        load_retriever(str(smollm2(given.work)), max_length=given.tokens).save_pretrained(str(folder))
     return folder
 
 
-def prepared(work: Path, data: Path, name: str) -> Dataset:
-    """Return groups of chunks, or passages, of a quarter of the Wikipedia articles, in a fixed order."""
+def prepared(given: argparse.Namespace, name: str) -> Dataset:
+    """Return groups of chunks, or passages, of the Wikipedia articles in `--parts` of four files, in a fixed order."""
     from revela_hub.data import GroupSettings, build_groups
     from revela_hub.data.text.passages import build_passages
 
-    folder = work / name
+    folder = given.work / name
     if not folder.exists():
-        source = str(data / "text" / "wikipedia" / "part-00.jsonl.gz")
-        settings = GroupSettings(group_size=GROUP, max_words=CHUNK_WORDS)
-        rows = build_groups(source, settings) if name == "groups" else build_passages(source, max_words=CHUNK_WORDS)
+        source = [str(given.data / "text" / "wikipedia" / f"part-0{n}.jsonl.gz") for n in range(given.parts)]
+        settings = GroupSettings(group_size=given.group, max_words=given.words)
+        rows = build_groups(source, settings) if name == "groups" else build_passages(source, max_words=given.words)
         rows.shuffle(seed=0).select(range(min(len(rows), 24_000))).save_to_disk(str(folder))
     return load_from_disk(str(folder))
 
 
 def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, Callable[[], dict[str, torch.Tensor]]]:
     """Return the product's trainer for an arm, and a function that returns the retriever's weights."""
-    start, lm = starting_point(given.work), smollm2(given.work)
-    rows = prepared(given.work, given.data, "passages" if arm.method == "contriever" else "groups")
+    start, lm = starting_point(given), smollm2(given.work)
+    rows = prepared(given, "passages" if arm.method == "contriever" else "groups")
     common: dict[str, Any] = {
         "output_dir": str(folder),
         "learning_rate": arm.rate,
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": 3,
-        "max_steps": 2000,
+        "max_steps": given.max_steps,
         "gradient_accumulation_steps": 1,
         "logging_steps": 10,
         "save_strategy": "no",
@@ -237,30 +247,32 @@ def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, 
         "report_to": "none",
         "disable_tqdm": True,
         "quiet": True,
-        "use_cpu": True,
-        "bf16": given.bf16,
+        "use_cpu": given.device == "cpu",
+        "bf16": given.bf16 or given.device == "cuda",
         "seed": given.seed,
     }
     if arm.method in ("added", "joint"):
-        return revela(arm, common, str(start), str(lm), rows)
-    retriever = SentenceTransformer(str(start), device="cpu", model_kwargs={"dtype": torch.float32})
+        return revela(arm, common, str(start), str(lm), rows, given.tokens)
+    retriever = SentenceTransformer(str(start), device=given.device, model_kwargs={"dtype": torch.float32})
     trainer: Any
     if arm.method == "contriever":
         from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 
-        arguments = ContrieverTrainingArguments(**common, per_device_train_batch_size=BATCH, temperature=TEMPERATURE)
+        arguments = ContrieverTrainingArguments(
+            **common, per_device_train_batch_size=given.batch, temperature=TEMPERATURE
+        )
         trainer = ContrieverTrainer(retriever, arguments, train_dataset=rows)
     else:
         from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 
         both = {"temperature": TEMPERATURE, "lm_temperature": TEMPERATURE}
-        options: dict[str, Any] = {"max_length": TRAINING_TOKENS, "train_dataset": rows}
+        options: dict[str, Any] = {"max_length": given.tokens, "train_dataset": rows}
         trainer = ReplugTrainer(retriever, str(lm), ReplugTrainingArguments(**common, **both), **options)
     return trainer, lambda: trainer.retriever[0].auto_model.state_dict()
 
 
 def revela(
-    arm: Arm, common: dict[str, Any], start: str, lm: str, rows: Dataset
+    arm: Arm, common: dict[str, Any], start: str, lm: str, rows: Dataset, tokens: int
 ) -> tuple[Any, Callable[[], dict[str, torch.Tensor]]]:
     """Return Revela's trainer: `added` as in the paper, `joint` with a frozen language model."""
     from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments
@@ -274,7 +286,7 @@ def revela(
         start,
         RevelaTrainingArguments(**training, lora_rank=0),
         lm=lm,
-        max_length=TRAINING_TOKENS,
+        max_length=tokens,
         model_init_kwargs=config,
         train_dataset=rows,
     )
@@ -302,8 +314,10 @@ def run(arm: Arm, given: argparse.Namespace, judge: Judge) -> None:
         return
     print(f"{arm.name}: {'resumed from ' + last if last else 'from the start'}", flush=True)
     trainer, weights = trainer_of(arm, given, folder)
-    trainer.add_callback(Timed(records, judge, weights, given.minutes, spent))
+    trainer.add_callback(Timed(records, judge, weights, given, spent))
     trainer.train(resume_from_checkpoint=last)
+    if given.device == "cuda":
+        print(f"  peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
     trainer.write_models(given.work / "models" / arm.name)
 
 
@@ -321,23 +335,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="Folder with the data sets (REVELA_HUB_DATA).")
     parser.add_argument("--work", type=Path, default=Path("outputs/real"))
-    parser.add_argument("--minutes", type=float, default=30, help="CPU time of each arm's training.")
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument(
+        "--minutes", type=float, default=30, help="CPU time of each arm's training; wall-clock time on a GPU."
+    )
+    parser.add_argument("--points", type=float, nargs="*", default=POINTS, help="Minutes after which to evaluate.")
+    parser.add_argument("--max_steps", type=int, default=2000, help="Most steps of an arm.")
+    parser.add_argument("--device", default="cpu", choices=CLOCKS)
+    parser.add_argument("--start", type=Path, help="Retriever that all arms start from (default: SmolLM2).")
+    parser.add_argument("--parts", type=int, default=1, help="Files of Wikipedia articles to train on, of four.")
+    parser.add_argument("--group", type=int, default=8, help="Chunks of a group.")
+    parser.add_argument("--words", type=int, default=45, help="Most words of a chunk or passage.")
+    parser.add_argument("--tokens", type=int, default=80, help="Most tokens of a text in training.")
+    # With the defaults, a step of Contriever takes about as long as one of Revela.
+    parser.add_argument("--batch", type=int, default=12, help="Contriever's passages in a step.")
+    parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=ARMS)
     parser.add_argument("--domains", nargs="+", default=list(DOMAINS), choices=DOMAINS)
     parser.add_argument("--queries", type=int, default=QUERIES)
     parser.add_argument("--passages", type=int, default=PASSAGES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bf16", action="store_true", help="Train in bf16 autocast (CPUs with bf16 instructions).")
     given = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1 if given.device == "cpu" else 4)
     given.work.mkdir(parents=True, exist_ok=True)
-    judge = Judge(given, starting_point(given.work))
+    judge = Judge(given, starting_point(given))
     first = Records(given.work / "start.jsonl")
     if not first.rows:
-        began = time.process_time()
+        clock = CLOCKS[given.device]
+        began = clock()
         scores = judge.scores()
         first.add({"step": 0, "seconds": 0.0, "scores": scores})
-        print(f"start: {means(scores)}; evaluated in {time.process_time() - began:.0f} s", flush=True)
+        print(f"start: {means(scores)}; evaluated in {clock() - began:.0f} s", flush=True)
+    for name in ("groups", "passages"):
+        prepared(given, name)
     for arm in arms_of(given):
         run(arm, given, judge)
 
