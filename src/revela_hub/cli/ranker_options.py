@@ -62,8 +62,8 @@ class RankerOptions(EndpointOptions, IndexArguments):
     rerank: str | None = field(
         default=None,
         metadata={
-            "help": "Reorder the best results: folder or Hub id of a CrossEncoder or MultiVectorEncoder; self: with the retriever's own"
-            " token vectors (late interaction); none: do not use what adapt has fitted."
+            "help": "Model that reranks the best results (CrossEncoder or MultiVectorEncoder), self (the retriever's own token vectors), or none"
+            " (turns off the reranking that adapt fitted)."
         },
     )
     rerank_depth: PositiveInt | None = field(
