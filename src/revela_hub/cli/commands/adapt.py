@@ -137,6 +137,8 @@ def _adapt(arguments: Arguments, adaptation: "Adaptation", settings: dict[str, A
         split = " with split identifiers" if system.settings.split_identifiers else ""
         if system.token_weight:
             say(f"... and late interaction, weight {system.token_weight:.1f}: {combined:.3f}")
+        elif system.tokens:
+            say("... and late interaction: not used, as it is clearly worse on the dev half")
         else:
             say(f"BM25{split}: {alone:.3f}; hybrid, BM25 weight {system.weight:.1f}: {combined:.3f}")
     adaptation.try_candidates()
