@@ -124,7 +124,8 @@ def _open(name: str, device: str | None, trust_remote_code: bool) -> tuple[str, 
     if kind not in RERANKERS:
         raise UserError(
             f"{name} is {'a retriever' if kind else 'not a reranker'} ({kind or 'a model without a classifier'}): --rerank"
-            " needs a CrossEncoder or a MultiVectorEncoder, such as cross-encoder/ms-marco-MiniLM-L6-v2, or self"
+            " needs a CrossEncoder or a MultiVectorEncoder, such as cross-encoder/ms-marco-MiniLM-L6-v2",
+            rerank_weight="self reranks with the retriever's own token vectors",
         )
     of_kind = getattr(sentence_transformers, kind)
     model = open_model(of_kind, name, name, device=device, trust_remote_code=trust_remote_code, what="reranker")

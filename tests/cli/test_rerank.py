@@ -331,6 +331,7 @@ def test_models_of_the_wrong_kind_are_rejected(
     assert f"is a retriever (SentenceTransformer): {message}" in error("bm25", "--rerank", retriever_folder)
     assert f"is a retriever (SparseEncoder): {message}" in error("bm25", "--rerank", tiny_sparse_folder)
     assert f"is not a reranker (a model without a classifier): {message}" in error("bm25", "--rerank", bert_folder)
+    assert "; self reranks with the retriever's own token vectors" in error("bm25", "--rerank", bert_folder)
     assert "is a reranker (CrossEncoder)" in error(cross_encoder)
     # sentence-transformers would load it as a dense model with new random layers.
     assert "is a SparseEncoder, where a dense retriever is needed; use --mode sparse" in error(tiny_sparse_folder)

@@ -60,8 +60,9 @@ class Verdict:
         interval = f"{d.difference:+.3f} (95% interval {d.low:+.3f} to {d.high:+.3f}, {d.queries} queries)"
         if self.best is self.base:
             return "No training was better than the base retriever on the queries that select."
+        retriever = self.base.name if self.best.name in UNTRAINED else self.best.name
         return (
-            f"The selected system ({self.best.name}, with {with_what(self.best)}) differs from the base retriever"
+            f"The selected system ({retriever}, with {with_what(self.best)}) differs from the base retriever"
             f" with BM25 by {interval} in nDCG@10 on queries that were used for this comparison only."
         )
 
@@ -200,7 +201,7 @@ class Verdict:
 def with_what(system: System) -> str:
     """Describe what a system adds to its retriever."""
     split = " and split identifiers" if system.settings.split_identifiers else ""
-    tokens = f", late interaction (weight {system.token_weight:.1f})" if system.token_weight else ""
+    tokens = f" and late interaction (weight {system.token_weight:.1f})" if system.token_weight else ""
     return f"BM25 (weight {system.weight:.1f}{split}){tokens}"
 
 
