@@ -159,7 +159,8 @@ def build_ranker(
     """
     if reranker == "self":
         prompts = {"query": settings.query_prompt, "document": settings.document_prompt}
-        reranker = Reranker(dense, batch_size=settings.batch_size, identity=settings.identity, prompts=prompts)
+        shared: Any = {"batch_size": settings.batch_size, "identity": settings.identity, "prompts": prompts}
+        reranker = Reranker(dense, **shared)  # type: ignore[arg-type]  # raises for encoders without token vectors
     rankers = [_build(part, texts, settings, folder, dense, sparse, vectors, milvus) for part in settings.used]
     ranker: Ranker = rankers[0]
     if settings.mode == "hybrid":
