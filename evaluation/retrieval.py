@@ -13,7 +13,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.ranker import Ranker
-from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
+from revela_hub.retrieval.ranking import Own, RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.rerank import PAIRS, RerankedRanker, Reranker
 from revela_hub.retrieval.texts import TextList
 from revela_hub.retrieval.top_k import Hits
@@ -141,7 +141,7 @@ def evaluate_ranking(
 def evaluate_reranking(
     task: RetrievalTask,
     settings: RankerSettings,
-    reranker: Reranker,
+    reranker: Reranker | Own,
     *,
     dense: Encoder | None = None,
     sparse: Any = None,

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 Part = Literal["dense", "sparse", "bm25"]
 Mode = Literal["dense", "sparse", "bm25", "hybrid"]
+Own = Literal["self"]
+"""The reranker that compares the encoder's own token vectors."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def build_ranker(
     *,
     dense: Encoder | None = None,
     sparse: Any = None,
-    reranker: Reranker | None = None,
+    reranker: Reranker | Own | None = None,
     vectors: Vectors | None = None,
     milvus: MilvusIndex | None = None,
 ) -> Ranker:
@@ -146,14 +148,19 @@ def build_ranker(
         folder: The folder of vectors, terms and indexes.
         dense: The encoder for vectors, if the settings need one.
         sparse: The `SparseEncoder` for terms, if the settings need one.
-        reranker: Scores the best `settings.rerank_depth` results again.
+        reranker: Scores the best `settings.rerank_depth` results again; "self": the encoder's own token vectors, with the prompts
+            of the settings.
         vectors: The vectors of the texts, if they are known (`PassageStore.vectors`).
         milvus: The index of the texts in Milvus, if it is open; its BM25 weights are used, too, and its filter.
 
     Raises:
-        UserError: A package is not installed; vectors with NaN or infinity; a full disk.
+        UserError: A package is not installed; vectors with NaN or infinity; a full disk; "self" is not possible.
         ValueError: An encoder, or its identity, is missing.
     """
+    if reranker == "self":
+        prompts = {"query": settings.query_prompt, "document": settings.document_prompt}
+        shared: Any = {"batch_size": settings.batch_size, "identity": settings.identity, "prompts": prompts}
+        reranker = Reranker(dense, **shared)  # type: ignore[arg-type]  # raises for encoders without token vectors
     rankers = [_build(part, texts, settings, folder, dense, sparse, vectors, milvus) for part in settings.used]
     ranker: Ranker = rankers[0]
     if settings.mode == "hybrid":

@@ -53,7 +53,7 @@ class Reranker:
         trust_remote_code: Whether to run the model's own Python code.
         batch_size: Pairs per forward pass.
         identity: A string that identifies a loaded retriever in a cache folder.
-        prompts: Prompts of queries ("query") and passages ("document") that replace those of a loaded retriever.
+        prompts: Prompts of queries ("query") and passages ("document") that replace those of a loaded retriever, unless they are None.
 
     Raises:
         UserError: The model does not exist, is a retriever's name, or has several outputs; a loaded retriever has no token vectors.
@@ -67,16 +67,15 @@ class Reranker:
         trust_remote_code: bool = False,
         batch_size: int = 32,
         identity: str = "",
-        prompts: Mapping[str, str] | None = None,
+        prompts: Mapping[str, str | None] | None = None,
     ) -> None:
         self._batch_size = batch_size
         if isinstance(model, str):
             self._kind, opened = _open(model, device, trust_remote_code)
             self.name, self.identity, self._model = model, model_identity(model), in_fast_precision(opened)
         else:
-            used = {kind: prompt for kind, prompt in model.prompts.items() if prompt is not None} | dict(prompts or {})
-            self._kind, self._model = "MultiVectorEncoder", token_encoder(model, used)
-            self.name, self.identity = "the retriever", f"token vectors {identity} {used}"
+            self._kind, self._model = "MultiVectorEncoder", token_encoder(model, prompts or {})
+            self.name, self.identity = "the retriever", f"token vectors {identity} {self._model.prompts}"
 
     @varying_shapes()
     def scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
@@ -97,14 +96,26 @@ class Reranker:
             raise UserError(f"the scores of {self.name} contain NaN or infinity: its precision may be too low")
         return scores_P
 
-    def _late_interaction(self, pairs: Sequence[tuple[str, str]]) -> Any:
-        """Encode each different text once, and compare the pairs."""
+    def _late_interaction(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
+        """Encode each different text once, and compare the pairs.
+
+        Passages are compared batch by batch: the token vectors of a thousand long ones do not fit in memory.
+        """
         options = {"batch_size": self._batch_size, "show_progress_bar": False}
-        queries, passages = (list(dict.fromkeys(texts)) for texts in zip(*pairs, strict=True))
+        queries = list(dict.fromkeys(query for query, _ in pairs))
         of_query = dict(zip(queries, self._model.encode_query(queries, **options), strict=True))
-        of_passage = dict(zip(passages, self._model.encode_document(passages, **options), strict=True))
-        both = [of_query[query] for query, _ in pairs], [of_passage[passage] for _, passage in pairs]
-        return self._model.similarity_pairwise(*both).float().cpu()
+        places: dict[str, list[int]] = {}
+        for place, (_, passage) in enumerate(pairs):
+            places.setdefault(passage, []).append(place)
+        passages = sorted(places, key=len, reverse=True)  # batches of similar length
+        scores_P = np.empty(len(pairs), dtype=np.float32)
+        for start in range(0, len(passages), self._batch_size):
+            batch = passages[start : start + self._batch_size]
+            of_passage = dict(zip(batch, self._model.encode_document(batch, **options), strict=True))
+            compared = [place for passage in batch for place in places[passage]]
+            both = [[of_query[pairs[p][0]] for p in compared], [of_passage[pairs[p][1]] for p in compared]]
+            scores_P[compared] = self._model.similarity_pairwise(*both).float().cpu()
+        return scores_P
 
 
 def _open(name: str, device: str | None, trust_remote_code: bool) -> tuple[str, Any]:
@@ -115,7 +126,8 @@ def _open(name: str, device: str | None, trust_remote_code: bool) -> tuple[str, 
     if kind not in RERANKERS:
         raise UserError(
             f"{name} is {'a retriever' if kind else 'not a reranker'} ({kind or 'a model without a classifier'}): --rerank"
-            " needs a CrossEncoder or a MultiVectorEncoder, such as cross-encoder/ms-marco-MiniLM-L6-v2, or self"
+            " needs a CrossEncoder or a MultiVectorEncoder, such as cross-encoder/ms-marco-MiniLM-L6-v2",
+            rerank_weight="self reranks with the retriever's own token vectors",
         )
     of_kind = getattr(sentence_transformers, kind)
     model = open_model(of_kind, name, name, device=device, trust_remote_code=trust_remote_code, what="reranker")
@@ -125,17 +137,24 @@ def _open(name: str, device: str | None, trust_remote_code: bool) -> tuple[str, 
 
 
 def has_tokens(retriever: Any) -> bool:
-    """Whether a retriever is a sentence-transformers model that pools its vectors of texts from vectors of tokens in context."""
+    """Whether a retriever is a sentence-transformers model that pools its vectors of texts from vectors of tokens in context.
+
+    Those of queries and passages must have the same size: transformers of different sizes only share the pooled vectors' space.
+    """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Transformer
 
-    return isinstance(retriever, SentenceTransformer) and all(
-        isinstance(module, Transformer) for module in input_modules(retriever)
-    )
+    if not isinstance(retriever, SentenceTransformer):
+        return False
+    modules = input_modules(retriever)
+    transformers = all(isinstance(module, Transformer) for module in modules)
+    return transformers and len({module.get_embedding_dimension() for module in modules}) == 1
 
 
-def token_encoder(retriever: "SentenceTransformer", prompts: dict[str, str]) -> "MultiVectorEncoder":
+def token_encoder(retriever: "SentenceTransformer", prompts: Mapping[str, str | None]) -> "MultiVectorEncoder":
     """Return a retriever as a `MultiVectorEncoder` of its unit token vectors, which shares its weights.
+
+    Prompts other than None replace the retriever's.
 
     Raises:
         UserError: It has no token vectors in context, or the vectors come from a server.
@@ -146,13 +165,18 @@ def token_encoder(retriever: "SentenceTransformer", prompts: dict[str, str]) -> 
     if not has_tokens(retriever):
         raise UserError(
             "late interaction needs a sentence-transformers model with a transformer, loaded here: this retriever has no vectors"
-            " of tokens in context",
+            " of tokens in context, or queries and passages have vectors of different sizes",
             rerank="leave out --rerank self",
         )
     return MultiVectorEncoder(
         modules=[retriever[0], Normalize("token_embeddings")],
         device=str(retriever.device),
-        prompts=prompts,
+        prompts={
+            kind: prompt
+            for kinds in (retriever.prompts, prompts)
+            for kind, prompt in kinds.items()
+            if prompt is not None
+        },
         default_prompt_name=retriever.default_prompt_name,
         similarity_fn_name="meanmaxsim",
     )
@@ -182,7 +206,7 @@ class RerankedRanker:
         show_progress_bar: bool = False,
     ) -> None:
         self.ranker, self.depth, self.weight = ranker, depth, weight
-        self.key = key_of("rerank", ranker.key, reranker.identity, depth)
+        self.key = key_of("rerank", ranker.key, reranker.identity, depth, weight)
         self._reranker, self._texts, self._show = reranker, texts, show_progress_bar
 
     def encode(self, queries: Sequence[str]) -> _Queries:

@@ -32,7 +32,7 @@ from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.mining.negatives import MiningReport, MiningSettings, choose_negatives
 from revela_hub.retrieval.mining.pairs import NumberedPairs, number_pairs
 from revela_hub.retrieval.ranker import Ranker
-from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
+from revela_hub.retrieval.ranking import Own, RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.rerank import Reranker
 from revela_hub.retrieval.top_k import Hits
 
@@ -139,7 +139,7 @@ def mine(
     *,
     folder: str | Path,
     sparse: Any = None,
-    reranker: Reranker | None = None,
+    reranker: Reranker | Own | None = None,
 ) -> MinedRows:
     """`mine_negatives` for more pairs than fit in memory: yields rows instead of returning a data set.
 
@@ -155,10 +155,9 @@ def mine(
     _check_enough(settings, len(numbered.corpus))
     if ranker == "bm25" or ranker is BM25:
         ranking, ranker = replace(ranking, mode="bm25"), None  # type: ignore[assignment]
-    # All candidates have the reranker's scores: these are compared with the positives'.
-    ranking = replace(
-        ranking, rerank_depth=max(ranking.rerank_depth, settings.depth(int(np.bincount(numbered.anchors_P).max())))
-    )
+    # All candidates have the reranker's scores, and no others: these are compared with the positives'.
+    depth = max(ranking.rerank_depth, settings.depth(int(np.bincount(numbered.anchors_P).max())))
+    ranking = replace(ranking, rerank_depth=depth, rerank_weight=1.0)
     built = build_ranker(
         numbered.corpus,
         ranking,

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from revela_hub.adaptation import UNTRAINED
+from revela_hub.adaptation.adapt import Adaptation
 from revela_hub.adaptation.systems import (
     System,
     best_of,
@@ -200,6 +202,38 @@ def test_late_interaction_reorders_the_best_results_with_its_weight() -> None:
         assert reranked.scores(whole)[query] == pytest.approx(expected, abs=1e-6)
     assert reranked.scores(whole, 0.3) == system.scores(whole)
     assert reranked.scores(whole) != system.scores(whole)
+
+
+def test_the_verdict_is_on_the_exported_system() -> None:
+    whole, bm25 = task(), ranking(0.3, 3)
+    base, tokens, trained, worse = (
+        System(name, name, ranking(found, seed), bm25, 0.0)
+        for name, found, seed in (
+            (UNTRAINED[0], 0.4, 1),
+            (UNTRAINED[2], 0.6, 2),
+            ("trained", 0.9, 4),
+            ("worse", 0.1, 5),
+        )
+    )
+
+    def verdict(untrained: System, trained: System, *, on_test: System) -> Verdict:
+        """Of a candidate that is better on the dev half, and like another system on the test half."""
+        dev, test = (whole.only([q for q in whole.queries if int(q[1:]) % 2 == half]) for half in (0, 1))
+        seen = {query: (trained if query in dev.queries else on_test).dense[query] for query in whole.queries}
+        adaptation = Adaptation(None, 60, print)  # type: ignore[arg-type]
+        adaptation.systems, adaptation.baseline = [base, untrained, replace(trained, dense=seen)], untrained
+        adaptation.dev, adaptation.test = dev, test
+        return adaptation.verdict()
+
+    found = verdict(tokens, trained, on_test=trained)
+    assert found.chosen.name == found.best.name == "trained" and found.word == "BETTER"
+    found = verdict(tokens, trained, on_test=base)  # was: NO DIFFERENCE, that of the candidate
+    assert found.chosen is found.best is tokens and found.word == "BETTER"
+    assert found.sentence().startswith("The selected system (base retriever, with BM25")
+    found = verdict(base, trained, on_test=worse)
+    assert found.chosen is base and found.best.name == "trained" and found.word == "WORSE"
+    found = verdict(replace(worse, name=UNTRAINED[2]), trained, on_test=base)
+    assert found.chosen is base and found.word == "NO DIFFERENCE"
 
 
 def test_the_weight_of_late_interaction_changes_only_with_strong_evidence() -> None:

@@ -183,6 +183,24 @@ def test_an_index_names_its_server_and_is_searched_with_it(
     assert "which may differ" in capsys.readouterr().err
 
 
+def test_late_interaction_needs_the_model_here(
+    server: EmbeddingServer,
+    documents: Path,
+    retriever_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    retriever_folder.rename(tmp_path / "retriever")
+    (tmp_path / "hybrid.json").write_text('{"bm25_weight": 0.3, "token_weight": 0.5}')
+    words = ["search", str(tmp_path), "river", "--corpus", str(documents), "--endpoint", server.url]
+    assert main(words) == 0
+    assert "late interaction, which adapt has fitted, needs the model here" in capsys.readouterr().err
+    assert main([*words, "--rerank", "self"]) == 2
+    assert "late interaction needs a sentence-transformers model" in capsys.readouterr().err
+    assert main([*words, "--rerank", "none"]) == 0
+    assert "late interaction" not in capsys.readouterr().err
+
+
 def test_a_server_with_other_vectors_is_noticed(
     index: Path, server: EmbeddingServer, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,9 +53,13 @@ def test_the_whole_story(
     assert main(["quickstart", *words]) == 0
     printed = capsys.readouterr().out
     report = json.loads((out / "adapt.json").read_text())
-    assert [system["name"] for system in report["systems"]][:5] == [
-        *("base retriever", "base, identifiers split", "natural pairs", "distillation", "revela")
-    ]
+    names = [system["name"] for system in report["systems"]]
+    assert names[:3] == ["base retriever", "base, identifiers split", "base, late interaction"]
+    assert names[3:6] == ["natural pairs", "distillation", "revela"]
+    [exported] = [system for system in report["systems"] if system["name"] == report["exported"]]
+    weights = json.loads((out / "hybrid.json").read_text())
+    for name in ("bm25_weight", "token_weight"):
+        assert weights[name] == report[name] == exported[name]
     for mean in report["ndcg_at_10"].values():
         assert 0 <= mean <= 1
     assert printed.strip().splitlines()[-1].startswith(f"VERDICT: {report['verdict']}")

@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import AutoTokenizer, BertConfig, BertModel
 
 from revela_hub.cli.main import main
 from revela_hub.errors import UserError
 from revela_hub.retrieval import BM25, TextList
-from revela_hub.retrieval.rerank import RerankedRanker, Reranker
+from revela_hub.retrieval.rerank import RerankedRanker, Reranker, has_tokens
 from revela_hub.trainers.common.retriever import load_retriever
 
 
@@ -65,10 +68,10 @@ def test_scores_are_those_of_the_multi_vector_encoder(multi_vector: Path, texts:
     assert np.abs(scores - np.asarray(expected)).max() < 1e-4
 
 
-def late_interaction(retriever: SentenceTransformer, query: str, passage: str) -> float:
+def late_interaction(retriever: SentenceTransformer, query: str, passage: str, prompt: str = "Passage: ") -> float:
     """The equation of `retrieval.rerank` in plain loops, in float64; the prompts are part of the texts."""
     vectors = []
-    for text in (f"Query: {query}", f"Passage: {passage}"):
+    for text in (f"Query: {query}", prompt + passage):
         features = retriever.tokenizer([text], return_tensors="pt")
         states = retriever[0].auto_model(**features).last_hidden_state[0].detach().numpy().astype(np.float64)
         vectors.append([state / np.linalg.norm(state) for state in states])
@@ -83,6 +86,99 @@ def test_late_interaction_equals_a_loop(retriever_folder: Path, texts: list[str]
     assert np.abs(Reranker(retriever, batch_size=2).scores(pairs) - expected).max() < 1e-6
     prompted = Reranker(retriever, prompts={"query": "Passage: "}).scores(pairs)
     assert np.abs(prompted - expected).max() > 1e-4
+
+
+def test_the_token_vectors_of_one_batch_of_passages_are_in_memory(
+    retriever_folder: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retriever = SentenceTransformer(str(retriever_folder), device="cpu")
+    encode, encoded = MultiVectorEncoder.encode_document, []
+
+    def recorded(self: MultiVectorEncoder, passages: list[str], **options: Any) -> Any:
+        encoded.append(passages)
+        return encode(self, passages, **options)
+
+    monkeypatch.setattr(MultiVectorEncoder, "encode_document", recorded)
+    Reranker(retriever, batch_size=2).scores([(query, text) for query in (QUERY, "width") for text in texts])
+    assert max(map(len, encoded)) == 2
+    assert sorted(passage for batch in encoded for passage in batch) == sorted(set(texts))
+
+
+def test_an_index_is_reranked_with_its_own_prompt(
+    retriever_folder: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    retriever, index = SentenceTransformer(str(retriever_folder), device="cpu"), str(tmp_path / "index")
+    words = ["index", str(retriever_folder), "--corpus", str(corpus), "--output_dir", index, "--index_type", "exact"]
+    assert main([*words, "--document_prompt", "the fox "]) == 0
+    capsys.readouterr()
+    words = ["search", str(retriever_folder), QUERY, "--index", index, "--rerank", "self", "--rerank_weight", "1"]
+    assert main([*words, "--json"]) == 0
+    for hit in json.loads(capsys.readouterr().out)["hits"]:
+        expected = late_interaction(retriever, QUERY, hit["text"], "the fox ")
+        assert hit["score"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_queries_and_passages_with_token_vectors_of_different_sizes(
+    retriever_folder: Path, bert_folder: Path, tmp_path: Path
+) -> None:
+    """Only the pooled vectors of such a retriever are comparable."""
+    small = BertModel(BertConfig.from_pretrained(bert_folder, hidden_size=8, num_attention_heads=1))
+    small.save_pretrained(tmp_path / "small")
+    AutoTokenizer.from_pretrained(bert_folder).save_pretrained(tmp_path / "small")
+    query, document = Transformer(str(tmp_path / "small")), Transformer(str(bert_folder))
+    size = document.get_embedding_dimension()
+    for first, possible in ((query, False), (document, True)):
+        of_query = [first, Pooling(first.get_embedding_dimension()), Dense(first.get_embedding_dimension(), size)]
+        router = Router.for_query_document(of_query, [document, Pooling(size)])
+        retriever = SentenceTransformer(modules=[router], device="cpu")
+        assert has_tokens(retriever) == possible
+        if possible:
+            assert Reranker(retriever).scores([("a river", "a river")]) == pytest.approx([1.0])
+        else:
+            with pytest.raises(UserError, match="queries and passages have vectors of different sizes"):
+                Reranker(retriever)
+
+
+def test_an_adapted_retriever_is_reranked_with_the_fitted_weight(
+    retriever_folder: Path, corpus: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "adapted"
+    folder.mkdir()
+    retriever_folder.rename(folder / "retriever")
+
+    def search(model: Path, *options: str) -> str:
+        assert main(["search", str(model), QUERY, "--corpus", str(corpus), "--json", *options]) == 0
+        return capsys.readouterr().out
+
+    def fitted(weight: object) -> None:
+        (folder / "hybrid.json").write_text(json.dumps({"bm25_weight": 0.3, "token_weight": weight}))
+
+    fitted(0.8)
+    hybrid = ["--mode", "hybrid", "--weights", "0.7", "0.3"]
+    tokens = ["--rerank", "self", "--rerank_weight", "0.8"]
+    assert search(folder) == search(folder / "retriever", *hybrid, *tokens)
+    plain = search(folder / "retriever", *hybrid)
+    assert search(folder, "--rerank", "none") == plain != search(folder)
+    assert search(folder, "--mode", "dense") == search(folder / "retriever")
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps({"anchor": text.split()[1], "positive": text}) + "\n" for text in texts))
+    mined = []
+    for options in ([], ["--rerank", "none"], ["--rerank", "self"]):
+        output = tmp_path / f"mined{len(mined)}.jsonl"
+        words = ["mine", str(folder), "--pairs", str(pairs), "--corpus", str(corpus), "--output", str(output), *options]
+        assert main([*words, "--mode", "hybrid", "--scores", "--fewer", "keep"]) == 0
+        mined.append(output.read_text())
+    assert mined[0] == mined[1] != mined[2]
+    write_task(tmp_path / "beir", texts)
+    capsys.readouterr()
+    words = ["evaluate", str(folder), "--corpus", str(tmp_path / "beir"), "--mode", "hybrid", "--json"]
+    for options, rows in (([], 2), (["--rerank", "none"], 1)):
+        assert main([*words, *options]) == 0
+        assert len(json.loads(capsys.readouterr().out)) == rows
+    for wrong in (1.5, -1, "x", float("nan")):
+        fitted(wrong)
+        assert main(["search", str(folder), QUERY, "--corpus", str(corpus)]) == 2
+        assert "hybrid.json is damaged: run revela-hub adapt again" in capsys.readouterr().err
 
 
 def scaled(scores: list[float]) -> list[float]:
@@ -126,6 +222,13 @@ def test_late_interaction_is_evaluated_for_each_retriever(
     assert main([*words, "--mode", "dense", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["model"] for row in rows] == [str(retriever_folder), f"{retriever_folder} > self", "bm25"]
+    words = ["evaluate", "--corpus", str(tmp_path / "beir"), "--rerank", "self"]
+    for options in (["--models", "bm25"], ["--models", str(retriever_folder), "--mode", "bm25"]):
+        assert main([*words, *options]) == 2
+        assert "--rerank self needs the vectors of a retriever" in capsys.readouterr().err
+    words = ["evaluate", str(retriever_folder), "--corpus", str(tmp_path / "beir"), "--dims", "4", "--rerank"]
+    assert main([*words, "none"]) == 0
+    assert main([*words, "self"]) == 2
 
 
 def test_late_interaction_that_is_not_possible_is_an_error(
@@ -138,6 +241,8 @@ def test_late_interaction_that_is_not_possible_is_an_error(
     needs = "--rerank self needs the vectors of a retriever: use --mode dense"
     assert needs in error("search", "bm25", "x", "--rerank", "self")
     assert "no vectors of tokens in context" in error("search", str(static_folder), "x", "--rerank", "self")
+    with pytest.raises(UserError, match="no vectors of tokens in context"):
+        Reranker(object())  # type: ignore[arg-type]  # an encoder of another library, or of a server
     pairs = ["--pairs", str(corpus), "--output", str(tmp_path / "mined.jsonl")]
     mine = ("mine", str(retriever_folder), *pairs, "--rerank", "self")
     assert "mine compares the reranker's scores only" in error(*mine, "--rerank_weight", "0.5")
@@ -226,6 +331,7 @@ def test_models_of_the_wrong_kind_are_rejected(
     assert f"is a retriever (SentenceTransformer): {message}" in error("bm25", "--rerank", retriever_folder)
     assert f"is a retriever (SparseEncoder): {message}" in error("bm25", "--rerank", tiny_sparse_folder)
     assert f"is not a reranker (a model without a classifier): {message}" in error("bm25", "--rerank", bert_folder)
+    assert "; self reranks with the retriever's own token vectors" in error("bm25", "--rerank", bert_folder)
     assert "is a reranker (CrossEncoder)" in error(cross_encoder)
     # sentence-transformers would load it as a dense model with new random layers.
     assert "is a SparseEncoder, where a dense retriever is needed; use --mode sparse" in error(tiny_sparse_folder)

@@ -15,6 +15,11 @@ def test_code_for_each_library() -> None:
     assert "--weights 0.8 0.2" in found["revela-hub"].code
 
 
+def test_search_with_the_fitted_weights() -> None:
+    *_, search = snippets("org/x", {}, 0.3, 0.6)
+    assert search.code.endswith("--mode hybrid --weights 0.7 0.3 --rerank self --rerank_weight 0.6")
+
+
 def test_prompts_are_part_of_the_texts_that_servers_get() -> None:
     prompts = {"query": 'Q\'s "query": ', "passage": "passage: "}
     found = {snippet.title: snippet.code for snippet in snippets("org/x", prompts, 0.3)}

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
+from sentence_transformers import SentenceTransformer
 from word_encoder import WORDS, Encoder
 
 from revela_hub.data.sources.source import Document
 from revela_hub.demo.search import Collection, Retriever, hybrid
 from revela_hub.errors import UserError
-from revela_hub.retrieval import BM25, TextList, fuse
+from revela_hub.retrieval import BM25, RankerSettings, TextList, build_ranker, fuse
 from revela_hub.retrieval.hybrid import Hybrid
 
 TEXTS = [" ".join(WORDS[place : place + 3]) for place in range(len(WORDS) - 2)]
@@ -63,6 +64,23 @@ def test_the_hybrid_is_that_of_search(collection: Collection, weight: float) -> 
     [expected] = collection.passages.found(ranker.search(ranker.encode(["sea moon"]), 5))
     shown = collection.search("sea moon", weight, 5)[-1]
     assert [(row.text, row.score) for row in shown.rows] == [(hit.text, hit.score) for hit in expected]
+
+
+def test_late_interaction_is_that_of_search(retriever_folder: Path, tmp_path: Path) -> None:
+    encoder, query, weight = SentenceTransformer(str(retriever_folder), device="cpu"), "river sea", 0.4
+    retrievers = [Retriever("base", Encoder(), "words"), Retriever("adapted", encoder, "bert")]
+    collection = Collection(documents(), retrievers, tmp_path, token_weight=weight)
+    column = collection.search(query, 0.3, top_k=30)[-1]
+    assert column.title == "hybrid, BM25 weight 0.3, late interaction"
+    found = {}
+    for name, reranker in (("reranked", "self"), ("plain", None)):
+        settings = RankerSettings(mode="hybrid", identity="bert", rerank_depth=20, rerank_weight=weight)
+        ranker = build_ranker(collection.passages.texts, settings, tmp_path, dense=encoder, reranker=reranker)
+        [hits] = collection.passages.found(ranker.search(ranker.encode([query]), 30))
+        found[name] = [(hit.text, hit.score) for hit in hits]
+    assert [row.text for row in column.rows] == [text for text, _ in found["reranked"]]
+    assert [row.score for row in column.rows] == pytest.approx([score for _, score in found["reranked"]], abs=1e-5)
+    assert found["reranked"] != found["plain"]
 
 
 def test_weights_0_and_1_are_the_parts_alone(collection: Collection) -> None:

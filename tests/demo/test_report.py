@@ -21,7 +21,7 @@ def test_the_verdict_the_table_and_the_cost(tmp_path: Path) -> None:
     report = read_report(write(tmp_path, adapt_report()))
     assert report.bm25_weight == 0.2 and not report.is_base
     assert report.verdict == (
-        "Better: +0.050 [+0.030, +0.070] nDCG@10 compared with the base retriever, both with BM25 (182 test queries)."
+        "Better: +0.050 [+0.030, +0.070] nDCG@10 compared with the base retriever with BM25 (182 test queries)."
     )
     assert [row[:2] for row in report.table] == [
         ("BM25", "0.522"),
@@ -39,6 +39,16 @@ def test_the_verdict_the_table_and_the_cost(tmp_path: Path) -> None:
     )
     html = report_html(report)
     assert html.count("<tr>") == 5 and "The exported one took 3.0 min." in html
+
+
+def test_late_interaction_is_named(tmp_path: Path) -> None:
+    values = adapt_report()
+    system, means = values["systems"][-1], values["ndcg_at_10"]
+    system["token_weight"] = values["token_weight"] = 0.4
+    means["natural pairs, with BM25 and late interaction"] = means.pop("natural pairs, with BM25")
+    report = read_report(write(tmp_path, values))
+    assert report.token_weight == 0.4
+    assert report.table[-1][:2] == ("natural pairs, with BM25 and late interaction (exported)", "0.766")
 
 
 def test_the_base_was_exported(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.adaptation import UNTRAINED, candidates
+from revela_hub.adaptation import UNTRAINED, candidates, combined
 from revela_hub.adaptation.inspection import Inspection
 from revela_hub.adaptation.labels import hold_out_labels
 from revela_hub.adaptation.systems import (
@@ -228,12 +228,12 @@ class Adaptation:
     def verdict(self) -> Verdict:
         """Select on the dev half, and compare with the base on the test half."""
         base, untrained = self.systems[0], self.baseline or self.systems[0]
-        best = select(untrained, self._trained(), self.dev)
-        difference = compare(base, best, self.test)
-        chosen = best if difference.verdict == "better" else untrained
+        selected = select(untrained, self._trained(), self.dev)
+        chosen = selected if compare(base, selected, self.test).verdict == "better" else untrained
         if chosen is untrained and compare(base, untrained, self.test).verdict == "worse":
             chosen = base
-        return Verdict(base, chosen, best, difference, self.systems, self.dev, self.test)
+        best = selected if chosen is base else chosen
+        return Verdict(base, chosen, best, compare(base, best, self.test), self.systems, self.dev, self.test)
 
     def _trained(self) -> list[System]:
         return [system for system in self.systems if system.name not in UNTRAINED]
@@ -242,8 +242,9 @@ class Adaptation:
         self.systems.append(self._system(title, name, str(folder), seconds))
         base, tried = self.systems[0], self.systems[-1]
         gain = compare(base, tried, self.dev)
-        found = f"{gain.difference:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] nDCG@10 on the dev half, with BM25"
-        self.say(f"{title}: {'base retriever kept' if tried.dense == base.dense else found}")
+        found = f"{gain.difference:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] nDCG@10 on the dev half"
+        whole = combined(title, tried.token_weight)
+        self.say(f"{title}: base retriever kept" if tried.dense == base.dense else f"{whole}: {found}")
 
     def _system(self, title: str, name: str, folder: str, seconds: float) -> System:
         dense = self._rankings(name, lambda: retrieval_run(self._load(folder), self.task))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from sentence_transformers.util import get_device_name
 
-from revela_hub.adaptation import UNTRAINED
+from revela_hub.adaptation import UNTRAINED, combined
 from revela_hub.adaptation.systems import System, compare
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.significance import PairedDifference
@@ -26,8 +26,8 @@ class Verdict:
     Attributes:
         base: the base retriever with BM25.
         chosen: the exported system: a better one, or one with the base retriever.
-        best: the system that was selected on the dev half; an untrained one if no training was better.
-        difference: of the best candidate and the base, on the test half.
+        best: the system of the verdict: the exported one, or the one selected on the dev half if the base with BM25 is exported.
+        difference: of that system and the base, on the test half.
         systems: all systems, the base first.
         dev: the dev half.
         test: the test half.
@@ -60,8 +60,9 @@ class Verdict:
         interval = f"{d.difference:+.3f} (95% interval {d.low:+.3f} to {d.high:+.3f}, {d.queries} queries)"
         if self.best is self.base:
             return "No training was better than the base retriever on the queries that select."
+        retriever = self.base.name if self.best.name in UNTRAINED else self.best.name
         return (
-            f"The selected system ({self.best.name}, with {with_what(self.best)}) differs from the base retriever"
+            f"The selected system ({retriever}, with {with_what(self.best)}) differs from the base retriever"
             f" with BM25 by {interval} in nDCG@10 on queries that were used for this comparison only."
         )
 
@@ -71,7 +72,7 @@ class Verdict:
         return f"Training all candidates took {clock(tried)} on {hardware(torch.device(get_device_name()))}."
 
     def differences(self) -> dict[str, PairedDifference]:
-        """Return each candidate's difference from the base on the test half, both with BM25."""
+        """Return each system's difference from the base with BM25 on the test half."""
         return {system.name: compare(self.base, system, self.test) for system in self.systems[1:]}
 
     def means(self) -> dict[str, float]:
@@ -81,7 +82,7 @@ class Verdict:
             "base retriever alone": self.base.mean(self.test, 0.0),
             **self.of_bm25(),
         }
-        return rows | {f"{each.name}, with BM25": each.mean(self.test) for each in self.systems}
+        return rows | {combined(each.name, each.token_weight): each.mean(self.test) for each in self.systems}
 
     def for_card(self) -> dict[str | None, float]:
         """Return `means` for the model card. None is the published model alone: BM25 is not published with it."""
@@ -107,7 +108,7 @@ class Verdict:
         differences = self.differences()
         for system in self.systems:
             dense, hybrid = system.mean(self.test, 0.0), system.mean(self.test)
-            tokens = f"{system.token_weight:.1f}" if system.token_weight else "-"
+            tokens = f"{system.token_weight:.1f}" if system.tokens else "-"
             row = f"{system.name:<{width}}  {dense:5.3f}  {hybrid:8.3f}  {system.weight:4.1f}  {tokens:>6}"
             if d := differences.get(system.name):
                 # No gain on the dev half: the training kept the base retriever's weights.
@@ -200,7 +201,7 @@ class Verdict:
 def with_what(system: System) -> str:
     """Describe what a system adds to its retriever."""
     split = " and split identifiers" if system.settings.split_identifiers else ""
-    tokens = f", late interaction (weight {system.token_weight:.1f})" if system.token_weight else ""
+    tokens = f" and late interaction (weight {system.token_weight:.1f})" if system.token_weight else ""
     return f"BM25 (weight {system.weight:.1f}{split}){tokens}"
 
 

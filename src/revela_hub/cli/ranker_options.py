@@ -16,9 +16,11 @@ from revela_hub.retrieval.index_options import IndexArguments, Precision
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import RankerSettings
+    from revela_hub.retrieval.ranking import Own
 
 
-OWN, NO_RERANKING = "self", "none"
+OWN: "Own" = "self"
+NO_RERANKING = "none"
 """Values of --rerank: the retriever's own token vectors, and no reranking."""
 DEPTH = 50
 """Default of --rerank_depth for models."""
@@ -62,8 +64,8 @@ class RankerOptions(EndpointOptions, IndexArguments):
     rerank: str | None = field(
         default=None,
         metadata={
-            "help": "Reorder the best results: folder or Hub id of a CrossEncoder or MultiVectorEncoder; self: with the retriever's own"
-            " token vectors (late interaction); none: do not use what adapt has fitted."
+            "help": "Model that reranks the best results (CrossEncoder or MultiVectorEncoder), self (the retriever's own token vectors), or none"
+            " (turns off the reranking that adapt fitted)."
         },
     )
     rerank_depth: PositiveInt | None = field(
@@ -219,10 +221,8 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
         sparse = load_sparse_encoder(name, **loading)
         found["sparse_identity"] = model_identity(name, options.max_length)
     reranker = None
-    if rerank and reranking.name == OWN:
-        reranker = _own_reranker(options, dense, found.get("identity", ""))
-    elif rerank:
-        reranker = load_reranker(options)
+    if rerank:
+        reranker = _own_reranker(options, dense) if reranking.name == OWN else load_reranker(options)
     return Models(RankerSettings(**vars(settings) | found), dense, sparse, reranker)
 
 
@@ -247,6 +247,8 @@ def _of_adapt(model: str) -> _Adapted:
         hybrid = json.loads(file.read_text(encoding="utf-8"))
         weight, bm25 = float(hybrid["bm25_weight"]), dict(hybrid.get("bm25", {}))
         tokens = float(hybrid.get("token_weight", 0.0))
+        if not (0 <= weight <= 1 and 0 <= tokens <= 1):
+            raise ValueError(f"a weight of {weight} or {tokens}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged: run revela-hub adapt again, or give --mode dense") from error
     return _Adapted([1 - weight, weight], bm25, tokens)
@@ -268,10 +270,8 @@ def _reranking(options: RankerOptions, fitted: float) -> _Reranking:
     return _Reranking(options.rerank, options.rerank_depth or DEPTH, options.rerank_weight or 1.0)
 
 
-def _own_reranker(options: RankerOptions, dense: Any, identity: str) -> Any:
-    """Return the reranker by the retriever's token vectors; None where only adapt asks for it, and a server has the vectors."""
-    from revela_hub.retrieval.rerank import Reranker
-
+def _own_reranker(options: RankerOptions, dense: Any) -> "Own | None":
+    """Return OWN for `build_ranker`; None where only adapt asks for it, and a server has the vectors."""
     if options.rerank is None and options.endpoint:
         note("late interaction, which adapt has fitted, needs the model here: not used with --endpoint")
         return None
@@ -279,9 +279,7 @@ def _own_reranker(options: RankerOptions, dense: Any, identity: str) -> Any:
         raise UserError(
             "--rerank self needs the vectors of a retriever: use --mode dense, or hybrid with the part dense"
         )
-    given_prompts = {"query": options.query_prompt, "document": options.document_prompt}
-    prompts = {kind: prompt for kind, prompt in given_prompts.items() if prompt is not None}
-    return Reranker(dense, batch_size=options.batch_size, identity=identity, prompts=prompts)
+    return OWN
 
 
 def load_reranker(options: RankerOptions) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revela_hub.adaptation import SETTINGS, UNTRAINED
+from revela_hub.adaptation import SETTINGS, UNTRAINED, combined
 from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25Settings
 
@@ -74,8 +74,8 @@ def _report(values: dict[str, Any]) -> Report:
     rows = [("BM25", f"{means['BM25']:.3f}", "", "", ""), (BASE, f"{means[f'{BASE} alone']:.3f}", "", "", "")]
     for system in systems:
         name = str(system["name"])
-        shown = f"{name}, with BM25" + (" (exported)" if name == values["exported"] else "")
-        mean, weight = means[f"{name}, with BM25"], system["bm25_weight"]
+        whole, weight = combined(name, system.get("token_weight", 0.0)), system["bm25_weight"]
+        shown, mean = whole + (" (exported)" if name == values["exported"] else ""), means[whole]
         time = duration(system["seconds"]) if system["seconds"] else ""
         rows.append((shown, f"{mean:.3f}", f"{weight:.1f}", time, _interval(system.get("difference"))))
     return Report(
@@ -95,7 +95,7 @@ def _verdict(values: dict[str, Any]) -> str:
     word = str(values["verdict"]).capitalize()
     if not found["difference"] and values["exported"] == BASE:
         return f"{word}: no training was better than the base retriever with BM25 ({queries})."
-    return f"{word}: {_interval(found)} nDCG@10 compared with the base retriever, both with BM25 ({queries})."
+    return f"{word}: {_interval(found)} nDCG@10 compared with the base retriever with BM25 ({queries})."
 
 
 def _cost(values: dict[str, Any], systems: list[dict[str, Any]]) -> str:

@@ -1,14 +1,15 @@
 """Adapt a retriever to your text within a time budget, and measure whether it is better.
 
-Makes an evaluation set from the text, and measures BM25, the retriever and their hybrid on it. Then trains candidates:
-on natural pairs of the text (docstrings, titles or sentences with their passages), on the hybrid's scores
-(distillation), with --labels on your labelled pairs, and with --lm by Revela. One half of the queries (dev half)
-selects the best candidate; the other half (test half) is used once, for the verdict. If no candidate is significantly
-better, the base retriever is exported.
+Makes an evaluation set from the text, and measures BM25, the retriever and their hybrid on it, also reranked by the
+retriever's own token vectors (late interaction). Then trains candidates: on natural pairs of the text (docstrings,
+titles or sentences with their passages), on the hybrid's scores (distillation), with --labels on your labelled pairs,
+and with --lm by Revela. One half of the queries (dev half) selects the best candidate; the other half (test half) is
+used once, for the verdict. If no candidate is significantly better, the base retriever is exported.
 
-Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; hybrid.json, the weight and
-settings of BM25, which `revela-hub search OUTPUT_DIR` uses; adapt.json, all results; adapt.png; work/. Ctrl-C ends the
-command with a verdict on what has finished; the same command resumes where it was stopped.
+Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; hybrid.json, the settings of BM25
+and the weights of BM25 and late interaction, which `revela-hub search OUTPUT_DIR` uses; adapt.json, all results;
+adapt.png; work/. Ctrl-C ends the command with a verdict on what has finished; the same command resumes where it was
+stopped.
 
 Examples:
   revela-hub adapt path/to/text
@@ -137,6 +138,8 @@ def _adapt(arguments: Arguments, adaptation: "Adaptation", settings: dict[str, A
         split = " with split identifiers" if system.settings.split_identifiers else ""
         if system.token_weight:
             say(f"... and late interaction, weight {system.token_weight:.1f}: {combined:.3f}")
+        elif system.tokens:
+            say("... and late interaction: not used, as it is clearly worse on the dev half")
         else:
             say(f"BM25{split}: {alone:.3f}; hybrid, BM25 weight {system.weight:.1f}: {combined:.3f}")
     adaptation.try_candidates()

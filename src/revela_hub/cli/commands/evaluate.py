@@ -31,7 +31,16 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from revela_hub.cli.ranker_options import DEPTH, OWN, RankerOptions, check_used, given, load_models, load_reranker
+from revela_hub.cli.ranker_options import (
+    DEPTH,
+    NO_RERANKING,
+    OWN,
+    RankerOptions,
+    check_used,
+    given,
+    load_models,
+    load_reranker,
+)
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt
 
@@ -44,6 +53,8 @@ POSITIONALS = ("models",)
 
 QA_OPTIONS = ("data", "index", "num_passages", "max_new_tokens")
 COMMON_OPTIONS = ("models", "task", "batch_size", "device", "json", "rerank", "rerank_depth", "trust_remote_code")
+OF_VECTORS = {"dense", "hybrid"}
+"""Modes with a retriever whose token vectors can rerank."""
 METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
 
 
@@ -145,12 +156,16 @@ def _check_retrieval(arguments: Arguments) -> None:
         raise UserError(
             "--endpoint requires --corpus and one model (besides bm25): a server has the vectors of one model"
         )
-    if (arguments.dims or arguments.precision) and (
-        arguments.tasks or arguments.rerank or set(arguments.mode) - {"dense"}
-    ):
+    reranks = arguments.rerank not in (None, NO_RERANKING)
+    if (arguments.dims or arguments.precision) and (arguments.tasks or reranks or set(arguments.mode) - {"dense"}):
         raise UserError("--dims and --precision require --corpus and dense retrieval without --rerank")
-    if arguments.tasks and arguments.rerank:
+    if arguments.tasks and reranks:
         raise UserError("--rerank requires --corpus: mteb reranks only with its own two-stage tasks")
+    modes = {*(arguments.mode or ["dense"])}
+    if arguments.rerank == OWN and ({*arguments.models} == {"bm25"} or not modes & OF_VECTORS):
+        raise UserError(
+            "--rerank self needs the vectors of a retriever: give one besides bm25, and --mode dense or hybrid"
+        )
     if arguments.tasks and arguments.mode:
         raise UserError("--mode requires --corpus: mteb evaluates its tasks with dense retrieval or with its own BM25")
 
@@ -172,7 +187,7 @@ def _on_folder(arguments: Arguments, sizes: "dict[str, SizeScores]") -> "Iterato
             continue
         modes = ["bm25"] if name == "bm25" else arguments.mode or ["dense"]
         for mode in modes:
-            models = load_models(arguments, name, mode, rerank=shared is None and mode != "bm25")
+            models = load_models(arguments, name, mode, rerank=shared is None and mode in OF_VECTORS)
             reranker = shared or models.reranker
             label = name if len(modes) == 1 else f"{name} [{mode}]"
             given_models = {"dense": models.dense, "sparse": models.sparse, "cache_dir": arguments.cache_dir}

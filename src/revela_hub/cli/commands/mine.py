@@ -122,7 +122,7 @@ def run(arguments: Arguments) -> None:
         corpus,
         models.dense,
         settings,
-        replace(models.settings, engine=engine, rerank_weight=1.0),
+        replace(models.settings, engine=engine),
         folder=folder,
         sparse=models.sparse,
         reranker=models.reranker,
