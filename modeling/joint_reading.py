@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from .in_batch_inputs import InBatch
 from .in_batch_kernels import checkpointed
 
-# Logits (in elements) of the rows that are computed at a time, and again in the backward pass.
-BLOCK = 2**24
+# Logits of the rows that are computed at a time, and again in the backward pass. On a GPU, small blocks spend their time on launching kernels.
+BLOCK_ON_CPU, BLOCK_ELSEWHERE = 2**24, 2**27
 
 
 class ReadingBias(nn.Module):
@@ -91,7 +91,7 @@ def joint_reading(
         return attention(module, query, keys, values, mask, **kwargs)[0]
 
     logits = query[0].numel() // query.shape[-1] * length * (neighbour_NJ.shape[1] + 1)  # of one row
-    rows = max(1, BLOCK // logits)
+    rows = max(1, (BLOCK_ON_CPU if query.device.type == "cpu" else BLOCK_ELSEWHERE) // logits)
     blocks = zip(*(x.split(rows) for x in (*own, own_mask, neighbour_NJ, logit_NJ)), strict=True)
     return torch.cat([checkpointed(read, *block, dropout=kwargs.get("dropout") or 0.0) for block in blocks])
 

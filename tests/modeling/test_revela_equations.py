@@ -57,7 +57,7 @@ def test_loss_logits_and_gradients_are_those_of_the_equations(v_normalization: b
 @pytest.mark.parametrize(("side", "attention"), [("right", "sdpa"), ("right", "eager"), ("left", "sdpa")])
 def test_joint_reading_is_one_softmax(side: str, attention: str, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits, loss and every gradient, also that of the bias; two rows at a time."""
-    monkeypatch.setattr(joint_reading, "BLOCK", 2 * 4 * 6 * 6 * SIZE)
+    monkeypatch.setattr(joint_reading, "BLOCK_ON_CPU", 2 * 4 * 6 * 6 * SIZE)
     model = build(False, attention, reading="joint", reading_bias=-0.7)
     with torch.no_grad():
         model.reading_bias.weight[1] += 0.3
