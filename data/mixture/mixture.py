@@ -41,7 +41,7 @@ from revela_hub.scratch import scratch_folder
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_FORMAT = 1  # format of the cached rows: increase it when the same task produces different rows
+_FORMAT = 2  # format of the cached rows: increase it when the same task produces different rows
 
 
 @dataclass

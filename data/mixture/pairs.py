@@ -49,9 +49,9 @@ class Pair:
 
 @dataclass
 class KnownPairs:
-    """The known positives of each anchor, which must not be drawn as negatives.
+    """The known positives of each anchor, which must not be negatives.
 
-    Stores 64-bit hashes instead of texts: about 100 bytes per pair.
+    Texts that differ only in white space are the same. Stores 64-bit hashes instead of texts: about 100 bytes per pair.
     """
 
     hashes: set[int] = field(default_factory=set)
@@ -59,11 +59,20 @@ class KnownPairs:
     def add(self, anchor: str, text: str) -> bool:
         """Add a pair; return whether it is new."""
         before = len(self.hashes)
-        self.hashes.add(hash((anchor, text)))
+        self.hashes.add(self._hash(anchor, text))
         return len(self.hashes) > before
 
     def __contains__(self, pair: tuple[str, str]) -> bool:
-        return hash(pair) in self.hashes
+        return self._hash(*pair) in self.hashes
+
+    @staticmethod
+    def _hash(anchor: str, text: str) -> int:
+        return hash((one_line(anchor), one_line(text)))
+
+
+def one_line(text: str) -> str:
+    """Return the text with single spaces instead of other white space."""
+    return " ".join(text.split())
 
 
 def is_empty(text: str) -> bool:
@@ -120,7 +129,8 @@ def classification_pairs(
         if positive == anchor:  # only for a label's text: examples of a class are distinct
             dropped[EQUAL] += 1
             continue
-        allowed = (text for text in candidates if text not in (anchor, positive) and not examples.has(label, text))
+        own = {one_line(anchor), one_line(positive)}
+        allowed = (text for text in candidates if one_line(text) not in own and not examples.has(label, text))
         negatives = _filled([], allowed, num_negatives)
         if len(negatives) < num_negatives:
             dropped[NO_NEGATIVE] += 1
@@ -261,8 +271,8 @@ def fill_negatives(
 ) -> Iterator[Pair]:
     """Give each pair `num_negatives` negatives: remove extra ones, draw missing ones from the pool.
 
-    A negative must not be empty, equal to the anchor or the positive, or a known positive of the anchor. The negatives of a
-    pair are distinct, or repeated if there are too few.
+    A negative must not be empty, equal to the anchor or the positive except for white space, or a known positive of the
+    anchor. The negatives of a pair are distinct, or repeated if there are too few.
 
     Args:
         pairs: Pairs with any number of negatives; the first ones are kept.
@@ -300,7 +310,8 @@ def fill_negatives(
 
 
 def _may_be_negative(text: str, pair: Pair, known: KnownPairs) -> bool:
-    return not (is_empty(text) or text in (pair.anchor, pair.positive) or (pair.anchor, text) in known)
+    own = (one_line(pair.anchor), one_line(pair.positive))
+    return not (is_empty(text) or one_line(text) in own or (pair.anchor, text) in known)
 
 
 def _filled(given: Sequence[str], candidates: Iterable[str], count: int) -> list[str]:

@@ -114,7 +114,7 @@ def test_mistakes_are_one_line(
             (
                 mlm_folder,
                 ["--stage", "finetune", "--pairs", same, "--num_negatives", 2],
-                "same.jsonl: in every row a negative equals the positive",
+                "same.jsonl: in every row a negative equals a positive",
             ),
             (mlm_folder, ["--data", documents, "--query_encoder", mlm_folder], 'needs variant="separate"'),
             (

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from revela_hub.data.mixture.pairs import KnownPairs
 from revela_hub.data.row_cache import cache_folder
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.contexts import CONTEXTS, build_contexts
@@ -122,7 +123,7 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
 
     Raises:
         UserError: the file is missing or cannot be read, a column is missing, or no row has all texts and negatives that
-            differ from its positive.
+            differ from the positives of its anchor.
     """
     import datasets
 
@@ -150,10 +151,14 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
     whole = rows.filter(lambda row: all(isinstance(text, str) and text.strip() for text in row.values()))
     if not len(whole):
         raise UserError(f"{arguments.pairs} has no row with texts in all of {', '.join(wanted)}")
-    pairs = whole.filter(lambda row: row["positive"].strip() not in {row[name].strip() for name in wanted[2:]})
+    known = KnownPairs()
+    for anchor, positive in zip(whole["anchor"], whole["positive"], strict=True):
+        known.add(anchor, positive)
+    right = (not any((row["anchor"], row[name]) in known for name in wanted[2:]) for row in whole)
+    pairs = whole.select([index for index, kept in enumerate(right) if kept])
     if not len(pairs):
-        raise UserError(f"{arguments.pairs}: in every row a negative equals the positive: mine the negatives again")
-    skipped = {"without all texts": len(rows) - len(whole), "with the positive as a negative": len(whole) - len(pairs)}
+        raise UserError(f"{arguments.pairs}: in every row a negative equals a positive: mine the negatives again")
+    skipped = {"without all texts": len(rows) - len(whole), "with a positive as a negative": len(whole) - len(pairs)}
     counts = ", ".join(f"{number:,} {why}" for why, number in skipped.items() if number)
     summary = f"{len(pairs):,} pairs with {arguments.num_negatives} negatives each"
     return pairs, f"{summary}; skipped: {counts}" if counts else summary

@@ -1,10 +1,11 @@
 """Labelled query-passage pairs, read into the columns that sentence-transformers' losses expect."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from revela_hub.data.mixture.pairs import KnownPairs
 from revela_hub.data.sources.beir import is_beir, read_beir_pairs
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
@@ -25,12 +26,15 @@ class PairReport:
     negatives: int = 0
     empty: int = 0
     repeated: int = 0
+    wrong: int = 0
+    """Pairs with a hard negative that is a positive of the same query."""
 
     def __str__(self) -> str:
         """For example `2,000 pairs with 3 hard negatives each; skipped: 12 empty, 3 repeated`."""
         text = counted(self.pairs, "pair")
         text += f" with {counted(self.negatives, 'hard negative')} each" if self.negatives else ""
-        skipped = [f"{count:,} {name}" for name in ("empty", "repeated") if (count := getattr(self, name))]
+        names = {"empty": "empty", "repeated": "repeated", "wrong": "with a positive as a hard negative"}
+        skipped = [f"{count:,} {words}" for name, words in names.items() if (count := getattr(self, name))]
         return text + (f"; skipped: {', '.join(skipped)}" if skipped else "")
 
 
@@ -40,7 +44,8 @@ def read_labelled_pairs(
     """Read pairs from JSON lines, a data set or a BEIR folder.
 
     A positive may be a list of texts: each makes a pair. Columns named `negative`, `negative_1`, `negative_2`, ... hold hard
-    negatives, as `revela-hub mine` writes them.
+    negatives, as `revela-hub mine` writes them. Pairs with a hard negative that is a positive of the same query, except for
+    white space, are skipped.
 
     Args:
         source: File, `hf:owner/name` or BEIR folder.
@@ -72,14 +77,24 @@ def read_labelled_pairs(
             report.repeated += 1
         else:
             rows[texts] = None
-    report.pairs, report.negatives = len(rows), len(next(iter(rows), ("", ""))) - 2
+    right = _without_wrong_negatives(rows)
+    report.wrong = len(rows) - len(right)
+    report.pairs, report.negatives = len(right), len(next(iter(rows), ("", ""))) - 2
     if report.pairs < 2:
         raise UserError(f"{parsed.path}: {report}; training needs at least 2 pairs")
-    for column, texts in zip(("queries", "passages"), zip(*rows, strict=True), strict=False):
+    for column, texts in zip(("queries", "passages"), zip(*right, strict=True), strict=False):
         if not report.negatives and len(set(texts)) == 1:
             raise UserError(f"{parsed.path}: all {column} are equal; training needs different ones, or hard negatives")
     names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(report.negatives))]
-    return Dataset.from_dict(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))), report
+    return Dataset.from_dict(dict(zip(names, map(list, zip(*right, strict=True)), strict=True))), report
+
+
+def _without_wrong_negatives(rows: Collection[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the rows in which no hard negative is a positive of the same query."""
+    known = KnownPairs()
+    for anchor, positive, *_ in rows:
+        known.add(anchor, positive)
+    return [row for row in rows if not any((row[0], negative) in known for negative in row[2:])]
 
 
 def _row_pairs(rows: Iterator[Row], anchor_column: str, positive_column: str) -> Iterator[tuple[str, ...]]:

@@ -200,12 +200,12 @@ def test_given_negatives_are_cut_and_missing_ones_drawn() -> None:
 
 def test_given_negatives_that_are_right_are_left_out() -> None:
     counts: Counter[str] = Counter()
-    pair = Pair("q", "p", ["p", "also right", "q", "", "n", "n"])
-    pool = ["p", "also right", "q", " ", "m"]
+    pair = Pair("q", "p p", ["p\np ", "also  right", " q", "", "n", "n"])
+    pool = ["p  p", "also right\n", "q", " ", "m"]
 
-    (filled,) = fill_negatives([pair], pool, known(("q", "p"), ("q", "also right")), num_negatives=2, counts=counts)
+    (filled,) = fill_negatives([pair], pool, known(("q", "p p"), ("q ", "also right")), num_negatives=2, counts=counts)
 
-    assert filled == Pair("q", "p", ["n", "m"])
+    assert filled == Pair("q", "p p", ["n", "m"])
     assert counts == {"wrong": 4, "given": 1, "drawn": 1}
 
 

@@ -419,10 +419,11 @@ def test_missing_pairs_raise_clear_errors(tmp_path: Path) -> None:
     row = {"anchor": "a", "positive": "b", "negative_1": "c"}
     rows, summary = read(json.dumps(row) + "\n" + json.dumps(row | {"negative_1": None}) + "\n")
     assert len(rows) == 1 and summary == "1 pairs with 1 negatives each; skipped: 1 without all texts"
-    same = {"anchor": "a", "positive": "b", "negative_1": " b "}
-    rows, summary = read(json.dumps(row) + "\n" + json.dumps(same) + "\n")
-    assert len(rows) == 1 and summary.endswith("; skipped: 1 with the positive as a negative")
-    with pytest.raises(UserError, match="in every row a negative equals the positive: mine the negatives again"):
+    same = {"anchor": "a", "positive": "b b", "negative_1": " b\nb "}
+    other = {"anchor": "a", "positive": "d", "negative_1": "b  b"}
+    rows, summary = read("".join(json.dumps(each) + "\n" for each in (row, same, other)))
+    assert len(rows) == 1 and summary.endswith("; skipped: 2 with a positive as a negative")
+    with pytest.raises(UserError, match="in every row a negative equals a positive: mine the negatives again"):
         read(json.dumps(same) + "\n")
     for content, message in (
         (None, "no pairs to fine-tune on: give --pairs FILE"),

@@ -153,6 +153,18 @@ def test_pairs_are_read_once_and_reported(tmp_path: Path) -> None:
     assert str(report) == "3 pairs with 1 hard negative each; skipped: 2 empty, 1 repeated"
 
 
+def test_a_hard_negative_that_is_a_positive_is_not_trained_on(tmp_path: Path) -> None:
+    rows = [
+        {"anchor": "one", "positive": "first  answer", "negative_1": "wrong", "negative_2": "first\nanswer "},
+        {"anchor": "one ", "positive": "second answer", "negative_1": "first answer", "negative_2": "wrong"},
+        {"anchor": "one", "positive": "third answer", "negative_1": "wrong", "negative_2": "worse"},
+        {"anchor": "two", "positive": "wrong", "negative_1": "first answer", "negative_2": "second answer"},
+    ]
+    found, report = read_labelled_pairs(write(tmp_path, rows))
+    assert found.to_list() == rows[2:]
+    assert str(report) == "2 pairs with 2 hard negatives each; skipped: 2 with a positive as a hard negative"
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
