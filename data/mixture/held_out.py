@@ -50,7 +50,7 @@ def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500) -> HeldOu
 
 def without_queries(rows: "Dataset", queries: Iterable[str]) -> "Dataset":
     """Return the rows without these questions."""
-    asked = {_key(text) for text in queries}
+    asked = {text_key(text) for text in queries}
     return without_rows(rows, [index for index, key in _retrieval_keys(rows) if key in asked])
 
 
@@ -66,12 +66,12 @@ def _retrieval_keys(rows: "Dataset") -> Iterator[tuple[int, int]]:
     for batch in rows.select_columns(["anchor", "kind"]).iter(batch_size=4096):
         for anchor, kind in zip(batch["anchor"], batch["kind"], strict=True):
             if kind == "retrieval":
-                yield index, _key(anchor)
+                yield index, text_key(anchor)
             index += 1
 
 
-def _key(text: str) -> int:
-    """Hash a question, ignoring case and white space."""
+def text_key(text: str) -> int:
+    """Hash a text, ignoring case and white space."""
     return int.from_bytes(hashlib.sha256(" ".join(text.casefold().split()).encode()).digest()[:8], "big")
 
 
@@ -80,7 +80,7 @@ def _task(held: "Dataset", left: "Dataset", passages: int) -> RetrievalTask:
     queries: dict[int, str] = {}
     answers: dict[int, set[str]] = {}
     for row in held:
-        key = _key(row["anchor"])
+        key = text_key(row["anchor"])
         queries.setdefault(key, row["anchor"])
         answers.setdefault(key, set()).add(corpus.setdefault(row["positive"], f"p{len(corpus)}"))
     for text in _others(held, left):

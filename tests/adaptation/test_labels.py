@@ -49,6 +49,27 @@ def test_a_second_passage_is_not_on_both_sides(tmp_path: Path) -> None:
     assert not {json.loads(line)["positive"] for line in left.read_text().splitlines()} & relevant
 
 
+def test_other_spellings_are_held_out_together(tmp_path: Path) -> None:
+    given = rows(300)
+    pairs = [*given, *({"anchor": f" QUESTION  {n}\n", "positive": f"another passage {n}"} for n in range(300))]
+    pairs += [{"anchor": f"more {n}", "positive": f"another\npassage {n}"} for n in range(300)]
+    left = tmp_path / "left.jsonl"
+    task = hold_out_labels(Dataset.from_list(pairs), {"p0": "Passage\n5", "p1": "other text"}, 100, 2000, left)
+    assert task is not None
+    assert len(task.queries) == 100
+    kept = [json.loads(line) for line in left.read_text().splitlines()]
+    assert len(kept) == 900 - 150  # three pairs of each two queries
+    relevant = {task.corpus[passage] for gold in task.qrels.values() for passage in gold}
+    for asked, trained in ((task.queries.values(), "anchor"), (relevant, "positive")):
+        assert not {same(text) for text in asked} & {same(row[trained]) for row in kept}
+    # A relevant passage is not searched in a second spelling.
+    assert len(relevant) == sum(same(text) in set(map(same, relevant)) for text in task.corpus.values())
+
+
+def same(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
 def test_a_frequent_passage_leaves_pairs_to_train_on(tmp_path: Path) -> None:
     pairs = [*rows(100), *({"anchor": f"more {n}", "positive": "frequent"} for n in range(150))]
     left = tmp_path / "left.jsonl"

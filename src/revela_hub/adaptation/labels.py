@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from revela_hub.data.mixture.held_out import text_key
 from revela_hub.data.sources.beir import RetrievalTask
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ def hold_out_labels(
 ) -> RetrievalTask | None:
     """Return a task of labelled queries, and write the pairs of the other queries; None if there are too few queries.
 
+    Texts that differ only in case or white space are the same.
+
     Args:
         rows: pairs with the columns `anchor` and `positive`.
         corpus: passages of the text, which are searched besides the labelled ones.
@@ -26,9 +29,11 @@ def hold_out_labels(
         passages: number of passages to search, if the relevant ones are not more.
         left: file for the pairs that are left to train on.
     """
+    spelling: dict[int, str] = {}  # the first one of each query and passage
     positives: dict[str, list[str]] = {}
     for row in rows:
-        positives.setdefault(row["anchor"], []).append(row["positive"])
+        query, passage = (spelling.setdefault(text_key(text), text) for text in (row["anchor"], row["positive"]))
+        positives.setdefault(query, []).append(passage)
     # Queries that share a passage are on the same side, so that no passage is both trained on and asked for.
     of_group: dict[str, list[str]] = {}
     for query, group in _groups(positives).items():
@@ -40,11 +45,13 @@ def hold_out_labels(
         if len(held) + len(of_group[group]) <= min(most, len(positives) // 2):
             held += of_group[group]
     asked = set(held)
-    kept = [row for row in rows if row["anchor"] not in asked]
+    kept = [row for row in rows if spelling[text_key(row["anchor"])] not in asked]
     left.parent.mkdir(parents=True, exist_ok=True)
     left.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
     asked_for = dict.fromkeys(text for query in held for text in positives[query])
-    others = sorted({*(row["positive"] for row in kept), *corpus.values()} - set(asked_for), key=_digest)
+    relevant = {text_key(text) for text in asked_for}
+    searched = {*(row["positive"] for row in kept), *corpus.values()}
+    others = sorted((text for text in searched if text_key(text) not in relevant), key=_digest)
     names = {text: f"l{place}" for place, text in enumerate([*asked_for, *others[: max(0, passages - len(asked_for))]])}
     queries = {f"labelled-{place}": query for place, query in enumerate(held)}
     qrels = {name: {names[text]: 1 for text in positives[query]} for name, query in queries.items()}
