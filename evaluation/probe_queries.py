@@ -36,9 +36,7 @@ SENTENCE_ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01", "\u0964", "\u061f"
 """For Latin, Cyrillic and Greek; Chinese and Japanese; Hindi; Arabic and Urdu."""
 
 # A heading in Markdown (# Title), or in reStructuredText (a line underlined with =, -, ~ or ^).
-_HEADING = re.compile(
-    r"^(?:#{1,6}[ \t]+(?P<hash>\S.*?)[ \t]*#*|(?P<under>\S.*)\n(?P<line>[=\-~^])(?P=line){2,})[ \t]*$", re.M
-)
+_HEADING = re.compile(r"^(?:#{1,6}[ \t]+(?P<hash>\S.*)|(?P<under>\S.*)\n(?P<line>[=\-~^])(?P=line){2,})[ \t]*$", re.M)
 
 
 @dataclass(frozen=True)
@@ -143,8 +141,13 @@ def _split(text: str) -> Iterator[tuple[str, str]]:
         heading, start = first.strip(), len(first)
     for match in _HEADING.finditer(text, start):
         yield heading, text[start : match.start()]
-        heading, start = (match["hash"] or match["under"]).strip(), match.end()
+        heading, start = (match["under"] or _without_closing(match["hash"])).strip(), match.end()
     yield heading, text[start:]
+
+
+def _without_closing(heading: str) -> str:
+    """Return a heading without the closing sequence of Markdown (`# Title ##`)."""
+    return heading[0] + heading[1:].rstrip(" \t").rstrip("#")
 
 
 def _sentence(text: str, random: Random) -> str | None:

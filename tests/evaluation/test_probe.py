@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 
 from revela_hub.cli.main import main
 from revela_hub.data import GroupSettings, ReadReport, build_groups, read_beir, read_documents
+from revela_hub.data.sources.source import Document
 from revela_hub.data.synthesis.backends import Reply, Request
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of, question_prompt
 from revela_hub.evaluation.probe_folder import write_probe
+from revela_hub.evaluation.probe_queries import passages_of_each
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape
 from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
 
@@ -64,6 +67,15 @@ def text(tmp_path: Path) -> Path:
         code = "".join(FUNCTION.format(name=numeral(10 * number + n), number=n) for n in range(10))
         (folder / f"code{number}.py").write_text(f"import log\n\f\n{code}", newline="\r\n" if number == 3 else "\n")
     return folder
+
+
+def test_a_heading_with_much_white_space_takes_linear_time() -> None:
+    blanks = " \t" * 50_000
+    text = f"# A story{blanks}of rivers ##{blanks}\n\n{sentences('rivers')}"
+    began = time.process_time()
+    ((_, [passage]),) = passages_of_each([Document("a", text, None, "text")], lambda _: Random(0))
+    assert time.process_time() - began < 5
+    assert passage.candidates["title"].text == "A story of rivers"
 
 
 @pytest.fixture
