@@ -53,6 +53,18 @@ def test_a_full_disk_as_the_rust_tokenizer_reports_it() -> None:
     assert reason(caught.value) == "the disk is full: free some space, or write to another disk"
 
 
+def test_arguments_are_printed_as_the_options_of_the_command() -> None:
+    error = UserError("./max_length/a.max_length: column 'max_length' (max_length=3): lower max_length or min_tokens")
+    options = {"max_length", "device"}
+    assert error.line(options) == (
+        "./max_length/a.max_length: column 'max_length' (--max_length=3): lower --max_length or min_tokens"
+    )
+    assert UserError("max_length: no such file; raise --max_length.").line(options) == (
+        "max_length: no such file; raise --max_length."
+    )
+    assert "--" not in str(error)
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "1_Dense/model.safetensors": lambda file: file.write_bytes(file.read_bytes()[:-7]),
     "model.safetensors": lambda file: file.write_bytes(b"PK\3\4 a zip archive"),

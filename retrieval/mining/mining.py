@@ -282,8 +282,9 @@ def _finish(report: MiningReport, settings: MiningSettings) -> None:
         return
     if report.found:
         raise UserError(
-            f"no pair has {settings.num_negatives} negatives, but {report.found:,} have fewer: lower num_negatives, keep "
-            "such pairs (fewer: keep), or raise range_max"
+            f"no pair has {settings.num_negatives} negatives, but {report.found:,} have fewer: lower num_negatives or raise "
+            "range_max",
+            fewer="or keep such pairs with --fewer keep",
         )
     if not report.candidates:
         raise UserError("no negatives: no document shares a term with any anchor; use a dense or hybrid ranker")

@@ -39,6 +39,9 @@ _MEMORY = re.compile(
 )
 _AMOUNT = re.compile(r"(?:allocate|malloc of size):? ([\d.]+) ?(bytes|[KMGTPE]?i?B)?", re.IGNORECASE)
 
+# A name such as `text_column`, which is not a part of a path and not quoted.
+_NAME = re.compile(r"(?<![\w./'\"`-])[a-z]+(?:_[a-z0-9]+)+(?![\w:]|\.\w)")
+
 # Failures of the Hub, by the name of an error's class or a part of its message, and the message to print.
 _HUB = {
     "GatedRepoError|gated repo": "its authors restrict access: accept the terms on its Hub page, and log in with `hf auth login`",
@@ -66,6 +69,11 @@ class UserError(Exception):
     "no split 'x' in qrels; there is: test; choose with --split"
     >>> error.line({"corpus", "top_k"})
     "no split 'x' in qrels; there is: test"
+
+    An argument of Python that is also an option of the command is printed as the option.
+
+    >>> UserError("no column 'text' (choose with text_column)").line({"text_column"})
+    "no column 'text' (choose with --text_column)"
     """
 
     def __init__(self, message: str = "", /, **remedies: str) -> None:
@@ -76,7 +84,8 @@ class UserError(Exception):
     def line(self, options: Container[str]) -> str:
         """Return the message for a command with these options (field names such as `batch_size`) as one line."""
         shown = [self.message, *(words for name, words in self.remedies.items() if name in options)]
-        return " ".join("; ".join(shown).split())
+        text = " ".join("; ".join(shown).split())
+        return _NAME.sub(lambda name: f"--{name[0]}" if name[0] in options else name[0], text)
 
 
 def did_you_mean(word: str, known: Iterable[str], shown: str = "{}") -> str:

@@ -54,7 +54,7 @@ def test_the_column_of_the_text_is_chosen(
     file.write_text("id,body\n1,Rivers carry sediment.\n2,Paris is a capital.\n")
     search = ["search", "bm25", "sediment", "--corpus", str(file)]
     assert main(search) == 2
-    assert "notes.csv:2: no column 'text'; the columns are 'id', 'body'" in capsys.readouterr().err
+    assert "no column 'text'; the columns are 'id', 'body' (choose with --text_column)" in capsys.readouterr().err
     assert main([*search, "--text_column", "body", "--json"]) == 0
     [hit] = json.loads(capsys.readouterr().out)["hits"]
     assert hit["text"] == "Rivers carry sediment."

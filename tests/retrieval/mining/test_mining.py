@@ -248,7 +248,7 @@ def test_what_leaves_nothing_is_an_error_that_says_why() -> None:
     pair = (["1 0"], [on_circle(0.5)])
     with pytest.raises(UserError, match="of 2 candidates: removed 1 by .*1 by relative margin.*relax the limits"):
         mine_negatives(*pair, [on_circle(0.9)], Encoder())
-    with pytest.raises(UserError, match="no pair has 2 negatives, but 1 have fewer: .*fewer: keep"):
+    with pytest.raises(UserError, match="no pair has 2 negatives, but 1 have fewer: .*--fewer keep"):
         mine_negatives(*pair, [on_circle(0.1), on_circle(0.9)], Encoder(), MiningSettings(num_negatives=2))
     with pytest.raises(UserError, match="no pair has text"):
         mine_negatives(["", " "], ["x", "y"], ["z"], Encoder())
