@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from revela_hub.data.text.chunks import count_words
 from revela_hub.evaluation.docstrings import MIN_LINES, MIN_WORDS
 
 MAX_LINES = 100
@@ -61,7 +62,7 @@ def commented_functions(text: str) -> Iterator[CommentedFunction]:
             continue
         query = _first_paragraph(words)
         code = _declaration(lines, end)
-        if len(query.split()) >= MIN_WORDS and MIN_LINES <= len(code) <= MAX_LINES:
+        if count_words(query) >= MIN_WORDS and MIN_LINES <= len(code) <= MAX_LINES:
             yield CommentedFunction(query, textwrap.dedent("".join(code)).strip(), "".join(lines[number:end]))
             end += len(code)  # comments in a function stay in it
         number = end

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.data.text.chunks import count_words
 from revela_hub.errors import UserError
 
 MIN_WORDS = 5
@@ -151,7 +152,7 @@ def documented_functions(path: str, text: str) -> list[Function]:
             continue
         alone = node.body[0].lineno > node.lineno and following.lineno > expression.end_lineno
         query = re.sub(r"\s+", " ", docstring.split("\n\n")[0]).strip()
-        if not alone or len(query.split()) < MIN_WORDS or node.end_lineno - following.lineno + 1 < MIN_LINES:
+        if not alone or count_words(query) < MIN_WORDS or node.end_lineno - following.lineno + 1 < MIN_LINES:
             continue
         first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
         kept = lines[first - 1 : expression.lineno - 1] + lines[expression.end_lineno : node.end_lineno]

@@ -22,6 +22,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Document, SourceLike
+from revela_hub.data.text.chunks import count_words
 from revela_hub.data.text.ngram_overlap import NearDuplicates
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe_queries import (
@@ -337,7 +338,7 @@ def write_questions(
     in_time = takewhile(lambda _: time.monotonic() < end, requests)
     for (number, passage), (_, reply) in zip(passages, backend.replies(in_time), strict=False):
         text = _first_line(reply.text)
-        if not reply.problem and 3 <= len(text.split()) <= 60 and text not in passage:
+        if not reply.problem and 3 <= count_words(text) <= 60 and text not in passage:
             yield number, text
 
 

@@ -32,8 +32,11 @@ MIN_TITLE_WORDS, MAX_TITLE_WORDS = 2, 25
 MIN_SENTENCE_WORDS, MAX_SENTENCE_WORDS = 8, 40
 MIN_PASSAGE_WORDS = 20
 PYTHON = (".py", ".pyi", ".pyx")
-SENTENCE_ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01", "\u0964", "\u061f", "\u06d4")
-"""For Latin, Cyrillic and Greek; Chinese and Japanese; Hindi; Arabic and Urdu."""
+# The end of a sentence in Latin, Cyrillic, Greek, Hindi, Arabic, Urdu, Khmer and Burmese; in Chinese and Japanese, with quotes and
+# brackets after it; and in Thai and Lao, which have no full stop.
+_SENTENCE_END = re.compile(
+    "(?:[.?!\u0964\u061f\u06d4\u17d4\u17d5\u104b]|[\u3002\uff1f\uff01][\u2019\u201d\u300b\u300d\u300f\u3011\uff09]*|[\u0e00-\u0eff])$"
+)
 
 # A heading in Markdown (# Title), or in reStructuredText (a line underlined with =, -, ~ or ^).
 _HEADING = re.compile(r"^(?:#{1,6}[ \t]+(?P<hash>\S.*)|(?P<under>\S.*)\n(?P<line>[=\-~^])(?P=line){2,})[ \t]*$", re.M)
@@ -154,7 +157,7 @@ def _sentence(text: str, random: Random) -> str | None:
     """Choose one of the sentences, if the rest is long enough to be a passage."""
     sentences = [piece.strip() for piece in document_pieces(Document("", text, None, "text"), MAX_WORDS)]
     fitting = [
-        s for s in sentences if MIN_SENTENCE_WORDS <= count_words(s) <= MAX_SENTENCE_WORDS and s.endswith(SENTENCE_ENDS)
+        s for s in sentences if MIN_SENTENCE_WORDS <= count_words(s) <= MAX_SENTENCE_WORDS and _SENTENCE_END.search(s)
     ]
     if len(sentences) < 3 or not fitting:
         return None

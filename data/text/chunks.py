@@ -8,7 +8,7 @@ take ten minutes.
 
 Words are separated by white space. Two rules limit chunks where that is not meaningful: in scripts without spaces every
 character counts as a word, and a chunk has at most 20 characters per word of its limit (prose averages six), which splits
-minified code.
+minified code. Thai and Lao have no full stop, but spaces between sentences and clauses: each clause counts as a sentence.
 """
 
 import re
@@ -33,6 +33,11 @@ _QUOTES = "\"')]\u2019\u201d"
 _GLUED = ".!?" + _QUOTES  # no sentence ends after these without white space
 _LONGEST_GAP = 64
 _BLOCK = 1 << 15
+# Thai and Lao letters, except for the repetition marks, which have spaces around them.
+_THAI_LAO = "\u0e00-\u0e45\u0e47-\u0ec5\u0ec7-\u0eff"
+_WITH_CLAUSES = re.compile(f"[{_THAI_LAO}\u17d4\u17d5]")
+# Spaces that sentencex does not split at: between Thai or Lao clauses, and after a Khmer full stop.
+_CLAUSE_END = re.compile(rf"(?<=[{_THAI_LAO}])\s+(?=[{_THAI_LAO}])|(?<=[\u17d4\u17d5])\s+")
 _LAST_SPACE = re.compile(r".*\s", re.DOTALL)
 # For long quotations only, in which sentencex does not split sentences.
 _QUOTED_SENTENCE = re.compile(r".*?[.!?][\"')\]\u2019\u201d]*\s+|.+", re.DOTALL)
@@ -164,6 +169,7 @@ def _segment(text: str, language: str) -> Iterator[str]:
     The text is processed in blocks that begin with a sentence, because the time of sentencex is quadratic in the length of a
     paragraph with many quotation marks.
     """
+    has_clauses = not text.isascii() and _WITH_CLAUSES.search(text) is not None
     start = 0
     while start < len(text):
         sentences = list(_segment_block(text[start : start + _BLOCK], language))
@@ -172,8 +178,18 @@ def _segment(text: str, language: str) -> Iterator[str]:
                 sentences.pop()  # it may continue in the next block
             elif space := _LAST_SPACE.match(sentences[0]):
                 sentences = [space[0]]
-        yield from sentences
+        for sentence in sentences:
+            yield from _clauses(sentence) if has_clauses else (sentence,)
         start += sum(map(len, sentences))
+
+
+def _clauses(sentence: str) -> Iterator[str]:
+    start = 0
+    for gap in _CLAUSE_END.finditer(sentence):
+        yield sentence[start : gap.end()]
+        start = gap.end()
+    if start < len(sentence):
+        yield sentence[start:]
 
 
 def _segment_block(text: str, language: str) -> Iterator[str]:

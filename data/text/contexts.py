@@ -41,7 +41,7 @@ EXPERTS = ("query", "passage")
 SPANS_AT_ONCE = 2048
 """Spans whose queries are generated together; the word weights of extracted queries are computed on these spans."""
 
-_FORMAT = 1  # format of the cached rows: increase it when the same settings produce different rows
+_FORMAT = 2  # format of the cached rows: increase it when the same settings produce different rows
 
 
 def build_contexts(

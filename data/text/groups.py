@@ -33,7 +33,7 @@ StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 SHUFFLE_BUFFER_RUNS = 16_384
 """Runs held in memory when `run_length` is given: about 45 MB for runs of four chunks."""
 
-_FORMAT = 1  # format of the cached rows: increase it when the same settings produce different rows
+_FORMAT = 2  # format of the cached rows: increase it when the same settings produce different rows
 
 
 @dataclass(frozen=True)

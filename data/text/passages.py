@@ -15,7 +15,7 @@ from revela_hub.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-_FORMAT = 1  # format of the cached rows: increase it when the same settings produce different rows
+_FORMAT = 2  # format of the cached rows: increase it when the same settings produce different rows
 
 
 def build_passages(

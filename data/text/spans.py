@@ -39,7 +39,7 @@ RUN_CHARACTERS = 50_000
 BATCH_CHARACTERS = 1_000_000
 """Characters per call of the tokenizer, which uses all cores."""
 
-_FORMAT = 1  # format of the cached rows: increase it when the same settings produce different rows
+_FORMAT = 2  # format of the cached rows: increase it when the same settings produce different rows
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from revela_hub.data import GroupSettings, ReadReport, build_groups, read_beir, 
 from revela_hub.data.sources.source import Document
 from revela_hub.data.synthesis.backends import Reply, Request
 from revela_hub.errors import UserError
-from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of, question_prompt
+from revela_hub.evaluation.doc_comments import commented_functions
+from revela_hub.evaluation.docstrings import documented_functions
+from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of, question_prompt, write_questions
 from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.probe_queries import passages_of_each
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape
@@ -265,10 +267,16 @@ def test_one_long_document_is_enough_and_many_give_40_passages_each(documents: i
     ("between", "words", "end"),
     [
         ("", "".join(map(chr, range(0x4E00, 0x5000))), "\u3002"),
+        ("", "".join(map(chr, range(0x4E00, 0x5000))), "\u3002\u300d"),
+        ("", "".join(map(chr, range(0x3042, 0x3080))), "\uff1f"),
+        ("", "".join(map(chr, range(0x0E01, 0x0E2F))), " "),
+        ("", "".join(map(chr, range(0x0E81, 0x0E83))) + "".join(map(chr, range(0x0E94, 0x0EA0))), " "),
+        ("", "".join(map(chr, range(0x1780, 0x17A0))), "\u17d4 "),
+        ("", "".join(map(chr, range(0x1000, 0x1020))), "\u104b "),
         (" ", "\u0915\u0916\u0917\u0918\u091a", " \u0964 "),
         (" ", "abcde", ". "),
     ],
-    ids=["Chinese", "Hindi", "English"],
+    ids=["Chinese", "quoted Chinese", "Japanese", "Thai", "Lao", "Khmer", "Burmese", "Hindi", "English"],
 )
 def test_sentences_end_as_each_script_ends_them(tmp_path: Path, between: str, words: str, end: str) -> None:
     draw = Random(0)
@@ -280,6 +288,38 @@ def test_sentences_end_as_each_script_ends_them(tmp_path: Path, between: str, wo
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     probe = build_probe(str(tmp_path / "rows.jsonl"), ProbeSettings(queries=20, passages=40))
     assert probe.kinds == {"sentence": 20}
+
+
+THAI = "แม่น้ำเจ้าพระยาเป็นแม่น้ำสายสำคัญ ไหลผ่านกรุงเทพมหานครออกสู่ทะเล ชาวบ้านต่าง ๆ ใช้เรือเดินทางทุกวัน"
+"""Three clauses without full stops (the Chao Phraya is an important river, flows to the sea, people travel by boat)."""
+CHINESE = "长江是亚洲最长的河流。它发源于青藏高原，流入东海。人们在两岸种植水稻。河边有许多古老的城市。"
+
+
+@pytest.mark.parametrize(
+    ("text", "query"), [(THAI, THAI.split(" ")[1]), (CHINESE, "它发源于青藏高原，流入东海。")], ids=["Thai", "Chinese"]
+)
+def test_prose_without_spaces_or_headings_has_natural_pairs(text: str, query: str, tmp_path: Path) -> None:
+    rows = [{"text": text}] * 20
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = build_text_pairs(str(tmp_path), cache_dir=tmp_path / "cache")
+    assert len(pairs) == 20
+    assert query in pairs["anchor"]
+    for pair in pairs:
+        assert pair["anchor"] in text and pair["anchor"] not in pair["positive"]
+
+
+def test_questions_and_comments_are_not_counted_in_spaces() -> None:
+    class Model:
+        def replies(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Reply]]:
+            return ((request, Reply(question)) for request in requests if request is not None)
+
+    question = "长江有多长？"
+    assert list(write_questions(Model(), [(3, CHINESE)], seed=0)) == [(3, question)]
+    comment = "返回两个数的和"
+    code = f"// {comment}\nfunction sum(a, b) {{\n  const c = a + b;\n  return c;\n}}\n"
+    assert [function.query for function in commented_functions(code)] == [comment]
+    code = f'def add(a, b):\n    """{comment}"""\n    c = a + b\n    log(c)\n    return c\n'
+    assert [function.query for function in documented_functions("a.py", code)] == [comment]
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,30 @@ def second(a, b):
 '''
 
 
+@pytest.mark.parametrize(
+    ("clauses", "max_words"),
+    [
+        # Numbers and the repetition mark have spaces inside a Thai clause.
+        (
+            [
+                "แม่น้ำเจ้าพระยาเป็นแม่น้ำสายสำคัญ ",
+                "สร้างเมื่อปี 2562 ในกรุงเทพ ",
+                "ชาวบ้านต่าง ๆ ใช้เรือ\n",
+                "เดินทางไปตลาดทุกวันตั้งแต่เช้าจนถึงเย็น",
+            ],
+            40,
+        ),
+        (["ແມ່ນ້ຳຂອງເປັນແມ່ນ້ຳສາຍຍາວ ", "ໄຫຼຜ່ານຫຼາຍປະເທດ ", "ຄົນລາວໃຊ້ເຮືອ"], 30),
+        (["ទន្លេមេគង្គជាទន្លេវែង។ ", "វាហូរកាត់ប្រទេសកម្ពុជា។ ", "ប្រជាជននេសាទត្រី។"], 26),
+    ],
+    ids=["Thai", "Lao", "Khmer"],
+)
+def test_clauses_stay_whole(clauses: list[str], max_words: int) -> None:
+    assert [chunk.text for chunk in chunk_document(prose("".join(clauses)), max_words)] == [
+        clause.strip() for clause in clauses
+    ]
+
+
 def test_code_is_cut_before_functions_rather_than_inside() -> None:
     chunks = chunk_document(code(FUNCTIONS), max_words=24)
 
