@@ -236,6 +236,23 @@ def test_the_verdict_is_on_the_exported_system() -> None:
     assert found.chosen is base and found.word == "NO DIFFERENCE"
 
 
+def test_late_interaction_that_harms_is_left_out_even_if_the_whole_is_better() -> None:
+    """Split identifiers may gain more than it loses."""
+    whole, bm25 = task(), ranking(0.3, 3)
+    split_settings = BM25Settings(split_identifiers=True)
+    base = System(UNTRAINED[0], "base", ranking(0.1, 1), bm25, 0.0)
+    split = System(UNTRAINED[1], "base", ranking(0.9, 2), bm25, 0.0, settings=split_settings)
+    tokens = System(UNTRAINED[2], "base", ranking(0.5, 4), bm25, 0.0, settings=split_settings)
+    adaptation = Adaptation(None, 60, print)  # type: ignore[arg-type]
+    adaptation.systems, adaptation.baseline = [base, split, tokens], tokens
+    adaptation.dev = adaptation.test = whole
+    assert compare(base, tokens, whole).verdict == "better"
+    found = adaptation.verdict()
+    assert found.chosen is found.best is split and found.word == "BETTER"
+    adaptation.systems, adaptation.baseline = [base, replace(split, dense=ranking(0.0, 2)), tokens], tokens
+    assert adaptation.verdict().chosen is tokens
+
+
 def test_the_weight_of_late_interaction_changes_only_with_strong_evidence() -> None:
     one, other = ranking(0.75, 1), ranking(0.85, 2)
     assert fit_weight(one, other, task(), 0.4) > 0.4

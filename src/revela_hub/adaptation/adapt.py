@@ -227,13 +227,22 @@ class Adaptation:
 
     def verdict(self) -> Verdict:
         """Select on the dev half, and compare with the base on the test half."""
-        base, untrained = self.systems[0], self.baseline or self.systems[0]
-        selected = select(untrained, self._trained(), self.dev)
-        chosen = selected if compare(base, selected, self.test).verdict == "better" else untrained
-        if chosen is untrained and compare(base, untrained, self.test).verdict == "worse":
-            chosen = base
+        base, fitted = self.systems[0], self.baseline or self.systems[0]
+        selected = select(fitted, self._trained(), self.dev)
+        helps = selected is not fitted and compare(base, selected, self.test).verdict == "better"
+        chosen = selected if helps else self._without_harm(fitted)
         best = selected if chosen is base else chosen
         return Verdict(base, chosen, best, compare(base, best, self.test), self.systems, self.dev, self.test)
+
+    def _without_harm(self, untrained: System) -> System:
+        """Return an untrained system without late interaction and split identifiers, if they are significantly worse on the test half."""
+        with_its_bm25 = [
+            each for each in self.systems if each.name in UNTRAINED[:2] and each.settings == untrained.settings
+        ]
+        for simpler in (*with_its_bm25, self.systems[0]):
+            if compare(simpler, untrained, self.test).verdict == "worse":
+                untrained = simpler
+        return untrained
 
     def _trained(self) -> list[System]:
         return [system for system in self.systems if system.name not in UNTRAINED]
