@@ -230,6 +230,8 @@ def test_the_verdict_is_on_the_exported_system() -> None:
     found = verdict(tokens, trained, on_test=base)  # was: NO DIFFERENCE, that of the candidate
     assert found.chosen is found.best is tokens and found.word == "BETTER"
     assert found.sentence().startswith("The selected system (base retriever, with BM25")
+    found = verdict(tokens, trained, on_test=tokens)  # was: the training was exported for the gain of late interaction
+    assert found.chosen is tokens and found.word == "BETTER"
     found = verdict(base, trained, on_test=worse)
     assert found.chosen is base and found.best.name == "trained" and found.word == "WORSE"
     found = verdict(replace(worse, name=UNTRAINED[2]), trained, on_test=base)

@@ -229,8 +229,9 @@ class Adaptation:
         """Select on the dev half, and compare with the base on the test half."""
         base, fitted = self.systems[0], self.baseline or self.systems[0]
         selected = select(fitted, self._trained(), self.dev)
-        helps = selected is not fitted and compare(base, selected, self.test).verdict == "better"
-        chosen = selected if helps else self._without_harm(fitted)
+        untrained = self._without_harm(fitted)
+        helps = selected is not fitted and compare(untrained, selected, self.test).verdict == "better"
+        chosen = selected if helps else untrained
         best = selected if chosen is base else chosen
         return Verdict(base, chosen, best, compare(base, best, self.test), self.systems, self.dev, self.test)
 
