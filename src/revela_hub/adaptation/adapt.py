@@ -230,8 +230,9 @@ class Adaptation:
         base, fitted = self.systems[0], self.baseline or self.systems[0]
         selected = select(fitted, self._trained(), self.dev)
         untrained = self._without_harm(fitted)
-        helps = selected is not fitted and compare(untrained, selected, self.test).verdict == "better"
-        chosen = selected if helps else untrained
+        # The whole must be better, and so must the training's part: late interaction and split identifiers need no training.
+        better = selected is not fitted and compare(base, selected, self.test).verdict == "better"
+        chosen = select(untrained, [selected], self.test) if better else untrained
         best = selected if chosen is base else chosen
         return Verdict(base, chosen, best, compare(base, best, self.test), self.systems, self.dev, self.test)
 
