@@ -169,7 +169,8 @@ def test_split_identifiers_are_delivered_if_they_help(
     for n in range(0, len(functions), 2):
         (folder / f"m{n:03}.py").write_text("\n\n".join(functions[n : n + 2]))
     monkeypatch.setattr("revela_hub.adaptation.adapt.TRAIN", {})
-    # Without late interaction: random token vectors harm, and how much of them is used depends on the number of queries, so on the machine.
+    # The same queries on every machine. Without late interaction: random token vectors harm.
+    monkeypatch.setattr("revela_hub.adaptation.adapt.FEWEST_PASSAGES", len(functions))
     monkeypatch.setattr("revela_hub.adaptation.adapt.has_tokens", lambda _: False)
     assert main(options(folder, retriever_folder, output)) == 0
     printed = capsys.readouterr().out
