@@ -21,6 +21,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from revela_hub.retrieval.encoding import encode_texts
+from revela_hub.sdpa import varying_shapes
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WORDS = (REPOSITORY / "README.md").read_text(encoding="utf-8").split()
@@ -47,6 +48,10 @@ def main() -> None:
     model = SentenceTransformer(modules=[transformer, Pooling(384)], device=given.device)
     with_plans: Callable[..., object] = encode_texts.__wrapped__  # type: ignore[attr-defined]
 
+    @varying_shapes()
+    def without_plans(texts: list[str], batch_size: int) -> object:
+        return model.encode_document(texts, batch_size=batch_size)
+
     def rate(encode: Callable[[list[str]], object], count: int) -> str:
         texts = new_texts(count)
         began = time.perf_counter()
@@ -70,6 +75,14 @@ def main() -> None:
         ),
         "`encode_texts`, `batch_size` 512": (
             lambda texts: encode_texts(model, texts, "document", batch_size=512),
+            given.texts,
+        ),
+        "sentence-transformers without cuDNN's attention, batches of 32": (
+            lambda texts: without_plans(texts, 32),
+            given.texts,
+        ),
+        "sentence-transformers without cuDNN's attention, batches of 256": (
+            lambda texts: without_plans(texts, 256),
             given.texts,
         ),
         "tokenizer alone": (

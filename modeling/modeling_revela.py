@@ -41,7 +41,7 @@ from .in_batch_inputs import InBatch, StreamE
 from .joint_reading import ReadingBias
 from .linear_cross_entropy import head_cross_entropy, mean_loss, next_token_labels, summed_cross_entropy
 
-# On a GPU, listing pairs waits for the device, which pays off for groups of this size or more (benchmarks/README.md).
+# On a GPU, listing pairs waits for the device, which pays off for groups of this size or more (benchmarks/gpu.md).
 PAIRS_FROM_SIZE = 16
 
 

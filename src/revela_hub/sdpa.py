@@ -2,7 +2,7 @@
 
 On recent NVIDIA GPUs (from compute capability 9.0, such as the H100), torch prefers cuDNN's attention, which builds an execution plan
 for every new shape of a batch. In our commands almost every batch has a new shape, because texts are padded to the longest of
-their batch: without cuDNN's attention, an H100 encoded 6.7 times as many new texts per second (benchmarks/README.md).
+their batch: without cuDNN's attention, an H100 encoded 6.7 times as many new texts per second (benchmarks/gpu.md).
 """
 
 import sys

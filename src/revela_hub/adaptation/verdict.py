@@ -63,7 +63,7 @@ class Verdict:
         retriever = self.base.name if self.best.name in UNTRAINED else self.best.name
         return (
             f"The selected system ({retriever}, with {with_what(self.best)}) differs from the base retriever"
-            f" with BM25 by {interval} in nDCG@10 on queries that were used for this comparison only."
+            f" with BM25 by {interval} in nDCG@10 on held-out queries, which also decide whether a training is exported."
         )
 
     def cost(self) -> str:

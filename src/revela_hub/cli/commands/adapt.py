@@ -3,8 +3,8 @@
 Makes an evaluation set from the text, and measures BM25, the retriever and their hybrid on it, also reranked by the
 retriever's own token vectors (late interaction). Then trains candidates: on natural pairs of the text (docstrings,
 titles or sentences with their passages), on the hybrid's scores (distillation), with --labels on your labelled pairs,
-and with --lm by Revela. One half of the queries (dev half) selects the best candidate; the other half (test half) is
-used once, for the verdict. If no candidate is significantly better, the base retriever is exported.
+and with --lm by Revela. One half of the queries (dev half) selects the best candidate; the other half (test half)
+confirms it and gives the verdict. If no candidate is significantly better, the base retriever is exported.
 
 Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; hybrid.json, the settings of BM25
 and the weights of BM25 and late interaction, which `revela-hub search OUTPUT_DIR` uses; adapt.json, all results;
