@@ -122,7 +122,7 @@ def step_seconds(trainer: Any, device: str) -> float:
     return statistics.median(times.seconds[2:])
 
 
-def words(count: int, tokenizer: PreTrainedTokenizerBase) -> str:
+def words(count: int) -> str:
     """Return a text of `count` tokens or a little more: random words of the README."""
     drawn = random.choices((Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8").split(), k=count)
     return " ".join(drawn)
@@ -162,7 +162,7 @@ def nvembed_step(given: argparse.Namespace) -> Result:
     model = nvembed_model(given.scale, given.device)
     rows, length = (8, 512) if given.scale == "full" else (2, 16)
     encoder = nvembed_encoder(model, tokenizer, max_length=length, prompts={"query": "", "document": ""})
-    texts = [{name: words(length, tokenizer) for name in ("anchor", "positive", "negative_1")} for _ in range(8 * rows)]
+    texts = [{name: words(length) for name in ("anchor", "positive", "negative_1")} for _ in range(8 * rows)]
     arguments = NVEmbedTrainingArguments(
         **common(given), max_steps=7, per_device_train_batch_size=rows, gradient_checkpointing=True, lora_rank=16
     )
@@ -261,7 +261,7 @@ def encoding(given: argparse.Namespace) -> Result:
     transformer = Transformer(given.folder, max_seq_length=512, **options)
     model = SentenceTransformer(modules=[transformer, Pooling(body.config.hidden_size)], device=given.device)
     count = {"MiniLM": 16384, "135M": 8192, "1B": 2048}[given.model] if given.scale == "full" else 8
-    texts = [words(120, tokenizer) for _ in range(count)]
+    texts = [words(120) for _ in range(count)]
     tokens = sum(len(ids) for ids in tokenizer(texts)["input_ids"])
     seconds = timed(lambda: encode_texts(model, texts, "document"), given.device, 2)
     return {"tokens": tokens, "seconds": seconds, "work": 2 * weights(body) * tokens, "texts": count}
