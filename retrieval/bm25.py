@@ -8,6 +8,7 @@ itself, as Lucene's CJKAnalyzer does. A query of single characters also finds th
 """
 
 import logging
+import os
 import re
 import unicodedata
 import warnings
@@ -108,8 +109,7 @@ class BM25:
         show_progress_bar: bool = False,
         folder: Path | None = None,
     ) -> None:
-        import bm25s
-
+        bm25s = _import_bm25s()
         source = texts if isinstance(texts, (Texts, TextList, Rows)) else TextList(list(texts))  # type: ignore[arg-type]
         self.settings = settings or BM25Settings()
         values = asdict(self.settings)
@@ -242,6 +242,14 @@ class BM25:
             return_ids=return_ids,
             show_progress=self._show_progress_bar and return_ids,
         )
+
+
+def _import_bm25s() -> Any:
+    """Import bm25s. Its import starts JAX if that is installed, which by default reserves three quarters of the GPU's memory."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import bm25s
+
+    return bm25s
 
 
 def _spaced(text: str) -> str:

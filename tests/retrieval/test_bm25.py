@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -206,3 +209,21 @@ def test_split_identifiers_help_on_code() -> None:
 def test_the_size_of_an_index() -> None:
     assert BM25(["river sea", "sea"]).bytes > 0
     assert BM25([""]).bytes == 0
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "false"), ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, "true")])
+def test_jax_reserves_no_memory_of_the_gpu(given: dict[str, str], expected: str, tmp_path: Path) -> None:
+    """bm25s calls jax.lax when it is imported, and JAX then reserves three quarters of the GPU's memory by default."""
+    package = tmp_path / "jax"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    started = (
+        'import os\n\ndef top_k(scores, k):\n    print("started", os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE"))\n'
+    )
+    (package / "lax.py").write_text(started)
+    code = "from revela_hub.retrieval import BM25; BM25(['river', 'sea'])"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("XLA_")}
+    environment |= {"PYTHONPATH": str(tmp_path)} | given
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[0] == f"started {expected}"
