@@ -200,6 +200,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[8, 16, 32], help="group sizes B")
     parser.add_argument("--most-dense", type=int, default=32, help="largest B at which every pair is also measured")
     parser.add_argument("--v-normalization", action="store_true")
+    parser.add_argument(
+        "--reading", default="added", choices=["added", "joint"], help="how chunks read, for --part step"
+    )
     parser.add_argument("--part", choices=["check", "layer", "step"], nargs="+", default=["layer", "step"])
     parser.add_argument("--length", type=int, default=160, help="tokens per document")
     parser.add_argument("--hidden", type=int, default=512)
@@ -243,7 +246,7 @@ def main() -> None:
         small = LlamaForCausalLM(
             LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
         )
-    revela = RevelaForCausalLM.from_backbones(small.model, lm).train()
+    revela = RevelaForCausalLM.from_backbones(small.model, lm, reading=args.reading).train()
     print(f"\nWhole LM step ({lm.num_parameters() / 1e6:.0f} M parameters), against a plain step over 2B documents:\n")
     print("| B | plain | every pair: time | memory | at temperature 1e-4: time | memory | per document |")
     print("|---|---|---|---|---|---|---|")

@@ -88,6 +88,9 @@ def joint_reading(
             more = more.masked_fill(padding_XJL[:, None, None], lowest)
         mask = torch.cat([mask, more.flatten(3)], -1)
         keys, values = torch.cat([key, more_key], 2), torch.cat([value, more_value], 2)
+        if mask.requires_grad and not (query.requires_grad or keys.requires_grad or values.requires_grad):
+            # In the first layer of a frozen LM. On a GPU, torch would not keep what this gradient needs (pytorch/pytorch#148476).
+            query = query.detach().requires_grad_()
         return attention(module, query, keys, values, mask, **kwargs)[0]
 
     logits = query[0].numel() // query.shape[-1] * length * (neighbour_NJ.shape[1] + 1)  # of one row

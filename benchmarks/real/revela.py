@@ -19,7 +19,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,10 @@ Record = dict[str, Any]
 
 @dataclass
 class Arm:
-    """A method and its learning rate."""
+    """A method and its learning rate; `paper` is added reading at the paper's temperature."""
 
     method: str
     rate: float
-    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -66,6 +65,7 @@ ARMS = {
         Arm("contriever", 1e-4),
         Arm("replug", 1e-4),
         Arm("added", 1e-4),
+        Arm("paper", 1e-4),
     )
 }
 
@@ -251,7 +251,7 @@ def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, 
         "bf16": given.bf16 or given.device == "cuda",
         "seed": given.seed,
     }
-    if arm.method in ("added", "joint"):
+    if arm.method in ("added", "paper", "joint"):
         return revela(arm, common, str(start), str(lm), rows, given.tokens)
     retriever = SentenceTransformer(str(start), device=given.device, model_kwargs={"dtype": torch.float32})
     trainer: Any
@@ -274,10 +274,11 @@ def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, 
 def revela(
     arm: Arm, common: dict[str, Any], start: str, lm: str, rows: Dataset, tokens: int
 ) -> tuple[Any, Callable[[], dict[str, torch.Tensor]]]:
-    """Return Revela's trainer: `added` as in the paper, `joint` with a frozen language model."""
+    """Return Revela's trainer: `added` reading as in the paper, at its temperature or ours, or `joint` with a frozen language model."""
     from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments
 
-    config: dict[str, Any] = {"temperature": TEMPERATURE, "v_normalization": True}
+    temperature = 1e-4 if arm.method == "paper" else TEMPERATURE
+    config: dict[str, Any] = {"temperature": temperature, "v_normalization": True}
     training = dict(common)
     if arm.method == "joint":
         config = {"temperature": TEMPERATURE, "reading": "joint"}

@@ -29,6 +29,7 @@ ARMS = {
     "contriever": ("Contriever", "#3b7dd8"),
     "replug": ("REPLUG", "#5a9e6f"),
     "added": ("Revela, added reading", "#e07b39"),
+    "paper": ("Revela, added reading, temperature of the paper", "#c9b037"),
     "joint": ("Revela, joint reading, frozen LM", "#8e5aa8"),
 }
 Record = dict[str, Any]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -183,3 +184,23 @@ def test_the_fused_kernel_that_gpus_use_gives_the_same(v_normalization: bool, ma
         results.append([output, *torch.autograd.grad(output.square().sum(), tensors)])
     for fused, written_out in zip(*results, strict=True):
         torch.testing.assert_close(fused, written_out, rtol=1e-8, atol=1e-10)
+
+
+def test_the_gradient_of_the_mask_does_not_come_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If only the mask needs a gradient, torch's memory-efficient kernel for GPUs fails (pytorch/pytorch#148476)."""
+    seen: list[tuple[bool, bool]] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def recorded(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        needed = attn_mask is not None and attn_mask.requires_grad
+        seen.append((needed, any(x.requires_grad for x in (query, key, value))))
+        return attend(query, key, value, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
+    model = build(False, "sdpa", reading="joint")
+    model.lm.requires_grad_(False)
+    ids = torch.randint(2, 20, (2 * SIZE, 5))
+    embeddings = torch.randn(2 * SIZE, 8, requires_grad=True)
+    model(ids, torch.ones_like(ids), labels=ids, embeddings=embeddings).loss.backward()
+    assert embeddings.grad is not None and embeddings.grad.abs().sum() > 0
+    assert (True, True) in seen and (True, False) not in seen
