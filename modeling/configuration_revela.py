@@ -7,8 +7,8 @@ from transformers import AutoConfig, PreTrainedConfig
 Pooling = Literal["last", "mean", "cls"]
 SimilaritySpan = Literal["full", "first_half"]
 Reading = Literal["added", "joint"]
-TEMPERATURES: dict[str, float] = {"added": 1e-4, "joint": 0.05}
-"""Default temperature of each kind of reading."""
+TEMPERATURE = 0.05
+"""Not the paper's 1e-4, at which a retriever that starts from a language model got worse in 200 groups (benchmarks/gpu.md)."""
 
 
 class RevelaConfig(PreTrainedConfig):
@@ -19,7 +19,7 @@ class RevelaConfig(PreTrainedConfig):
         lm: configuration of the language model, any decoder that `AutoModelForCausalLM` builds and that uses transformers'
             attention interface.
         group_size: number B of chunks that attend to each other.
-        temperature: of the softmax over the cosine similarities; by default 1e-4, as in the paper, or 0.05 with joint reading.
+        temperature: of the softmax over the cosine similarities. The paper uses 1e-4.
         v_normalization: divide each cross-document output by the softmax-weighted norms of its values (in the paper: on for
             Wikipedia, off for code).
         v_normalization_eps: added to that divisor.
@@ -46,14 +46,14 @@ class RevelaConfig(PreTrainedConfig):
     model_type = "revela"
     sub_configs = {"retriever": AutoConfig, "lm": AutoConfig}  # noqa: RUF012 (transformers' own convention)
     # Declared, because transformers treats an undeclared `temperature` as a generation parameter, which it rejects.
-    temperature: float = 1e-4
+    temperature: float = TEMPERATURE
 
     def __init__(
         self,
         retriever: PreTrainedConfig | dict[str, Any] | None = None,
         lm: PreTrainedConfig | dict[str, Any] | None = None,
         group_size: int = 16,
-        temperature: float | None = None,
+        temperature: float = TEMPERATURE,
         v_normalization: bool = False,
         v_normalization_eps: float = 1e-6,
         similarity_span: SimilaritySpan = "full",
@@ -70,9 +70,8 @@ class RevelaConfig(PreTrainedConfig):
     ) -> None:
         if group_size < 1:
             raise ValueError(f"group_size must be at least 1, got {group_size}")
-        if reading not in TEMPERATURES:
+        if reading not in ("added", "joint"):
             raise ValueError(f'reading must be "added" or "joint", got {reading!r}')
-        temperature = TEMPERATURES[reading] if temperature is None else temperature
         if temperature <= 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
         if similarity_span not in ("full", "first_half"):

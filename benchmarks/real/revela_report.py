@@ -1,7 +1,8 @@
-"""Print the table of `revela.py` and draw nDCG@10 over CPU time, from the records in --work or benchmarks/measured.
+"""Print the table of `revela.py` and draw nDCG@10 over the time of training, from the records in --work or benchmarks/measured.
 
 python benchmarks/real/revela_report.py --work outputs/real
 python benchmarks/real/revela_report.py --keep  # copy the records to benchmarks/measured/real
+python benchmarks/real/revela_report.py --work benchmarks/measured/real-gpu --figure benchmarks/real/revela-gpu.svg  # those of a GPU
 """
 
 import argparse
@@ -48,7 +49,7 @@ def read(folder: Path) -> dict[str, list[Record]]:
 def table(arms: dict[str, list[Record]]) -> None:
     """Print a row for each arm and point."""
     start = arms["start"][0]["scores"]
-    print(f"| | lr | CPU minutes | steps | {' | '.join(start)} |\n|---|---|---|---|{'---|' * len(start)}")
+    print(f"| | lr | minutes | steps | {' | '.join(start)} |\n|---|---|---|---|{'---|' * len(start)}")
     print(f"| start | | 0 | 0 | {' | '.join(f'{mean(start[d]):.3f}' for d in start)} |")
     for name, rows in arms.items():
         for row in rows if name != "start" else []:
@@ -79,13 +80,13 @@ def orders(arms: dict[str, list[Record]]) -> None:
         for name, row in at.items()
     }
     ranked = sorted(flat, key=lambda name: -mean(flat[name]))
-    print(f"\nAll tasks together, after {common / 60:.0f} CPU minutes:")
+    print(f"\nAll tasks together, after {common / 60:.0f} minutes:")
     for better, other in zip(ranked, ranked[1:], strict=False):
         print(f"  {better} {mean(flat[better]):.3f} against {other}: {compare_queries(flat[other], flat[better])}")
 
 
 def figure(arms: dict[str, list[Record]], output: Path) -> None:
-    """Draw nDCG@10 over CPU time, a panel for each task."""
+    """Draw nDCG@10 over the time of training, a panel for each task."""
     plt.rcParams.update({"svg.hashsalt": "revela-hub", "font.size": 10, "svg.fonttype": "none"})
     drawn, panels = plt.subplots(1, len(DOMAINS), figsize=(11, 3.4), layout="constrained")
     start = arms["start"][0]
@@ -100,7 +101,7 @@ def figure(arms: dict[str, list[Record]], output: Path) -> None:
             minutes = [row["seconds"] / 60 for row in points]
             panel.plot(minutes, [mean(row["scores"][domain]) for row in points], marker="o", markersize=3, **style)
         panel.set_title(title, fontsize=10)
-        panel.set_xlabel("CPU minutes")
+        panel.set_xlabel("minutes of training")
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("nDCG@10")
     handles, labels = panels[0].get_legend_handles_labels()

@@ -58,7 +58,7 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
     )
     temperature: PositiveFloat | None = field(
         default=None,
-        metadata={"help": "Temperature of the softmax over similarities (default: 1e-4, or 0.05 with joint reading)."},
+        metadata={"help": "Temperature of the softmax over similarities (default: 0.05; the paper uses 1e-4)."},
     )
     v_normalization: bool = field(
         default=False,
