@@ -1,6 +1,7 @@
 """Batches of varying shape do not reach cuDNN's attention, which builds a plan for each new shape."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,15 @@ def test_an_error_restores_the_setting() -> None:
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def test_overlapping_threads_leave_the_setting_as_it_was() -> None:
+    """The first one that begins ends first, so the setting that the second one finds is not the user's."""
+    first, second = varying_shapes(), varying_shapes()
+    first.__enter__()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(second.__enter__).result()
+        first.__exit__(None, None, None)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()  # the second one still needs it
+        pool.submit(second.__exit__, None, None, None).result()
+    assert torch.backends.cuda.cudnn_sdp_enabled()

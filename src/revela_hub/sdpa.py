@@ -8,6 +8,12 @@ their batch: without cuDNN's attention, an H100 encoded 6.7 times as many new te
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
+
+_LOCK = Lock()
+_users = 0
+"""Threads and calls inside `varying_shapes`: the setting is torch's own, for the whole process."""
+_before = True
 
 
 @contextmanager
@@ -17,9 +23,16 @@ def varying_shapes() -> Iterator[None]:
     if torch is None:  # the model does not run here
         yield
         return
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    global _users, _before
+    with _LOCK:
+        if not _users:
+            _before = torch.backends.cuda.cudnn_sdp_enabled()
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        _users += 1
     try:
         yield
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
+        with _LOCK:
+            _users -= 1
+            if not _users:
+                torch.backends.cuda.enable_cudnn_sdp(_before)

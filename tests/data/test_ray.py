@@ -108,13 +108,13 @@ def failing_model() -> Any:
 def test_an_error_of_an_actor_is_one_line(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("revela_hub.data.synthesis.ray_model.MAX_REPEATS", 1)
     with pytest.raises(UserError, match=r"^this model cannot be loaded$"):
-        on_ray(tmp_path / "out", failing_model, actors=2)
+        on_ray(tmp_path / "out", failing_model, actors=1)
     (tmp_path / "died").mkdir()
     with pytest.raises(UserError, match="^generating text on the Ray cluster failed: .+") as caught:
         on_ray(tmp_path / "out", partial(Writer, tmp_path / "died", deaths=9), actors=1)
     assert "\n" not in str(caught.value)
     assert len(list((tmp_path / "died").iterdir())) == 2  # the batch is repeated once
-    assert on_ray(tmp_path / "out", Writer, actors=2).pairs.total() == 30
+    assert on_ray(tmp_path / "out", Writer, actors=1).pairs.total() == 30
 
 
 def test_more_actors_than_gpus(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
