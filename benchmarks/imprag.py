@@ -96,6 +96,9 @@ class Setting:
     retrieval_learning_rate: float = option(1e-3, "learning rate of the retrieval rounds")
     # A reader of 7 M parameters gives answers a hundredth of a large model's likelihood. At RA-DIT's 0.01 the softmax of
     # equation 4 is nearly uniform (1.26 of 1.39 nats over four candidates), so the retriever gets almost no signal.
+    retrieval_only_steps: int = option(
+        0, "first training steps of ImpRAG that train retrieval alone (the product's option)"
+    )
     likelihood_temperature: float = option(1e-4, "temperature of RA-DIT's likelihoods")
     device: str = option("cpu", "cpu or cuda")
     seeds: int = option(3, "number of seeds")
@@ -194,6 +197,7 @@ def train_imprag(experiment: Experiment, seed: int, stages: str, **config: Any) 
     arguments = ImpRAGTrainingArguments(
         **experiment.run_arguments(seed, lora_rank=given.lora_rank),
         retrieval_warmup_epochs=2.0 if warm_up == 1 else warm_up,
+        retrieval_only_steps=given.retrieval_only_steps,
         num_positives=2,
         num_negatives=3,
         first_negative_rank=5,

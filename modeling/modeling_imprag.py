@@ -95,7 +95,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         """Compute the logits of prompts that read passages, and their next-token loss.
 
         Args:
-            input_ids: (B, L) tokens of the prompts, padded on either side.
+            input_ids: (B, L) tokens of the prompts, padded on either side. Without prompts, only vectors are returned.
             attention_mask: (B, L), zero on padding; with a cache (B, cached tokens + L).
             passage_input_ids: (B, k, P), best first; without passages the model is equal to its backbone.
             passage_attention_mask: (B, k, P), zero on padding, and everywhere in a missing passage.
@@ -118,6 +118,13 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         Raises:
             ValueError: passages or prompts are too long, or there are too many passages.
         """
+        vectors: dict[str, Tensor] = {}
+        if query_input_ids is not None:
+            vectors["query_vectors"] = self.embed_queries(query_input_ids, query_attention_mask)
+        if candidate_input_ids is not None:
+            vectors["passage_vectors"] = self.embed_passages(candidate_input_ids, candidate_attention_mask)
+        if input_ids is None and inputs_embeds is None and vectors:
+            return ImpRAGOutput(**vectors)
         if passage_states is None and passage_input_ids is not None:
             passage_states = self.encode_passages(passage_input_ids, passage_attention_mask)
         cache = kwargs.pop("cache", past_key_values)
@@ -135,11 +142,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             total, outputs = head_cross_entropy(self.get_output_embeddings(), run, labels)
         if labels is not None and total is not None:
             loss = mean_loss(total, labels, num_items_in_batch)
-        output = ImpRAGOutput(loss, logits, cache_of(outputs), passage_states=passage_states)
-        if query_input_ids is not None:
-            output["query_vectors"] = self.embed_queries(query_input_ids, query_attention_mask)
-        if candidate_input_ids is not None:
-            output["passage_vectors"] = self.embed_passages(candidate_input_ids, candidate_attention_mask)
+        output = ImpRAGOutput(loss, logits, cache_of(outputs), passage_states=passage_states, **vectors)
         for name in ("hidden_states", "attentions"):
             if outputs.get(name) is not None:
                 output[name] = outputs[name]

@@ -90,7 +90,7 @@ NUMBERS = {
     },
     "imprag": {
         "retrieval_layer": SIZE, "last_reading_layer": COUNT, "num_passages": COUNT, "max_passage_length": COUNT, "max_words": COUNT, "max_length": COUNT,
-        "retrieval_weight": NUMBER, "retrieval_warmup_epochs": NUMBER, "temperature": RATE,
+        "retrieval_weight": NUMBER, "retrieval_only_steps": SIZE, "retrieval_warmup_epochs": NUMBER, "temperature": RATE,
         "likelihood_temperature": RATE, "num_positives": COUNT, "num_negatives": SIZE, "first_negative_rank": COUNT,
         "last_negative_rank": COUNT, "num_candidates": COUNT, "index_steps": SIZE, "likelihood_batch_size": COUNT,
         "encode_batch_size": COUNT, "plain_text_fraction": NUMBER, "lora_rank": SIZE,

@@ -25,6 +25,13 @@ class ImpRAGTrainingArguments(IndexArguments, AdapterArguments, RunArguments):
         default=3,
         metadata={"help": "Number of epochs with a retriever's rankings as labels, before self-distillation."},
     )
+    retrieval_only_steps: NonNegativeInt = field(
+        default=0,
+        metadata={
+            "help": "Warm-up: Number of steps, the first ones, that train retrieval alone. They cost little: only the layers up to"
+            " --retrieval_layer run."
+        },
+    )
     temperature: PositiveFloat | None = field(
         default=None,
         metadata={
@@ -69,6 +76,8 @@ class ImpRAGTrainingArguments(IndexArguments, AdapterArguments, RunArguments):
         super().__post_init__()
         if self.index_type != "exact":
             require("pymilvus" if self.index_type == "milvus" else "faiss")
+        if self.retrieval_only_steps and not self.retrieval_weight:
+            raise ValueError("retrieval_only_steps would train nothing: set retrieval_weight above 0")
         if not self.num_positives < self.first_negative_rank <= self.last_negative_rank:
             raise ValueError(
                 f"ranks must be in this order: num_positives {self.num_positives} < first_negative_rank"

@@ -1,6 +1,7 @@
 """Trainer of ImpRAG (arXiv 2506.02279), whose loss is the generation loss plus lambda times the retrieval loss.
 
-Warm-up: the rankings of an existing retriever are the labels (multi-label NCE), and the model reads its best passages.
+Warm-up: the rankings of an existing retriever are the labels (multi-label NCE), and the model reads its best passages. It may begin
+with steps that train retrieval alone (not in the paper), which a small decoder needs to leave the plateau of the loss.
 Self-distillation: the likelihood of the answer given each candidate passage is the target of the retrieval distribution (KL).
 Candidates and passages to read come from an index of the collection, which is rebuilt regularly.
 
@@ -114,11 +115,13 @@ class ImpRAGTrainer(MethodTrainer):
         data = tokenize_prompts(train_dataset, tokenizer, max_length, args.say)
         if isinstance(pseudo_labels, str):
             ranker, depth, bar = pseudo_labels, args.last_negative_rank, not args.disable_tqdm
-            wanted = args.retrieval_warmup_epochs > 0
+            wanted = args.retrieval_warmup_epochs > 0 or args.retrieval_only_steps > 0
             queries = train_dataset["input"]
             pseudo_labels = rank_passages(ranker, queries, passages, depth, show_progress_bar=bar) if wanted else None
         # The rankings of the rows that were kept.
         self.pseudo_labels = None if pseudo_labels is None else pseudo_labels[np.array(data["source_row"])]
+        if args.retrieval_only_steps and args.ddp_find_unused_parameters is None:
+            args.ddp_find_unused_parameters = True  # the layers above the retrieval layer have no gradient then
         self.ranking: NDArray[np.int32] | None = None  # the best passages of each row, from the index
         self.built_at = -1
         self._held: NDArray[np.bool_] | None = None
@@ -148,7 +151,12 @@ class ImpRAGTrainer(MethodTrainer):
     @property
     def warming_up(self) -> bool:
         """Whether the labels are the rankings of another retriever."""
-        return (self.state.epoch or 0.0) < self.args.retrieval_warmup_epochs
+        return self.only_retrieving or (self.state.epoch or 0.0) < self.args.retrieval_warmup_epochs
+
+    @property
+    def only_retrieving(self) -> bool:
+        """Whether nothing is read or generated yet."""
+        return self.state.global_step < self.args.retrieval_only_steps
 
     def compute_loss(
         self,
@@ -157,16 +165,21 @@ class ImpRAGTrainer(MethodTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return J = generation loss + lambda * retrieval loss, and keep both for the next log."""
+        """Return J = generation loss + lambda * retrieval loss, or the latter alone, and keep them for the next log."""
         rows_B, retrieve_B = inputs.pop("row").cpu().numpy(), inputs.pop("retrieve")
         drawn = self._draw(rows_B, retrieve_B.cpu().numpy())
-        for name, numbers in (("passage", drawn.read_Bk), ("candidate", drawn.candidates_BC.reshape(-1))):
+        passages = {"candidate": drawn.candidates_BC.reshape(-1)}
+        if self.only_retrieving:
+            inputs = {name: value for name, value in inputs.items() if name.startswith("query_")}
+        else:
+            passages["passage"] = drawn.read_Bk
+        for name, numbers in passages.items():
             ids, mask = self.tokens.batch(numbers)
             device = retrieve_B.device
             inputs |= {f"{name}_input_ids": ids.to(device), f"{name}_attention_mask": mask.to(device)}
         outputs = model(**inputs, num_items_in_batch=num_items_in_batch, return_logits=return_outputs)
         retrieval = self._retrieval_loss(outputs, inputs, drawn, retrieve_B)
-        generation = outputs.loss
+        generation = retrieval.new_zeros(()) if self.only_retrieving else outputs.loss
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             generation = generation * self.accelerator.num_processes  # num_items_in_batch counts all processes
         self._keep_statistics(generation, retrieval, rows_B[retrieve_B.cpu().numpy()])
@@ -287,7 +300,8 @@ class ImpRAGTrainer(MethodTrainer):
 
     def _keep_statistics(self, generation: Tensor, retrieval: Tensor, rows: NDArray[np.int64]) -> None:
         """Keep both losses, and the fraction of prompts whose passages contain an answer, for the next log."""
-        self.keep("generation_loss", generation * self.current_gradient_accumulation_steps)
+        if not self.only_retrieving:
+            self.keep("generation_loss", generation * self.current_gradient_accumulation_steps)
         self.keep("retrieval_loss", retrieval)
         counts = torch.tensor([self._holds_answer()[rows].sum(), len(rows)], device=self.args.device, dtype=torch.float)
         held, retrieved = self.accelerator.reduce(counts).tolist()
@@ -372,8 +386,10 @@ def _check(
             f"k * l_max + max_length = {config.k * config.l_max + max_length} positions do not fit into the backbone's"
             f" {positions}: lower --num_passages, --max_passage_length or --max_length"
         )
-    if args.retrieval_warmup_epochs and pseudo_labels is None:
-        raise UserError("the warm-up needs --pseudo_labels: give a retriever, or set --retrieval_warmup_epochs 0")
+    if (args.retrieval_warmup_epochs or args.retrieval_only_steps) and pseudo_labels is None:
+        raise UserError(
+            "the warm-up needs --pseudo_labels: give a retriever, or set --retrieval_warmup_epochs and --retrieval_only_steps to 0"
+        )
     if args.retrieval_warmup_epochs < args.num_train_epochs and args.num_candidates > passages:
         raise UserError(
             f"--num_candidates {args.num_candidates} is more than the {passages} passages of the collection: lower it"

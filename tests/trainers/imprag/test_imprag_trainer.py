@@ -127,7 +127,48 @@ def test_both_stages_learn_and_log_their_losses(tmp_path: Path, bpe_tokenizer: P
     assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in weights(run).items())
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora_rank": 4}, {"gradient_checkpointing": True}])
+def test_the_first_steps_train_retrieval_alone(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    """Without reading: the layers above the retrieval layer keep their weights, and the loss of the same batches is lower later."""
+    run = trainer(
+        bpe_tokenizer, arguments(tmp_path / "all", num_train_epochs=8, retrieval_only_steps=24, temperature=0.3)
+    )
+    before = weights(run)
+    run.train()
+    logs = [entry for entry in run.state.log_history if "retrieval_loss" in entry]
+    assert len(logs) == 24 and not any("generation_loss" in entry for entry in logs)
+    assert all(entry["loss"] == pytest.approx(entry["retrieval_loss"], abs=1e-4) for entry in logs)
+    assert logs[-1]["retrieval_loss"] < 0.5 * logs[0]["retrieval_loss"]
+    changed = {name for name, value in weights(run).items() if not torch.equal(value, before[name])}
+    assert any(".layers.0." in name for name in changed)
+    assert not any(".layers.2." in name or "lm_head" in name for name in changed)
+
+    later = trainer(bpe_tokenizer, arguments(tmp_path / "part", num_train_epochs=4, retrieval_only_steps=4))
+    later.train()
+    named = [("generation_loss" in entry) for entry in later.state.log_history if "retrieval_loss" in entry]
+    assert named == 4 * [False] + 8 * [True]
+    assert later.built_at >= 6  # self-distillation follows, as without these steps
+
+
+def test_retrieval_alone_needs_labels_and_a_weight(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ValueError, match="retrieval_only_steps would train nothing"):
+        arguments(tmp_path, retrieval_only_steps=2, retrieval_weight=0.0)
+    args = arguments(tmp_path, retrieval_only_steps=2, retrieval_warmup_epochs=0)
+    start, data = model(bpe_tokenizer), prompts(4)
+    with pytest.raises(UserError, match="the warm-up needs --pseudo_labels"):
+        ImpRAGTrainer(
+            start,
+            args,
+            tokenizer=bpe_tokenizer,
+            train_dataset=data,
+            passages=PASSAGES,
+            pseudo_labels=None,
+            max_length=100,
+        )
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"lora_rank": 4}, {"gradient_checkpointing": True}, {"retrieval_only_steps": 2}]
+)
 def test_a_stopped_run_resumes_bit_for_bit(
     tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, settings: dict[str, object]
 ) -> None:
@@ -193,7 +234,7 @@ from test_imprag_trainer import arguments, trainer, weights
 tokenizer = PreTrainedTokenizerFast.from_pretrained({tokenizer!r})
 processes = int(sys.argv[1])
 args = arguments(Path({folder!r}), per_device_train_batch_size=4 // processes, num_train_epochs=2,
-                 retrieval_warmup_epochs=1, optim="sgd", learning_rate=0.1)
+                 retrieval_warmup_epochs=1, retrieval_only_steps=1, optim="sgd", learning_rate=0.1)
 run = trainer(tokenizer, args)
 run.train()
 if args.should_save:
