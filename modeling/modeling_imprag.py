@@ -118,7 +118,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         Raises:
             ValueError: passages or prompts are too long, or there are too many passages.
         """
-        vectors: dict[str, Tensor] = {}
+        vectors: dict[str, Any] = {}
         if query_input_ids is not None:
             vectors["query_vectors"] = self.embed_queries(query_input_ids, query_attention_mask)
         if candidate_input_ids is not None:
