@@ -33,7 +33,7 @@ def main() -> None:
     plt.rcParams.update({"svg.hashsalt": "revela-hub", "font.size": 10, "svg.fonttype": "none"})
     figure, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
     for place, domain in enumerate(DOMAINS):
-        (file,) = MEASURED.glob(f"{domain}-*.json")
+        file = MEASURED / f"{domain}-10m-model-0.json"
         scores = json.loads(file.read_text(encoding="utf-8"))
         for shift, (label, (system, colour)) in zip((-0.16, 0.16), SERIES.items(), strict=True):
             found = compare_queries(scores["base"], scores[system])
