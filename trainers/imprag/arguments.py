@@ -28,8 +28,7 @@ class ImpRAGTrainingArguments(IndexArguments, AdapterArguments, RunArguments):
     retrieval_only_steps: NonNegativeInt = field(
         default=0,
         metadata={
-            "help": "Warm-up: Number of steps, the first ones, that train retrieval alone. They cost little: only the layers up to"
-            " --retrieval_layer run."
+            "help": "Warm-up: Number of first steps that train retrieval alone, with the layers up to --retrieval_layer."
         },
     )
     temperature: PositiveFloat | None = field(

@@ -56,9 +56,8 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
         default=-2.0,
         metadata={"help": "Initial logit of the other chunks' tokens in joint reading; trained, one per layer."},
     )
-    temperature: PositiveFloat | None = field(
-        default=None,
-        metadata={"help": "Temperature of the softmax over similarities (default: 0.05; the paper uses 1e-4)."},
+    temperature: PositiveFloat = field(
+        default=0.05, metadata={"help": "Temperature of the softmax over similarities; the paper uses 1e-4."}
     )
     v_normalization: bool = field(
         default=False,
