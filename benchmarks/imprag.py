@@ -313,7 +313,7 @@ def check_sizes(setting: Setting) -> None:
     sizes = {name: value for name, value in asdict(setting).items() if name not in NOT_SIZES}
     before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else sizes
     if changed := [
-        f"--{name} {value}, before {before[name]}" for name, value in sizes.items() if before[name] != value
+        f"--{name} {value}, before {before[name]}" for name, value in sizes.items() if before.get(name, value) != value
     ]:
         raise SystemExit(
             f"{setting.output} has results with other options: {'; '.join(changed)}. Give another --output."
