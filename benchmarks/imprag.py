@@ -311,9 +311,10 @@ def check_sizes(setting: Setting) -> None:
     """Reject an --output whose results were made with other options."""
     file = setting.output / "setting.json"
     sizes = {name: value for name, value in asdict(setting).items() if name not in NOT_SIZES}
-    before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else sizes
+    # An option that is newer than the results had its default.
+    before = asdict(Setting()) | json.loads(file.read_text(encoding="utf-8")) if file.is_file() else sizes
     if changed := [
-        f"--{name} {value}, before {before[name]}" for name, value in sizes.items() if before.get(name, value) != value
+        f"--{name} {value}, before {before[name]}" for name, value in sizes.items() if before[name] != value
     ]:
         raise SystemExit(
             f"{setting.output} has results with other options: {'; '.join(changed)}. Give another --output."
