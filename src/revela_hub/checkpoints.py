@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedConfig
 
 from revela_hub.adaptation import REPORT
 from revela_hub.data.own_folder import check_free
@@ -19,6 +18,7 @@ from revela_hub.hub_cards.repository import Destination
 from revela_hub.hub_cards.upload import Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
 from revela_hub.hub_cards.verify.contents import read_json
+from revela_hub.pickles import model_json
 from revela_hub.trainers.common.checkpoints import RECORD
 from revela_hub.trainers.methods import METHODS as METHODS
 
@@ -94,10 +94,10 @@ def exported_retriever(folder: Path) -> Path:
 def method_of_model(name: str | Path) -> Method | None:
     """Return the method of a model (a folder or Hub id) by its config.json; None for other models."""
     try:
-        fields, _ = PreTrainedConfig.get_config_dict(name)
+        model_type = (model_json(name, "config.json") or {}).get("model_type")
     except (OSError, ValueError):  # the model does not exist
         return None
-    return next((method for method in METHODS.values() if method.model_type == fields.get("model_type")), None)
+    return next((method for method in METHODS.values() if method.model_type == model_type), None)
 
 
 def is_checkpoint(folder: str | Path) -> bool:

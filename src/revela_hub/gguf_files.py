@@ -15,6 +15,7 @@ from typing import Any
 
 from revela_hub.digests import add_file
 from revela_hub.errors import DISK_FULL, OS_ERRORS, UserError, first_line, os_error, out_of_memory, reason, require
+from revela_hub.hub_connection import prefer_cache
 from revela_hub.output import note
 from revela_hub.pickles import pretrained
 
@@ -38,10 +39,20 @@ def model_folder(name: str) -> str:
     path = Path(name).expanduser()
     if not is_gguf(name):
         return name
+    from huggingface_hub import constants
+
     if not path.is_file():
         path = _download(name)
-    _check(path)
-    folder = _cache() / f"{path.stem}-{_digest(path.resolve(), path.stat().st_mtime_ns)}"
+    if _starts(path) != MAGIC:
+        raise UserError(f"{path} is not a GGUF file: it does not start with {MAGIC.decode()}")
+    if _SPLIT.search(path.stem):
+        raise UserError(f"{path} is a part of a split model: merge the parts first (llama-gguf-split --merge)")
+    folder = (
+        Path(constants.HF_HOME)
+        / "revela-hub"
+        / "gguf"
+        / f"{path.stem}-{_digest(path.resolve(), path.stat().st_mtime_ns)}"
+    )
     if not folder.is_dir():
         require("gguf")
         _convert_once(path.resolve(), folder)
@@ -75,6 +86,7 @@ def _download(name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     user, repository, file = name.split("/", 2)
+    prefer_cache()
     try:
         return Path(hf_hub_download(f"{user}/{repository}", file))
     except Exception as error:  # of the connection, or the repository or file does not exist
@@ -92,24 +104,11 @@ def _starts(path: Path) -> bytes:
         raise UserError(f"cannot read {path}: {reason(error)}") from error
 
 
-def _check(path: Path) -> None:
-    if _starts(path) != MAGIC:
-        raise UserError(f"{path} is not a GGUF file: it does not start with {MAGIC.decode()}")
-    if _SPLIT.search(path.stem):
-        raise UserError(f"{path} is a part of a split model: merge the parts first (llama-gguf-split --merge)")
-
-
 @lru_cache
 def _digest(path: Path, changed: int) -> str:
     digest = hashlib.sha256(str(path.stat().st_size).encode())
     add_file(digest, path)
     return digest.hexdigest()[:12]
-
-
-def _cache() -> Path:
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HOME) / "revela-hub" / "gguf"
 
 
 def _convert_once(path: Path, folder: Path) -> None:
@@ -145,7 +144,12 @@ def _write(path: Path, folder: Path) -> None:
     # `path` is absolute. The empty folder keeps transformers from reading other files next to the GGUF file.
     model = _load(folder, path)
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=str(path))
-    _check_space(path, folder, 4 * model.num_parameters())
+    needed, free = 4 * model.num_parameters(), shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"the weights of {path.name} need {needed / 2**30:.1f} GiB in {folder.parent}, where {free / 2**30:.1f} GiB are free:"
+            f" free some space, or {ELSEWHERE}"
+        )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -169,15 +173,6 @@ def _load(folder: Path, path: Path) -> Any:
         if hasattr(model.config, name):
             delattr(model.config, name)
     return model
-
-
-def _check_space(path: Path, folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f"the weights of {path.name} need {needed / 2**30:.1f} GiB in {folder.parent}, where {free / 2**30:.1f} GiB are free:"
-            f" free some space, or {ELSEWHERE}"
-        )
 
 
 def _fault(path: Path, error: Exception) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from revela_hub.errors import UserError
+from revela_hub.hub_connection import prefer_cache
 
 Model = TypeVar("Model")
 
@@ -122,21 +123,31 @@ def model_json(name: str | Path, file: str) -> Any:
 
     folder = Path(name).expanduser()
     place = str(folder) if folder.is_dir() else str(name)
+    if not folder.is_dir():
+        prefer_cache()
     found = cached_file(place, file, _raise_exceptions_for_missing_entries=False)
     return json.loads(Path(found).read_text(encoding="utf-8")) if found else None
 
 
 def _files(name: str | Path) -> list[str]:
-    """Return the files of a folder or a repository; if the Hub cannot be reached, those in its cache."""
+    """Return the files of a folder or a repository; if the Hub cannot be reached, those in its cache.
+
+    Raises:
+        OfflineModeIsEnabled: the Hub cannot be reached, and the repository is not in the cache.
+    """
     folder = Path(name).expanduser()
     if not folder.is_dir():
         from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
         try:
+            prefer_cache()
             return sorted(HfApi().list_repo_files(str(name)))
-        except Exception:  # no connection, or no such repository: loading reports which
+        except Exception as error:
             try:
                 folder = Path(snapshot_download(str(name), local_files_only=True))
             except Exception:  # not in the cache
-                return []
+                if isinstance(error, (HFValidationError, RepositoryNotFoundError)):
+                    return []  # loading reports it
+                raise error from None
     return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.*") if file.is_file())

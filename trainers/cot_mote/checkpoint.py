@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
-from revela_hub.pickles import refuse_pickles
+from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import checkpoint_config, load_whole
 
@@ -61,7 +61,7 @@ def load_cot_mote_start(
     config = {field: value for field, value in config.items() if value is not None}
     given, name = unwrapped(start), name_of(start)
     with loading(f"cannot load the encoder {name!r}", name):
-        fields, _ = ({}, {}) if isinstance(given, PreTrainedModel) else PreTrainedConfig.get_config_dict(given)
+        fields = {} if isinstance(given, PreTrainedModel) else model_json(given, "config.json") or {}
         if fields.get("model_type") == CoTMoTEConfig.model_type:
             model = _trained(name, fields, pre_training, config)
             # Given the configuration, transformers does not ask to run the folder's code in order to read it.

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
-from revela_hub.pickles import refuse_pickles
+from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.common.roles import is_encoder
-from revela_hub.trainers.common.weights import load_adapters, load_whole
+from revela_hub.trainers.common.weights import is_encoder, load_adapters, load_whole
 
 
 @dataclass
@@ -26,7 +25,7 @@ class ImpRAGCheckpoint:
 def is_imprag(name: str | Path) -> bool:
     """Return whether a folder or a model on the Hub is an ImpRAG model."""
     try:
-        fields, _ = PreTrainedConfig.get_config_dict(name)
+        fields = model_json(name, "config.json") or {}
     except (OSError, ValueError):  # does not exist, or is not the name of a model
         return False
     return bool(fields.get("model_type") == ImpRAGConfig.model_type)

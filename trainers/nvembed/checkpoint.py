@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
@@ -15,10 +15,9 @@ from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.common.roles import is_encoder
-from revela_hub.trainers.common.weights import load_whole, refuse
+from revela_hub.trainers.common.weights import is_encoder, load_whole, refuse
+from revela_hub.trainers.nvembed import EMBEDDER
 
-EMBEDDER = "embedder"
 TRAINED_WEIGHTS = "trained.safetensors"  # adapters and pooling, in checkpoints with adapters
 PROMPTS = "config_sentence_transformers.json"
 
@@ -67,7 +66,7 @@ def load_nvembed(
             start = _load_adapted(Path(backbone), dtype)
             _check_settings(backbone, start.model.config, config)
             return start
-        found, _ = PreTrainedConfig.get_config_dict(backbone)
+        found = model_json(backbone, "config.json") or {}
         if found.get("model_type") != NVEmbedConfig.model_type:
             _check_decoder(backbone, backbone)
             refuse_pickles(backbone)
@@ -91,11 +90,8 @@ def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
     base.model.config.max_seq_length = config.max_seq_length
     adapted = add_adapters(base.model.embedding_model, adapters)
     trained = load_file(folder / TRAINED_WEIGHTS)
-    refuse(
-        folder,
-        "its weights belong to another model, which has no",
-        base.model.load_state_dict(trained, strict=False).unexpected_keys,
-    )
+    unexpected = base.model.load_state_dict(trained, strict=False).unexpected_keys
+    refuse(folder, "its weights belong to another model, which has no", unexpected)
     expected = {name for name, parameter in base.model.named_parameters() if parameter.requires_grad}
     refuse(folder, "its weights lack", expected - trained.keys())
     adapted.merge_and_unload()

@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.pickles import refuse_pickles
+from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.common.roles import refuse_fused
-from revela_hub.trainers.common.weights import checkpoint_config, load_whole, refuse_remote_code
+from revela_hub.trainers.common.weights import checkpoint_config, load_whole, refuse_fused, refuse_remote_code
 
 
 @dataclass
@@ -48,7 +47,7 @@ def load_retromae_encoder(
     """
     given, name = unwrapped(encoder), name_of(encoder)
     with loading(f"cannot load the encoder {name!r}", name):
-        fields, _ = ({}, {}) if isinstance(given, PreTrainedModel) else PreTrainedConfig.get_config_dict(given)
+        fields = {} if isinstance(given, PreTrainedModel) else model_json(given, "config.json") or {}
         if fields.get("model_type") == RetroMAEConfig.model_type:
             model = load_whole(RetroMAEForPreTraining, name, dtype=torch.float32)
             if attn_implementation is not None:
