@@ -5,6 +5,7 @@ from typing import Any
 
 from trl import SFTConfig
 
+from revela_hub.options import option
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
 from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
 
@@ -19,24 +20,18 @@ UNUSED_SFT_OPTIONS = {
 class RAITTrainingArguments(AdapterArguments, RunArguments, SFTConfig):
     """`SFTConfig` of RA-IT (arXiv 2310.01352, section 2.2), with ImpRAG's defaults for settings that both have."""
 
-    learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
-    warmup_steps: float = field(default=100, metadata=WARMUP)
-    num_train_epochs: float = field(default=10, metadata={"help": "Number of epochs."})
-    per_device_train_batch_size: int = field(
-        default=8, metadata={"help": "Number of prompts per device and forward pass."}
-    )
-    lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the LoRA adapters; 0 trains all weights."})
+    learning_rate: float = option(1e-5, "Peak learning rate.")
+    warmup_steps: float = option(100, WARMUP)
+    num_train_epochs: float = option(10, "Number of epochs.")
+    per_device_train_batch_size: int = option(8, "Number of prompts per device and forward pass.")
+    lora_rank: NonNegativeInt = option(0, "Rank of the LoRA adapters; 0 trains all weights.")
     # Rows are tokenised as ImpRAG's are and never truncated: TRL would cut off the answers.
     dataset_kwargs: dict[str, Any] | None = field(
         default_factory=lambda: {"skip_prepare_dataset": True}, init=False, repr=False
     )
 
     def __post_init__(self) -> None:
-        """Reject options that would have no effect.
-
-        Raises:
-            ValueError: such an option is set, or a value is out of range.
-        """
+        """Raise a `ValueError` if an option would have no effect, or a value is out of range."""
         for entry in fields(SFTConfig):
             if entry.name in UNUSED_SFT_OPTIONS and getattr(self, entry.name) != entry.default:
                 raise ValueError(
@@ -49,44 +44,27 @@ class RAITTrainingArguments(AdapterArguments, RunArguments, SFTConfig):
 class RADITTrainingArguments(RunArguments):
     """`TrainingArguments` of RA-DIT's retriever (arXiv 2310.01352, section 2.3)."""
 
-    learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
-    per_device_train_batch_size: int = field(
-        default=16, metadata={"help": "Number of prompts per device and forward pass."}
+    learning_rate: float = option(1e-5, "Peak learning rate.")
+    per_device_train_batch_size: int = option(16, "Number of prompts per device and forward pass.")
+    retrieval_warmup_epochs: NonNegativeFloat = option(
+        0, "Number of warm-up epochs with the ranking of --pseudo_labels as labels; needed with --backbone."
     )
-    retrieval_warmup_epochs: NonNegativeFloat = field(
-        default=0,
-        metadata={
-            "help": "Number of warm-up epochs with the ranking of --pseudo_labels as labels; needed with --backbone."
-        },
+    num_candidates: TwoOrMore = option(
+        10, "Number of top passages of --pseudo_labels whose likelihoods are compared for each prompt."
     )
-    num_candidates: TwoOrMore = field(
-        default=10,
-        metadata={"help": "Number of top passages of --pseudo_labels whose likelihoods are compared for each prompt."},
+    num_positives: PositiveInt = option(
+        5, "Warm-up: Number of top passages that are positives; the other candidates are negatives."
     )
-    num_positives: PositiveInt = field(
-        default=5,
-        metadata={"help": "Warm-up: Number of top passages that are positives; the other candidates are negatives."},
+    temperature: PositiveFloat | None = option(
+        None, "Temperature that divides the scores (default: 0.05 for cosine, else 1 or the root of the dimension)."
     )
-    temperature: PositiveFloat | None = field(
-        default=None,
-        metadata={
-            "help": "Temperature that divides the scores (default: 0.05 for cosine, else 1 or the root of the dimension)."
-        },
-    )
-    likelihood_temperature: PositiveFloat = field(
-        default=0.01, metadata={"help": "Temperature that divides the likelihoods (equation 4)."}
-    )
-    likelihood_batch_size: PositiveInt = field(
-        default=16,
-        metadata={"help": "Number of prompts with a passage per forward pass of the reader; affects memory only."},
+    likelihood_temperature: PositiveFloat = option(0.01, "Temperature that divides the likelihoods (equation 4).")
+    likelihood_batch_size: PositiveInt = option(
+        16, "Number of prompts with a passage per forward pass of the reader; affects memory only."
     )
 
     def __post_init__(self) -> None:
-        """Check that the warm-up has negatives.
-
-        Raises:
-            ValueError: a value is out of range.
-        """
+        """Raise a `ValueError` if a value is out of range, or the warm-up has no negatives."""
         super().__post_init__()
         if self.retrieval_warmup_epochs and self.num_positives >= self.num_candidates:
             raise ValueError(

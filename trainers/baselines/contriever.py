@@ -15,7 +15,7 @@ import copy
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -28,6 +28,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from revela_hub.data.text.chunks import UNSPACED_CHARACTER
 from revela_hub.data.text.passages import build_passages
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import CONTRIEVER
@@ -48,37 +49,23 @@ _WORD = re.compile(rf"{UNSPACED_CHARACTER.pattern}|\S+")
 class ContrieverTrainingArguments(MatryoshkaArguments, RunArguments):
     """`TrainingArguments` for an existing retriever; the paper starts from BERT, with learning rate 5e-5."""
 
-    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate (paper: 5e-5)."})
-    per_device_train_batch_size: int = field(default=64, metadata={"help": "Number of passages per device and batch."})
-    warmup_steps: float = field(default=0.1, metadata=WARMUP)
-    views: View = field(
-        default="cropping",
-        metadata={"help": "Positive pairs: two random crops, or a crop and the rest of the text (inverse_cloze)."},
+    learning_rate: float = option(2e-5, "Peak learning rate (paper: 5e-5).")
+    per_device_train_batch_size: int = option(64, "Number of passages per device and batch.")
+    warmup_steps: float = option(0.1, WARMUP)
+    views: View = option(
+        "cropping", "Positive pairs: two random crops, or a crop and the rest of the text (inverse_cloze)."
     )
-    min_ratio: PositiveFloat = field(
-        default=0.1, metadata={"help": "Minimum length of a crop, as a fraction of the passage's words."}
+    min_ratio: PositiveFloat = option(0.1, "Minimum length of a crop, as a fraction of the passage's words.")
+    max_ratio: PositiveFloat = option(0.5, "Maximum length of a crop, as a fraction of the passage's words.")
+    deletion: Probability = option(0.1, "Fraction of a crop's words that are deleted.")
+    temperature: PositiveFloat = option(0.05, "Temperature that divides the similarities.")
+    queue_size: NonNegativeInt = option(
+        0, "Number of keys from earlier batches to use as negatives (MoCo; paper: 131072); 0 uses in-batch ones."
     )
-    max_ratio: PositiveFloat = field(
-        default=0.5, metadata={"help": "Maximum length of a crop, as a fraction of the passage's words."}
-    )
-    deletion: Probability = field(default=0.1, metadata={"help": "Fraction of a crop's words that are deleted."})
-    temperature: PositiveFloat = field(default=0.05, metadata={"help": "Temperature that divides the similarities."})
-    queue_size: NonNegativeInt = field(
-        default=0,
-        metadata={
-            "help": "Number of keys from earlier batches to use as negatives (MoCo; paper: 131072); 0 uses in-batch ones."
-        },
-    )
-    momentum: Probability = field(
-        default=0.9995, metadata={"help": "Momentum of the key encoder, if there is a queue."}
-    )
+    momentum: Probability = option(0.9995, "Momentum of the key encoder, if there is a queue.")
 
     def __post_init__(self) -> None:
-        """Check the combination of values.
-
-        Raises:
-            ValueError: a value is out of range.
-        """
+        """Raise a `ValueError` if a value is out of range, or values do not go together."""
         super().__post_init__()
         if not 0 < self.min_ratio <= self.max_ratio <= 1:
             raise ValueError(
@@ -106,14 +93,9 @@ class ViewCollator(SharedEpoch):
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return `query_input_ids`, `query_attention_mask`, ..., `key_input_ids`, ...: (B, L) each, and values that are not tensors."""
-        views = [self.views(row["text"], row["row"]) for row in rows]
-        batch: dict[str, Any] = {}
-        for name, task, texts in (
-            ("query", "query", [query for query, _ in views]),
-            ("key", "document", [key for _, key in views]),
-        ):
-            batch |= {f"{name}_{key}": value for key, value in inputs_of(self.model, texts, task).items()}
-        return batch
+        queries, keys = zip(*(self.views(row["text"], row["row"]) for row in rows), strict=True)
+        batch = {f"query_{name}": value for name, value in inputs_of(self.model, list(queries), "query").items()}
+        return batch | {f"key_{name}": value for name, value in inputs_of(self.model, list(keys), "document").items()}
 
     def views(self, text: str, row: int) -> tuple[str, str]:
         """Draw two views of a text."""
@@ -186,7 +168,8 @@ class Contriever(nn.Module):
         query_BD = self._embed(self.retriever, batch, "query_")
         with torch.no_grad() if self.queue_size else torch.enable_grad():
             if self.queue_size and self.training and self.due is not False:
-                self._follow()
+                for own, followed in zip(self.key_encoder.parameters(), self.retriever.parameters(), strict=True):
+                    own.lerp_(followed.detach(), 1 - self.momentum)
                 self.due = None if self.due is None else False
             key_BD = self._embed(self.key_encoder or self.retriever, batch, "key_")
         with torch.autocast(query_BD.device.type, enabled=False):
@@ -221,11 +204,6 @@ class Contriever(nn.Module):
         return logits, torch.zeros(len(query_BD), dtype=torch.long, device=query_BD.device)
 
     @torch.no_grad()
-    def _follow(self) -> None:
-        for own, followed in zip(self.key_encoder.parameters(), self.retriever.parameters(), strict=True):
-            own.lerp_(followed.detach(), 1 - self.momentum)
-
-    @torch.no_grad()
     def _enqueue(self, key_BD: Tensor) -> None:
         """Replace the oldest keys in the queue with the newest of all processes."""
         if several():
@@ -250,9 +228,7 @@ class _UpdateOncePerStep(TrainerCallback):
     def __init__(self, model: Contriever) -> None:
         self.model = model
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.model.due = True
 
 

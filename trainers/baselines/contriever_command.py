@@ -19,6 +19,7 @@ from datasets import Dataset, IterableDataset
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.passages import build_passages
+from revela_hub.options import option
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
@@ -35,16 +36,15 @@ class Arguments(ProbeArguments, StreamedTextArguments, ContrieverTrainingArgumen
     basic_options = ("views",)
 
     retriever: str = field(metadata={"help": "Model to train: Hub id, folder or GGUF file."})
-    output_dir: str = field(default="outputs/contriever", metadata={"help": "Output folder."})
-    kind: Literal["auto", "text", "code"] = field(
-        default="auto",
-        metadata={"help": "How to split passages: at sentences (text), at lines (code), or by file extension (auto)."},
+    output_dir: str = option("outputs/contriever", "Output folder.")
+    kind: Literal["auto", "text", "code"] = option(
+        "auto", "How to split passages: at sentences (text), at lines (code), or by file extension (auto)."
     )
-    max_words: PositiveInt = field(default=200, metadata={"help": "Maximum number of words per passage."})
-    max_length: TextLength | None = field(
-        default=None, metadata={"help": "Maximum number of tokens per text (default: the retriever's own limit)."}
+    max_words: PositiveInt = option(200, "Maximum number of words per passage.")
+    max_length: TextLength | None = option(
+        None, "Maximum number of tokens per text (default: the retriever's own limit)."
     )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -53,10 +53,7 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder, with `retriever/` and the last checkpoint.
-
-    Other options are passed to `ContrieverTrainer`, such as `callbacks`. Invalid data, models or options raise a `UserError`.
-    """
+    """Train and export; return the output folder. The options are further arguments of `ContrieverTrainer`, such as `callbacks`."""
     with open_run(CONTRIEVER, arguments) as run:
         if run.nothing_to_do:
             return run.output

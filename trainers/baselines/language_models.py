@@ -11,7 +11,7 @@ from revela_hub.modeling.backbones import check_mask, checking, load_backbone
 from revela_hub.modeling.reading_checks import check_backbone
 from revela_hub.pickles import refuse_pickles
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.common.roles import is_encoder
+from revela_hub.trainers.common.weights import is_encoder
 
 
 @dataclass

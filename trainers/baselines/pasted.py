@@ -24,7 +24,7 @@ from revela_hub.trainers.baselines.language_models import load_reader
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
-from revela_hub.trainers.common.prompts import as_prompts, as_texts, tokenize_prompts
+from revela_hub.trainers.common.prompts import as_prompts, as_texts, pair_tokens, tokenize_prompts
 from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.trainer import MethodTrainer
 
@@ -57,14 +57,7 @@ def shortened(
 def pasted_prompts(prompts: Dataset, passages: Sequence[str], ranking: NDArray[np.int32], k: int) -> Dataset:
     """Return the columns `prompt` (the k best passages, then the prompt) and `completion`, as `SFTTrainer` reads them.
 
-    Args:
-        prompts: rows of `revela_hub.data.prompts.rows.read_prompts`.
-        passages: the collection.
-        ranking: (rows, at least k) indices of passages, best first, -1 for none.
-        k: passages per prompt.
-
-    Raises:
-        UserError: there are fewer than k passages.
+    `prompts` are rows of `read_prompts`; `ranking` holds (rows, at least k) indices of passages, best first, -1 for none.
     """
     if k > len(passages):
         raise UserError(f"--num_passages {k} is more than the {len(passages)} passages of the collection: lower it")
@@ -183,16 +176,11 @@ def _check_room(model: PreTrainedModel, longest: int) -> None:
 
 
 def tokenized_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """Return the columns `input_ids` and `labels` of prompts and completions with EOS; labels of prompts are -100.
-
-    An empty prompt (plain text) becomes the tokenizer's BOS token or EOS, because the model needs at least one token.
-    """
+    """Return the columns `input_ids` and `labels` of prompts and completions with EOS; labels of prompts are -100."""
 
     def tokenized(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        end = tokenizer.eos_token_id
-        prompts = [ids or [end] for ids in tokenizer(rows["prompt"])["input_ids"]]
-        answers = [[*ids, end] for ids in tokenizer(rows["completion"], add_special_tokens=False)["input_ids"]]
-        both = list(zip(prompts, answers, strict=True))
+        completions = [text.removeprefix(" ") for text in rows["completion"]]
+        both = list(zip(*pair_tokens(tokenizer, rows["prompt"], completions), strict=True))
         return {"input_ids": [p + a for p, a in both], "labels": [[-100] * len(p) + a for p, a in both]}
 
     return pairs.map(tokenized, batched=True, remove_columns=pairs.column_names, desc="Tokenizing prompts")
@@ -215,14 +203,13 @@ def pasted_log_likelihoods(
         UserError: a pair is too long for the decoder.
     """
     model.eval()
-    prompt_ids = tokenizer(list(prompts))["input_ids"]
-    answer_ids = tokenizer([f" {answer}" for answer in answers], add_special_tokens=False)["input_ids"]
-    _check_room(model, max((len(p) + len(a) + 1 for p, a in zip(prompt_ids, answer_ids, strict=True)), default=0))
+    every = list(zip(*pair_tokens(tokenizer, prompts, answers), strict=True))
+    _check_room(model, max((len(prompt) + len(answer) for prompt, answer in every), default=0))
     parts = []
     starts = range(0, len(prompts), batch_size)
     for start in tqdm(starts, desc="Reading answers", unit=" batches", disable=not show_progress_bar):
-        pairs = list(zip(prompt_ids[start : start + batch_size], answer_ids[start : start + batch_size], strict=True))
-        rows = [[*prompt, *answer, tokenizer.eos_token_id] for prompt, answer in pairs]
+        pairs = every[start : start + batch_size]
+        rows = [[*prompt, *answer] for prompt, answer in pairs]
         ids = token_rows(rows).batch(np.arange(len(rows)))[0].to(model.device)
         scored = torch.zeros_like(ids, dtype=torch.bool)
         for number, (row, (prompt, _)) in enumerate(zip(rows, pairs, strict=True)):

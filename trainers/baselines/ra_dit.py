@@ -117,11 +117,7 @@ class Retriever(nn.Module):
 def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase, l_max: int | None = None) -> Retriever:
     """Load the first b + 1 layers of a decoder as a retriever (RA-DIT-Llama): an ImpRAG model of which only the vectors are used.
 
-    Args:
-        backbone: Hub id, folder or GGUF file of the decoder.
-        b: index of the last layer, whose queries and keys are the vectors.
-        tokenizer: tokenizer of the decoder.
-        l_max: tokens of a passage, stored in the configuration; by default ImpRAG's.
+    The vectors are the queries and keys of layer b. `l_max` (tokens of a passage) is stored in the configuration.
 
     Raises:
         UserError: the decoder has no layer b, or ImpRAG does not support it.
@@ -176,15 +172,10 @@ def reader_likelihoods(
                 places.append((place, column))
     likelihoods_NC = torch.full(candidates_NC.shape, -torch.inf)
     if pairs:
-        flat = pasted_log_likelihoods(
-            reader,
-            tokenizer,
-            [prompt for prompt, _ in pairs],
-            [answer for _, answer in pairs],
-            batch_size,
-            show_progress_bar=show_progress_bar,
+        texts, answers = zip(*pairs, strict=True)
+        likelihoods_NC[tuple(torch.tensor(places).T)] = pasted_log_likelihoods(
+            reader, tokenizer, texts, answers, batch_size, show_progress_bar=show_progress_bar
         )
-        likelihoods_NC[tuple(torch.tensor(places).T)] = flat
     return likelihoods_NC
 
 
@@ -195,11 +186,7 @@ def open_retriever(
     *,
     trust_remote_code: bool = False,
 ) -> Retriever:
-    """Load the retriever to train: a sentence-transformers model, or the layers of a decoder up to `retrieval_layer`.
-
-    Raises:
-        UserError: the model cannot be loaded.
-    """
+    """Load the retriever to train: a sentence-transformers model, or the layers of a decoder up to `retrieval_layer`."""
     if retrieval_layer is None:
         loaded = load_retriever(model, trust_remote_code=trust_remote_code)
         refuse_routes(loaded, name_of(model), "RA-DIT")
@@ -323,11 +310,7 @@ class RADITTrainer(MethodTrainer):
         }
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Compute equation 6 or, during warm-up, multi-label NCE over the candidates of each prompt."""
         rows = inputs.pop("row").cpu().numpy()

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.baselines import RA_DIT
@@ -28,7 +29,7 @@ from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer
 from revela_hub.trainers.common.retriever import RETRIEVER
 from revela_hub.trainers.common.run import open_run
-from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data
+from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, load_data
 
 
 @dataclass(kw_only=True)
@@ -41,21 +42,14 @@ class Arguments(ImpRAGDataArguments, RADITTrainingArguments):
     reader: str = field(
         metadata={"help": "Frozen decoder that reads the passages: the output of `revela-hub train ra-it`."}
     )
-    retriever: str | None = field(
-        default=None, metadata={"help": "Retriever to train: Hub id or folder of a sentence-transformers model."}
+    retriever: str | None = option(None, "Retriever to train: Hub id or folder of a sentence-transformers model.")
+    backbone: str | None = option(
+        None, "Decoder whose first layers, up to --retrieval_layer, are the retriever, instead of --retriever."
     )
-    backbone: str | None = field(
-        default=None,
-        metadata={
-            "help": "Decoder whose first layers, up to --retrieval_layer, are the retriever, instead of --retriever."
-        },
-    )
-    retrieval_layer: NonNegativeInt | None = field(
-        default=None, metadata={"help": "Index of the last layer of --backbone to use."}
-    )
-    output_dir: str = field(default="outputs/ra-dit", metadata={"help": "Output folder."})
-    max_passage_length: PositiveInt = field(default=160, metadata={"help": "Maximum number of tokens per passage."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    retrieval_layer: NonNegativeInt | None = option(None, "Index of the last layer of --backbone to use.")
+    output_dir: str = option("outputs/ra-dit", "Output folder.")
+    max_passage_length: PositiveInt = option(160, "Maximum number of tokens per passage.")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -69,10 +63,7 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder, with `retriever/` and the checkpoints.
-
-    Other options are passed to `RADITTrainer`, such as `callbacks`. Invalid data, models or options raise a `UserError`.
-    """
+    """Train and export; return the output folder. The options are further arguments of `RADITTrainer`, such as `callbacks`."""
     if arguments.push_to_hub:
         raise UserError(
             "--push_to_hub is not supported for this baseline: publish its retriever folder with revela-hub publish"

@@ -17,13 +17,14 @@ from typing import Any, ClassVar
 
 from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.pasted import MODEL, RAITTrainer
 from revela_hub.trainers.common.run import open_run
-from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data
+from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, load_data
 
 
 @dataclass(kw_only=True)
@@ -34,10 +35,10 @@ class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[mis
     old_names: ClassVar[dict[str, str]] = {"k": "num_passages", "l_max": "max_passage_length"}
 
     backbone: str = field(metadata={"help": "Decoder to tune: Hub id, folder or GGUF file."})
-    output_dir: str = field(default="outputs/ra-it", metadata={"help": "Output folder."})
-    num_passages: PositiveInt = field(default=10, metadata={"help": "Number of passages per prompt."})
-    max_passage_length: PositiveInt = field(default=160, metadata={"help": "Maximum number of tokens per passage."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    output_dir: str = option("outputs/ra-it", "Output folder.")
+    num_passages: PositiveInt = option(10, "Number of passages per prompt.")
+    max_passage_length: PositiveInt = option(160, "Maximum number of tokens per passage.")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -50,10 +51,7 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder, with `model/` and the checkpoints.
-
-    Other options are passed to `RAITTrainer`, such as `callbacks`. Invalid data, models or options raise a `UserError`.
-    """
+    """Train and export; return the output folder. The options are further arguments of `RAITTrainer`, such as `callbacks`."""
     if arguments.push_to_hub:
         raise UserError(
             "--push_to_hub is not supported for this baseline: upload its model folder with hf upload OWNER/NAME FOLDER"

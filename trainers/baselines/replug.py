@@ -12,7 +12,7 @@ Likelihoods are means over tokens, not sums, so that long chunks do not get shar
 Letters: G groups, B chunks of a group, N = G B, P pairs, L tokens.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of, truncates
 from revela_hub.trainers.baselines import REPLUG
@@ -43,18 +44,14 @@ from revela_hub.trainers.common.sharding import is_sharded
 class ReplugTrainingArguments(RunArguments):
     """`TrainingArguments` of REPLUG; each row of the data set is a group of chunks."""
 
-    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate (as in the paper)."})
-    per_device_train_batch_size: int = field(
-        default=1, metadata={"help": "Number of groups per device and forward pass."}
-    )
-    gradient_accumulation_steps: int = field(default=8, metadata={"help": "Number of batches per training step."})
-    warmup_steps: float = field(default=0.1, metadata=WARMUP)
-    temperature: PositiveFloat = field(default=1e-3, metadata={"help": "Temperature that divides the similarities."})
-    lm_temperature: PositiveFloat = field(
-        default=1e-3, metadata={"help": "Temperature that divides the mean log-likelihood per token."}
-    )
-    lm_batch_size: PositiveInt = field(
-        default=16, metadata={"help": "Number of pairs per forward pass of the language model; affects memory only."}
+    learning_rate: float = option(2e-5, "Peak learning rate (as in the paper).")
+    per_device_train_batch_size: int = option(1, "Number of groups per device and forward pass.")
+    gradient_accumulation_steps: int = option(8, "Number of batches per training step.")
+    warmup_steps: float = option(0.1, WARMUP)
+    temperature: PositiveFloat = option(1e-3, "Temperature that divides the similarities.")
+    lm_temperature: PositiveFloat = option(1e-3, "Temperature that divides the mean log-likelihood per token.")
+    lm_batch_size: PositiveInt = option(
+        16, "Number of pairs per forward pass of the language model; affects memory only."
     )
 
 

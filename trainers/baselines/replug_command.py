@@ -20,6 +20,7 @@ from datasets import Dataset, IterableDataset
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.groups import GroupSettings, build_groups
+from revela_hub.options import option
 from revela_hub.ranges import GroupSize, PositiveInt, TextLength
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
@@ -40,15 +41,14 @@ class Arguments(ProbeArguments, StreamedTextArguments, ReplugTrainingArguments):
     lm: str = field(
         metadata={"help": "Frozen language model that teaches the retriever: Hub id, folder or GGUF file of a decoder."}
     )
-    output_dir: str = field(default="outputs/replug", metadata={"help": "Output folder."})
-    kind: Literal["auto", "text", "code"] = field(
-        default="auto",
-        metadata={"help": "How to split chunks: at sentences (text), at lines (code), or by file extension (auto)."},
+    output_dir: str = option("outputs/replug", "Output folder.")
+    kind: Literal["auto", "text", "code"] = option(
+        "auto", "How to split chunks: at sentences (text), at lines (code), or by file extension (auto)."
     )
-    group_size: GroupSize = field(default=16, metadata={"help": "Number of chunks per group."})
-    max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per chunk."})
-    max_length: TextLength = field(default=160, metadata={"help": "Maximum number of tokens per chunk."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    group_size: GroupSize = option(16, "Number of chunks per group.")
+    max_words: PositiveInt = option(120, "Maximum number of words per chunk.")
+    max_length: TextLength = option(160, "Maximum number of tokens per chunk.")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -57,10 +57,7 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder, with `retriever/` and the last checkpoint.
-
-    Other options are passed to `ReplugTrainer`, such as `callbacks`. Invalid data, models or options raise a `UserError`.
-    """
+    """Train and export; return the output folder. The options are further arguments of `ReplugTrainer`, such as `callbacks`."""
     with open_run(REPLUG, arguments) as run:
         if run.nothing_to_do:
             return run.output

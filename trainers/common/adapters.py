@@ -52,11 +52,12 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
 
     They are listed by name because PEFT's "all-linear" skips the output projections of the models it knows.
     """
-    named = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     return {
         name: module
-        for name, module in named.items()
-        if module.weight.requires_grad and not {"lm_head", "pooler"} & set(name.split("."))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and module.weight.requires_grad
+        and not {"lm_head", "pooler"} & set(name.split("."))
     }
 
 
@@ -70,11 +71,8 @@ def freeze_pooler(model: nn.Module) -> None:
 def merged_copy(model: Model, adapters: object = None) -> Model:
     """Return a copy of a model on the CPU and in eval mode, with its adapters merged; the model itself is not changed.
 
-    Weights that are on the CPU already are shared with the model unless an adapter changes them.
-
-    Args:
-        model: model in training.
-        adapters: return value of `add_adapters`; anything else means that the model has no adapters.
+    Weights that are on the CPU already are shared with the model unless an adapter changes them. `adapters` is the return value
+    of `add_adapters`; anything else means that the model has none.
     """
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().cpu(), requires_grad=False) for p in model.parameters()}
     copied, wrapper = deepcopy((model, adapters if isinstance(adapters, PeftModel) else None), memo)

@@ -15,13 +15,14 @@ from revela_hub.data.own_folder import check_apart
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.errors import UserError, require
 from revela_hub.evaluation.retrieval import METRICS
+from revela_hub.options import option
 from revela_hub.precision import bf16_is_fast
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
 from revela_hub.trainers.common.adapters import linear_layers
 from revela_hub.trainers.common.early import BY_METRIC, MEASURING, METRIC, check_early
 
-WARMUP = {"help": "Linear warm-up: number of steps, or a fraction below 1 of all steps."}
-WEIGHT_DECAY = {"help": "Weight decay of AdamW, applied to all weights except biases and norms."}
+WARMUP = "Linear warm-up: number of steps, or a fraction below 1 of all steps."
+WEIGHT_DECAY = "Weight decay of AdamW, applied to all weights except biases and norms."
 
 
 @dataclass
@@ -35,33 +36,21 @@ class RunArguments(TrainingArguments):
         *("seed", "trust_remote_code"),
     )
 
-    bf16: bool | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Train under bf16 autocast (default: true if the hardware supports it)."}
+    bf16: bool | None = option(  # type: ignore[assignment]
+        None, "Train under bf16 autocast (default: true if the hardware supports it)."
     )
-    logging_steps: PositiveFloat = field(default=10, metadata={"help": "Log every N steps."})
+    logging_steps: PositiveFloat = option(10, "Log every N steps.")
     logging_nan_inf_filter: bool = False  # a run stops at a NaN loss
     remove_unused_columns: bool = False  # the collators read all columns
-    shuffle_buffer: PositiveInt = field(
-        default=10_000,
-        metadata={
-            "help": "Number of rows that are shuffled together when training from a stream; 1 keeps their order."
-        },
+    shuffle_buffer: PositiveInt = option(
+        10_000, "Number of rows that are shuffled together when training from a stream; 1 keeps their order."
     )
-    overwrite: bool = field(
-        default=False, metadata={"help": "Start over in a non-empty --output_dir, deleting its checkpoints."}
-    )
-    allow_changes: bool = field(
-        default=False,
-        metadata={"help": "Allow resuming with settings that differ from the checkpoint's."},
-    )
-    quiet: bool = field(default=False, metadata={"help": "Print only the final result."})
+    overwrite: bool = option(False, "Start over in a non-empty --output_dir, deleting its checkpoints.")
+    allow_changes: bool = option(False, "Allow resuming with settings that differ from the checkpoint's.")
+    quiet: bool = option(False, "Print only the final result.")
 
     def __post_init__(self) -> None:
-        """Set defaults that depend on the hardware and the terminal, and check the values.
-
-        Raises:
-            ValueError: a value is out of range.
-        """
+        """Set defaults that depend on the hardware and the terminal; raise a `ValueError` for a value out of range."""
         check_ranges(self)
         if self.bf16 is None:
             self.bf16 = not self.fp16 and bf16_is_fast()
@@ -87,9 +76,9 @@ class AdapterArguments:
 
     _argument_group_name = "LoRA"
 
-    lora_rank: NonNegativeInt = field(default=16, metadata={"help": "Rank of the LoRA adapters; 0 trains all weights."})
-    lora_alpha: PositiveInt | None = field(default=None, metadata={"help": "LoRA alpha (default: equal to the rank)."})
-    lora_dropout: Probability = field(default=0.0, metadata={"help": "Dropout of the LoRA adapters."})
+    lora_rank: NonNegativeInt = option(16, "Rank of the LoRA adapters; 0 trains all weights.")
+    lora_alpha: PositiveInt | None = option(None, "LoRA alpha (default: equal to the rank).")
+    lora_dropout: Probability = option(0.0, "Dropout of the LoRA adapters.")
 
     def lora_config(self, model: nn.Module) -> LoraConfig | None:
         """Return the configuration of adapters on the layers that `linear_layers` lists; None for rank 0."""
@@ -97,7 +86,11 @@ class AdapterArguments:
             return None
         layers = linear_layers(model)
         size = self.lora_rank * sum(layer.in_features + layer.out_features for layer in layers.values())
-        if 4 * size > (memory := _memory()):
+        try:
+            memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        except (AttributeError, ValueError, OSError):  # unknown
+            memory = float("inf")
+        if 4 * size > memory:
             raise UserError(
                 f"adapters of --lora_rank {self.lora_rank} need {4 * size / 2**30:,.0f} GiB for {size:,} weights, but the machine has"
                 f" {memory / 2**30:,.0f} GiB: lower the rank, or train all weights with --lora_rank 0"
@@ -108,14 +101,6 @@ class AdapterArguments:
             lora_dropout=self.lora_dropout,
             target_modules=list(layers),
         )
-
-
-def _memory() -> float:
-    """Return the machine's memory in bytes; infinity if it is unknown."""
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
-        return float("inf")
 
 
 def check_positions(name: str, positions: int, max_length: int) -> None:
@@ -131,36 +116,20 @@ class TextArguments:
     _argument_group_name = "data"
     basic_options: ClassVar[tuple[str, ...]] = ("data", "exclude")
 
-    data: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Text to train on: folders, files, glob patterns, JSON lines, data sets (hf:owner/name[:configuration][:split]), or mappings in a YAML file."
-        },
+    data: list[str] = option(
+        [],
+        "Text to train on: folders, files, glob patterns, JSON lines, data sets (hf:owner/name[:configuration][:split]), or mappings in a YAML file.",
     )
-    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
-    exclude: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Names of files and folders to skip, e.g. '*.min.js' or tests."},
-    )
-    language: str = field(
-        default="en", metadata={"help": "ISO 639-1 code of the text's language, used to split sentences."}
-    )
-    max_documents: PositiveInt | None = field(
-        default=None, metadata={"help": "Maximum number of documents to read from each source."}
-    )
-    cache_dir: str | None = field(
-        default=None, metadata={"help": "Cache folder for prepared data (default: the cache of datasets)."}
-    )
-    held_out: str | None = field(
-        default=None, init=False
-    )  # the probe's folder, whose queries are excluded from the text
+    text_column: str = option("text", "Column or JSON field that holds the text.")
+    exclude: list[str] = option([], "Names of files and folders to skip, e.g. '*.min.js' or tests.")
+    language: str = option("en", "ISO 639-1 code of the text's language, used to split sentences.")
+    max_documents: PositiveInt | None = option(None, "Maximum number of documents to read from each source.")
+    cache_dir: str | None = option(None, "Cache folder for prepared data (default: the cache of datasets).")
+    held_out: str | None = field(default=None, init=False)
+    """The probe's folder, whose queries are excluded from the text."""
 
     def sources(self) -> list[Source]:
-        """Return the sources that `data` names.
-
-        Raises:
-            UserError: no source is named, one cannot be read, or a value is out of range.
-        """
+        """Return the sources that `data` names; raise a `UserError` without sources or with a value out of range."""
         try:
             check_ranges(self)
         except ValueError as error:
@@ -184,19 +153,12 @@ class StreamedTextArguments(TextArguments):
     """Raw text that may be larger than the disk."""
 
     _argument_group_name = "data"
-    streaming: bool = field(
-        default=False,
-        metadata={
-            "help": "Prepare the text during training instead of writing it to the cache first; needs --max_steps."
-        },
+    streaming: bool = option(
+        False, "Prepare the text during training instead of writing it to the cache first; needs --max_steps."
     )
 
     def sources(self) -> list[Source]:
-        """Return the sources that `data` names.
-
-        Raises:
-            UserError: as `TextArguments.sources`, or the length of a run on a stream is not set.
-        """
+        """Return the sources that `data` names; the length of a run on a stream has to be set."""
         if self.streaming and getattr(self, "max_steps", 1) <= 0:  # an option of the training arguments
             raise UserError("--streaming needs --max_steps N: the rows of a stream are not counted before training")
         return super().sources()
@@ -212,34 +174,22 @@ class ProbeArguments:
     _argument_group_name = "evaluation"
     basic_options: ClassVar[tuple[str, ...]] = ("eval_corpus", "probe")
 
-    eval_corpus: str | None = field(
-        default=None, metadata={"help": "BEIR folder to evaluate on before, during and after training."}
+    eval_corpus: str | None = option(None, "BEIR folder to evaluate on before, during and after training.")
+    eval_split: str = option("test", "Split of the BEIR folder to evaluate on.")
+    eval_strategy: Literal["no", "steps", "epoch"] | None = option(
+        None, "When to evaluate during training (default: steps if there is something to evaluate on)."
     )
-    eval_split: str = field(default="test", metadata={"help": "Split of the BEIR folder to evaluate on."})
-    eval_strategy: Literal["no", "steps", "epoch"] | None = field(
-        default=None,
-        metadata={"help": "When to evaluate during training (default: steps if there is something to evaluate on)."},
+    eval_steps: float | None = option(
+        None, "Evaluate every N steps, or every fraction N < 1 of the run (default: 0.25)."
     )
-    eval_steps: float | None = field(
-        default=None,
-        metadata={"help": "Evaluate every N steps, or every fraction N < 1 of the run (default: 0.25)."},
+    probe: str = option(
+        "auto",
+        "Evaluation set if there is no --eval_corpus: auto makes one from the text, or from up to a tenth of the labelled"
+        " queries, and holds it out of training.",
     )
-    probe: str = field(
-        default="auto",
-        metadata={
-            "help": "Evaluation set if there is no --eval_corpus: auto makes one from the text, or from up to a tenth of the labelled"
-            " queries, and holds it out of training."
-        },
-    )
-    probe_queries: PositiveInt = field(
-        default=200, metadata={"help": "Maximum number of queries in the evaluation set that --probe auto makes."}
-    )
-    probe_passages: PositiveInt = field(
-        default=500, metadata={"help": "Number of passages in the evaluation set that --probe auto makes."}
-    )
-    keep_worse: bool = field(
-        default=False, metadata={"help": "Export the trained model even if the base model scores better."}
-    )
+    probe_queries: PositiveInt = option(200, "Maximum number of queries in the evaluation set that --probe auto makes.")
+    probe_passages: PositiveInt = option(500, "Number of passages in the evaluation set that --probe auto makes.")
+    keep_worse: bool = option(False, "Export the trained model even if the base model scores better.")
 
     def __post_init__(self) -> None:
         """Evaluate during training if there is a task."""
@@ -247,24 +197,18 @@ class ProbeArguments:
             self.eval_strategy = "steps" if self.eval_corpus or self.probe != "none" else "no"
         if self.eval_strategy == "steps" and self.eval_steps is None:
             self.eval_steps = 0.25
+        of: Any = self
         if self.eval_strategy != "no":
             require(*MEASURING)
-            self._settle_best()
+            # Select the best checkpoint by a retrieval metric instead of the loss, transformers' default.
+            if of.load_best_model_at_end or of.save_strategy == "best" or of.lr_scheduler_type in BY_METRIC:
+                name = METRIC if of.metric_for_best_model is None else of.metric_for_best_model.removeprefix("eval_")
+                if name not in METRICS:
+                    raise ValueError(
+                        f"metric_for_best_model {name} is not a metric: choose one of {', '.join(METRICS)}"
+                    )
+                of.metric_for_best_model, of.greater_is_better = name, True
         super().__post_init__()  # type: ignore[misc] # of the training arguments
-
-    def _settle_best(self) -> None:
-        """Select the best checkpoint by a retrieval metric instead of the loss, transformers' default.
-
-        Raises:
-            ValueError: another metric is requested.
-        """
-        of: Any = self
-        if not of.load_best_model_at_end and of.save_strategy != "best" and of.lr_scheduler_type not in BY_METRIC:
-            return
-        name = METRIC if of.metric_for_best_model is None else of.metric_for_best_model.removeprefix("eval_")
-        if name not in METRICS:
-            raise ValueError(f"metric_for_best_model {name} is not a metric: choose one of {', '.join(METRICS)}")
-        of.metric_for_best_model, of.greater_is_better = name, True
 
     def disable_evaluation(self) -> None:
         """Do not evaluate during training, because there is no task."""

@@ -20,12 +20,8 @@ def card_metadata(
 ) -> ModelCardMetadata:
     """Return the card's metadata for a run of `revela-hub train METHOD`, without any path of this machine.
 
-    Args:
-        arguments: the command's arguments.
-        method: the method.
-        summary: one-line description of the training data.
-        sources: paths and ids of the training data; those that start with `hf:` are data sets on the Hub.
-        record: record of the run, with the settings that changed when it was resumed.
+    `summary` describes the training data in one line. `sources` are their paths and ids; those that start with `hf:` are data
+    sets on the Hub. `record` has the settings that changed when the run was resumed.
     """
     defaults = {
         entry.name: entry.default if entry.default_factory is MISSING else entry.default_factory()

@@ -53,12 +53,7 @@ class Record:
             return None
 
     def write(self, folder: Path, written: float | None = None) -> None:
-        """Write `run.json`, with the sizes of the files in the folder.
-
-        Args:
-            folder: checkpoint or output folder.
-            written: time of writing, by which nodes recognise the same checkpoint; by default now.
-        """
+        """Write `run.json`, with the sizes of the files and the time of writing, by which nodes recognise the same checkpoint."""
         files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != RECORD)
         if not self.finished:
             self.files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
@@ -161,11 +156,7 @@ def last_complete(output: Path) -> tuple[Path | None, list[str]]:
 
 
 def checkpoint_to_resume(wanted: str | None, output: Path) -> tuple[Path | None, list[str]]:
-    """Return the given checkpoint or, for `last`, the newest complete one; and the newer ones that were skipped.
-
-    Raises:
-        UserError: the given checkpoint is not complete.
-    """
+    """Return the given checkpoint, which must be complete, or, for `last`, the newest complete one and those it skipped."""
     if not wanted:
         return None, []
     if wanted in ("last", "true", "True"):

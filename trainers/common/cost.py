@@ -27,18 +27,14 @@ class WallTime(TrainerCallback, ExportableState):
         """Return what a checkpoint keeps."""
         return {"args": {}, "attributes": {"earlier": round(self.seconds, 1)}}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Start with the checkpoint's seconds. Checkpoints of earlier versions have none."""
         kept = cast(dict[str, Any], state.stateful_callbacks)
         self.earlier = kept.get(type(self).__name__, self.state())["attributes"]["earlier"]
         self._began = time.monotonic()
         kept[type(self).__name__] = self.state()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Stop counting."""
         self.earlier, self._began = self.seconds, None
 

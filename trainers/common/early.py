@@ -32,17 +32,13 @@ METRIC = "ndcg_at_10"
 
 
 def check_early(arguments: TrainingArguments) -> None:
-    """Check the options.
-
-    Raises:
-        UserError: a package is not installed.
-        ValueError: the value of an option is invalid; the message names the option.
-    """
+    """Raise a `UserError` if a package is not installed, and a `ValueError` that names the option with an invalid value."""
     _check_reports(arguments)
     if arguments.use_liger_kernel:
         require("liger_kernel")
     if arguments.torch_compile:
-        _try("torch_compile", lambda: torch.compile(nn.Identity(), **_compiling(arguments)))
+        settings: Any = {"backend": arguments.torch_compile_backend, "mode": arguments.torch_compile_mode}
+        _try("torch_compile", lambda: torch.compile(nn.Identity(), **settings))
     if DebugOption.UNDERFLOW_OVERFLOW in arguments.debug:
         raise ValueError(
             "--debug underflow_overflow is not supported, because its hooks cannot read masks: remove the option"
@@ -78,11 +74,6 @@ def _schedule(arguments: TrainingArguments, optimizer: torch.optim.Optimizer, st
         schedule.step()
 
 
-def _compiling(arguments: TrainingArguments) -> dict[str, Any]:
-    given = {"backend": arguments.torch_compile_backend, "mode": arguments.torch_compile_mode}
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def _check_reports(arguments: TrainingArguments) -> None:
     available = get_available_reporting_integrations()
     for name in arguments.report_to or ():
@@ -95,27 +86,19 @@ def _check_reports(arguments: TrainingArguments) -> None:
             )
 
 
-def _without_args(arguments: TrainingArguments) -> TrainingArguments:
-    plain = copy(arguments)
-    plain.optim_args = None
-    return plain
-
-
 def _check_optimizer(arguments: TrainingArguments) -> None:
+    name = getattr(arguments.optim, "value", arguments.optim)
     try:
         kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
         if arguments.optim_args:
-            if options == Trainer.get_optimizer_cls_and_kwargs(_without_args(arguments))[1]:
-                name = getattr(arguments.optim, "value", arguments.optim)
+            plain = copy(arguments)
+            plain.optim_args = None
+            if options == Trainer.get_optimizer_cls_and_kwargs(plain)[1]:
                 raise UserError(f"--optim_args has no effect on --optim {name}: remove the option")
             kind([nn.Parameter(torch.zeros(1))], **options)
     except UserError:
         raise
     except Exception as error:
         if not re.search("model", str(error), re.IGNORECASE):  # some optimizers need the model's layers
-            option = (
-                "--optim_args"
-                if arguments.optim_args
-                else f"--optim {getattr(arguments.optim, 'value', arguments.optim)}"
-            )
+            option = "--optim_args" if arguments.optim_args else f"--optim {name}"
             raise UserError(f"{option}: {first_line(error)}") from error

@@ -71,12 +71,8 @@ class EncoderInTraining:
 def rank_together(encoder: Encoder, task: RetrievalTask, model: nn.Module) -> Rankings:
     """Return the results of a task's queries on every process; each process encodes a part of the texts.
 
-    All processes must call it. They get the main process's results: the others' may differ in the last bits.
-
-    Args:
-        encoder: retriever in training.
-        task: texts and queries.
-        model: model in training, of which the encoder is a part.
+    All processes must call it. They get the main process's results: the others' may differ in the last bits. The encoder is a
+    part of the model.
     """
     # Under FSDP2, the weights outside of the decoder layers are gathered by calls of the model only, not by those of its retriever.
     if isinstance(model, FSDPModule):

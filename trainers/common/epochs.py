@@ -28,8 +28,6 @@ class NewEpoch(TrainerCallback):
     def __init__(self, collator: SharedEpoch) -> None:
         self.collator = collator
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Set the epoch."""
         self.collator.epoch = int((state.epoch or 0.0) + 1e-6)

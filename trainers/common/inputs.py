@@ -83,14 +83,11 @@ def tokenizer_of(
 
 def prepared_rows(
     rows: Any, columns: Sequence[str], args: RunArguments, build: Callable[..., Dataset | IterableDataset]
-) -> Any:  # noqa: ANN401 (any data set, or None)
+) -> Any:
     """Return rows for the collator. A stream stays a stream if `max_steps` is set (`training_rows`).
 
-    Args:
-        rows: a `Dataset` or `IterableDataset` of prepared rows or of raw text; anything else is returned unchanged.
-        columns: columns of prepared rows.
-        args: training arguments.
-        build: prepares raw text, as `build_passages` does.
+    Rows with these columns are prepared; raw text is prepared with `build`, a function such as `build_passages`. Anything but a
+    data set is returned unchanged.
 
     Raises:
         UserError: the rows have other columns, or `build` fails.
@@ -107,12 +104,8 @@ def prepared_rows(
         return build(source)
 
 
-def training_rows(rows: Any, args: RunArguments) -> Any:  # noqa: ANN401 (any data set, or None)
-    """Return rows for trainers that need no length: a stream with features if `max_steps` is set, else as `as_dataset`.
-
-    Raises:
-        UserError: As `as_dataset`.
-    """
+def training_rows(rows: Any, args: RunArguments) -> Any:
+    """Return rows for trainers that need no length: a stream with features if `max_steps` is set, else as `as_dataset`."""
     if not isinstance(rows, IterableDataset) or args.max_steps <= 0:
         return as_dataset(rows, ", and max_steps=N trains from the stream without writing it")
     # Every process reads the whole stream and trains on its own rows. By default, the first process would send batches to the
@@ -126,11 +119,7 @@ def training_rows(rows: Any, args: RunArguments) -> Any:  # noqa: ANN401 (any da
 
 
 def first_rows(stream: IterableDataset, number: int) -> list[dict[str, Any]]:
-    """Return the first rows of a stream.
-
-    Raises:
-        UserError: It has none.
-    """
+    """Return the first rows of a stream; raise a `UserError` if it has none."""
     if not (rows := list(stream.take(number))):
         raise UserError("train_dataset is a stream without rows")
     return rows
@@ -140,11 +129,7 @@ def endless(rows: IterableDataset, seed: int, buffer_size: int) -> IterableDatas
     """Return a stream without end: after the last row it is read again, in another order.
 
     If the first column is the number of the row, which seeds masks, crops and orders, it keeps counting, so that they differ.
-
-    Args:
-        rows: a stream with at least one row.
-        seed: seed of the order.
-        buffer_size: number of rows that are shuffled together; 1 keeps the order.
+    `buffer_size` rows are shuffled together; 1 keeps the order.
     """
     shuffled = rows.shuffle(seed=seed, buffer_size=buffer_size) if buffer_size > 1 else rows
     number = next(iter(rows.features))
@@ -162,12 +147,8 @@ def endless(rows: IterableDataset, seed: int, buffer_size: int) -> IterableDatas
     return IterableDataset.from_generator(read, features=rows.features)
 
 
-def as_dataset(rows: Any, remedy: str = "") -> Any:  # noqa: ANN401 (any data set, or None)
-    """Return rows with a length: those of an `IterableDataset` are written to disk (`stream_rows`).
-
-    Args:
-        rows: any data set, or None.
-        remedy: how to avoid this, for the log.
+def as_dataset(rows: Any, remedy: str = "") -> Any:
+    """Return rows with a length: those of an `IterableDataset` are written to disk; `remedy` tells the log how to avoid that.
 
     Raises:
         UserError: A path or list; a data set with several splits or without rows; a stream that cannot be read or has no rows; a full disk.

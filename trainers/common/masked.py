@@ -35,7 +35,7 @@ class MaskedCollator(SharedEpoch):
 
     Args:
         tokenizer: tokenizer that the rows were made with.
-        decoder: one of the class's `decoders`, as in the model's configuration.
+        decoder: one of the class's `decoders`, as in the model's configuration; by default the first.
         encoder_mask_ratio: fraction of tokens that the encoder predicts, special tokens included in the total.
         decoder_mask_ratio: fraction of tokens hidden from the decoder.
         max_length: maximum tokens per row, for which the model has positions; None to skip the check.
@@ -53,7 +53,7 @@ class MaskedCollator(SharedEpoch):
         self,
         tokenizer: "PreTrainedTokenizerBase",
         *,
-        decoder: str,
+        decoder: str | None = None,
         encoder_mask_ratio: float = 0.3,
         decoder_mask_ratio: float = 0.5,
         max_length: int | None = None,
@@ -62,6 +62,7 @@ class MaskedCollator(SharedEpoch):
         epoch: int = 0,
     ) -> None:
         super().__init__(epoch)
+        decoder = self.decoders[0] if decoder is None else decoder
         if decoder not in self.decoders:
             raise UserError(f"decoder must be one of {', '.join(self.decoders)}, got {decoder}")
         check_mask_ratio("encoder_mask_ratio", encoder_mask_ratio)
@@ -75,10 +76,7 @@ class MaskedCollator(SharedEpoch):
     def width(self, features: Sequence[dict[str, Any]], ids: str, number: str) -> int:
         """Return the number of tokens of the longest text of a batch, special tokens included, rounded up.
 
-        Args:
-            features: rows of the batch.
-            ids: column with the tokens.
-            number: column with the number of a row, for the message.
+        `ids` is the column with the tokens, and `number` that with the number of a row, for the message.
 
         Raises:
             UserError: a text is longer than `max_length`.
@@ -92,6 +90,14 @@ class MaskedCollator(SharedEpoch):
             )
         width = -(-length // self.pad_to_multiple_of) * self.pad_to_multiple_of
         return width if self.max_length is None else min(width, self.max_length)
+
+    def padding(self, rows: int, width: int, prefix: str, *, labels: bool = True) -> dict[str, np.ndarray]:
+        """Return the tensors `<prefix>input_ids`, `_attention_mask` and `_labels` of a batch that is all padding."""
+        batch = {
+            f"{prefix}input_ids": np.full((rows, width), self.vocabulary.padding, dtype=np.int64),
+            f"{prefix}attention_mask": np.zeros((rows, width), dtype=np.int64),
+        }
+        return batch | ({f"{prefix}labels": np.full((rows, width), IGNORED, dtype=np.int64)} if labels else {})
 
     def tokens(self, row: dict[str, Any], ids: str, number: str) -> Tokens:
         """Return the tokens of a text with the first and last special token; arguments as in `width`.
@@ -112,11 +118,7 @@ class MaskedCollator(SharedEpoch):
     ) -> tuple[Tokens, np.ndarray]:
         """Draw masks of whole words, one for each ratio, and apply the first of them.
 
-        Args:
-            tokens_L: tokens of a text with its special tokens.
-            word_starts: whether each token between the special ones starts a word.
-            ratios: fraction of tokens to mask.
-            generator: source of the random numbers.
+        `tokens_L` includes the special tokens, `word_starts` does not.
 
         Returns:
             The tokens with the first mask applied (80% `[MASK]`, 10% random tokens that are not special, 10% unchanged), and
@@ -145,7 +147,6 @@ class MaskedTrainer(MethodTrainer):
     forward_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Create the trainer; arguments as in `MethodTrainer`."""
         super().__init__(*args, **kwargs)
         if self.is_fsdp_enabled:
             raise UserError(
@@ -154,12 +155,8 @@ class MaskedTrainer(MethodTrainer):
             )
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """Return the sum of the losses, and keep each of them for the next log."""
         loss, outputs = super().compute_loss(model, inputs | self.forward_options, True, num_items_in_batch)
         if model.training:

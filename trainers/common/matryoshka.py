@@ -5,9 +5,10 @@
 Afterwards vectors can be truncated to any m in M (`SentenceTransformer(..., truncate_dim=m)`, `revela-hub index --truncate_dim m`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
 
 
@@ -15,19 +16,12 @@ from revela_hub.ranges import PositiveInt
 class MatryoshkaArguments:
     """The option of the methods that train truncated vectors."""
 
-    matryoshka_dims: list[PositiveInt] | None = field(
-        default=None,
-        metadata={
-            "help": "Also train the first N components of each vector for these N, e.g. 384 192 96 (default: whole vectors)."
-        },
+    matryoshka_dims: list[PositiveInt] | None = option(
+        None, "Also train the first N components of each vector for these N, e.g. 384 192 96 (default: whole vectors)."
     )
 
     def checked_dims(self, dimension: int | None, similarity: str = "cosine") -> list[int]:
         """Return the sizes, the largest first; empty if only whole vectors are trained.
-
-        Args:
-            dimension: components of the model's vectors.
-            similarity: similarity of the model.
 
         Raises:
             UserError: a size occurs twice or is larger than the model's, or the model does not compare by cosine.

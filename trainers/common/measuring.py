@@ -26,7 +26,7 @@ from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, score_run
-from revela_hub.evaluation.significance import PairedDifference, compare_queries
+from revela_hub.evaluation.significance import compare_queries
 from revela_hub.retrieval.disk import write_text
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.checkpoints import KEPT
@@ -151,15 +151,16 @@ class BestWeights(TrainerCallback):
     def finish(self, step: int, *, keep_worse: bool = False) -> Outcome:
         """Load the weights to export into the model and return the results of the run.
 
-        Args:
-            step: final step; it and step 0 must have been recorded.
-            keep_worse: keep trained weights even if the base model is better.
+        The final step and step 0 must have been recorded. With `keep_worse`, trained weights are kept even if the base model is
+        better.
         """
         start, trained = self._candidate(0), self._select()
         difference = compare_queries(self._test_scores(start.scores), self._test_scores(trained.scores))
-        chosen = trained if keep_worse or _helped(difference, start.scores, trained.scores) else start
+        # If the test half shows no significant difference, the mean over all queries decides.
+        higher = difference.verdict == "no difference" and trained.scores.ndcg_at_10 > start.scores.ndcg_at_10
+        chosen = trained if keep_worse or higher or difference.verdict == "better" else start
         self._load(*chosen.weights)
-        dense = chosen.rankings or self._rank()
+        dense = chosen.rankings or rank_together(self.encoder, self.task, self.model)
         bm25 = bm25_run(self.task)
         return Outcome(
             task=self.task.name,
@@ -181,15 +182,12 @@ class BestWeights(TrainerCallback):
         if not (self.averages and best.step and self._can_average()):
             return best
         self._load("start", "best")
-        rankings = self._rank()
+        rankings = rank_together(self.encoder, self.task, self.model)
         average = _Candidate(best.step, score_run(rankings, self.task), rankings, averaged=True)
         return average if self._as_good(average.scores, best.scores) else best
 
     def _candidate(self, step: int) -> _Candidate:
         return _Candidate(step, self._scores(step), self.rankings.get(step))
-
-    def _rank(self) -> Rankings:
-        return rank_together(self.encoder, self.task, self.model)
 
     def _scores(self, step: int) -> RetrievalScores:
         per_query = self.history.scores[step]
@@ -268,18 +266,7 @@ class BestWeights(TrainerCallback):
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
 
-def _helped(difference: PairedDifference, start: RetrievalScores, trained: RetrievalScores) -> bool:
-    """Whether training helped. If the test half shows no significant difference, the mean over all queries decides."""
-    if difference.verdict == "no difference":
-        return trained.ndcg_at_10 > start.ndcg_at_10
-    return difference.verdict == "better"
-
-
 def claim_kept(folder: Path) -> Path:
-    """Create the folder for scores and best weights.
-
-    Raises:
-        UserError: it contains other files, which are the user's.
-    """
+    """Create the folder for scores and best weights; raise a `UserError` if it contains files of the user."""
     names = {SCORES, "scores.part", "start.safetensors", "best.safetensors"}  # earlier versions did not mark the folder
     return claim(folder, "--output_dir", lambda folder: names_in(folder) <= names)

@@ -43,12 +43,9 @@ def folder_owners(folder: Path) -> list[int]:
 
 
 def copy_missing(folder: Path, *, gives: bool, takes: bool) -> None:
-    """Copy files of a folder to nodes that lack them.
+    """Copy files of a folder, which may be missing on some nodes, to the nodes that lack them.
 
-    Args:
-        folder: the folder, as this process sees it; it may be missing.
-        gives: whether this process lists the folder; one process per disk.
-        takes: whether the process that lists the folder also receives files.
+    One process per disk `gives`, which means that it lists the folder; with `takes`, it also receives files.
 
     Raises:
         UserError: a file cannot be written.
@@ -71,7 +68,12 @@ def copy_missing(folder: Path, *, gives: bool, takes: bool) -> None:
             _send(folder / name, size, taker, group)
         elif rank() == taker:
             _receive(folder / name, size, source, group, faults)
-    on_all(lambda: _raise_first(faults, folder))
+
+    def check() -> None:
+        if faults:
+            raise UserError(f"cannot copy files of another node to {folder}: {reason(faults[0])}") from faults[0]
+
+    on_all(check)
     dist.destroy_process_group(group)
 
 
@@ -97,18 +99,10 @@ def _receive(file: Path, size: int, source: int, group: dist.ProcessGroup, fault
             dist.recv(block, source, group)
 
 
-def _raise_first(faults: list[OSError], folder: Path) -> None:
-    if faults:
-        raise UserError(f"cannot copy files of another node to {folder}: {reason(faults[0])}") from faults[0]
-
-
 def checkpoint_for_all(wanted: str | None, output: Path, owners: list[int]) -> tuple[Path | None, list[str], int]:
-    """Find the checkpoint to resume from on any node, and copy it to the nodes that lack it.
+    """Find the checkpoint to resume from (or `last`, the newest of all nodes), and copy it to the nodes that lack it.
 
-    Args:
-        wanted: a checkpoint, or `last` for the newest complete one of all nodes.
-        output: output folder.
-        owners: `folder_owners` of the output folder.
+    `owners` is the result of `folder_owners` for the output folder.
 
     Returns:
         The checkpoint as this process sees it, if there is one; the newer ones that were skipped; a process that had it.

@@ -73,13 +73,9 @@ class PassageTokens:
         batch_size: int = 32,
         rows: NDArray[np.integer] | None = None,
     ) -> NDArray[np.float32]:
-        """Return the (N, E) vectors of passages, computed in batches of similar length.
+        """Return the (N, E) vectors of passages, by default of all, in batches of similar length.
 
-        Args:
-            embed: computes vectors from tokens and mask, both (B, P).
-            device: device of the model.
-            batch_size: passages per forward pass.
-            rows: numbers of the passages; by default all.
+        `embed` computes vectors from tokens and mask, both (B, P).
         """
         rows = np.arange(len(self)) if rows is None else rows
         if not len(rows):
@@ -108,14 +104,9 @@ def tokenize_passages(
     end: bool = True,
     show_progress_bar: bool = False,
 ) -> PassageTokens:
-    """Tokenise passages and end each with EOS, the position of its vector.
+    """Tokenise passages to at most `max_length` tokens, and end each with EOS, the position of its vector.
 
-    Args:
-        tokenizer: tokenizer of the model.
-        texts: the passages.
-        max_length: maximum number of tokens, EOS included.
-        end: whether to add EOS; if not, texts are tokenised and truncated by the tokenizer alone.
-        show_progress_bar: whether to show a progress bar on standard error.
+    With `end=False`, texts are tokenised and truncated by the tokenizer alone.
 
     Raises:
         UserError: the tokenizer has no EOS token, or the collection is empty.

@@ -17,9 +17,7 @@ class Progress(TrainerCallback):
         self._first: tuple[int, float] | None = None
         self._announced = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Log the description of the run."""
         self._first, self._announced = None, False
         if state.global_step < state.max_steps:

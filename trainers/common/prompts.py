@@ -32,6 +32,18 @@ def as_texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
     return list(passages["text"])
 
 
+def pair_tokens(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], answers: Sequence[str]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the tokens of prompts, and of their answers with EOS.
+
+    An empty prompt (plain text) becomes the tokenizer's BOS token or EOS, because the model needs at least one token.
+    """
+    end = tokenizer.eos_token_id
+    answer_ids = tokenizer([f" {answer}" for answer in answers], add_special_tokens=False)["input_ids"]
+    return [ids or [end] for ids in tokenizer(list(prompts))["input_ids"]], [[*ids, end] for ids in answer_ids]
+
+
 def tokenize_prompts(
     prompts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, say: Callable[[str], None]
 ) -> Dataset:
@@ -44,14 +56,11 @@ def tokenize_prompts(
     """
 
     def tokenized(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        # An empty prompt (plain text) becomes the tokenizer's BOS token or EOS, because the model needs at least one token.
-        prompt_ids = [ids or [tokenizer.eos_token_id] for ids in tokenizer(rows["prompt"])["input_ids"]]
-        answers = [f" {answers[0]}" for answers in rows["answers"]]
-        answer_ids = tokenizer(answers, add_special_tokens=False)["input_ids"]
+        prompt_ids, answer_ids = pair_tokens(tokenizer, rows["prompt"], [answers[0] for answers in rows["answers"]])
         for ids, where in zip(answer_ids, rows["where"], strict=True):
-            if not ids:
+            if len(ids) < 2:
                 raise UserError(f"{where}: the answer has no tokens: change it or remove the line")
-        return {"prompt_ids": prompt_ids, "answer_ids": [[*ids, tokenizer.eos_token_id] for ids in answer_ids]}
+        return {"prompt_ids": prompt_ids, "answer_ids": answer_ids}
 
     data = prompts.map(tokenized, batched=True, desc="Tokenizing prompts")
     lengths = [len(p) + len(a) for p, a in zip(data["prompt_ids"], data["answer_ids"], strict=True)]

@@ -21,14 +21,7 @@ def rank_passages(
     *,
     show_progress_bar: bool = False,
 ) -> NDArray[np.int32]:
-    """Return the best passages of each query according to an existing retriever.
-
-    Args:
-        retriever: sentence-transformers folder, Hub id, or "bm25".
-        queries: Q texts.
-        passages: M texts.
-        depth: number of passages per query.
-        show_progress_bar: whether to show progress bars on standard error.
+    """Return the best passages of each query according to an existing retriever: a folder, a Hub id, or "bm25".
 
     Returns:
         (Q, depth) indices of passages, best first; -1 if there are fewer results.

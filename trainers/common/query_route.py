@@ -33,11 +33,7 @@ QUERY, DOCUMENT = "query", "document"
 def with_query_route(retriever: SentenceTransformer, *, max_length: int | None = None) -> SentenceTransformer:
     """Return a model with a trainable copy of the retriever for queries, and the retriever itself, frozen, for documents.
 
-    A model that has both routes already is frozen and returned.
-
-    Args:
-        retriever: model with one encoder, or with a query and a document route.
-        max_length: maximum number of tokens of a query; documents keep the retriever's own limit.
+    A model that has both routes already keeps them. `max_length` limits the tokens of queries; documents keep their own limit.
 
     Raises:
         UserError: the model has other routes.
@@ -85,7 +81,7 @@ def frozen_route(retriever: SentenceTransformer) -> nn.Module:
     return modules
 
 
-def trained_transformer(retriever: SentenceTransformer) -> Any:  # noqa: ANN401 (a Transformer module)
+def trained_transformer(retriever: SentenceTransformer) -> Any:
     """Return the module in training that reads texts, a Transformer or static embeddings: of queries, if the model has two routes."""
     first: Any = retriever[0]
     routes: Any = first.sub_modules if isinstance(first, Router) else None

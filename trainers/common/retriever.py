@@ -29,9 +29,9 @@ from revela_hub.retrieval.encoder import (
 from revela_hub.trainers.common.adapters import merged_copy, refuse_adapters
 from revela_hub.trainers.common.inputs import ModelLike, name_of
 from revela_hub.trainers.common.query_route import refuse_other_routes, trained_backbone, trained_transformer
-from revela_hub.trainers.common.roles import refuse_fused
 from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.common.weights import refuse_fused
 
 EXTRA_WEIGHTS = "beside_the_model.safetensors"
 """File in a checkpoint with the weights of a run that are not part of the retriever."""
@@ -89,17 +89,11 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
 
 
 def inputs_of(model: SentenceTransformer, texts: list[str], task: str) -> dict[str, Any]:
-    """Return the inputs of a model's forward pass, as `encode_query` or `encode_document` makes them: with its prompt, for its route.
-
-    Args:
-        model: a model with or without routes.
-        texts: the texts.
-        task: `query` or `document`.
-    """
+    """Return the inputs of a model's forward pass, with the prompt and for the route of the task, `query` or `document`."""
     return model.preprocess(texts, prompt=model.prompts.get(task) or None, task=task)
 
 
-def print_retriever(folder: Path, arguments: Any) -> None:  # noqa: ANN401 (arguments of a command with trust_remote_code)
+def print_retriever(folder: Path, arguments: Any) -> None:
     """Print where the exported retriever is, and a command that searches with it."""
     if arguments.should_save:
         trust = ["--trust_remote_code"] if arguments.trust_remote_code else []
@@ -168,10 +162,8 @@ class RetrieverTrainer(MethodTrainer):
         with self.whole_model(state_dict):
             self.merged().save_pretrained(str(folder), create_model_card=False)
             if extra := self._extra_weights():
-                save_file(
-                    {name: value.detach().cpu().contiguous().clone() for name, value in extra.items()},
-                    folder / EXTRA_WEIGHTS,
-                )
+                copies = {name: value.detach().cpu().contiguous().clone() for name, value in extra.items()}
+                save_file(copies, folder / EXTRA_WEIGHTS)
 
     def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
         """Load the weights that `write_weights` wrote; sharded ones from the file of FSDP."""
@@ -194,9 +186,7 @@ class RetrieverTrainer(MethodTrainer):
 
     def _extra_weights(self) -> dict[str, Tensor]:
         """Return the weights of the run that are not part of the retriever."""
-        module = self.accelerator.unwrap_model(self.model)
-        kept: dict[str, Tensor] = module.extra_weights()
-        return kept
+        return self.accelerator.unwrap_model(self.model).extra_weights()  # type: ignore[no-any-return]
 
 
 class WrappedRetrieverTrainer(RetrieverTrainer):
@@ -206,12 +196,8 @@ class WrappedRetrieverTrainer(RetrieverTrainer):
     """Name of the metric to log, which `forward` computes without gradient."""
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """Return the loss, and log the metric."""
         outputs = model(**inputs)
         if model.training:

@@ -87,12 +87,7 @@ class Run:
         return self.checkpoint is not None
 
     def read(self, what: str, load: Callable[[], tuple[Rows, object]]) -> tuple[Rows, str]:
-        """Read the training data, on each node's main process first, and log the report. Each node reads its own files.
-
-        Args:
-            what: description for the log.
-            load: returns the data and a report.
-        """
+        """Read the training data and log the report, on each node's main process first. Each node reads its own files."""
 
         def read() -> tuple[Rows, object]:
             with self.arguments.main_process_first(desc=what):
@@ -143,13 +138,7 @@ class Run:
         return self.report(trainer)
 
     def export(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> None:
-        """Write the exported models with their model cards, and publish them if requested.
-
-        Args:
-            trainer: trainer after training.
-            summary: one-line description of the training data.
-            sources: paths and ids of the training data.
-        """
+        """Write the exported models with their cards, and publish them if requested; arguments as in `card_metadata`."""
         from revela_hub.hub_cards import write_card
         from revela_hub.hub_cards.card import CARD_METADATA
 
@@ -158,11 +147,8 @@ class Run:
             metadata = card_metadata(
                 self.arguments, method=self.method, summary=summary, sources=map(str, sources), record=trainer.record
             )
-            metadata = replace(
-                metadata,
-                training_run=describe_cost(trainer, resumed=self.resumed),
-                co2_eq_emissions=co2_emissions(trainer),
-            )
+            cost = describe_cost(trainer, resumed=self.resumed)
+            metadata = replace(metadata, training_run=cost, co2_eq_emissions=co2_emissions(trainer))
             if self.outcome is not None:
                 figures = (self.outcome.figure(self.output),)
                 results, verdict = self.outcome.results(), self.outcome.explained()
@@ -237,14 +223,9 @@ def _make_output(arguments: RunArguments, output: Path) -> list[int]:
 
 
 def lock_output(output: Path, file: Path | None = None) -> AbstractContextManager[object]:
-    """Acquire the lock of an output folder.
+    """Acquire the lock of an output folder; raise a `UserError` if another process holds it or the folder is not writable.
 
-    Args:
-        output: output folder, for messages.
-        file: lock file in an existing folder; by default that of training runs, which may then replace files in the folder.
-
-    Raises:
-        UserError: another process holds the lock, or the folder is not writable.
+    `file` is a lock file in an existing folder, by default that of training runs, which may then replace files in the folder.
     """
     try:
         return FileLock(file or output / LOCK, timeout=0).acquire()
@@ -256,7 +237,7 @@ def lock_output(output: Path, file: Path | None = None) -> AbstractContextManage
         raise UserError(f"cannot write to --output_dir {output}: {error.strerror}") from error
 
 
-def refuse_foreign(output: Path, folders: Iterable[str] = ()) -> None:
+def refuse_foreign(output: Path, folders: Iterable[str]) -> None:
     """Raise a `UserError` if the run would overwrite files or exported `folders` that no run wrote.
 
     A run's folder contains its empty lock file or its record.

@@ -33,13 +33,7 @@ def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False) -> Retrie
     """Return the evaluation task of a run on raw text: `--eval_corpus`, an existing probe, or a new one.
 
     Call it before reading the text: it sets `arguments.held_out` to the probe's folder, whose queries readers then exclude.
-
-    Args:
-        arguments: arguments of the run, including its data.
-        resumed: whether the run resumes, and reuses its probe.
-
-    Returns:
-        The task; None if evaluation is disabled or the text is too short for a probe.
+    Return None if evaluation is disabled or the text is too short for a probe. A resumed run reuses its probe.
 
     Raises:
         UserError: the folder is not a probe, does not list the text it holds out, or the data cannot be read.
@@ -64,11 +58,7 @@ def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False) -> Retrie
 
 
 def hold_out_rows(arguments: ProbeArguments, rows: "Dataset") -> "HeldOut":
-    """Split labelled rows into training rows and an evaluation task.
-
-    Raises:
-        UserError: the given folder is not a probe.
-    """
+    """Split labelled rows into training rows and an evaluation task."""
     from revela_hub.data.mixture.held_out import HeldOut, hold_out, without_queries
     from revela_hub.data.sources.beir import write_beir
     from revela_hub.evaluation.probe_folder import read_probe_task
@@ -138,11 +128,7 @@ def _make_probe(arguments: Any) -> "Probe | None":
 
 
 def free_folder(output: Path) -> Path:
-    """Return an empty, marked folder for a run's probe, never one with the user's files.
-
-    Raises:
-        UserError: all folder names are taken.
-    """
+    """Return an empty, marked folder for a run's probe, never one with the user's files."""
     for name in NAMES:
         folder = output / name
         if (folder / OF_A_RUN).is_file() or not folder.exists() or (folder.is_dir() and not names_in(folder)):

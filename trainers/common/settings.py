@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from revela_hub.data.sources.unicode import printable_name
 from revela_hub.digests import add_file
 from revela_hub.hub_cards.method import Method
-from revela_hub.renamed import old_names
+from revela_hub.options import old_names
 
 # Arguments of every trainer that do not affect the result, by exact name; those of one method are in its record. All other
 # arguments are compared when a run resumes, including any that a later version of transformers adds.
@@ -124,12 +124,8 @@ def changes(
 ) -> dict[str, tuple[Any, Any]]:
     """Return the settings whose values differ: name -> (before, now). Settings of only one of the two runs are ignored.
 
-    Args:
-        before: settings of a recorded run.
-        now: settings of this run.
-        method: method of both runs.
-        arguments: class of the arguments, which has the old names of settings.
-        by_name: whether the record, written by an older version, identifies files and folders by name only.
+    `arguments` is the class that has the old names of settings. With `by_name`, the record of the run before, written by an
+    older version, identifies files and folders by name only.
     """
     renamed = {old: new for old, new in old_names(arguments).items() if old not in now}
     before = {renamed.get(name, name): value for name, value in before.items()}
@@ -139,12 +135,8 @@ def changes(
         for name in before
         if name in now
         and name not in ignored
-        and before[name] != (_without_digests(now[name]) if by_name else now[name])
+        and before[name] != (_map_strings(now[name], lambda text: text.partition(_HASH)[0]) if by_name else now[name])
     }
-
-
-def _without_digests(value: Any) -> Any:
-    return _map_strings(value, lambda text: text.partition(_HASH)[0])
 
 
 def without_names(value: Any) -> Any:
@@ -164,10 +156,10 @@ def sample_rows(dataset: Any, number: int) -> list[dict[str, Any]]:
     """Return evenly spaced rows of a data set, or of each data set in a dict."""
     if isinstance(dataset, dict):
         return [row for part in dataset.values() for row in sample_rows(part, number)]
+    if not len(dataset):
+        return []
     last = len(dataset) - 1
-    return (
-        [dataset[i] for i in sorted({round(i * last / max(1, number - 1)) for i in range(number)})] if last >= 0 else []
-    )
+    return [dataset[i] for i in sorted({round(i * last / max(1, number - 1)) for i in range(number)})]
 
 
 def rows_digest(dataset: Any, without: str = "") -> str:

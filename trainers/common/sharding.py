@@ -14,7 +14,7 @@ from revela_hub.internals import layer_classes
 Hollow = tuple[nn.Module, PeftModel | None]
 
 
-def prepare(model: nn.Module, plugin: Any) -> None:  # noqa: ANN401 (accelerate's FullyShardedDataParallelPlugin)
+def prepare(model: nn.Module, plugin: Any) -> None:
     """Set the layers that FSDP2 gathers one at a time to those of the transformers models within a model.
 
     accelerate asks the outermost model only, which suffices for one of transformers. It would gather a sentence-transformers

@@ -23,9 +23,7 @@ class StopOnSignal(TrainerCallback):
         self._previous: dict[int, Any] = {}
         self._group: Any = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Install the signal handlers, which Python allows in the main thread only."""
         self.signum = 0
         if args.world_size > 1 and dist.is_initialized():
@@ -57,9 +55,7 @@ class StopOnSignal(TrainerCallback):
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Skip the evaluation and the checkpoint of an epoch's end: the run stops in the middle of it."""
         if self.signum:
             control.should_evaluate = control.should_save = False

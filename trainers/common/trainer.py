@@ -212,14 +212,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
     # --- NaN checks
 
     def check_finite(self, message: str) -> None:
-        """Check all weights.
-
-        Args:
-            message: error message, in which {what} is replaced by the number and name of the affected weights.
-
-        Raises:
-            UserError: a weight is NaN or infinite.
-        """
+        """Raise a `UserError` if a weight is NaN or infinite; {what} in the message is replaced by their number and a name."""
         assert self.model is not None
         named = [(n, p.to_local() if isinstance(p, DTensor) else p) for n, p in self.model.named_parameters()]
         finite = torch.stack([torch.isfinite(p.detach()).all() for _, p in named]).tolist()
@@ -229,9 +222,11 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
 
     def _failed(self, what: str) -> str:
         good, _ = last_complete(Path(self.args.output_dir or "."))
-        remedy = "try a lower --learning_rate or --bf16 false"
         where = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
-        return f"{what} at step {self.state.global_step}: nothing is saved or exported; {where}. To fix it, {remedy}"
+        return (
+            f"{what} at step {self.state.global_step}: nothing is saved or exported; {where}. To fix it, try a lower"
+            " --learning_rate or --bf16 false"
+        )
 
     # --- the run
 
@@ -303,18 +298,15 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             )
         assert self.model is not None
         own = self.settings() | {"weights": weights_digest(self.model.parameters())}
-        own["train_dataset"] = rows_digest(
-            self.sampled, without="document"
-        )  # paths, which nodes may not have in common
+        own["train_dataset"] = rows_digest(self.sampled, without="document")  # paths may differ between nodes
         everyone = gathered({name: value for name, value in own.items() if name not in COMPUTED})
         for number, other in enumerate(everyone):
-            if name := next(
-                (n for n, v in everyone[0].items() if without_names(v) != without_names(other.get(n))), None
-            ):
-                raise UserError(
-                    f"process {number} differs from the main process in {name}: {other.get(name)!r} instead of"
-                    f" {everyone[0][name]!r}. Every node needs the same data, models and options"
-                )
+            for name, value in everyone[0].items():
+                if without_names(value) != without_names(other.get(name)):
+                    raise UserError(
+                        f"process {number} differs from the main process in {name}: {other.get(name)!r} instead of"
+                        f" {value!r}. Every node needs the same data, models and options"
+                    )
 
     def trained_config(self) -> PreTrainedConfig:
         """Return the configuration of the model in training."""
@@ -339,19 +331,16 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
                 " with the new ones"
             )
         self.args.say(f"changed since {checkpoint.name}: {listed}")
-        self.record.changes = [
-            *before.changes,
-            {"step": step_of(checkpoint)} | {n: list(v) for n, v in changed.items()},
-        ]
+        change = {"step": step_of(checkpoint)} | {name: list(values) for name, values in changed.items()}
+        self.record.changes = [*before.changes, change]
 
     # --- logging
 
     def describe_run(self) -> str:
         """Return a line on the model, the device and the length of the run."""
         assert self.model is not None
-        sizes = [
-            (getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in self.model.parameters()
-        ]  # `ds_numel`: ZeRO-3
+        # `ds_numel`: ZeRO-3
+        sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in self.model.parameters()]
         weights, trained = sum(n for n, _ in sizes), sum(n for n, trainable in sizes if trainable)
         kind = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "float32"
         devices = f"{self.args.world_size} x " if self.args.world_size > 1 else ""
@@ -359,11 +348,9 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         steps = self.state.max_steps
         tokens = self.tokens_per_row() * rows * steps
         warm_up = self.args.get_warmup_steps(steps)
-        low = (
-            f"; --warmup_steps {warm_up:,} exceeds them, so the learning rate only reaches {steps / warm_up:.0%}"
-            if warm_up > steps
-            else ""
-        )
+        low = ""
+        if warm_up > steps:
+            low = f"; --warmup_steps {warm_up:,} exceeds them, so the learning rate only reaches {steps / warm_up:.0%}"
         return (
             f"training {self.model_names()}: {count(trained)} of {count(weights)} parameters, on {devices}"
             f"{self.args.device.type} in {kind}; {steps:,} steps of {rows} rows, about {count(tokens)} tokens{low}"
@@ -383,7 +370,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             return tokens_in(self.data_collator(rows)).item() / len(rows)
 
     @cached_property
-    def sampled(self) -> Any:  # noqa: ANN401 (any data set)
+    def sampled(self) -> Any:
         """The training rows, of which some are compared and counted; of a stream, the first ones."""
         rows = self.train_dataset
         return first_rows(rows, SAMPLED) if isinstance(rows, IterableDataset) else rows
@@ -437,17 +424,13 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             raise UserError(f"cannot write {output / name}: {reason(error)}{kept}") from error
 
     def _publish(self, written: Path, folder: Path, when: float) -> None:
-        self._correct_best(folder.parent, written)
+        best = self.state.best_model_checkpoint
+        if best is not None and Path(best) == written:
+            self.state.best_model_checkpoint = str(folder)
+            self.state.save_to_json(str(written / TRAINER_STATE_NAME))
         self.record.write(written, when)
         publish_checkpoint(written, folder)
         rotate(folder.parent, self.args.save_total_limit or 0, self.state.best_model_checkpoint)
-
-    def _correct_best(self, output: Path, written: Path) -> None:
-        """The best checkpoint so far by the name that it will have, where that is the one being written."""
-        best = self.state.best_model_checkpoint
-        if best is not None and Path(best) == written:
-            self.state.best_model_checkpoint = str(output / written.name)
-            self.state.save_to_json(str(written / TRAINER_STATE_NAME))
 
 
 def tokens_in(batch: dict[str, Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Load a checkpoint's weights from safetensors, and raise an error if any are missing."""
+"""Load a checkpoint's weights from safetensors, raising an error if any are missing, and check models before a run."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,10 +8,10 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from revela_hub.errors import UserError
-from revela_hub.pickles import pretrained, refuse_pickles
+from revela_hub.pickles import model_json, pretrained, refuse_pickles
 from revela_hub.trainers.common.processes import copy_from_main
 from revela_hub.trainers.common.sharding import is_sharded
 
@@ -19,16 +19,7 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def checkpoint_config(folder: str | Path, model_type: str, title: str) -> dict[str, Any]:
-    """Return the fields of the config.json of a checkpoint.
-
-    Args:
-        folder: checkpoint folder.
-        model_type: expected model type.
-        title: name of the method, for the message.
-
-    Raises:
-        UserError: the folder has no config.json, or one of another model type.
-    """
+    """Return the fields of a checkpoint's config.json; raise a `UserError` if it is missing or of another model type."""
     if not (Path(folder) / "config.json").is_file():
         raise UserError(f"{folder} is not a checkpoint: it has no config.json")
     fields: dict[str, Any] = PreTrainedConfig.get_config_dict(folder)[0]
@@ -38,15 +29,10 @@ def checkpoint_config(folder: str | Path, model_type: str, title: str) -> dict[s
 
 
 def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
-    """Load a model whose weights are all in the folder; transformers would initialise missing weights at random.
-
-    Args:
-        kind: class of the model.
-        folder: folder or Hub id.
-        **options: passed to `from_pretrained`.
+    """Load a model from a folder or Hub id with `from_pretrained(folder, **options)`.
 
     Raises:
-        UserError: weights are missing or have the wrong shape.
+        UserError: weights are missing, which transformers would initialise at random, or have the wrong shape.
     """
     # With `output_loading_info`, `from_pretrained` returns a pair, contrary to its annotation.
     loaded: Any = pretrained(kind, folder, output_loading_info=True, **options)
@@ -58,14 +44,9 @@ def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
 
 
 def load_in_place(model: nn.Module, files: Iterable[Path], expected: set[str]) -> bool:
-    """Load weights from safetensors files into a model; return whether they are exactly its own.
+    """Load weights from safetensors files into a model; return whether they are its own, and all that are `expected`.
 
     If the weights are sharded, all processes must call it.
-
-    Args:
-        model: model whose weights are replaced.
-        files: files to read.
-        expected: names of the weights that the files must contain together.
     """
     own = model.state_dict()
     for file in sorted(files):
@@ -113,3 +94,26 @@ def refuse_remote_code(name: str, model: nn.Module) -> None:
             f"{name} requires remote code ({remote[0]}), so the trained model could not be saved, exported or published:"
             " choose a model whose architecture is part of transformers"
         )
+
+
+def refuse_fused(name: str) -> None:
+    """Raise a `UserError` for a pre-training checkpoint with encoder and decoder, where an encoder is needed."""
+    try:
+        fields = model_json(name, "config.json") or {}
+    except (OSError, ValueError):
+        return  # loading it reports the error
+    kind = ", ".join(fields.get("architectures") or [])
+    if "auto_map" in fields and "ForPreTraining" in kind:
+        raise UserError(
+            f"{name} is a {kind} checkpoint with encoder and decoder: use the encoder exported from it instead"
+        )
+
+
+def is_encoder(model: str | PreTrainedModel, *, trust_remote_code: bool = False) -> bool:
+    """Whether a model is bidirectional, as BERT is; transformers would load it as a causal model without an error."""
+    config = (
+        AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        if isinstance(model, str)
+        else model.config
+    )
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)

@@ -1,12 +1,26 @@
-"""Training arguments of the two stages of CoT-MoTE, with the paper's defaults (arXiv 2304.10195, section 4)."""
+"""Training and data arguments of CoT-MoTE, with the paper's defaults for both stages (arXiv 2304.10195, section 4)."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from revela_hub.ranges import NonNegativeFloat
-from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments
+from revela_hub.data.mixture.pairs import KnownPairs
+from revela_hub.data.row_cache import cache_folder
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.text.contexts import CONTEXTS, build_contexts
+from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModelQueries, PseudoQueries, Seq2SeqQueries
+from revela_hub.data.text.spans import MIN_TOKENS
+from revela_hub.errors import UserError, first_line
+from revela_hub.options import option
+from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
+from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+    from transformers import PreTrainedTokenizerBase
+
 
 # Defaults of each stage. A step of pre-training has 2k rows: 32 per device x 64 accumulation steps.
 STAGES: dict[str, dict[str, Any]] = {
@@ -36,51 +50,41 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
     | finetune | a query, its passage, hard negatives | 2e-5 | 8 | 1 | 3 epochs |
     """
 
-    stage: Literal["pretrain", "finetune"] = field(
-        default="pretrain",
-        metadata={"help": "pretrain on raw text, or finetune on queries with passages and hard negatives."},
+    stage: Literal["pretrain", "finetune"] = option(
+        "pretrain", "pretrain on raw text, or finetune on queries with passages and hard negatives."
     )
-    learning_rate: float | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Peak learning rate (default: 3e-4, or 2e-5 in finetune)."}
+    learning_rate: float | None = option(  # type: ignore[assignment]
+        None, "Peak learning rate (default: 3e-4, or 2e-5 in finetune)."
     )
-    per_device_train_batch_size: int | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={"help": "Number of rows per device and forward pass (default: 32, or 8 in finetune)."},
-    )  # fmt: skip
-    gradient_accumulation_steps: int | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={"help": "Number of batches per training step (default: 64, or 1 in finetune)."},
-    )  # fmt: skip
-    max_steps: int | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Number of training steps (default: 80000 in pretrain)."}
+    per_device_train_batch_size: int | None = option(  # type: ignore[assignment]
+        None, "Number of rows per device and forward pass (default: 32, or 8 in finetune)."
     )
-    num_train_epochs: float | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={"help": "Number of epochs, instead of --max_steps (default in finetune: 3)."},
+    gradient_accumulation_steps: int | None = option(  # type: ignore[assignment]
+        None, "Number of batches per training step (default: 64, or 1 in finetune)."
     )
-    warmup_steps: float = field(default=0.1, metadata=WARMUP)
-    weight_decay: float = field(default=0.01, metadata=WEIGHT_DECAY)
-    switch_experts: bool = field(
-        default=False,
-        metadata={"help": "Encode queries with the passage expert and passages with the query expert (a control)."},
+    max_steps: int | None = option(  # type: ignore[assignment]
+        None, "Number of training steps (default: 80000 in pretrain)."
     )
-    scores: Literal["hybrid", "dense", "sparse"] = field(
-        default="hybrid",
-        metadata={"help": "finetune: Score to train: the sum of dense and sparse (as in the paper), or one of them."},
+    num_train_epochs: float | None = option(  # type: ignore[assignment]
+        None, "Number of epochs, instead of --max_steps (default in finetune: 3)."
     )
-    query_flops_weight: NonNegativeFloat = field(
-        default=0.0, metadata={"help": "finetune: Weight of the FLOPs regulariser on the queries' sparse vectors."}
+    warmup_steps: float = option(0.1, WARMUP)
+    weight_decay: float = option(0.01, WEIGHT_DECAY)
+    switch_experts: bool = option(
+        False, "Encode queries with the passage expert and passages with the query expert (a control)."
     )
-    passage_flops_weight: NonNegativeFloat = field(
-        default=0.0, metadata={"help": "finetune: Weight of the FLOPs regulariser on the passages' sparse vectors."}
+    scores: Literal["hybrid", "dense", "sparse"] = option(
+        "hybrid", "finetune: Score to train: the sum of dense and sparse (as in the paper), or one of them."
+    )
+    query_flops_weight: NonNegativeFloat = option(
+        0.0, "finetune: Weight of the FLOPs regulariser on the queries' sparse vectors."
+    )
+    passage_flops_weight: NonNegativeFloat = option(
+        0.0, "finetune: Weight of the FLOPs regulariser on the passages' sparse vectors."
     )
 
     def __post_init__(self) -> None:
-        """Set the defaults of the stage, and check the values.
-
-        Raises:
-            ValueError: a value is out of range, or options conflict.
-        """
+        """Set the defaults of the stage; raise a `ValueError` if a value is out of range or options conflict."""
         if self.stage not in STAGES:
             raise ValueError(f"stage must be pretrain or finetune, got {self.stage}")
         if self.max_steps is None and self.num_train_epochs is not None:
@@ -95,3 +99,118 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
         for name in ("query_flops_weight", "passage_flops_weight"):
             if getattr(self, name) and self.scores == "dense":
                 raise ValueError(f"{name} is for sparse vectors, which --scores dense does not train: leave it out")
+
+
+@dataclass
+class CoTMoTEDataArguments(StreamedTextArguments):
+    """Data of a CoT-MoTE run. The defaults are the paper's, as far as it gives them."""
+
+    _argument_group_name = "data"
+
+    contexts: list[str] = option(
+        list(CONTEXTS), "pretrain: Contextual spans of a text: neighbour, overlap or query (a pseudo-query)."
+    )
+    query_generator: str = option(
+        "extractive", "pretrain: Generator of pseudo-queries: extractive (no model), lm:MODEL, or a doc2query model."
+    )
+    query_prefix: str = option(
+        "", "pretrain: Text that a doc2query model expects before a passage, e.g. 'text2query: '."
+    )
+    queries_per_span: PositiveInt = option(1, "pretrain: Number of pseudo-queries per span.")
+    max_length: PositiveInt = option(144, "Maximum number of tokens per span or passage, including [CLS] and [SEP].")
+    query_max_length: PositiveInt = option(32, "finetune: Maximum number of tokens per query.")
+    min_tokens: PositiveInt = option(MIN_TOKENS, "Skip spans with fewer tokens, such as the ends of documents.")
+    encoder_mask_ratio: Share = option(
+        0.3, "Fraction of tokens that the encoder has to predict, masked as whole words."
+    )
+    decoder_mask_ratio: Share = option(0.45, "Fraction of tokens that an ae decoder has to predict.")
+    max_spans: PositiveInt | None = option(None, "Maximum number of spans.")
+    pairs: str | None = option(
+        None, "finetune: JSON lines with anchor, positive, negative_1, ..., as written by `revela-hub mine`."
+    )
+    num_negatives: NonNegativeInt = option(15, "finetune: Number of hard negatives per row.")
+
+
+def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries | None:
+    """Return the generator of pseudo-queries; None without pseudo-queries. Models are loaded on first use."""
+    if "query" not in arguments.contexts:
+        return None
+    name, number = arguments.query_generator, arguments.queries_per_span
+    if name == "extractive":
+        return ExtractiveQueries(number)
+    if name.startswith("lm:"):
+        from revela_hub.data.synthesis.backends import LocalModel, Sampling
+
+        model = name.removeprefix("lm:")
+        return LanguageModelQueries(LocalModel(model, Sampling(max_new_tokens=32)), Path(model).name, number, seed=seed)
+    return Seq2SeqQueries(name, number, prefix=arguments.query_prefix, seed=seed)
+
+
+def load_contexts(
+    arguments: CoTMoTEDataArguments, tokenizer: "PreTrainedTokenizerBase", seed: int
+) -> "tuple[Dataset | IterableDataset, str]":
+    """Read and tokenize the sources; return the rows, with the columns of `build_contexts`, and a summary of the sources."""
+    queries = query_generator(arguments, seed)
+    if not arguments.data:
+        raise UserError("no data to pre-train on: give --data with folders, files or data sets of text")
+    report = ReadReport()
+    rows = build_contexts(
+        arguments.sources(),
+        tokenizer,
+        contexts=arguments.contexts,
+        queries=queries,
+        max_length=arguments.max_length,
+        min_tokens=arguments.min_tokens,
+        language=arguments.language,
+        max_spans=arguments.max_spans,
+        cache_dir=arguments.cache_dir,
+        report=report,
+        streaming=arguments.streaming,
+    )
+    return rows, str(report) + (f"; pseudo-queries {queries.description}" if queries else "")
+
+
+def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
+    """Read the columns anchor, positive, negative_1 to negative_N; return them with a summary of the sources.
+
+    Raises:
+        UserError: the file is missing or cannot be read, a column is missing, or no row has all texts and negatives that
+            differ from the positives of its anchor.
+    """
+    import datasets
+
+    if arguments.pairs is None:
+        raise UserError("no pairs to fine-tune on: give --pairs FILE, as revela-hub mine writes it")
+    if not Path(arguments.pairs).is_file():
+        raise UserError(f"{arguments.pairs} does not exist: write it with revela-hub mine bm25 --num_negatives 15 ...")
+    try:
+        # `cache_folder` marks the folder as written by this program; text rows are cached there, too.
+        kept = str(cache_folder(arguments.cache_dir)) if arguments.cache_dir else None
+        rows = datasets.load_dataset("json", data_files=arguments.pairs, split="train", cache_dir=kept)
+    except StopIteration as error:
+        raise UserError(f"{arguments.pairs} is empty: mine the pairs again") from error
+    except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
+        raise UserError(
+            f"{arguments.pairs} cannot be read as JSON lines: {first_line(error.__cause__ or error)}"
+        ) from error
+    wanted = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(arguments.num_negatives))]
+    if missing := [name for name in wanted if name not in rows.column_names]:
+        raise UserError(
+            f"{arguments.pairs} has no column {missing[0]!r}: mine it with --num_negatives {arguments.num_negatives}, or"
+            " lower --num_negatives"
+        )
+    rows = rows.select_columns(wanted)
+    whole = rows.filter(lambda row: all(isinstance(text, str) and text.strip() for text in row.values()))
+    if not len(whole):
+        raise UserError(f"{arguments.pairs} has no row with texts in all of {', '.join(wanted)}")
+    known = KnownPairs()
+    for anchor, positive in zip(whole["anchor"], whole["positive"], strict=True):
+        known.add(anchor, positive)
+    right = (not any((row["anchor"], row[name]) in known for name in wanted[2:]) for row in whole)
+    pairs = whole.select([index for index, kept in enumerate(right) if kept])
+    if not len(pairs):
+        raise UserError(f"{arguments.pairs}: in every row a negative equals a positive: mine the negatives again")
+    skipped = {"without all texts": len(rows) - len(whole), "with a positive as a negative": len(whole) - len(pairs)}
+    counts = ", ".join(f"{number:,} {why}" for why, number in skipped.items() if number)
+    summary = f"{len(pairs):,} pairs with {arguments.num_negatives} negatives each"
+    return pairs, f"{summary}; skipped: {counts}" if counts else summary

@@ -1,18 +1,17 @@
 """Collator of CoT-MoTE: texts and contextual spans to tensors (arXiv 2304.10195; masks as in CoT-MAE, 2208.07670)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from revela_hub.errors import UserError
-from revela_hub.trainers.common.masked import IGNORED, MaskedCollator
+from revela_hub.trainers.common.masked import MaskedCollator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Decoding: TypeAlias = Literal["ar", "ae", "none"]
 COLUMNS = ("row", "expert", "input_ids", "word_starts", "context_ids", "context_word_starts")
 
 
@@ -51,7 +50,7 @@ class CoTMoTECollator(MaskedCollator):
     decoder_attention_mask [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     expert [1, 0]
 
-    All are int64; `expert` is 0 for a query, 1 for a passage.
+    All are int64; `expert` is 0 for a query, 1 for a passage. With `switch_experts`, an ablation, it is the other way round.
     """
 
     decoders = ("ar", "ae", "none")
@@ -60,31 +59,15 @@ class CoTMoTECollator(MaskedCollator):
         self,
         tokenizer: "PreTrainedTokenizerBase",
         *,
-        decoder: Decoding = "ar",
         decoder_mask_ratio: float = 0.45,
         switch_experts: bool = False,
         **options: Any,
     ) -> None:
-        """Check that the tokenizer supports masking.
-
-        Args:
-            tokenizer: tokenizer that the rows were made with.
-            decoder: as in `CoTMoTEConfig`.
-            decoder_mask_ratio: fraction of a span's tokens that an `"ae"` decoder predicts.
-            switch_experts: ablation that encodes queries with the passage expert and passages with the query expert.
-            **options: arguments of `MaskedCollator`.
-
-        Raises:
-            UserError: a ratio is outside (0, 1), or the tokenizer is not that of a masked language model.
-        """
-        super().__init__(tokenizer, decoder=decoder, decoder_mask_ratio=decoder_mask_ratio, **options)
+        super().__init__(tokenizer, decoder_mask_ratio=decoder_mask_ratio, **options)
         self.switch_experts = switch_experts
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Make a batch; the class describes its tensors.
-
-        Args:
-            features: rows of `build_contexts`.
+        """Make a batch of rows of `build_contexts`; the class describes its tensors.
 
         Raises:
             UserError: a column is missing, such as `expert`; a text is too long, or was made with another tokenizer.
@@ -92,9 +75,10 @@ class CoTMoTECollator(MaskedCollator):
         if missing := [name for name in COLUMNS if name not in features[0]]:
             which = " (0 for a query, 1 for a passage)" if missing[0] == "expert" else ""
             raise UserError(f"the training data has no column {missing[0]!r}{which}: make it with build_contexts")
-        batch = self._empty(features, "input_ids", "")
+        batch = self.padding(len(features), self.width(features, "input_ids", "row"), "")
         if self.decoder != "none":
-            batch |= self._empty(features, "context_ids", "decoder_")
+            width = self.width(features, "context_ids", "row")
+            batch |= self.padding(len(features), width, "decoder_", labels=self.decoder == "ae")
         for number, row in enumerate(features):
             generator = np.random.default_rng((self.seed, self.epoch, row["row"]))
             own = {name: tensor[number] for name, tensor in batch.items()}
@@ -127,14 +111,3 @@ class CoTMoTECollator(MaskedCollator):
         masked_L, (mask_L,) = self.mask_words(tokens_L, word_starts, [ratio], generator)
         own[f"{prefix}input_ids"][:length] = masked_L
         own[f"{prefix}labels"][:length][mask_L] = tokens_L[mask_L]
-
-    def _empty(self, features: Sequence[dict[str, Any]], ids: str, prefix: str) -> dict[str, np.ndarray]:
-        """Return the tensors of a batch that is all padding."""
-        shape = (len(features), self.width(features, ids, "row"))
-        batch = {
-            f"{prefix}input_ids": np.full(shape, self.vocabulary.padding, dtype=np.int64),
-            f"{prefix}attention_mask": np.zeros(shape, dtype=np.int64),
-        }
-        if not prefix or self.decoder == "ae":
-            batch[f"{prefix}labels"] = np.full(shape, IGNORED, dtype=np.int64)
-        return batch

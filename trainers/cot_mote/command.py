@@ -26,14 +26,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.output import command_line
 from revela_hub.ranges import Layers, PositiveInt
 from revela_hub.trainers.common.arguments import check_positions
 from revela_hub.trainers.common.run import Run, open_run
 from revela_hub.trainers.cot_mote import COT_MOTE
-from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
+from revela_hub.trainers.cot_mote.arguments import (
+    CoTMoTEDataArguments,
+    CoTMoTETrainingArguments,
+    load_contexts,
+    load_pairs,
+)
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
-from revela_hub.trainers.cot_mote.data_arguments import CoTMoTEDataArguments, load_contexts, load_pairs
 from revela_hub.trainers.cot_mote.finetuning import CoTMoTEFinetuner
 from revela_hub.trainers.cot_mote.trainer import CoTMoTETrainer
 
@@ -60,40 +65,27 @@ class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
     encoder: str = field(
         metadata={"help": "Model to start from: Hub id or folder of an encoder, or the output of an earlier run."}
     )
-    output_dir: str = field(default="outputs/cot-mote", metadata={"help": "Output folder."})
-    variant: Literal["experts", "separate", "siamese"] | None = field(
-        default=None,
-        metadata={
-            "help": "Form of a new model: shared attention with two experts, two encoders, or one (default: experts)."
-        },
+    output_dir: str = option("outputs/cot-mote", "Output folder.")
+    variant: Literal["experts", "separate", "siamese"] | None = option(
+        None, "Form of a new model: shared attention with two experts, two encoders, or one (default: experts)."
     )
-    query_encoder: str | None = field(
-        default=None, metadata={"help": "Encoder that initialises the query side, for --variant separate."}
+    query_encoder: str | None = option(None, "Encoder that initialises the query side, for --variant separate.")
+    fresh_head: bool = option(False, "Accept an encoder without a masked-LM head and initialise the head randomly.")
+    decoder: Literal["ar", "ae", "none"] | None = option(
+        None,
+        "pretrain: decoder objective: ar (next tokens), ae (masked tokens, as in CoT-MAE) or none (default: ar).",
     )
-    fresh_head: bool = field(
-        default=False, metadata={"help": "Accept an encoder without a masked-LM head and initialise the head randomly."}
+    decoder_layers: Layers | None = option(None, "pretrain: Number of decoder layers (default: 1).")
+    attention_window: PositiveInt | None = option(
+        None, "pretrain: Number of tokens that an ar decoder attends to, besides the vector (default: all)."
     )
-    decoder: Literal["ar", "ae", "none"] | None = field(
-        default=None,
-        metadata={"help": "pretrain: decoder objective: ar (next tokens), ae (masked tokens, as in CoT-MAE) or none (default: ar)."},
-    )  # fmt: skip
-    decoder_layers: Layers | None = field(
-        default=None, metadata={"help": "pretrain: Number of decoder layers (default: 1)."}
+    bottlenecks: Literal["dense", "sparse", "both"] | None = option(
+        None, "pretrain: Vectors that the span is decoded from (default: both, in turn)."
     )
-    attention_window: PositiveInt | None = field(
-        default=None,
-        metadata={
-            "help": "pretrain: Number of tokens that an ar decoder attends to, besides the vector (default: all)."
-        },
+    attn_implementation: str | None = option(
+        None, "Attention implementation of the encoder, e.g. eager or flash_attention_2 (default: sdpa)."
     )
-    bottlenecks: Literal["dense", "sparse", "both"] | None = field(
-        default=None, metadata={"help": "pretrain: Vectors that the span is decoded from (default: both, in turn)."}
-    )
-    attn_implementation: str | None = field(
-        default=None,
-        metadata={"help": "Attention implementation of the encoder, e.g. eager or flash_attention_2 (default: sdpa)."},
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -107,10 +99,7 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Trains and exports; returns the output folder.
-
-    The options are those of the trainer, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
-    """
+    """Train and export; return the output folder. The options are further arguments of the trainer, such as `callbacks`."""
     with open_run(COT_MOTE, arguments) as run:
         if run.nothing_to_do:
             return run.output

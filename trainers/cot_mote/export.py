@@ -72,19 +72,7 @@ def export_routes(
     max_length: int,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Write a folder that needs no remote code: `SentenceTransformer(folder)`, or with `sparse` `SparseEncoder(folder)`.
-
-    Args:
-        model: model without a decoder.
-        tokenizer: its tokenizer; a copy that pads on the right is written.
-        folder: output folder.
-        sparse: whether to export sparse vectors over the vocabulary instead of dense ones.
-        max_length: maximum tokens of a query and of a passage.
-        dtype: dtype of the stored weights; by default unchanged.
-
-    Raises:
-        UserError: the tokenizer has more tokens than the model.
-    """
+    """Write a folder that needs no remote code: `SentenceTransformer(folder)`, or with `sparse` `SparseEncoder(folder)`."""
     tokenizer, length = padding_right(tokenizer), min(max_length, model.max_length)
     vocabulary = model.config.get_text_config().vocab_size
     if len(tokenizer) > vocabulary:

@@ -103,9 +103,8 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         if args.ddp_find_unused_parameters is None:
             # Columns are encoded one after another. Each of them uses one expert only, but all columns together use all weights.
             args.ddp_find_unused_parameters = False
-        super().__init__(
-            model=encoder, args=args, train_dataset=train_dataset, loss=hybrid_loss(encoder, args), **kwargs
-        )
+        loss = hybrid_loss(encoder, args)
+        super().__init__(model=encoder, args=args, train_dataset=train_dataset, loss=loss, **kwargs)
 
     def trained_config(self) -> CoTMoTEConfig:
         """Return the configuration of the model inside the sentence-transformers model."""

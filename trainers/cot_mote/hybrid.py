@@ -86,9 +86,8 @@ class HybridEncoder(InputModule):
 
     def sparse_part(self, embeddings: Tensor) -> Tensor:
         """Return the sparse (B, V) part of vectors from `forward`."""
-        return (
-            embeddings[:, self.model.config.get_text_config().hidden_size :] if self.scores == "hybrid" else embeddings
-        )
+        dense = self.model.config.get_text_config().hidden_size if self.scores == "hybrid" else 0
+        return embeddings[:, dense:]
 
     def get_embedding_dimension(self) -> int:
         """Return D + V, D or V."""
@@ -103,12 +102,6 @@ class HybridEncoder(InputModule):
 
 
 def hybrid_encoder(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> SentenceTransformer:
-    """Return a sentence-transformers model around a CoT-MoTE model, for training or evaluation with dot products.
-
-    Args:
-        model: model, which is not copied.
-        tokenizer: its tokenizer.
-        **settings: arguments of `HybridEncoder`.
-    """
+    """Return a sentence-transformers model around a CoT-MoTE model, for dot products; arguments as in `HybridEncoder`."""
     module = HybridEncoder(model, tokenizer, **settings)
     return SentenceTransformer(modules=[module], similarity_fn_name="dot", device=str(model.device))

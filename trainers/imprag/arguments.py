@@ -1,8 +1,18 @@
-"""Training arguments of ImpRAG (arXiv 2506.02279); defaults are the paper's, or ours if it gives no value."""
+"""Training and data arguments of ImpRAG (arXiv 2506.02279); defaults are the paper's, or ours if it gives no value."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
-from revela_hub.errors import require
+from datasets import Dataset
+
+from revela_hub.data.prompts.rows import read_prompts
+from revela_hub.data.prompts.self_supervised import mix, text_prompts
+from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.source import Source, parse_sources
+from revela_hub.data.text.chunks import chunk_document
+from revela_hub.errors import UserError, require
+from revela_hub.options import option
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rank, TwoOrMore
 from revela_hub.retrieval.index_options import IndexArguments
 from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
@@ -12,66 +22,39 @@ from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunAr
 class ImpRAGTrainingArguments(IndexArguments, AdapterArguments, RunArguments):
     """`TrainingArguments` with the two stages of ImpRAG: warm-up by a retriever's rankings, then self-distillation."""
 
-    learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
-    warmup_steps: float = field(default=100, metadata=WARMUP)
-    num_train_epochs: float = field(default=10, metadata={"help": "Number of epochs, including the retrieval warm-up."})
-    per_device_train_batch_size: int = field(
-        default=8, metadata={"help": "Number of prompts per device and forward pass."}
+    learning_rate: float = option(1e-5, "Peak learning rate.")
+    warmup_steps: float = option(100, WARMUP)
+    num_train_epochs: float = option(10, "Number of epochs, including the retrieval warm-up.")
+    per_device_train_batch_size: int = option(8, "Number of prompts per device and forward pass.")
+    retrieval_weight: NonNegativeFloat = option(1.0, "Weight of the retrieval loss (lambda in the paper).")
+    retrieval_warmup_epochs: NonNegativeFloat = option(
+        3, "Number of epochs with a retriever's rankings as labels, before self-distillation."
     )
-    retrieval_weight: NonNegativeFloat = field(
-        default=1.0, metadata={"help": "Weight of the retrieval loss (lambda in the paper)."}
+    retrieval_only_steps: NonNegativeInt = option(
+        0, "Warm-up: Number of first steps that train retrieval alone, with the layers up to --retrieval_layer."
     )
-    retrieval_warmup_epochs: NonNegativeFloat = field(
-        default=3,
-        metadata={"help": "Number of epochs with a retriever's rankings as labels, before self-distillation."},
+    temperature: PositiveFloat | None = option(
+        None, "Temperature that divides the retrieval scores (default: square root of the vector dimension)."
     )
-    retrieval_only_steps: NonNegativeInt = field(
-        default=0,
-        metadata={
-            "help": "Warm-up: Number of first steps that train retrieval alone, with the layers up to --retrieval_layer."
-        },
+    likelihood_temperature: PositiveFloat = option(1.0, "Temperature that divides the answers' log-likelihoods.")
+    num_positives: PositiveInt = option(5, "Warm-up: Number of top-ranked passages that are positives.")
+    num_negatives: NonNegativeInt = option(5, "Warm-up: Number of hard negatives per prompt.")
+    first_negative_rank: Rank = option(10, "Warm-up: First rank from which hard negatives are drawn.")
+    last_negative_rank: Rank = option(50, "Warm-up: Last rank from which hard negatives are drawn.")
+    num_candidates: TwoOrMore = option(
+        10, "Self-distillation: Number of passages per prompt whose likelihoods are compared."
     )
-    temperature: PositiveFloat | None = field(
-        default=None,
-        metadata={
-            "help": "Temperature that divides the retrieval scores (default: square root of the vector dimension)."
-        },
+    index_steps: NonNegativeInt = option(
+        0, "Self-distillation: Rebuild the index every N steps; 0 rebuilds it every epoch."
     )
-    likelihood_temperature: PositiveFloat = field(
-        default=1.0, metadata={"help": "Temperature that divides the answers' log-likelihoods."}
+    likelihood_batch_size: PositiveInt = option(
+        16, "Number of candidate passages in memory at a time while likelihoods are computed."
     )
-    num_positives: PositiveInt = field(
-        default=5, metadata={"help": "Warm-up: Number of top-ranked passages that are positives."}
-    )
-    num_negatives: NonNegativeInt = field(default=5, metadata={"help": "Warm-up: Number of hard negatives per prompt."})
-    first_negative_rank: Rank = field(
-        default=10, metadata={"help": "Warm-up: First rank from which hard negatives are drawn."}
-    )
-    last_negative_rank: Rank = field(
-        default=50, metadata={"help": "Warm-up: Last rank from which hard negatives are drawn."}
-    )
-    num_candidates: TwoOrMore = field(
-        default=10,
-        metadata={"help": "Self-distillation: Number of passages per prompt whose likelihoods are compared."},
-    )
-    index_steps: NonNegativeInt = field(
-        default=0, metadata={"help": "Self-distillation: Rebuild the index every N steps; 0 rebuilds it every epoch."}
-    )
-    likelihood_batch_size: PositiveInt = field(
-        default=16,
-        metadata={"help": "Number of candidate passages in memory at a time while likelihoods are computed."},
-    )
-    encode_batch_size: PositiveInt = field(
-        default=32, metadata={"help": "Number of texts per forward pass while the index is rebuilt."}
-    )
-    lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the LoRA adapters; 0 trains all weights."})
+    encode_batch_size: PositiveInt = option(32, "Number of texts per forward pass while the index is rebuilt.")
+    lora_rank: NonNegativeInt = option(0, "Rank of the LoRA adapters; 0 trains all weights.")
 
     def __post_init__(self) -> None:
-        """Check the ranks.
-
-        Raises:
-            ValueError: a value is out of range.
-        """
+        """Raise a `ValueError` if a value is out of range, or ranks are not in order."""
         super().__post_init__()
         if self.index_type != "exact":
             require("pymilvus" if self.index_type == "milvus" else "faiss")
@@ -88,3 +71,82 @@ class ImpRAGTrainingArguments(IndexArguments, AdapterArguments, RunArguments):
                 f"num_negatives {self.num_negatives} cannot be drawn from {ranks} ranks, {self.first_negative_rank} to"
                 f" {self.last_negative_rank}: lower it or raise last_negative_rank"
             )
+
+
+@dataclass
+class ImpRAGDataArguments:
+    """Data of an ImpRAG run."""
+
+    _argument_group_name = "data"
+    basic_options: ClassVar[tuple[str, ...]] = ("data", "corpus", "task", "pseudo_labels")
+    old_names: ClassVar[dict[str, str]] = {
+        "passages": "corpus",
+        "text": "plain_text",
+        "plain_text_share": "plain_text_fraction",
+        "denoising_share": "denoising_fraction",
+        "sentence_share": "sentence_fraction",
+    }
+
+    data: list[str] = option(
+        [], "Prompts and answers: JSON lines in the format of SQuAD, NQ or KILT, or with prompt and answer."
+    )
+    corpus: list[str] = option(
+        [], "Passages to search: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
+    )
+    task: str = option("question_answering", "Prompt template for rows that do not name a task.")
+    max_words: PositiveInt = option(100, "Maximum number of words per passage.")
+    max_length: PositiveInt = option(256, "Maximum number of tokens of prompt and answer together.")
+    pseudo_labels: str = option(
+        "bm25", "Retriever that ranks the passages: Hub id or folder of a sentence-transformers model, or bm25."
+    )
+    plain_text: list[str] = option([], "Raw text for self-supervised rows (default: the documents of --corpus).")
+    plain_text_fraction: NonNegativeFloat = option(0.1, "Number of plain-text rows, as a fraction of the prompts.")
+    denoising_fraction: NonNegativeFloat = option(
+        0.0, "Number of rows with a phrase to fill in, as a fraction of the prompts."
+    )
+    sentence_fraction: NonNegativeFloat = option(
+        0.0, "Fraction of rows that ask for the next sentence, and the same for the previous one."
+    )
+
+    def sources(self) -> list[Source]:
+        """Return all sources."""
+        return parse_sources([*self.data, *self.corpus, *self.plain_text])
+
+
+class ImpRAGData(NamedTuple):
+    """Prompts and the collection."""
+
+    prompts: Dataset
+    passages: list[str]
+
+
+def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[ImpRAGData, str]:
+    """Read prompts and passages, make the self-supervised rows, and return them with a summary."""
+    if not arguments.data:
+        raise UserError("there are no prompts: give JSON lines with --data")
+    if not arguments.corpus:
+        raise UserError("there are no passages to retrieve: give a folder or file with --corpus")
+    prompts = read_prompts(arguments.data, arguments.task)
+    passages = read_passage_texts(arguments.corpus, arguments.max_words)
+    fractions = {
+        "plain_text": arguments.plain_text_fraction,
+        "phrase_denoising": arguments.denoising_fraction,
+        "next_sentence": arguments.sentence_fraction,
+        "previous_sentence": arguments.sentence_fraction,
+    }
+    parts, skipped = [], ReadReport()
+    for kind, fraction in fractions.items():
+        if number := round(fraction * len(prompts)):
+            skipped = ReadReport()  # each kind reads the same text
+            documents = read_documents(arguments.plain_text or arguments.corpus, report=skipped)
+            parts.append(text_prompts(documents, kind, number, seed=seed))
+    made = sum(map(len, parts))
+    counts = f"{len(prompts):,} prompts, {made:,} rows made from raw text, {len(passages):,} passages"
+    report = "; ".join([counts, *skipped.remarks()])
+    return ImpRAGData(mix(prompts, parts, seed), passages), report
+
+
+def read_passage_texts(sources: list[str], max_words: int) -> list[str]:
+    """Return the passages of a collection without duplicates."""
+    texts = (chunk.text for document in read_documents(sources) for chunk in chunk_document(document, max_words))
+    return list(dict.fromkeys(texts))

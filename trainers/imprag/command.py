@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from revela_hub.data.own_folder import check_apart
+from revela_hub.options import option
 from revela_hub.output import command_line
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag import IMPRAG
-from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
+from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, ImpRAGTrainingArguments, load_data
 from revela_hub.trainers.imprag.checkpoint import load_imprag
-from revela_hub.trainers.imprag.data_arguments import ImpRAGDataArguments, load_data
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 MODEL = "model"
@@ -49,25 +49,17 @@ class Arguments(ImpRAGDataArguments, ImpRAGTrainingArguments):
             "help": "Model to start from: Hub id or folder of a decoder or an ImpRAG model, or GGUF file of a decoder."
         }
     )
-    output_dir: str = field(default="outputs/imprag", metadata={"help": "Output folder."})
-    retrieval_layer: int | None = field(
-        default=None,
-        metadata={"help": "Index of the retrieval layer (default: one quarter of the depth, at least 2)."},
+    output_dir: str = option("outputs/imprag", "Output folder.")
+    retrieval_layer: int | None = option(
+        None, "Index of the retrieval layer (default: one quarter of the depth, at least 2)."
     )
-    last_reading_layer: int | None = field(
-        default=None, metadata={"help": "Last layer that attends to passages (default: 70% of the depth)."}
+    last_reading_layer: int | None = option(None, "Last layer that attends to passages (default: 70% of the depth).")
+    num_passages: int | None = option(None, "Number of passages per prompt (default: 10).")
+    max_passage_length: int | None = option(None, "Maximum number of tokens per passage (default: 160).")
+    passage_encoding: Literal["full", "segmented", "independent"] | None = option(
+        None, "full: one joint text; segmented: each passage attends to itself; independent: also restarts positions."
     )
-    num_passages: int | None = field(default=None, metadata={"help": "Number of passages per prompt (default: 10)."})
-    max_passage_length: int | None = field(
-        default=None, metadata={"help": "Maximum number of tokens per passage (default: 160)."}
-    )
-    passage_encoding: Literal["full", "segmented", "independent"] | None = field(
-        default=None,
-        metadata={
-            "help": "full: one joint text; segmented: each passage attends to itself; independent: also restarts positions."
-        },
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -82,10 +74,7 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Trains and exports; returns the output folder, which holds `model/` and the checkpoints.
-
-    The options are those of `ImpRAGTrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
-    """
+    """Train and export; return the output folder. The options are further arguments of `ImpRAGTrainer`, such as `callbacks`."""
     with open_run(IMPRAG, arguments) as run:
         if run.nothing_to_do:
             return run.output

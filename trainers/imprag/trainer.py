@@ -24,7 +24,6 @@ from peft import PeftConfig
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
-from transformers import TrainingArguments as HFTrainingArguments
 
 from revela_hub.errors import UserError
 from revela_hub.evaluation.question_answering import holds_answer
@@ -159,11 +158,7 @@ class ImpRAGTrainer(MethodTrainer):
         return self.state.global_step < self.args.retrieval_only_steps
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Return J = generation loss + lambda * retrieval loss, or the latter alone, and keep them for the next log."""
         rows_B, retrieve_B = inputs.pop("row").cpu().numpy(), inputs.pop("retrieve")
@@ -333,10 +328,8 @@ class ImpRAGTrainer(MethodTrainer):
         super().write_weights(folder, state_dict)
         self.imprag.config.save_pretrained(folder)
         if self.ranking is not None:
-            save_file(
-                {"ranking": torch.from_numpy(self.ranking), "built_at": torch.tensor(self.built_at)},
-                folder / CANDIDATES,
-            )
+            kept = {"ranking": torch.from_numpy(self.ranking), "built_at": torch.tensor(self.built_at)}
+            save_file(kept, folder / CANDIDATES)
 
     def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
         """Load the weights and the rankings."""
@@ -355,9 +348,7 @@ class _Schedule(TrainerCallback):
     def __init__(self, trainer: ImpRAGTrainer) -> None:
         self.trainer = trainer
 
-    def on_step_begin(
-        self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
         if trainer.warming_up:
             return

@@ -1,9 +1,10 @@
 """Training arguments of NV-Embed, with the paper's defaults for stage one (arXiv 2405.17428, section 5.1 and appendix)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
+from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
 from revela_hub.trainers.common.arguments import WEIGHT_DECAY, AdapterArguments, RunArguments
 
@@ -22,49 +23,31 @@ class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransform
     negatives.
     """
 
-    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
-    warmup_steps: float = field(
-        default=50,
-        metadata={
-            "help": "Linear warm-up: number of steps, or a fraction below 1 of all steps; it is repeated in stage 2."
-        },
+    learning_rate: float = option(2e-5, "Peak learning rate.")
+    warmup_steps: float = option(
+        50, "Linear warm-up: number of steps, or a fraction below 1 of all steps; it is repeated in stage 2."
     )
-    weight_decay: float = field(default=0.03, metadata=WEIGHT_DECAY)
-    per_device_train_batch_size: int = field(
-        default=128, metadata={"help": "Number of rows per device and batch (paper: 128 over all devices)."}
+    weight_decay: float = option(0.03, WEIGHT_DECAY)
+    per_device_train_batch_size: int = option(128, "Number of rows per device and batch (paper: 128 over all devices).")
+    in_batch_negatives: bool = option(
+        True, "Also use the passages of the other rows, on all devices, as negatives (stage 1)."
     )
-    in_batch_negatives: bool = field(
-        default=True,
-        metadata={"help": "Also use the passages of the other rows, on all devices, as negatives (stage 1)."},
+    temperature: PositiveFloat = option(0.02, "Temperature that divides the cosine similarities.")
+    mini_batch_size: PositiveInt = option(
+        32, "Number of texts in memory at a time (GradCache); a whole batch at once is twice as fast."
     )
-    temperature: PositiveFloat = field(
-        default=0.02,
-        metadata={"help": "Temperature that divides the cosine similarities."},
+    mini_batch_num_tokens: PositiveInt | None = option(
+        None, "Number of tokens in memory at a time, instead of --mini_batch_size."
     )
-    mini_batch_size: PositiveInt = field(
-        default=32,
-        metadata={"help": "Number of texts in memory at a time (GradCache); a whole batch at once is twice as fast."},
+    blend_tasks: bool = option(
+        True, "Mix rows of all tasks in a batch (as in the paper) instead of one task per batch."
     )
-    mini_batch_num_tokens: PositiveInt | None = field(
-        default=None, metadata={"help": "Number of tokens in memory at a time, instead of --mini_batch_size."}
-    )
-    blend_tasks: bool = field(
-        default=True,
-        metadata={"help": "Mix rows of all tasks in a batch (as in the paper) instead of one task per batch."},
-    )
-    lora_rank: NonNegativeInt = field(
-        default=16,
-        metadata={"help": "Rank of the decoder's LoRA adapters; 0 trains all weights."},
-    )
-    lora_alpha: PositiveInt | None = field(default=None, metadata={"help": "LoRA alpha (default: twice the rank)."})
-    lora_dropout: Probability = field(default=0.1, metadata={"help": "Dropout of the LoRA adapters."})
+    lora_rank: NonNegativeInt = option(16, "Rank of the decoder's LoRA adapters; 0 trains all weights.")
+    lora_alpha: PositiveInt | None = option(None, "LoRA alpha (default: twice the rank).")
+    lora_dropout: Probability = option(0.1, "Dropout of the LoRA adapters.")
 
     def __post_init__(self) -> None:
-        """Set defaults that depend on other fields, and check the values.
-
-        Raises:
-            ValueError: a value is out of range.
-        """
+        """Set defaults that depend on other fields; raise a `ValueError` if a value is out of range."""
         super().__post_init__()
         if self.lora_alpha is None and self.lora_rank:
             self.lora_alpha = 2 * self.lora_rank

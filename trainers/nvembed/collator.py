@@ -16,16 +16,10 @@ ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK = "anchor_prompt", "document_prompt", "task
 
 
 def text_columns(dataset: Dataset) -> list[str]:
-    """Return the text columns of a mixture in order: anchor, positive, negative_1 to negative_N.
-
-    Raises:
-        UserError: a column is missing.
-    """
-    names = set(dataset.column_names)
-    negatives = sorted(
-        (name for name in names if name.startswith("negative_")), key=lambda n: int(n.rpartition("_")[2])
-    )
-    needed = ["anchor", "positive", *negatives]
+    """Return the text columns of a mixture in order: anchor, positive, negative_1 to negative_N."""
+    names = dataset.column_names
+    negatives = [name for name in names if name.startswith("negative_")]
+    needed = ["anchor", "positive", *sorted(negatives, key=lambda name: int(name.rpartition("_")[2]))]
     if missing := [name for name in (*needed, TASK, ANCHOR_PROMPT, DOCUMENT_PROMPT) if name not in names]:
         raise UserError(
             f"the training data has no column {missing[0]!r}, only {', '.join(dataset.column_names)} (a mixture has task,"
@@ -94,11 +88,7 @@ class NVEmbedCollator:
         self._prompt_lengths: dict[str, int] = {"": 0}
 
     def check_prompts(self, dataset: Dataset) -> None:
-        """Check that the prompts of a data set leave room for text.
-
-        Raises:
-            UserError: a prompt leaves no room; names its task.
-        """
+        """Raise a `UserError` that names the task if a prompt of a data set leaves no room for text."""
         for column in (ANCHOR_PROMPT, DOCUMENT_PROMPT):
             for prompt in dataset.unique(column):
                 length = self._prompt_length(prompt)

@@ -25,16 +25,16 @@ from typing import Any, Literal
 import torch
 
 from revela_hub.data.mixture.instructions import query_prompt
-from revela_hub.data.mixture.mixture import Mixture, load_mixture
-from revela_hub.data.mixture.report import MixtureReport
+from revela_hub.data.mixture.mixture import Mixture, MixtureReport, load_mixture
+from revela_hub.options import option
 from revela_hub.output import command_line
 from revela_hub.ranges import Latents, Negatives, TextLength
 from revela_hub.trainers.common.arguments import ProbeArguments, check_positions
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_rows
-from revela_hub.trainers.nvembed import NVEMBED
+from revela_hub.trainers.nvembed import EMBEDDER, NVEMBED
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
-from revela_hub.trainers.nvembed.checkpoint import EMBEDDER, NVEmbedStart, load_nvembed
+from revela_hub.trainers.nvembed.checkpoint import NVEmbedStart, load_nvembed
 from revela_hub.trainers.nvembed.export import nvembed_encoder
 from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
 
@@ -54,51 +54,37 @@ class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc]
         }
     )
     mixture: str = field(metadata={"help": "YAML file that lists the training tasks."})
-    output_dir: str = field(default="outputs/nvembed", metadata={"help": "Output folder."})
-    stage: Literal[1, 2] | None = field(
-        default=None,
-        metadata={"help": "Training stage, which selects tasks and defaults (default: all tasks at once)."},
+    output_dir: str = option("outputs/nvembed", "Output folder.")
+    stage: Literal[1, 2] | None = option(
+        None, "Training stage, which selects tasks and defaults (default: all tasks at once)."
     )
-    in_batch_negatives: bool | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "help": "Also use the other rows' passages as negatives (default: true in stage 1, false in stage 2)."
-        },
+    in_batch_negatives: bool | None = option(  # type: ignore[assignment]
+        None, "Also use the other rows' passages as negatives (default: true in stage 1, false in stage 2)."
     )
-    learning_rate: float | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Peak learning rate (default: 2e-5 in stage 1, 1.5e-5 in stage 2)."}
+    learning_rate: float | None = option(  # type: ignore[assignment]
+        None, "Peak learning rate (default: 2e-5 in stage 1, 1.5e-5 in stage 2)."
     )
-    num_negatives: Negatives = field(default=7, metadata={"help": "Number of hard negatives per row."})
-    max_length: TextLength = field(
-        default=512, metadata={"help": "Maximum number of tokens per text, including the instruction and EOS."}
+    num_negatives: Negatives = option(7, "Number of hard negatives per row.")
+    max_length: TextLength = option(512, "Maximum number of tokens per text, including the instruction and EOS.")
+    pooling: Literal["latent", "mean", "eos", "self_attention"] | None = option(
+        None, "Pooling of the token states (default: latent for a decoder)."
     )
-    pooling: Literal["latent", "mean", "eos", "self_attention"] | None = field(
-        default=None, metadata={"help": "Pooling of the token states (default: latent for a decoder)."}
+    mask: Literal["bidirectional", "causal"] | None = option(
+        None, "Attention mask of the backbone (default: bidirectional for a decoder)."
     )
-    mask: Literal["bidirectional", "causal"] | None = field(
-        default=None, metadata={"help": "Attention mask of the backbone (default: bidirectional for a decoder)."}
+    num_latents: Latents | None = option(None, "Number of latent vectors (default: 512 for a decoder).")
+    num_heads: int | None = option(None, "Number of heads of the latent attention or self-attention (default: 8).")
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "Type of the frozen weights; bfloat16 halves their memory under LoRA."
     )
-    num_latents: Latents | None = field(
-        default=None, metadata={"help": "Number of latent vectors (default: 512 for a decoder)."}
+    query_instruction: str = option(
+        "Given a question, retrieve passages that answer the question",
+        "Instruction for queries, used in the evaluation and by encode_query of the exported model.",
     )
-    num_heads: int | None = field(
-        default=None, metadata={"help": "Number of heads of the latent attention or self-attention (default: 8)."}
-    )
-    dtype: Literal["float32", "bfloat16"] = field(
-        default="float32", metadata={"help": "Type of the frozen weights; bfloat16 halves their memory under LoRA."}
-    )
-    query_instruction: str = field(
-        default="Given a question, retrieve passages that answer the question",
-        metadata={"help": "Instruction for queries, used in the evaluation and by encode_query of the exported model."},
-    )
-    cache_dir: str | None = field(default=None, metadata={"help": "Cache folder for the rows of the mixture."})
+    cache_dir: str | None = option(None, "Cache folder for the rows of the mixture.")
 
     def __post_init__(self) -> None:
-        """Fills in what the stage decides.
-
-        Raises:
-            ValueError: for a value out of range, or options that do not go together.
-        """
+        """Set the defaults of the stage; raise a `ValueError` if a value is out of range or options conflict."""
         if self.in_batch_negatives is None:
             if self.stage is None:
                 raise ValueError("without --stage, set --in_batch_negatives true or false")
@@ -122,17 +108,16 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder, with `embedder/` and the checkpoints.
-
-    Other options are passed to `NVEmbedTrainer`, such as `callbacks`. Invalid data, models or options raise a `UserError`.
-    """
+    """Train and export; return the output folder. The options are further arguments of `NVEmbedTrainer`, such as `callbacks`."""
     with open_run(NVEMBED, arguments) as run:
         if run.nothing_to_do:
             return run.output
         mixture, report = run.read("reading the mixture", lambda: _read(arguments))
         rows, task = hold_out_rows(arguments, mixture.dataset)
         start = _load(arguments)
-        prompts = _prompts(arguments, mixture, start.prompts)
+        # Of the run before, of this run's tasks, and of `encode_query` and `encode_document`.
+        prompts = start.prompts | {task.name: query_prompt(task.instruction) for task in mixture.tasks}
+        prompts |= {"query": query_prompt(arguments.query_instruction), "document": ""}
         trainer = NVEmbedTrainer(
             nvembed_encoder(start.model, start.tokenizer, max_length=arguments.max_length, prompts=prompts),
             arguments,
@@ -165,9 +150,3 @@ def _load(arguments: Arguments) -> NVEmbedStart:
     )
     check_positions(arguments.backbone, start.model.config.text_config.max_position_embeddings, arguments.max_length)
     return start
-
-
-def _prompts(arguments: Arguments, mixture: Mixture, before: dict[str, str]) -> dict[str, str]:
-    """Those of the run before, of this run's tasks, and of `encode_query` and `encode_document`."""
-    tasks = {task.name: query_prompt(task.instruction) for task in mixture.tasks}
-    return before | tasks | {"query": query_prompt(arguments.query_instruction), "document": ""}

@@ -129,16 +129,7 @@ def export_nvembed(
     `AutoModel.from_pretrained(folder, trust_remote_code=True)` return the vectors of `NVEmbedModel`, which exclude the tokens of the
     prompt.
 
-    Args:
-        model: model with merged adapters.
-        tokenizer: tokenizer of the decoder; a copy that appends EOS is written.
-        folder: output folder, created if it does not exist.
-        max_length: maximum tokens of prompt and text, EOS included; lowered to the limits of tokenizer and model.
-        prompts: texts put before inputs, under the names `query` and `document` (by default empty) and those of tasks.
-        dtype: dtype of the stored weights; by default unchanged.
-
-    Raises:
-        UserError: a prompt leaves no room for text, the model has adapters that are not merged, or the tokenizer has no EOS.
+    Arguments and errors are those of `nvembed_encoder`; the model must have no adapters that are not merged.
     """
     if any("lora_" in name for name, _ in model.named_parameters()):
         raise UserError("the model has LoRA adapters: merge them first (merge_and_unload)")

@@ -85,11 +85,10 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
             features = [_as_many_on_all_processes(features[0])]
         if len(features) > 1:
             columns: list[dict[str, Any]] = [{**column, COLUMN: True} for column in features]
-            loss: Tensor = self.forward_cached(columns, _places_and_numbers(features))
+            features, labels = columns, _places_and_numbers(features)
         elif self._fits(features[0]):  # fits into one mini-batch, so there is nothing to cache
-            loss = self.calculate_loss([[self._embed(features[0], 0, len(features[0]["input_ids"]))]], labels)
-        else:
-            loss = self.forward_cached(features, labels)
+            return self.calculate_loss([[self._embed(features[0], 0, len(features[0]["input_ids"]))]], labels)
+        loss: Tensor = self.forward_cached(features, labels)
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -199,14 +198,8 @@ def _as_many_on_all_processes(features: dict[str, Any]) -> dict[str, Any]:
     texts = len(features["input_ids"])
     missing = max(gathered(texts)) - texts
     row_T = [*range(texts), *[texts - 1] * missing]
-    return {
-        name: value[row_T]
-        if isinstance(value, Tensor)
-        else [value[row] for row in row_T]
-        if name == "lengths"
-        else value
-        for name, value in features.items()
-    }
+    repeated = {name: value[row_T] if isinstance(value, Tensor) else value for name, value in features.items()}
+    return repeated | ({"lengths": [features["lengths"][row] for row in row_T]} if "lengths" in features else {})
 
 
 def _lengths(features: dict[str, Any]) -> list[int]:

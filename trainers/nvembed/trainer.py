@@ -108,9 +108,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         self._adapters = None if adapters is None else add_adapters(self.nvembed.embedding_model, adapters)
         for parameter in self.nvembed.parameters():
             if parameter.requires_grad:
-                parameter.data = (
-                    parameter.data.float()
-                )  # trained weights are float32, even if the frozen decoder is bf16
+                parameter.data = parameter.data.float()  # even if the frozen decoder is bf16
         self._trained = [name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad]
         loss = NVEmbedLoss(
             model,
@@ -146,9 +144,8 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         """Return the model with adapters merged, in the decoder's type, as `load_nvembed` does."""
         model = merged_copy(self.nvembed, self._adapters)
         nn.Module.to(model, model.dtype)  # next to a bf16 decoder, the pooling is trained in float32
-        return NVEmbedStart(
-            model, self.model.tokenizer, {name: prompt or "" for name, prompt in self.model.prompts.items()}
-        )
+        prompts = {name: prompt or "" for name, prompt in self.model.prompts.items()}
+        return NVEmbedStart(model, self.model.tokenizer, prompts)
 
     def write_models(self, output: Path) -> list[Path]:
         """Write `embedder/`; other files are only written if the weights are sharded and have to be gathered."""

@@ -29,6 +29,7 @@ from sentence_transformers import SentenceTransformer
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import MIN_QUERIES
+from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, TextLength
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
 from revela_hub.trainers.common.processes import from_main
@@ -54,30 +55,19 @@ class Arguments(ProbeArguments, TextArguments, PairsTrainingArguments):  # type:
     retriever: str = field(
         metadata={"help": "Model to train: Hub id, folder or GGUF file of a retriever, an encoder or a decoder."}
     )
-    pairs: str | None = field(
-        default=None,
-        metadata={"help": "Labelled pairs: JSON lines, a data set (hf:owner/name), or a BEIR folder."},
+    pairs: str | None = option(None, "Labelled pairs: JSON lines, a data set (hf:owner/name), or a BEIR folder.")
+    kind: Literal["auto", "text", "code"] = option(
+        "auto", "With --data: How to read files: text, code (Python functions), or by file extension (auto)."
     )
-    kind: Literal["auto", "text", "code"] = field(
-        default="auto",
-        metadata={
-            "help": "With --data: How to read files: text, code (Python functions), or by file extension (auto)."
-        },
+    anchor_column: str = option("anchor", "Column of the pairs that holds the query.")
+    positive_column: str = option("positive", "Column of the pairs that holds the passage, or a list of passages.")
+    split: str = option("train", "Split of a BEIR folder to train on.")
+    mined_negatives: NonNegativeInt = option(
+        0, "Number of hard negatives per pair to mine with the base model, among all positives."
     )
-    anchor_column: str = field(default="anchor", metadata={"help": "Column of the pairs that holds the query."})
-    positive_column: str = field(
-        default="positive", metadata={"help": "Column of the pairs that holds the passage, or a list of passages."}
-    )
-    split: str = field(default="train", metadata={"help": "Split of a BEIR folder to train on."})
-    mined_negatives: NonNegativeInt = field(
-        default=0,
-        metadata={"help": "Number of hard negatives per pair to mine with the base model, among all positives."},
-    )
-    output_dir: str = field(default="outputs/pairs", metadata={"help": "Output folder."})
-    max_length: TextLength | None = field(
-        default=None, metadata={"help": "Maximum number of tokens per text (default: the model's own limit)."}
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    output_dir: str = option("outputs/pairs", "Output folder.")
+    max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -86,13 +76,7 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder, which holds `retriever/` and the last checkpoint.
-
-    The options are those of `PairsTrainer`, such as `callbacks`.
-
-    Raises:
-        UserError: Data, models or options do not work.
-    """
+    """Train and export; return the output folder. The options are further arguments of `PairsTrainer`, such as `callbacks`."""
     if bool(arguments.pairs) == bool(arguments.data):
         raise UserError("give either --pairs FILE (labelled pairs) or --data PATH (raw text with natural pairs)")
     with open_run(PAIR_TUNING, arguments) as run:

@@ -1,7 +1,7 @@
 """Labelled query-passage pairs, read into the columns that sentence-transformers' losses expect."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,14 +47,7 @@ def read_labelled_pairs(
     negatives, as `revela-hub mine` writes them. Pairs with a hard negative that is a positive of the same query, except for
     white space, are skipped.
 
-    Args:
-        source: File, `hf:owner/name` or BEIR folder.
-        anchor_column: Column with the query.
-        positive_column: Column with its passage or passages.
-        split: Of a BEIR folder, the qrels to use.
-
-    Returns:
-        Rows (`anchor`, `positive`, `negative_1`, ...) and the report.
+    `split` selects the qrels of a BEIR folder. Return the rows (`anchor`, `positive`, `negative_1`, ...) and the report.
 
     Raises:
         UserError: The source or a column is missing, a value is not text, a negative is missing, or there are fewer than two pairs.
@@ -77,7 +70,10 @@ def read_labelled_pairs(
             report.repeated += 1
         else:
             rows[texts] = None
-    right = _without_wrong_negatives(rows)
+    known = KnownPairs()
+    for anchor, positive, *_ in rows:
+        known.add(anchor, positive)
+    right = [row for row in rows if not any((row[0], negative) in known for negative in row[2:])]
     report.wrong = len(rows) - len(right)
     report.pairs, report.negatives = len(right), len(next(iter(rows), ("", ""))) - 2
     if report.pairs < 2:
@@ -87,14 +83,6 @@ def read_labelled_pairs(
             raise UserError(f"{parsed.path}: all {column} are equal; training needs different ones, or hard negatives")
     names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(report.negatives))]
     return Dataset.from_dict(dict(zip(names, map(list, zip(*right, strict=True)), strict=True))), report
-
-
-def _without_wrong_negatives(rows: Collection[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the rows in which no hard negative is a positive of the same query."""
-    known = KnownPairs()
-    for anchor, positive, *_ in rows:
-        known.add(anchor, positive)
-    return [row for row in rows if not any((row[0], negative) in known for negative in row[2:])]
 
 
 def _row_pairs(rows: Iterator[Row], anchor_column: str, positive_column: str) -> Iterator[tuple[str, ...]]:

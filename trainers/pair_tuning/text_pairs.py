@@ -31,19 +31,15 @@ def build_text_pairs(
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
 ) -> "Dataset":
-    """Build the natural pairs of the sources' documents, or read them from the cache.
+    """Build the natural pairs of the sources' documents, or read them from the cache (by default that of `datasets`).
 
-    Args:
-        sources: As for `read_documents`.
-        seed: Selects the sentence of a passage that becomes its query.
-        cache_dir: Folder for the rows; by default in the cache of `datasets`.
-        report: The counts are added to it.
+    The seed selects the sentence of a passage that becomes its query. The counts are added to the report.
 
     Returns:
         One row for each passage that contains a query: `anchor`, the query, and `positive`, the passage without it.
 
     Raises:
-        UserError: Anything `read_documents` raises; fewer than two pairs in all.
+        UserError: anything `read_documents` raises, or fewer than two pairs.
     """
     import datasets
 

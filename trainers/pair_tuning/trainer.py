@@ -9,7 +9,7 @@ equation 2): less memory, a second forward pass, the same result. With `matryosh
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, set_seed
 
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler
@@ -52,30 +53,20 @@ from revela_hub.trainers.pair_tuning import PAIR_TUNING
 class PairsTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArguments, SentenceTransformerTrainingArguments):
     """`SentenceTransformerTrainingArguments` for fine-tuning on pairs."""
 
-    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
-    num_train_epochs: float = field(default=3.0, metadata={"help": "Number of epochs."})
-    per_device_train_batch_size: int = field(default=64, metadata={"help": "Number of pairs per device and step."})
-    warmup_steps: float = field(default=0.1, metadata=WARMUP)
-    batch_sampler: str = field(
-        default="no_duplicates",
-        metadata={"help": "Batch sampler of sentence-transformers; no_duplicates keeps equal texts out of a batch."},
+    learning_rate: float = option(2e-5, "Peak learning rate.")
+    num_train_epochs: float = option(3.0, "Number of epochs.")
+    per_device_train_batch_size: int = option(64, "Number of pairs per device and step.")
+    warmup_steps: float = option(0.1, WARMUP)
+    batch_sampler: str = option(
+        "no_duplicates", "Batch sampler of sentence-transformers; no_duplicates keeps equal texts out of a batch."
     )
-    temperature: PositiveFloat = field(default=0.05, metadata={"help": "Temperature that divides the similarities."})
-    mini_batch_size: PositiveInt = field(
-        default=64, metadata={"help": "Number of pairs in memory at a time (GradCache if less than a batch)."}
-    )
-    query_only: bool = field(
-        default=False,
-        metadata={"help": "Train the encoder of queries only, so that existing document vectors stay valid."},
-    )
-    lora_rank: NonNegativeInt = field(default=0, metadata={"help": "Rank of the LoRA adapters; 0 trains all weights."})
+    temperature: PositiveFloat = option(0.05, "Temperature that divides the similarities.")
+    mini_batch_size: PositiveInt = option(64, "Number of pairs in memory at a time (GradCache if less than a batch).")
+    query_only: bool = option(False, "Train the encoder of queries only, so that existing document vectors stay valid.")
+    lora_rank: NonNegativeInt = option(0, "Rank of the LoRA adapters; 0 trains all weights.")
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: for a value out of range.
-        """
+        """Raise a `ValueError` if a value is out of range."""
         super().__post_init__()
         if self.per_device_train_batch_size * self.world_size < 2:
             raise ValueError("a batch of one pair has no negatives: raise per_device_train_batch_size")
@@ -178,7 +169,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         """The sentence-transformers model that is trained."""
         return self.accelerator.unwrap_model(self.model)
 
-    def compute_loss(self, model: Any, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401 (as in Trainer)
+    def compute_loss(self, model: Any, *inputs: Any, **options: Any) -> Any:
         """Return the loss; a frozen document encoder has no dropout."""
         if self.args.query_only:
             frozen_route(self.retriever).eval()
@@ -200,11 +191,7 @@ def _note_small_rate(retriever: SentenceTransformer, args: PairsTrainingArgument
 
 
 def _adapted_backbone(retriever: SentenceTransformer, *, query_only: bool) -> PreTrainedModel:
-    """Return the transformers model that gets adapters.
-
-    Raises:
-        UserError: the model has none, or trains a document route as well.
-    """
+    """Return the transformers model that gets adapters; raise a `UserError` without one, or if another route is trained."""
     backbone = trained_backbone(retriever)
     if backbone is None:
         kind = type(trained_transformer(retriever)).__name__

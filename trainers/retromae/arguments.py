@@ -1,10 +1,11 @@
 """Training and data arguments of RetroMAE, with the defaults of the paper (arXiv 2205.12035, section 4.1.3)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.spans import MIN_TOKENS, build_spans
+from revela_hub.options import option
 from revela_hub.ranges import PositiveInt, Share
 from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments
 
@@ -17,13 +18,11 @@ if TYPE_CHECKING:
 class RetroMAETrainingArguments(RunArguments):
     """`TrainingArguments` with the paper's defaults; a row of the data set is a span of text."""
 
-    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
-    per_device_train_batch_size: int = field(
-        default=32, metadata={"help": "Number of spans per device and forward pass."}
-    )
-    num_train_epochs: float = field(default=8.0, metadata={"help": "Number of epochs; spans are masked again in each."})
-    warmup_steps: float = field(default=0.1, metadata=WARMUP)
-    weight_decay: float = field(default=0.01, metadata=WEIGHT_DECAY)
+    learning_rate: float = option(1e-4, "Peak learning rate.")
+    per_device_train_batch_size: int = option(32, "Number of spans per device and forward pass.")
+    num_train_epochs: float = option(8.0, "Number of epochs; spans are masked again in each.")
+    warmup_steps: float = option(0.1, WARMUP)
+    weight_decay: float = option(0.01, WEIGHT_DECAY)
 
 
 @dataclass
@@ -32,21 +31,13 @@ class RetroMAEDataArguments(StreamedTextArguments):
 
     _argument_group_name = "data"
 
-    max_length: PositiveInt = field(
-        default=512,
-        metadata={"help": "Maximum number of tokens per span, including [CLS] and [SEP]."},
+    max_length: PositiveInt = option(512, "Maximum number of tokens per span, including [CLS] and [SEP].")
+    min_tokens: PositiveInt = option(MIN_TOKENS, "Skip spans with fewer tokens, such as the ends of documents.")
+    encoder_mask_ratio: Share = option(
+        0.3, "Fraction of tokens that the encoder has to predict, masked as whole words."
     )
-    min_tokens: PositiveInt = field(
-        default=MIN_TOKENS, metadata={"help": "Skip spans with fewer tokens, such as the ends of documents."}
-    )
-    encoder_mask_ratio: Share = field(
-        default=0.3, metadata={"help": "Fraction of tokens that the encoder has to predict, masked as whole words."}
-    )
-    decoder_mask_ratio: Share = field(
-        default=0.5,
-        metadata={"help": "Fraction of tokens that are hidden from the decoder, as whole words."},
-    )
-    max_spans: PositiveInt | None = field(default=None, metadata={"help": "Maximum number of spans."})
+    decoder_mask_ratio: Share = option(0.5, "Fraction of tokens that are hidden from the decoder, as whole words.")
+    max_spans: PositiveInt | None = option(None, "Maximum number of spans.")
 
 
 def load_spans(

@@ -1,18 +1,13 @@
 """Collator of RetroMAE: spans of tokens to the tensors of a training step (arXiv 2205.12035, section 3)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 
 from revela_hub.data.text.masking import visibility
-from revela_hub.trainers.common.masked import IGNORED, MaskedCollator
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-Decoding: TypeAlias = Literal["enhanced", "basic", "none"]
+from revela_hub.trainers.common.masked import MaskedCollator
 
 MASK_SETS = 128
 """Number of sets of hidden tokens that the rows of a passage share (the original: 128, later 256)."""
@@ -65,29 +60,18 @@ class RetroMAECollator(MaskedCollator):
 
     decoders = ("enhanced", "basic", "none")
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, decoder: Decoding = "enhanced", **options: Any) -> None:
-        """Check that the tokenizer supports masking.
-
-        Args:
-            tokenizer: tokenizer that the spans were made with.
-            decoder: as in `RetroMAEConfig`.
-            **options: arguments of `MaskedCollator`.
-
-        Raises:
-            UserError: a ratio is outside (0, 1), or the tokenizer is not that of a masked language model.
-        """
-        super().__init__(tokenizer, decoder=decoder, **options)
-
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Make a batch; the class describes its tensors.
-
-        Args:
-            features: rows of `build_spans`.
+        """Make a batch of rows of `build_spans`; the class describes its tensors.
 
         Raises:
             UserError: a span is too long, or was made with another tokenizer.
         """
-        batch = self._empty(len(features), self.width(features, "input_ids", "span"))
+        rows, width = len(features), self.width(features, "input_ids", "span")
+        batch = self.padding(rows, width, "encoder_")
+        if self.decoder != "none":
+            batch |= self.padding(rows, width, "decoder_")
+        if self.decoder == "enhanced":
+            batch["decoder_attention_mask"] = np.zeros((rows, width, width), dtype=np.bool_)
         for number, row in enumerate(features):
             self._fill({name: tensor[number] for name, tensor in batch.items()}, row)
         return {name: torch.from_numpy(array) for name, array in batch.items()}
@@ -113,16 +97,3 @@ class RetroMAECollator(MaskedCollator):
             own["decoder_input_ids"][:length] = np.where(masks_NL[1], self.vocabulary.mask, tokens_L)
             own["decoder_attention_mask"][:length] = 1
             own["decoder_labels"][:length][masks_NL[1]] = tokens_L[masks_NL[1]]
-
-    def _empty(self, rows: int, width: int) -> dict[str, np.ndarray]:
-        """Return the tensors of a batch that is all padding."""
-        shape = (rows, width)
-        batch: dict[str, np.ndarray] = {}
-        for part in ("encoder",) if self.decoder == "none" else ("encoder", "decoder"):
-            batch[f"{part}_input_ids"] = np.full(shape, self.vocabulary.padding, dtype=np.int64)
-            if part == "decoder" and self.decoder == "enhanced":
-                batch[f"{part}_attention_mask"] = np.zeros((*shape, width), dtype=np.bool_)
-            else:
-                batch[f"{part}_attention_mask"] = np.zeros(shape, dtype=np.int64)
-            batch[f"{part}_labels"] = np.full(shape, IGNORED, dtype=np.int64)
-        return batch

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from revela_hub.options import option
 from revela_hub.ranges import Layers, NonNegativeFloat
 from revela_hub.trainers.common.arguments import ProbeArguments, check_positions
 from revela_hub.trainers.common.run import open_run
@@ -32,25 +33,19 @@ class Arguments(ProbeArguments, RetroMAEDataArguments, RetroMAETrainingArguments
     """Arguments of `revela-hub train retromae`: the model, then the data's, then those of every transformers Trainer."""
 
     encoder: str = field(metadata={"help": "Model to pre-train: Hub id or folder of an encoder."})
-    output_dir: str = field(default="outputs/retromae", metadata={"help": "Output folder."})
-    decoder: Literal["enhanced", "basic", "none"] = field(
-        default="enhanced",
-        metadata={
-            "help": "How the passage is reconstructed: enhanced (all tokens), basic (masked tokens only) or none (plain MLM)."
-        },
+    output_dir: str = option("outputs/retromae", "Output folder.")
+    decoder: Literal["enhanced", "basic", "none"] = option(
+        "enhanced",
+        "How the passage is reconstructed: enhanced (all tokens), basic (masked tokens only) or none (plain MLM).",
     )
-    decoder_layers: Layers = field(default=1, metadata={"help": "Number of layers of a basic decoder."})
-    bag_of_words: bool = field(
-        default=False, metadata={"help": "Also predict the set of words from the token logits (DupMAE)."}
+    decoder_layers: Layers = option(1, "Number of layers of a basic decoder.")
+    bag_of_words: bool = option(False, "Also predict the set of words from the token logits (DupMAE).")
+    bag_of_words_weight: NonNegativeFloat = option(1.0, "Weight of the bag-of-words loss.")
+    attn_implementation: str | None = option(
+        None, "Attention implementation of the encoder, e.g. eager or flash_attention_2 (default: sdpa)."
     )
-    bag_of_words_weight: NonNegativeFloat = field(default=1.0, metadata={"help": "Weight of the bag-of-words loss."})
-    attn_implementation: str | None = field(
-        default=None,
-        metadata={"help": "Attention implementation of the encoder, e.g. eager or flash_attention_2 (default: sdpa)."},
-    )
-    trust_remote_code: bool = field(
-        default=False,
-        metadata={"help": "Allow tokenizers to run their own code; models have to be supported by transformers."},
+    trust_remote_code: bool = option(
+        False, "Allow tokenizers to run their own code; models have to be supported by transformers."
     )
 
 
@@ -63,10 +58,7 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Pre-trains and exports; returns the output folder, which holds `encoder/` and the last checkpoint.
-
-    The options are those of `RetroMAETrainer`, such as `callbacks`. Data, models or options that do not work raise a `UserError`.
-    """
+    """Train and export; return the output folder. The options are further arguments of `RetroMAETrainer`, such as `callbacks`."""
     with open_run(RETROMAE, arguments) as run:
         if run.nothing_to_do:
             return run.output

@@ -1,6 +1,6 @@
 """Training and data arguments of Revela, with the defaults of the paper (arXiv 2506.16552, section 4)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.data.sources.report import ReadReport
@@ -13,6 +13,7 @@ from revela_hub.data.text.groups import (
     mix_groups,
 )
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import GroupSize, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, TextLength
 from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments, StreamedTextArguments
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
@@ -28,42 +29,28 @@ class RevelaTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArgument
     `per_device_train_batch_size` counts groups: by default, a step has 8 micro-batches of 1 group of 16 chunks.
     """
 
-    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate of the language model."})
-    warmup_steps: float = field(default=100, metadata=WARMUP)
-    gradient_accumulation_steps: int = field(default=8, metadata={"help": "Number of batches per training step."})
-    per_device_train_batch_size: int = field(
-        default=1, metadata={"help": "Number of groups per device and forward pass."}
+    learning_rate: float = option(1e-4, "Peak learning rate of the language model.")
+    warmup_steps: float = option(100, WARMUP)
+    gradient_accumulation_steps: int = option(8, "Number of batches per training step.")
+    per_device_train_batch_size: int = option(1, "Number of groups per device and forward pass.")
+    retriever_learning_rate: NonNegativeFloat | None = option(
+        None, "Peak learning rate of the retriever (default: --learning_rate)."
     )
-    retriever_learning_rate: NonNegativeFloat | None = field(
-        default=None, metadata={"help": "Peak learning rate of the retriever (default: --learning_rate)."}
+    retriever_start_step: NonNegativeInt = option(
+        0, "Delay retriever training until the LM has warmed up; otherwise similarities can collapse to uniform."
     )
-    retriever_start_step: NonNegativeInt = field(
-        default=0,
-        metadata={
-            "help": "Delay retriever training until the LM has warmed up; otherwise similarities can collapse to uniform."
-        },
+    temperature_start: PositiveFloat | None = option(
+        None, "Start at this temperature and change it geometrically to --temperature over the run."
     )
-    temperature_start: PositiveFloat | None = field(
-        default=None,
-        metadata={"help": "Start at this temperature and change it geometrically to --temperature over the run."},
-    )
-    lora_rank: NonNegativeInt = field(
-        default=256, metadata={"help": "Rank of the LoRA adapters of both models; 0 trains all weights."}
-    )
-    lm_training: Literal["frozen", "lora", "full"] | None = field(
-        default=None,
-        metadata={
-            "help": "Keep the language model as it is (frozen), or train it like the retriever: lora with a --lora_rank, full with"
-            " --lora_rank 0 (default: like the retriever)."
-        },
+    lora_rank: NonNegativeInt = option(256, "Rank of the LoRA adapters of both models; 0 trains all weights.")
+    lm_training: Literal["frozen", "lora", "full"] | None = option(
+        None,
+        "Keep the language model as it is (frozen), or train it like the retriever: lora with a --lora_rank, full with"
+        " --lora_rank 0 (default: like the retriever).",
     )
 
     def __post_init__(self) -> None:
-        """Check that the retriever starts before the run ends, if `max_steps` is set, and that both models are trained alike.
-
-        Raises:
-            ValueError: the retriever would never be trained, the options conflict, or a value is out of range.
-        """
+        """Raise a `ValueError` if the retriever would never be trained, options conflict, or a value is out of range."""
         super().__post_init__()
         if self.lm_training == "lora" and not self.lora_rank:
             raise ValueError("--lm_training lora needs adapters: set a --lora_rank above 0")
@@ -84,38 +71,28 @@ class RevelaDataArguments(StreamedTextArguments):
 
     _argument_group_name = "data"
 
-    kind: Literal["auto", "text", "code"] = field(
-        default="auto",
-        metadata={"help": "How to split chunks: at sentences (text), at lines (code), or by file extension (auto)."},
+    kind: Literal["auto", "text", "code"] = option(
+        "auto", "How to split chunks: at sentences (text), at lines (code), or by file extension (auto)."
     )
-    max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per chunk."})
-    group_size: GroupSize = field(
-        default=16,
-        metadata={"help": "Number of chunks per group; each chunk is compared with the others of its group."},
+    max_words: PositiveInt = option(120, "Maximum number of words per chunk.")
+    group_size: GroupSize = option(
+        16, "Number of chunks per group; each chunk is compared with the others of its group."
     )
-    run_length: PositiveInt | None = field(
-        default=None,
-        metadata={
-            "help": "Build each group from random runs of N consecutive chunks; must divide --group_size (default: one run)."
-        },
+    run_length: PositiveInt | None = option(
+        None, "Build each group from random runs of N consecutive chunks; must divide --group_size (default: one run)."
     )
-    max_length: TextLength = field(
-        default=160, metadata={"help": "Maximum number of tokens per chunk, for both models."}
+    max_length: TextLength = option(160, "Maximum number of tokens per chunk, for both models.")
+    similarity_span: Literal["full", "first_half"] = option(
+        "full", "Part of a chunk that the retriever reads; the paper uses first_half for natural language."
     )
-    similarity_span: Literal["full", "first_half"] = field(
-        default="full",
-        metadata={"help": "Part of a chunk that the retriever reads; the paper uses first_half for natural language."},
+    group_seed: Seed = option(0, "Random seed for drawing runs and mixing sources.")
+    weights: list[PositiveFloat] | None = option(
+        None, "Mix the sources in these proportions (default: one source after another)."
     )
-    group_seed: Seed = field(default=0, metadata={"help": "Random seed for drawing runs and mixing sources."})
-    weights: list[PositiveFloat] | None = field(
-        default=None,
-        metadata={"help": "Mix the sources in these proportions (default: one source after another)."},
+    stopping_strategy: StoppingStrategy = option(
+        "first_exhausted", "End a mixture when the first source is used up, or when all are (repeating the others)."
     )
-    stopping_strategy: StoppingStrategy = field(
-        default="first_exhausted",
-        metadata={"help": "End a mixture when the first source is used up, or when all are (repeating the others)."},
-    )
-    max_groups: PositiveInt | None = field(default=None, metadata={"help": "Maximum number of groups."})
+    max_groups: PositiveInt | None = option(None, "Maximum number of groups.")
 
 
 def load_groups(arguments: RevelaDataArguments) -> "tuple[Dataset | IterableDataset, ReadReport]":

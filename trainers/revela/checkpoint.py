@@ -19,9 +19,9 @@ from revela_hub.modeling.backbones import load_backbone
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
 from revela_hub.trainers.common.adapters import refuse_adapters
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.common.roles import is_encoder
 from revela_hub.trainers.common.weights import (
     checkpoint_config,
+    is_encoder,
     load_adapters,
     load_in_place,
     load_whole,
@@ -220,6 +220,5 @@ def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
     fields = inspect.signature(RevelaConfig.__init__).parameters
     settings = {name: getattr(config, name) for name in fields if name not in ("self", "retriever", "lm", "kwargs")}
     backbones = load_backbones(names[0], names[1], trust_remote_code=trust_remote_code, **settings)
-    adapted: Any = load_adapters(backbones.model, folder)
-    model: RevelaForCausalLM = adapted.merge_and_unload()
+    model: RevelaForCausalLM = load_adapters(backbones.model, folder).merge_and_unload()
     return model

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeFloat, PositiveFloat, TextLength
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones, load_groups
@@ -44,51 +45,36 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
     lm: str = field(
         metadata={"help": "Language model that teaches the retriever: Hub id, folder or GGUF file of a decoder."}
     )
-    output_dir: str = field(default="outputs/revela", metadata={"help": "Output folder."})
-    reading: Literal["added", "joint"] = field(
-        default="added",
-        metadata={
-            "help": "How the LM reads the other chunks: added to its self-attention, as in the paper, or joint, in one softmax with"
-            " its own tokens."
-        },
+    output_dir: str = option("outputs/revela", "Output folder.")
+    reading: Literal["added", "joint"] = option(
+        "added",
+        "How the LM reads the other chunks: added to its self-attention, as in the paper, or joint, in one softmax with"
+        " its own tokens.",
     )
-    reading_bias: float = field(
-        default=-2.0,
-        metadata={"help": "Initial logit of the other chunks' tokens in joint reading; trained, one per layer."},
+    reading_bias: float = option(
+        -2.0, "Initial logit of the other chunks' tokens in joint reading; trained, one per layer."
     )
-    temperature: PositiveFloat = field(
-        default=0.05, metadata={"help": "Temperature of the softmax over similarities; the paper uses 1e-4."}
+    temperature: PositiveFloat = option(0.05, "Temperature of the softmax over similarities; the paper uses 1e-4.")
+    v_normalization: bool = option(
+        False, "Normalise cross-chunk attention outputs by the value norms (used for Wikipedia in the paper)."
     )
-    v_normalization: bool = field(
-        default=False,
-        metadata={
-            "help": "Normalise cross-chunk attention outputs by the value norms (used for Wikipedia in the paper)."
-        },
+    similarity_tolerance: NonNegativeFloat | None = option(
+        None, "Skip pairs with similarity / temperature at or below X; 0 skips none (default: those lost in rounding)."
     )
-    similarity_tolerance: NonNegativeFloat | None = field(
-        default=None,
-        metadata={
-            "help": "Skip pairs with similarity / temperature at or below X; 0 skips none (default: those lost in rounding)."
-        },
+    pooling: Literal["last", "mean", "cls"] | None = option(
+        None, "Pooling of the retriever (default: its own, or the last token of a plain decoder)."
     )
-    pooling: Literal["last", "mean", "cls"] | None = field(
-        default=None,
-        metadata={"help": "Pooling of the retriever (default: its own, or the last token of a plain decoder)."},
+    query_prompt: str | None = option(
+        None, "Text to prepend to every query (default: the retriever's own, or 'Query: ')."
     )
-    query_prompt: str | None = field(
-        default=None, metadata={"help": "Text to prepend to every query (default: the retriever's own, or 'Query: ')."}
+    document_prompt: str | None = option(
+        None, "Text to prepend to every passage (default: the retriever's own, or 'Passage: ')."
     )
-    document_prompt: str | None = field(
-        default=None,
-        metadata={"help": "Text to prepend to every passage (default: the retriever's own, or 'Passage: ')."},
+    export_max_length: TextLength = option(
+        2048, "Maximum number of tokens per text in evaluations and in the exported retriever."
     )
-    export_max_length: TextLength = field(
-        default=2048,
-        metadata={"help": "Maximum number of tokens per text in evaluations and in the exported retriever."},
-    )
-    trust_remote_code: bool = field(
-        default=False,
-        metadata={"help": "Allow tokenizers to run their own code; models have to be supported by transformers."},
+    trust_remote_code: bool = option(
+        False, "Allow tokenizers to run their own code; models have to be supported by transformers."
     )
 
 
@@ -103,10 +89,7 @@ def run(arguments: Arguments) -> None:
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder, with `retriever/`, `lm/` and the last checkpoint.
-
-    Other options are passed to `RevelaTrainer`, such as `callbacks`. Invalid data, models or options raise a `UserError`.
-    """
+    """Train and export; return the output folder. The options are further arguments of `RevelaTrainer`, such as `callbacks`."""
     with open_run(REVELA, arguments) as run:
         if run.nothing_to_do:
             return run.output

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
-from transformers import TrainingArguments as HFTrainingArguments
 
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
@@ -122,7 +121,12 @@ class RevelaTrainer(MethodTrainer):
         )
         self.lm_trained = args.lm_training != "frozen"
         if not self.lm_trained:
-            _freeze_lm(model, args)
+            model.lm.requires_grad_(False)
+            if model.config.reading == "added":
+                args.say(
+                    "warning: a frozen language model cannot learn to use added reads, so its loss stays high: --reading joint"
+                    " works with it from the first step on"
+                )
         settings = GroupSettings(group_size=model.config.group_size)
         rows = prepared_rows(rows, ("group", "document"), args, partial(build_groups, settings=settings))
         kwargs["train_dataset"] = self._tokenized(rows, args)
@@ -132,7 +136,7 @@ class RevelaTrainer(MethodTrainer):
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
         self.add_callback(_Schedule(self.revela, args))
 
-    def _tokenized(self, groups: Any, args: RevelaTrainingArguments) -> Any:  # noqa: ANN401 (any data set, or None)
+    def _tokenized(self, groups: Any, args: RevelaTrainingArguments) -> Any:
         """Add the tokens of each group, from the cache, unless the run ends before it has used all groups."""
         drawn = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         if not isinstance(groups, Dataset) or "text" not in groups.column_names or 0 < drawn < len(groups):
@@ -149,19 +153,12 @@ class RevelaTrainer(MethodTrainer):
 
     def model_names(self) -> str:
         """Return the names of both models."""
-        names = [
-            str(getattr(part, "name_or_path", "")) or "a model"
-            for part in (self.revela.config.retriever, self.revela.config.lm)
-        ]
-        return f"{names[0]} with {names[1]}"
+        parts = (self.revela.config.retriever, self.revela.config.lm)
+        return " with ".join(str(getattr(part, "name_or_path", "")) or "a model" for part in parts)
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:  # noqa: ANN401 (as in Trainer: a loss, or a loss with the outputs)
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """Return the next-token loss of stream h, and keep statistics of the similarities for the next log."""
         document_N = inputs.pop("document")
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
@@ -212,7 +209,7 @@ class RevelaTrainer(MethodTrainer):
                     optimizer.add_param_group(settings | {"params": own, "lr": lr, "is_retriever": part == "retriever"})
         return optimizer
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:  # noqa: ANN401
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Create the Trainer's schedule; the retriever's learning rate is 0 until its start step and then warms up.
 
         Raises:
@@ -244,15 +241,6 @@ class RevelaTrainer(MethodTrainer):
         self.lm_tokenizer.save_pretrained(folder / LM_TOKENIZER)
 
 
-def _freeze_lm(model: RevelaForCausalLM, args: RevelaTrainingArguments) -> None:
-    model.lm.requires_grad_(False)
-    if model.config.reading == "added":
-        args.say(
-            "warning: a frozen language model cannot learn to use added reads, so its loss stays high: --reading joint works with"
-            " it from the first step on"
-        )
-
-
 def _with_biases(adapters: PeftConfig | None, model: RevelaForCausalLM) -> PeftConfig | None:
     """Train and save the biases of joint reading, too; PEFT freezes all weights except the adapters."""
     if adapters is None or model.reading_bias is None:
@@ -262,7 +250,7 @@ def _with_biases(adapters: PeftConfig | None, model: RevelaForCausalLM) -> PeftC
     return replace(with_biases, modules_to_save=[*saved, "reading_bias"])  # type: ignore[no-any-return]
 
 
-def _group_size(rows: Any) -> dict[str, int]:  # noqa: ANN401 (any data set, or None)
+def _group_size(rows: Any) -> dict[str, int]:
     """Return the group size of prepared groups, for the model's configuration."""
     if not isinstance(rows, Dataset | IterableDataset) or not {"group", "document"} <= set(rows.column_names):
         return {}
@@ -308,18 +296,13 @@ class _Schedule(TrainerCallback):
         self.model, self.own = model, args
         self.start, self.end = args.temperature_start, model.config.temperature
 
-    def on_pre_optimizer_step(
-        self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if (
-            self.model.freeze_retriever
-        ):  # as without DDP: no gradient, so that Adam's averages start with the retriever's start step
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # As without DDP: no gradient, so that Adam's averages start with the retriever's start step.
+        if self.model.freeze_retriever:
             for parameter in self.model.retriever.parameters():
                 parameter.grad = None
 
-    def on_step_begin(
-        self, args: HFTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.model.freeze_retriever = state.global_step < self.own.retriever_start_step
         if self.start is not None:
             progress = min(1.0, (state.global_step + 1) / max(1, state.max_steps))

@@ -6,7 +6,7 @@ import pytest
 
 from revela_hub.errors import UserError
 from revela_hub.trainers import load_backbones
-from revela_hub.trainers.common.roles import is_encoder
+from revela_hub.trainers.common.weights import is_encoder
 from revela_hub.trainers.nvembed.checkpoint import load_nvembed
 
 

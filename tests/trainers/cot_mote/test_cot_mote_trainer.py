@@ -12,12 +12,12 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, Trainer
 from revela_hub.errors import UserError
 from revela_hub.modeling import CoTMoTEForPreTraining
 from revela_hub.trainers import CoTMoTECollator, CoTMoTEFinetuner, CoTMoTETrainer, CoTMoTETrainingArguments
+from revela_hub.trainers.cot_mote.arguments import CoTMoTEDataArguments, load_pairs
 from revela_hub.trainers.cot_mote.checkpoint import (
     CoTMoTECheckpoint,
     load_cot_mote_checkpoint,
     load_cot_mote_start,
 )
-from revela_hub.trainers.cot_mote.data_arguments import CoTMoTEDataArguments, load_pairs
 from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -34,33 +35,24 @@ class Arguments:
 
     model: str = field(metadata={"help": "ImpRAG model: folder or Hub id."})
     index: str = field(metadata={"help": "Index that `revela-hub index` made with this model."})
-    prompt: str | None = field(
-        default=None, metadata={"help": "Prompt to answer (default: the lines of standard input)."}
+    prompt: str | None = option(None, "Prompt to answer (default: the lines of standard input).")
+    task: str | None = option(
+        None, "Task whose template the prompts are put into (default: prompts are used as they are)."
     )
-    task: str | None = field(
-        default=None,
-        metadata={"help": "Task whose template the prompts are put into (default: prompts are used as they are)."},
+    num_passages: PositiveInt | None = option(None, "Number of passages per prompt (default: the model's own).")
+    max_new_tokens: PositiveInt = option(64, "Maximum number of tokens per answer.")
+    json: bool = option(False, "Print JSON.")
+    batch_size: PositiveInt = option(8, "Number of prompts per forward pass.")
+    rerank: str | None = option(
+        None, "CrossEncoder or MultiVectorEncoder that chooses the passages to read: folder or Hub id."
     )
-    num_passages: PositiveInt | None = field(
-        default=None, metadata={"help": "Number of passages per prompt (default: the model's own)."}
-    )
-    max_new_tokens: PositiveInt = field(default=64, metadata={"help": "Maximum number of tokens per answer."})
-    json: bool = field(default=False, metadata={"help": "Print JSON."})
-    batch_size: PositiveInt = field(default=8, metadata={"help": "Number of prompts per forward pass."})
-    rerank: str | None = field(
-        default=None,
-        metadata={"help": "CrossEncoder or MultiVectorEncoder that chooses the passages to read: folder or Hub id."},
-    )
-    rerank_depth: PositiveInt = field(
-        default=50, metadata={"help": "Number of retrieved passages per prompt that --rerank chooses from."}
-    )
-    device: str | None = field(
-        default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
-    )
+    rerank_depth: PositiveInt = option(50, "Number of retrieved passages per prompt that --rerank chooses from.")
+    device: str | None = option(None, "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one).")
 
 
 def run(arguments: Arguments) -> None:
     """Opens the index, then answers the prompt, or those of standard input."""
+    from revela_hub.data.prompts.rows import render
     from revela_hub.trainers.imprag.inference.answering import open_answerer
 
     if arguments.prompt is not None and not arguments.prompt.strip():
@@ -69,13 +61,12 @@ def run(arguments: Arguments) -> None:
     if arguments.rerank is not None:
         from revela_hub.retrieval.rerank import Reranker
 
-        answerer.reranker, answerer.rerank_depth = (
-            Reranker(arguments.rerank, device=arguments.device),
-            arguments.rerank_depth,
-        )
+        answerer.reranker = Reranker(arguments.rerank, device=arguments.device)
+        answerer.rerank_depth = arguments.rerank_depth
     answered = 0
     for batch in _batches(arguments):
-        rendered = [_rendered(prompt, arguments.task) for _, prompt in batch]
+        task, prompts = arguments.task, [prompt for _, prompt in batch]
+        rendered = prompts if task is None else [render(task, "--task", input=prompt) for prompt in prompts]
         answers = answerer.answer(
             rendered,
             max_new_tokens=arguments.max_new_tokens,
@@ -90,12 +81,6 @@ def run(arguments: Arguments) -> None:
         answered += len(batch)
     if not answered:
         raise UserError("there is no prompt: give one, or lines of text on standard input")
-
-
-def _rendered(prompt: str, task: str | None) -> str:
-    from revela_hub.data.prompts.rows import render
-
-    return prompt if task is None else render(task, "--task", input=prompt)
 
 
 def _batches(arguments: Arguments) -> Iterator[list[tuple[str, str]]]:
@@ -124,9 +109,8 @@ def _lines(answer: "Answer") -> Iterator[str]:
     yield ""
     for rank, passage in enumerate(answer.passages, start=1):
         yield f"  {rank}. {passage.score:.3f}  {passage.place}"
-        lines = textwrap.wrap(
-            " ".join(passage.text.split())[: 10 * WIDTH], WIDTH
-        )  # a word takes the square of its length
+        text = " ".join(passage.text.split())[: 10 * WIDTH]  # wrapping a word takes the square of its length
+        lines = textwrap.wrap(text, WIDTH)
         for line in lines[:3]:
             yield f"       {line}"
         if len(lines) > 3:

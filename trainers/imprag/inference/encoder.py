@@ -40,11 +40,7 @@ class ImpRAGEncoder:
 
 
 def load_imprag_encoder(name: str, device: str | None = None) -> ImpRAGEncoder:
-    """Load the encoder of a model, given as folder or Hub id.
-
-    Raises:
-        UserError: the model cannot be loaded.
-    """
+    """Load the encoder of a model, given as folder or Hub id."""
     from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
 
     loaded = load_imprag_checkpoint(name, dtype="auto")

@@ -89,15 +89,7 @@ def store_states(
     batch_size: int = 32,
     show_progress_bar: bool = False,
 ) -> StoredStates:
-    """Encode all passages and write their states.
-
-    Args:
-        model: model with `passage_encoding="independent"`.
-        passages: tokens of the collection.
-        folder: output folder.
-        fingerprint: fingerprint of the model and the passages.
-        batch_size: passages per forward pass.
-        show_progress_bar: whether to show a progress bar on standard error.
+    """Encode all passages and write their states, with the fingerprint of the model and the passages.
 
     Raises:
         UserError: the model does not encode passages independently, or the disk is full.
@@ -125,11 +117,7 @@ def store_states(
 
 
 def check_states(encoder: ImpRAGEncoder) -> None:
-    """Check that the states of a model can be stored, before anything is encoded.
-
-    Raises:
-        UserError: the model does not encode passages independently.
-    """
+    """Raise a `UserError` if the model does not encode passages independently, before anything is encoded."""
     _check_independent(encoder.model)
 
 
