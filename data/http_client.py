@@ -101,8 +101,11 @@ class Connection:
         return request(client)
 
     def shown(self, error: object) -> str:
-        """Return an error message in one line, without secrets."""
-        return one_line(error, self._secrets)
+        """Return an error message in one line of at most 300 characters, without secrets and passwords in URLs."""
+        text = " ".join(str(error).split())
+        for secret in self._secrets:
+            text = text.replace(secret, "***") if isinstance(secret, str) and len(secret) > 7 else text
+        return re.sub(r"(\w+://)[^\s/@]+@", r"\1", text)[:300]
 
     def failure(self, error: "APIStatusError", where: str) -> str:
         """Return the message for an HTTP error.
@@ -133,14 +136,6 @@ def in_thread(function: Callable[..., ResultT], *arguments: Any) -> "Future[Resu
 
     threading.Thread(target=work, daemon=True).start()
     return future
-
-
-def one_line(error: object, secrets: Iterable[object]) -> str:
-    """Return an error message in one line of at most 300 characters, without secrets and without passwords in URLs."""
-    text = " ".join(str(error).split())
-    for secret in secrets:
-        text = text.replace(secret, "***") if isinstance(secret, str) and len(secret) > 7 else text
-    return re.sub(r"(\w+://)[^\s/@]+@", r"\1", text)[:300]
 
 
 def public_url(url: str) -> str:

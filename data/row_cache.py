@@ -52,31 +52,23 @@ def document_rows(
     `made_with` is everything that the rows depend on besides the sources. With `streaming`, the rows are made while the data set
     is read, without the cache and without counts.
     """
+    import datasets
+
     parsed, fresh = parse_sources(sources), ReadReport()
     documents = read_documents(parsed, report=fresh)  # first, so that a missing folder is an error even if it is cached
+
+    def streamed() -> Iterator[dict[str, Any]]:
+        unread = ReadReport()
+        for row in rows(read_documents(parsed, report=unread), unread):
+            yield {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
+
     if streaming:
-        return _streamed_rows(parsed, features, rows)
+        return datasets.IterableDataset.from_generator(streamed, features=datasets.Features(features))
     name = f"{kind}-{rows_fingerprint(made_with, parsed)}"
     dataset, counts = cached_rows(name, features, lambda: rows(documents, fresh), fresh.to_dict, cache_dir=cache_dir)
     if report is not None:
         report.add(ReadReport.from_dict(counts))
     return dataset
-
-
-def _streamed_rows(
-    sources: Sequence[Source],
-    features: "Mapping[str, Any]",
-    rows: Callable[[Iterator[Document], ReadReport], Iterator[Mapping[str, Any]]],
-) -> "IterableDataset":
-    """Return rows that are made while they are read."""
-    import datasets
-
-    def made() -> Iterator[dict[str, Any]]:
-        report = ReadReport()
-        for row in rows(read_documents(sources, report=report), report):
-            yield {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
-
-    return datasets.IterableDataset.from_generator(made, features=datasets.Features(features))
 
 
 def cached_rows(
@@ -87,17 +79,14 @@ def cached_rows(
     *,
     cache_dir: str | Path | None = None,
 ) -> "tuple[Dataset, dict[str, Any]]":
-    """Return rows from the cache, or write them; a damaged cache entry is rebuilt.
+    """Return the rows and counts of a cache entry, or make and write them; a damaged entry is made again.
 
     Args:
         name: The name of the cache entry, with its fingerprint.
-        features: The features of the data set.
+        features: The features of the data set, which is memory-mapped.
         rows: Makes the rows; called only if they are not cached.
         counts: Returns values to store with the rows, as JSON; called after the last row.
         cache_dir: The cache folder; default: the cache of `datasets`.
-
-    Returns:
-        The data set, memory-mapped, and the stored counts.
 
     Raises:
         UserError: From `rows`, or the folder cannot be written to.

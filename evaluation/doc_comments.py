@@ -38,13 +38,7 @@ _OPENS = re.compile(r"[ \t]*(?:\{|\)|do\b|then\b|where\b)")
 
 @dataclass(frozen=True)
 class CommentedFunction:
-    """A declaration, separated from the comment above it.
-
-    Attributes:
-        query: The first paragraph of the comment, in one line.
-        code: The declaration.
-        comment: The lines of the comment, as they are in the file.
-    """
+    """A declaration, separated from the comment above it, whose first paragraph in one line is the query."""
 
     query: str
     code: str

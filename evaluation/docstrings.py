@@ -4,6 +4,7 @@ Held-out docstrings are removed from the functions and from the training text, s
 """
 
 import ast
+import contextlib
 import io
 import random
 import re
@@ -23,19 +24,12 @@ MIN_LINES = 3
 
 @dataclass(frozen=True)
 class Function:
-    """A function, separated from its docstring.
+    """A function without its docstring, whose first paragraph in one line is the query; line numbers are those of the file.
 
-    Attributes:
-        path: The path of its file.
-        name: Its name.
-        query: The first paragraph of the docstring, in one line.
-        code: The function without its docstring.
-        first_line: The first line, including decorators.
-        docstring_lines: The first and last line of the docstring.
+    `first_line` includes decorators; `docstring_lines` are the first and the last line of the docstring.
     """
 
     path: str
-    name: str
     query: str
     code: str
     first_line: int
@@ -93,27 +87,20 @@ def docstring_task(
     for function in held_out:
         first, last = function.docstring_lines
         remove.setdefault(function.path, set()).update(range(first, last + 1))
-    kept = {
-        path: "".join(
-            line for number, line in enumerate(python_lines(text), start=1) if number not in remove.get(path, ())
-        )
-        for path, text in sources.items()
-    }
-    return DocstringTask(task, kept)
+    for path, removed in remove.items():
+        kept = (line for number, line in enumerate(python_lines(sources[path]), start=1) if number not in removed)
+        sources[path] = "".join(kept)
+    return DocstringTask(task, sources)
 
 
 def _read_sources(root: Path) -> dict[str, str]:
     sources = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
-        if any(
-            p.startswith(".") or p in ("site-packages", "dist-packages", "test", "tests", "idle_test") for p in parts
-        ):
-            continue
-        try:
-            sources["/".join(parts)] = path.read_text(encoding="utf-8")
-        except (UnicodeDecodeError, OSError):
-            continue
+        skipped = ("site-packages", "dist-packages", "test", "tests", "idle_test")
+        if not any(part.startswith(".") or part in skipped for part in parts):
+            with contextlib.suppress(UnicodeDecodeError, OSError):
+                sources["/".join(parts)] = path.read_text(encoding="utf-8")
     return sources
 
 
@@ -156,14 +143,6 @@ def documented_functions(path: str, text: str) -> list[Function]:
             continue
         first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
         kept = lines[first - 1 : expression.lineno - 1] + lines[expression.end_lineno : node.end_lineno]
-        found.append(
-            Function(
-                path,
-                node.name,
-                query,
-                textwrap.dedent("".join(kept)).strip(),
-                first,
-                (expression.lineno, expression.end_lineno),
-            )
-        )
+        code = textwrap.dedent("".join(kept)).strip()
+        found.append(Function(path, query, code, first, (expression.lineno, expression.end_lineno)))
     return found

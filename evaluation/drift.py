@@ -84,39 +84,25 @@ class Drift:
     remarks: tuple[str, ...] = ()
 
     @property
-    def words_changed(self) -> bool:
-        """Whether clearly more words are unseen than between halves of the old text."""
-        return self.unseen[1] - self.unseen[0] >= MORE_UNSEEN
-
-    @property
-    def vectors_changed(self) -> bool:
-        """Whether the vectors differ by more than chance, and by enough to matter."""
-        return self.distance - self.by_chance[1] >= MOVED
-
-    @property
     def answer(self) -> str:
         """`RE-TRAIN`, `RE-INDEX` or `NO DRIFT`, with the reason."""
-        if self.retriever.high < 0 and self.beyond_bm25.high < 0:
+        worse = self.retriever.high < 0
+        if worse and self.beyond_bm25.high < 0:
             return (
                 f"RE-TRAIN: nDCG@10 is {-self.retriever.difference:.3f} lower on the new text, "
                 f"{-self.beyond_bm25.difference:.3f} more than for BM25"
             )
-        reasons = [
-            f"{self.unseen[1]:.1%} of its words are unseen ({self.unseen[0]:.1%} between halves of the old text)"
-            if self.words_changed
-            else "",
-            f"its vectors moved (energy distance {self.distance:.3f}, by chance at most {self.by_chance[1]:.3f})"
-            if self.vectors_changed
-            else "",
-        ]
-        harder = (
-            "; quality fell, but as much for BM25"
-            if self.retriever.high < 0
-            else "; quality did not fall significantly"
-        )
-        if any(reasons):
-            return f"RE-INDEX: {' and '.join(filter(None, reasons))}{harder}"
-        return f"NO DRIFT: words and vectors are as similar as parts of the old text{harder}"
+        before, now = self.unseen
+        reasons = []
+        if now - before >= MORE_UNSEEN:
+            reasons.append(f"{now:.1%} of its words are unseen ({before:.1%} between halves of the old text)")
+        if self.distance - self.by_chance[1] >= MOVED:
+            most = self.by_chance[1]
+            reasons.append(f"its vectors moved (energy distance {self.distance:.3f}, by chance at most {most:.3f})")
+        harder = "quality fell, but as much for BM25" if worse else "quality did not fall significantly"
+        if reasons:
+            return f"RE-INDEX: {' and '.join(reasons)}; {harder}"
+        return f"NO DRIFT: words and vectors are as similar as parts of the old text; {harder}"
 
     def __str__(self) -> str:
         """The table, and the answer in the last line."""
@@ -154,19 +140,17 @@ def compare_texts(
         UserError: A text cannot be read, or is too short for a probe.
     """
     settings = settings or ProbeSettings()
-    reports = {"old": ReadReport(), "new": ReadReport()}
-    probes = _probes(old, new, settings, defaults, reports)
+    reports: dict[str, ReadReport] = {}
+    probes = _probes({"old": old, "new": new}, settings, defaults, reports)
     tasks = _same_mix(probes)
     cosine = similarity_of(encoder) == "cosine"
     vectors = [_encode(encoder, task, batch_size, cosine=cosine) for task in tasks]
-    dense = [_ndcg(task, queries @ passages.T) for task, (queries, passages) in zip(tasks, vectors, strict=True)]
-    lexical = [score_run(bm25_run(task), task).per_query["ndcg_at_10"] for task in tasks]
+    tables = []  # the scores of the retriever and of BM25, (Q, 2)
+    for task, (queries, passages) in zip(tasks, vectors, strict=True):
+        dense = _ndcg(task, queries @ passages.T)
+        bm25 = score_run(bm25_run(task), task).per_query["ndcg_at_10"]
+        tables.append(np.array([[dense[query], bm25[query]] for query in task.queries]))
     random = np.random.default_rng(settings.seed)
-    # The scores of the retriever and of BM25, (Q, 2).
-    tables = [
-        np.array([[dense_of[query], bm25_of[query]] for query in task.queries])
-        for task, dense_of, bm25_of in zip(tasks, dense, lexical, strict=True)
-    ]
     distance, chance, p_value = _energy(
         [as_vectors(passages, len(passages), normalize=True) for _, passages in vectors],
         [[probe.documents_of.get(id_, id_) for id_ in task.corpus] for probe, task in zip(probes, tasks, strict=True)],
@@ -187,28 +171,24 @@ def compare_texts(
 
 
 def _probes(
-    old: Any, new: Any, settings: ProbeSettings, defaults: Mapping[str, Any], reports: dict[str, ReadReport]
-) -> tuple[Probe, Probe]:
-    """Return a probe of each text, with the same number of passages."""
+    texts: Mapping[str, Any], settings: ProbeSettings, defaults: Mapping[str, Any], reports: dict[str, ReadReport]
+) -> list[Probe]:
+    """Return a probe of each text, with the same number of passages; `reports` gets a report of each."""
 
-    def build(name: str, sources: Any, settings: ProbeSettings) -> Probe:
+    def build(name: str, settings: ProbeSettings) -> Probe:
         reports[name] = ReadReport()  # not twice if the text is read again
         try:
-            return build_probe(sources, settings, report=reports[name], **defaults)
+            return build_probe(texts[name], settings, report=reports[name], **defaults)
         except NoProbe as error:
             raise UserError(f"the {name} text is too short to compare: {error}") from error
 
-    first, second = build("old", old, settings), build("new", new, settings)
-    sizes = [len(probe.task.corpus) for probe in (first, second)]
-    smaller = replace(settings, passages=max(min(sizes), 2 * MIN_QUERIES))
-    if sizes[0] > sizes[1]:
-        first = build("old", old, smaller)
-    elif sizes[1] > sizes[0]:
-        second = build("new", new, smaller)
-    return first, second
+    probes = {name: build(name, settings) for name in texts}
+    fewest = min(len(probe.task.corpus) for probe in probes.values())
+    smaller = replace(settings, passages=max(fewest, 2 * MIN_QUERIES))
+    return [build(name, smaller) if len(probe.task.corpus) > fewest else probe for name, probe in probes.items()]
 
 
-def _same_mix(probes: tuple[Probe, Probe]) -> list[RetrievalTask]:
+def _same_mix(probes: Sequence[Probe]) -> list[RetrievalTask]:
     """Return the tasks with as many queries of each kind as both probes have."""
     number = probes[0].kinds & probes[1].kinds
     if number.total() < MIN_QUERIES:

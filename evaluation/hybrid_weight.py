@@ -31,12 +31,7 @@ PROBE = "probe"
 
 @dataclass(frozen=True)
 class FittedHybrid:
-    """A hybrid with a tuned weight.
-
-    Attributes:
-        weight: The weight of BM25, tuned on all queries; 0 if BM25 does not help.
-        scores: The scores, each query with the weight tuned on the other half.
-    """
+    """The weight of BM25, tuned on all queries (0 if BM25 does not help); and the scores, each query with that of the other half."""
 
     weight: float
     scores: RetrievalScores

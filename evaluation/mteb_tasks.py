@@ -4,11 +4,12 @@ mteb downloads the data from the Hub, applies each task's rules and computes the
 output. mteb's result cache is not used, so a changed model folder is always evaluated again.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.errors import UserError, require
-from revela_hub.evaluation.retrieval import RetrievalScores
+from revela_hub.evaluation.retrieval import METRICS, RetrievalScores
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -72,10 +73,8 @@ def resolve_tasks(tasks: "Sequence[str | AbsTask]") -> "list[AbsTask]":
 
 
 def _lookup(mteb: Any, name: str) -> "list[AbsTask]":
-    try:
+    with contextlib.suppress(KeyError):
         return list(mteb.get_benchmark(name).tasks)
-    except KeyError:
-        pass
     try:
         return [mteb.get_task(name)]
     except KeyError as error:
@@ -96,12 +95,7 @@ def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: b
     try:
         task.load_data()
         result = mteb.evaluate(
-            model,
-            task,
-            cache=None,
-            co2_tracker=False,
-            encode_kwargs=encode_kwargs,
-            show_progress_bar=show_progress_bar,
+            model, task, cache=None, co2_tracker=False, encode_kwargs=encode_kwargs, show_progress_bar=show_progress_bar
         )
         # Afterwards: mteb converts tasks in its older data format during the evaluation.
         data: Any = task.dataset
@@ -116,14 +110,5 @@ def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: b
 
 
 def _mean(name: str, scores: Sequence[Mapping[str, Any]], queries: int, documents: int) -> RetrievalScores:
-    def mean(metric: str) -> float:
-        return float(sum(score[metric] for score in scores) / len(scores))
-
-    return RetrievalScores(
-        name=name,
-        ndcg_at_10=mean("ndcg_at_10"),
-        mrr_at_10=mean("mrr_at_10"),
-        recall_at_100=mean("recall_at_100"),
-        queries=queries,
-        documents=documents,
-    )
+    means: dict[str, Any] = {metric: float(sum(score[metric] for score in scores) / len(scores)) for metric in METRICS}
+    return RetrievalScores(name, **means, queries=queries, documents=documents)

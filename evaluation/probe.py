@@ -13,8 +13,8 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from dataclasses import dataclass, field, replace
+from itertools import takewhile, zip_longest
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,7 @@ from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.chunks import count_words
 from revela_hub.data.text.ngram_overlap import NearDuplicates
 from revela_hub.errors import UserError
-from revela_hub.evaluation.probe_queries import (
-    MIN_PASSAGE_WORDS,
-    Candidate,
-    Passage,
-    ProbeKind,
-    passages_of_each,
-)
+from revela_hub.evaluation.probe_queries import MIN_PASSAGE_WORDS, Candidate, Passage, ProbeKind, passages_of_each
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, in_shape, resembling
 
 if TYPE_CHECKING:
@@ -46,19 +40,16 @@ SCANNED_CHARACTERS = 32_000_000
 SEARCHED_FOR_COPIES = 100
 """Maximum number of candidate queries that are searched for in all documents, to explain why there are too few."""
 
-QUESTION_PROMPT = (
-    "Write one question that a person might type into a search box and that the text below answers. Do not name the text, "
-    "and use other words than it does where you can. Answer with the question alone.\n\nText:\n{text}"
-)
-
-
 MAX_QUESTION_TEXT = 3000
 """Characters of a passage that a language model sees: a long function must not exceed its context of 2,048 tokens."""
 
 
 def question_prompt(text: str) -> str:
     """Return the prompt for a question that a passage answers."""
-    return QUESTION_PROMPT.format(text=text[:MAX_QUESTION_TEXT])
+    return (
+        "Write one question that a person might type into a search box and that the text below answers. Do not name the text, "
+        f"and use other words than it does where you can. Answer with the question alone.\n\nText:\n{text[:MAX_QUESTION_TEXT]}"
+    )
 
 
 class NoProbe(UserError):
@@ -140,11 +131,10 @@ class Probe:
         by_kind: dict[str, list[str]] = defaultdict(list)
         for query in self.task.queries:
             by_kind[kind_of(query)].append(query)
-        turns = max(map(len, by_kind.values()), default=0)
-        chosen = [ids[turn] for turn in range(turns) for ids in by_kind.values() if turn < len(ids)][:number]
-        passages = [next(iter(self.task.qrels[query])) for query in chosen]
+        chosen = [query for turn in zip_longest(*by_kind.values()) for query in turn if query][:number]
+        passages = [self.task.corpus[next(iter(self.task.qrels[query]))] for query in chosen]
         return [
-            (self.task.queries[query], " ".join(self.task.corpus[passage].split()))
+            (self.task.queries[query], " ".join(passage.split()))
             for query, passage in zip(chosen, passages, strict=True)
         ]
 
@@ -188,7 +178,12 @@ def build_probe(
     if len(asked) < MIN_QUERIES:
         raise NoProbe(_too_few(len(asked), passages, documents))
     task, held_out = _hold_out(passages, asked)
-    task = _reshaped(task, settings, examples)
+    # Shorter queries: sentences in one shape, or sentences and docstrings in shapes that resemble the examples.
+    kinds = ("sentence", "docstring") if examples else ("sentence",)
+    made = {id_: text for id_, text in task.queries.items() if kind_of(id_) in kinds}
+    texts = list(task.corpus.values())
+    shaped = resembling(made, examples, texts) if examples else in_shape(settings.shape, made, texts)
+    task = replace(task, queries=task.queries | shaped)
     documents_of = {f"p{index}": passage.document for index, passage in enumerate(passages)}
     return Probe(task, held_out, (used, len(documents)), characters, complete, settings, documents_of)
 
@@ -264,9 +259,21 @@ def _ask(
     texts = {document.id: document.text for document in documents}
     everything = "\0".join(" ".join(text.split()) for text in texts.values())
     seen, taken, asked = NearDuplicates(), set[int](), dict[str, _Asked]()
+
+    def fits(offer: _Asked) -> bool:
+        """Return whether the query is new, and its text occurs only where it is removed."""
+        if taken.intersection(offer.passages) or offer.candidate.text in seen:
+            return False
+        own = {passages[index].document for index in offer.passages}
+        removed = offer.candidate.removed
+        if any(texts[document].count(removed) != 1 for document in own):
+            return False
+        # Compared in one line: line breaks inside a sentence do not matter.
+        return everything.count(" ".join(removed.split())) == len(own)
+
     while offers and len(asked) < settings.queries:
         for kind, candidates in list(offers.items()):
-            offer = next((o for o in candidates if _fits(o, passages, taken, seen, texts, everything)), None)
+            offer = next(filter(fits, candidates), None)
             if offer is None:
                 del offers[kind]
             elif len(asked) < settings.queries:
@@ -278,33 +285,13 @@ def _ask(
 
 def _offers(passages: Sequence[Passage], kind: ProbeKind, random: Random) -> list[_Asked]:
     by_text: dict[str, list[int]] = defaultdict(list)
-    candidates: dict[str, Candidate] = {}
     for index, passage in enumerate(passages):
         if candidate := passage.candidates.get(kind):
             by_text[candidate.text].append(index)
-            candidates[candidate.text] = candidate
     most = MAX_TITLE_PASSAGES if kind == "title" else 1  # other queries must have a single answer
-    offers = [_Asked(candidates[text], tuple(found)) for text, found in by_text.items() if len(found) <= most]
+    few = [found for found in by_text.values() if len(found) <= most]
+    offers = [_Asked(passages[found[-1]].candidates[kind], tuple(found)) for found in few]
     return random.sample(offers, len(offers))
-
-
-def _fits(
-    offer: _Asked,
-    passages: Sequence[Passage],
-    taken: set[int],
-    seen: NearDuplicates,
-    texts: dict[str, str],
-    everything: str,
-) -> bool:
-    """Return whether the query is new, and its text occurs only where it is removed."""
-    if taken.intersection(offer.passages) or offer.candidate.text in seen:
-        return False
-    own = {passages[index].document for index in offer.passages}
-    removed = offer.candidate.removed
-    if any(texts[document].count(removed) != 1 for document in own):
-        return False
-    # Compared in one line: line breaks inside a sentence do not matter.
-    return everything.count(" ".join(removed.split())) == len(own)
 
 
 def _questions(
@@ -326,35 +313,18 @@ def write_questions(
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of each passage for which a language model writes a usable question, and the question.
 
-    Args:
-        backend: The language model.
-        passages: Numbers and texts of passages.
-        seed: The sampling seed.
-        end: The time (`time.monotonic`) from which no question is requested.
+    From the time `end` (`time.monotonic`) on, no question is requested.
     """
     from revela_hub.data.synthesis.backends import Request
 
     requests = (Request(question_prompt(text), seed + number) for number, text in passages)
     in_time = takewhile(lambda _: time.monotonic() < end, requests)
     for (number, passage), (_, reply) in zip(passages, backend.replies(in_time), strict=False):
-        text = _first_line(reply.text)
+        # The first line, without thoughts and quotation marks.
+        lines = (line.strip(" \t\"'*") for line in re.sub(r"(?s)<think>.*?</think>", "", reply.text).split("\n"))
+        text = next(filter(None, lines), "")
         if not reply.problem and 3 <= count_words(text) <= 60 and text not in passage:
             yield number, text
-
-
-def _first_line(reply: str) -> str:
-    """Return the first line of a language model's reply, without its thoughts and quotation marks."""
-    lines = [line.strip(" \t\"'*") for line in re.sub(r"(?s)<think>.*?</think>", "", reply).split("\n")]
-    return next((line for line in lines if line), "")
-
-
-def _reshaped(task: RetrievalTask, settings: ProbeSettings, examples: Sequence[str]) -> RetrievalTask:
-    """Return the task with shorter queries: sentences in one shape, or sentences and docstrings in shapes that resemble examples."""
-    kinds = ("sentence", "docstring") if examples else ("sentence",)
-    made = {id_: text for id_, text in task.queries.items() if kind_of(id_) in kinds}
-    passages = list(task.corpus.values())
-    changed = resembling(made, examples, passages) if examples else in_shape(settings.shape, made, passages)
-    return RetrievalTask(task.corpus, task.queries | changed, task.qrels, task.name)
 
 
 def _hold_out(passages: Sequence[Passage], asked: dict[str, _Asked]) -> tuple[RetrievalTask, dict[str, list[str]]]:

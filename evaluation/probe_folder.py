@@ -1,7 +1,7 @@
 """The folder of a probe: a BEIR folder, with the texts that are held out of training and the settings of the probe."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,22 +36,6 @@ def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") 
         UserError: The folder contains files other than those of an earlier probe, or the disk is full.
     """
     folder = Path(folder)
-    with writing(folder, option):
-        claim(folder, option, _is_probe)
-        with TemporaryDirectory(prefix=".part-", dir=folder) as part:
-            _write_files(probe, Path(part))
-            for file in sorted(Path(part).rglob("*.*")):
-                target = folder / file.relative_to(part)
-                target.parent.mkdir(exist_ok=True)
-                file.replace(target)
-    return folder
-
-
-def _write_files(probe: Probe, folder: Path) -> None:
-    write_beir(probe.task, folder)
-    rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (folder / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
     metadata = asdict(probe.settings) | {
         "made": dict(probe.kinds),
         "documents_used": probe.documents[0],
@@ -59,10 +43,21 @@ def _write_files(probe: Probe, folder: Path) -> None:
         "characters_read": probe.characters,
         "all_of_the_text": probe.complete,
     }
-    (folder / SETTINGS).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+    with writing(folder, option):
+        claim(folder, option, _is_probe)
+        with TemporaryDirectory(prefix=".part-", dir=folder) as part:
+            write_beir(probe.task, part)
+            rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
+            lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            (Path(part) / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
+            (Path(part) / SETTINGS).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+            for file in sorted(Path(part).rglob("*.*")):
+                target = folder / file.relative_to(part)
+                target.parent.mkdir(exist_ok=True)
+                file.replace(target)
+    return folder
 
 
 def read_probe_task(folder: str | Path) -> RetrievalTask:
     """Read the task in a folder written by `revela-hub probe` (or any BEIR folder), with the name "probe"."""
-    task = read_beir(folder)
-    return RetrievalTask(task.corpus, task.queries, task.qrels, "probe")
+    return replace(read_beir(folder), name="probe")

@@ -44,12 +44,7 @@ _HEADING = re.compile(r"^(?:#{1,6}[ \t]+(?P<hash>\S.*)|(?P<under>\S.*)\n(?P<line
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate query for a passage.
-
-    Attributes:
-        text: The query, in one line.
-        removed: The exact text to remove from the document.
-    """
+    """A candidate query for a passage in one line, and the exact text to remove from the document."""
 
     text: str
     removed: str
@@ -57,13 +52,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Passage:
-    """A passage with its candidate queries.
-
-    Attributes:
-        document: The document's id.
-        text: The passage.
-        candidates: The candidates by kind; that of the kind "sentence" has not been removed from the text yet.
-    """
+    """A passage with the id of its document and its candidate queries by kind; a sentence has not been removed from it yet."""
 
     document: str
     text: str
@@ -86,17 +75,12 @@ def passages_of_each(
 
 def _functions(document: Document) -> Iterator[Passage]:
     suffix = Path(document.path or "").suffix.lower()
-    if suffix in PYTHON:
-        yield from _python_functions(document)
-    elif suffix in SUFFIXES:
-        yield from _commented_functions(document)
-    elif document.path is None:  # a row: the language is not known
-        yield from list(_python_functions(document)) or _commented_functions(document)
-
-
-def _commented_functions(document: Document) -> Iterator[Passage]:
-    for function in commented_functions(document.text):
-        yield Passage(document.id, function.code, {"docstring": Candidate(function.query, function.comment)})
+    is_row = document.path is None  # its language is not known
+    found = list(_python_functions(document)) if is_row or suffix in PYTHON else []
+    yield from found
+    if suffix in SUFFIXES or (is_row and not found):
+        for function in commented_functions(document.text):
+            yield Passage(document.id, function.code, {"docstring": Candidate(function.query, function.comment)})
 
 
 def _python_functions(document: Document) -> Iterator[Passage]:
@@ -134,23 +118,15 @@ def _split(text: str) -> Iterator[tuple[str, str]]:
     heading, start = "", 0
     first, gap, rest = text.partition("\n\n")
     # The title of a row is followed by an empty line; a short first line before an empty line also counts as a title.
-    if (
-        gap
-        and rest.strip()
-        and "\n" not in first.strip()
-        and count_words(first) <= MAX_TITLE_WORDS
-        and not _HEADING.search(first)
-    ):
+    is_line = "\n" not in first.strip() and count_words(first) <= MAX_TITLE_WORDS
+    if gap and rest.strip() and is_line and not _HEADING.search(first):
         heading, start = first.strip(), len(first)
     for match in _HEADING.finditer(text, start):
         yield heading, text[start : match.start()]
-        heading, start = (match["under"] or _without_closing(match["hash"])).strip(), match.end()
+        # Without the closing sequence of Markdown (`# Title ##`).
+        hashed = match["hash"] and match["hash"][0] + match["hash"][1:].rstrip(" \t").rstrip("#")
+        heading, start = (match["under"] or hashed).strip(), match.end()
     yield heading, text[start:]
-
-
-def _without_closing(heading: str) -> str:
-    """Return a heading without the closing sequence of Markdown (`# Title ##`)."""
-    return heading[0] + heading[1:].rstrip(" \t").rstrip("#")
 
 
 def _sentence(text: str, random: Random) -> str | None:

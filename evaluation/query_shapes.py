@@ -32,12 +32,7 @@ FREQUENT = 0.1
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Document frequencies of the words of some passages.
-
-    Attributes:
-        counts: number of passages by word.
-        passages: number of passages.
-    """
+    """Document frequencies: the number of passages by word, and of all passages."""
 
     counts: Mapping[str, int]
     passages: int
@@ -45,11 +40,8 @@ class Vocabulary:
     @classmethod
     def of(cls, passages: Iterable[str]) -> "Vocabulary":
         """Count the words of passages."""
-        counts: Counter[str] = Counter()
-        number = 0
-        for number, passage in enumerate(passages, start=1):  # noqa: B007 (it is used below)
-            counts.update(set(words(passage)))
-        return cls(counts, number)
+        found = [set(words(passage)) for passage in passages]
+        return cls(Counter(word for each in found for word in each), len(found))
 
     def idf(self, word: str) -> float:
         """Return the inverse document frequency of a word; a word in no passage is as rare as one in half a passage."""
@@ -114,8 +106,8 @@ def resembling(queries: Mapping[str, str], examples: Sequence[str], passages: Se
     sentences or docstrings by id, which the passages do not contain; examples are real queries without labels.
     """
     pool = [(id_, text) for shape in SHAPES for id_, text in in_shape(shape, queries, passages).items()]
-    table = QueryNumbers(passages)
-    pool_PF, examples_EF = table.of([text for _, text in pool]), table.of(examples)
+    numbers_QF = _numbers([*(text for _, text in pool), *examples], passages)
+    pool_PF, examples_EF = numbers_QF[: len(pool)], numbers_QF[len(pool) :]
     spread_F = np.maximum(pool_PF.std(0), 1e-6)
     distance_EP = np.square((examples_EF[:, None] - pool_PF[None]) / spread_F).sum(-1)
     orders = [iter(np.argsort(row, kind="stable")) for row in distance_EP]
@@ -128,23 +120,17 @@ def resembling(queries: Mapping[str, str], examples: Sequence[str], passages: Se
     return {id_: chosen[id_] for id_ in queries}
 
 
-class QueryNumbers:
-    """Numbers that describe queries for some passages, without labels."""
-
-    def __init__(self, passages: Sequence[str]) -> None:
-        self.vocabulary = Vocabulary.of(passages)
-        self.words = [set(words(passage)) for passage in passages]
-        self.bm25 = BM25(list(passages))
-
-    def of(self, queries: Sequence[str]) -> NDArray[np.float64]:
-        """Return (Q, 4): log of the length, fraction of function words, mean idf of the others, and idf-weighted overlap."""
-        best = self.bm25.search(list(queries), 1).rows_QK[:, 0]
-        rows = []
-        for query, place in zip(queries, best, strict=True):
-            found = words(query)
-            idf = {word: self.vocabulary.idf(word) for word in found if not self.vocabulary.is_frequent(word)}
-            shared = sum(value for word, value in idf.items() if place >= 0 and word in self.words[place])
-            frequent = sum(self.vocabulary.is_frequent(word) for word in found) / max(1, len(found))
-            rarity, total = (sum(idf.values()) / max(1, len(idf))), max(1e-9, sum(idf.values()))
-            rows.append([math.log(1 + len(found)), frequent, rarity, shared / total])
-        return np.array(rows)
+def _numbers(queries: list[str], passages: Sequence[str]) -> NDArray[np.float64]:
+    """Return (Q, 4): log of the length, fraction of function words, mean idf of the others, and idf-weighted overlap."""
+    vocabulary = Vocabulary.of(passages)
+    words_of = [set(words(passage)) for passage in passages]
+    best = BM25(list(passages)).search(queries, 1).rows_QK[:, 0]
+    rows = []
+    for query, place in zip(queries, best, strict=True):
+        found = words(query)
+        idf = {word: vocabulary.idf(word) for word in found if not vocabulary.is_frequent(word)}
+        shared = sum(value for word, value in idf.items() if place >= 0 and word in words_of[place])
+        frequent = sum(vocabulary.is_frequent(word) for word in found) / max(1, len(found))
+        total = sum(idf.values())
+        rows.append([math.log(1 + len(found)), frequent, total / max(1, len(idf)), shared / max(1e-9, total)])
+    return np.array(rows)

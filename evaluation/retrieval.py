@@ -210,14 +210,12 @@ def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
 def rankings_of(hits: Hits, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
     """Return hits of all queries of a task by id; see `run_of`, which searches for `depth + 1` hits."""
     documents = documents_of(task)
-
-    def kept() -> Iterator[tuple[str, dict[str, float]]]:
-        for query, rows, scores in zip(task.queries, hits.rows_QK.tolist(), hits.scores_QK.tolist(), strict=True):
-            own = query if task.qrels[query].get(query, 0) <= 0 else None
-            found = [(documents[row], score) for row, score in zip(rows, scores, strict=True) if row >= 0]
-            yield query, dict([pair for pair in found if pair[0] != own][:depth])
-
-    return dict(kept())
+    run: Rankings = {}
+    for query, rows, scores in zip(task.queries, hits.rows_QK.tolist(), hits.scores_QK.tolist(), strict=True):
+        own = query if task.qrels[query].get(query, 0) <= 0 else None
+        found = [(documents[row], score) for row, score in zip(rows, scores, strict=True) if row >= 0]
+        run[query] = dict([pair for pair in found if pair[0] != own][:depth])
+    return run
 
 
 def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:

@@ -9,7 +9,7 @@ queries with replacement many times; m* is the mean of one sample (Efron and Tib
 P-values are not corrected for multiple comparisons: with n comparisons, use a threshold of 0.05 / n.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -90,15 +90,9 @@ def paired_bootstrap(
     mean = float(d_Q.mean())
     # The tolerance absorbs rounding errors: without it, two equal models could differ "significantly".
     as_far = np.abs(result.bootstrap_distribution - mean) >= abs(mean) - 1e-12
-    interval = result.confidence_interval
-    return PairedDifference(
-        mean,
-        float(interval.low),
-        float(interval.high),
-        float((as_far.sum() + 1) / (samples + 1)),
-        len(d_Q),
-        confidence,
-    )
+    p_value = float((as_far.sum() + 1) / (samples + 1))
+    low, high = map(float, result.confidence_interval)
+    return PairedDifference(mean, low, high, p_value, len(d_Q), confidence)
 
 
 def compare_queries(
@@ -111,11 +105,6 @@ def compare_queries(
     """
     if a.keys() != b.keys():
         raise ValueError(f"{len(a.keys() ^ b.keys())} queries have a score from only one of the models")
-    queries: Sequence[str] = sorted(a)  # the samples do not depend on the order of the queries
-    return paired_bootstrap(
-        [a[query] for query in queries],
-        [b[query] for query in queries],
-        samples=samples,
-        confidence=confidence,
-        seed=seed,
-    )
+    # Sorted, so that the samples do not depend on the order of the queries.
+    scores_of_a, scores_of_b = ([scores[query] for query in sorted(a)] for scores in (a, b))
+    return paired_bootstrap(scores_of_a, scores_of_b, samples=samples, confidence=confidence, seed=seed)

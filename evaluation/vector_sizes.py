@@ -27,12 +27,7 @@ TIMED = 100
 
 @dataclass(frozen=True)
 class VectorSize:
-    """A size of vectors.
-
-    Attributes:
-        dims: The number of leading components; None: all.
-        precision: "float32", "int8" or "binary".
-    """
+    """The number of leading components (None: all), and "float32", "int8" or "binary"."""
 
     dims: int | None = None
     precision: str = "float32"
@@ -40,14 +35,9 @@ class VectorSize:
 
 @dataclass(frozen=True)
 class SizeScores:
-    """The scores of one size of vectors.
+    """The scores of one size of vectors, the bytes of one vector in memory, and the time of a search.
 
-    Attributes:
-        dims: The number of components.
-        precision: "float32", "int8" or "binary".
-        scores: The scores.
-        bytes_per_passage: The bytes of one vector in memory.
-        milliseconds: The median time of a search for one query and 10 passages, without encoding the query.
+    The time is the median for one query and 10 passages, without encoding the query.
     """
 
     dims: int
@@ -81,17 +71,14 @@ def evaluate_sizes(
         texts = TextList([task.corpus[id_] for id_ in documents_of(task)])
         whole = build_ranker(texts, settings, folder, dense=encoder)
         queries_QD = np.asarray(whole.encode(list(task.queries.values())))
+        cosine = similarity_of(encoder) == "cosine"
         for size in sizes:
             options = replace(settings.index, type="flat", truncate_dim=size.dims, precision=size.precision)
             ranker: Any = build_ranker(texts, replace(settings, index=options), folder, dense=encoder)
-            cut_QD = as_vectors(
-                queries_QD[:, : size.dims], len(queries_QD), normalize=similarity_of(encoder) == "cosine"
-            )
-            scores = _scores(ranker, cut_QD, task)
+            cut_QD = as_vectors(queries_QD[:, : size.dims], len(queries_QD), normalize=cosine)
             dims = int(cut_QD.shape[1])
-            yield SizeScores(
-                dims, size.precision, scores, options.bytes_per_vector(dims), _milliseconds(ranker, cut_QD)
-            )
+            number_of_bytes, scores = options.bytes_per_vector(dims), _scores(ranker, cut_QD, task)
+            yield SizeScores(dims, size.precision, scores, number_of_bytes, _milliseconds(ranker, cut_QD))
 
 
 def _scores(ranker: Any, queries_QD: np.ndarray, task: RetrievalTask) -> RetrievalScores:

@@ -13,16 +13,19 @@ row (`stopping_strategy: first_exhausted`) or as long as needed to use every row
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.data.mixture.pairs import (
+    BELOW,
+    CLASS_OF_ONE,
+    NO_NEGATIVE,
     KnownPairs,
     Pair,
     classification_pairs,
@@ -30,11 +33,10 @@ from revela_hub.data.mixture.pairs import (
     fill_negatives,
     sts_pairs,
 )
-from revela_hub.data.mixture.report import MixtureReport, TaskReport, no_positives
-from revela_hub.data.mixture.rows import TaskRows, read_task
-from revela_hub.data.mixture.sources import Column
+from revela_hub.data.mixture.rows import EXCLUDED_BY_WHERE, NO_PASSAGE, Column, TaskRows, read_task
 from revela_hub.data.mixture.tasks import MixtureFile, Task, parse_mixture
 from revela_hub.data.row_cache import cache_folder, cached_rows, rows_fingerprint
+from revela_hub.data.sources.report import counted, skips
 from revela_hub.errors import UserError
 from revela_hub.scratch import scratch_folder
 
@@ -42,6 +44,52 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _FORMAT = 2  # format of the cached rows: increase it when the same task produces different rows
+
+
+@dataclass
+class TaskReport:
+    """The counts of one task; `str(report)` is one line."""
+
+    name: str
+    type: str
+    rows: int = 0
+    """Rows of the task, at most `max_samples`."""
+    used: int = 0
+    """Rows in the mixture."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Dropped rows and pairs, by reason."""
+    negatives: Counter[str] = field(default_factory=Counter)
+    """Negatives: `given` by the source, `drawn` at random, `wrong` (given, but a known positive; removed)."""
+    passages: int = 0
+    """Passages in the corpus."""
+    repeated_passages: int = 0
+    """Passages with the text of an earlier one."""
+
+    def __str__(self) -> str:
+        """For example `scifact (retrieval): 919 rows; negatives: 919 drawn; 5,183 passages; dropped: 2 repeated`."""
+        used = "" if self.used == self.rows else f" ({self.used:,} in the mixture)"
+        parts = [f"{self.name} ({self.type}): {counted(self.rows, 'row')}{used}"]
+        if negatives := +self.negatives:
+            parts.append(f"negatives: {skips(negatives)}")
+        if self.passages:
+            repeated = f" ({self.repeated_passages:,} repeated)" if self.repeated_passages else ""
+            parts.append(f"{counted(self.passages, 'passage')}{repeated}")
+        if self.dropped:
+            parts.append(f"dropped: {skips(self.dropped)}")
+        return "; ".join(parts)
+
+
+@dataclass
+class MixtureReport:
+    """The counts of a mixture; `str(report)` has one line per task."""
+
+    tasks: list[TaskReport]
+
+    def __str__(self) -> str:
+        """The total, then the tasks."""
+        total = sum(task.used for task in self.tasks)
+        head = f"{counted(total, 'row')} of {counted(len(self.tasks), 'task')}"
+        return "\n".join([head, *(f"  {task}" for task in self.tasks)])
 
 
 @dataclass
@@ -137,10 +185,18 @@ def mixture_counts(tasks: Sequence[Task], available: Sequence[int], stopping_str
 
 def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path | None) -> "tuple[Dataset, TaskReport]":
     """Return the rows of a task, from the cache if possible."""
+    import datasets
+
     report = TaskReport(task.name, task.type)
+    negatives = [f"negative_{number}" for number in range(1, num_negatives + 1)]
+    names = ["task", "anchor", "positive", *negatives, "anchor_prompt", "document_prompt", "kind"]
+    # Weight and stages do not affect the rows.
+    settings = asdict(replace(task, weight=None, stages=None))
+    made_with = {"format": _FORMAT, "num_negatives": num_negatives, "seed": seed, **settings}
+    sources = [source for source in (task.source, task.corpus, task.queries) if source]
     rows, counts = cached_rows(
-        f"mixture-{_fingerprint(task, num_negatives, seed)}",
-        _features(num_negatives),
+        f"mixture-{rows_fingerprint(made_with, sources)}",
+        {name: datasets.Value("string") for name in names},
         lambda: _made_rows(task, num_negatives, seed, report, cache_dir),
         lambda: vars(report),
         cache_dir=cache_dir,
@@ -155,15 +211,33 @@ def _made_rows(
     # Not in /tmp, which may be too small: this is as large as the corpus.
     with scratch_folder("rows", cache_folder(cache_dir)) as temporary:
         read = read_task(task, temporary)
-        for row in _rows(task, _pairs(task, read, num_negatives, _task_seed(task, seed), report)):
+        task_seed = int.from_bytes(hashlib.sha256(f"{seed}\0{task.name}".encode()).digest()[:8], "big")
+        for pair in _pairs(task, read, num_negatives, task_seed, report):
             report.rows += 1
-            yield row
+            yield _row(task, pair)
     report.dropped.update(read.dropped)
     if not report.rows:
-        raise UserError(no_positives(task, report))
+        raise UserError(_no_positives(task, report))
+
+
+def _no_positives(task: Task, report: TaskReport) -> str:
+    """Return the message for a task without any row left."""
+    what = f"of {task.source.path}: {skips(report.dropped)}" if report.dropped else f"{task.source.path} has no rows"
+    remedies = {  # filters that the user chose come last
+        NO_PASSAGE: "check corpus and its id_column",
+        CLASS_OF_ONE: "mode: label needs only one text per class",
+        NO_NEGATIVE: "it needs distinct texts of at least two classes",
+        BELOW: "lower the threshold",
+        EXCLUDED_BY_WHERE: "check where",
+    }
+    remedy = next(
+        (remedies[reason] for reason in remedies if report.dropped[reason]), "use other data, or remove the task"
+    )
+    return f"task {task.name}: no positives for training ({what}); {remedy}"
 
 
 def _pairs(task: Task, read: TaskRows, num_negatives: int, seed: int, report: TaskReport) -> Iterator[Pair]:
+    """Make the pairs of a task: checked, sampled, and with negatives."""
     if task.type in ("classification", "clustering"):
         return classification_pairs(
             Column(read.rows, "text"),
@@ -174,18 +248,13 @@ def _pairs(task: Task, read: TaskRows, num_negatives: int, seed: int, report: Ta
             max_pairs=task.max_samples,
             dropped=report.dropped,
         )
-    return _paired(task, read, num_negatives, seed, report)
-
-
-def _paired(task: Task, read: TaskRows, num_negatives: int, seed: int, report: TaskReport) -> Iterator[Pair]:
-    """Check, sample and add negatives to the pairs of a task."""
     known = KnownPairs()
-    pairs = _scored_pairs(task, read, known, report) if task.type == "sts" else _StoredPairs(read, known)
-    order: Sequence[int] = range(len(pairs))
+    number, pair_at = (_scored_pairs if task.type == "sts" else _stored_pairs)(task, read, known, report)
+    order: Sequence[int] = range(number)
     if task.max_samples is not None:
-        order = np.random.default_rng([seed, 1]).permutation(len(pairs)).tolist()
+        order = np.random.default_rng([seed, 1]).permutation(number).tolist()
     filled = fill_negatives(
-        distinct_pairs((pairs[index] for index in order), dropped=report.dropped),
+        distinct_pairs(map(pair_at, order), dropped=report.dropped),
         _pool(task, read, report),
         known,
         num_negatives=num_negatives,
@@ -196,32 +265,25 @@ def _paired(task: Task, read: TaskRows, num_negatives: int, seed: int, report: T
     return islice(filled, task.max_samples)
 
 
-class _StoredPairs(Sequence[Pair]):
-    """The pairs of a task's rows, constructed on access; all are added to the known pairs."""
-
-    def __init__(self, read: TaskRows, known: KnownPairs) -> None:
-        self._anchors: Column[str] = Column(read.rows, "anchor")
-        self._positives: Column[str] = Column(read.rows, "positive")
-        self._negatives: Column[list[str]] = Column(read.rows, "negatives")
-        self._instructions: Column[str] = Column(read.rows, "instruction")
-        for anchor, positive in zip(self._anchors, self._positives, strict=True):
-            known.add(anchor, positive)
-
-    def __len__(self) -> int:
-        return len(self._anchors)
-
-    def __getitem__(self, index: Any) -> Any:
-        negatives, instruction = self._negatives[index], self._instructions[index]
-        return Pair(self._anchors[index], self._positives[index], negatives, instruction)
+_Pairs: TypeAlias = tuple[int, Callable[[int], Pair]]  # their number, and a function that returns one of them
 
 
-def _scored_pairs(task: Task, read: TaskRows, known: KnownPairs, report: TaskReport) -> list[Pair]:
+def _stored_pairs(task: Task, read: TaskRows, known: KnownPairs, report: TaskReport) -> _Pairs:
+    """Return the pairs of a task's rows, read from disk on access."""
+    columns = [Column[Any](read.rows, name) for name in ("anchor", "positive", "negatives", "instruction")]
+    for anchor, positive in zip(*columns[:2], strict=True):
+        known.add(anchor, positive)
+    return len(read.rows), lambda index: Pair(*(column[index] for column in columns))
+
+
+def _scored_pairs(task: Task, read: TaskRows, known: KnownPairs, report: TaskReport) -> _Pairs:
     columns = [list(Column[Any](read.rows, name)) for name in ("sentence1", "sentence2", "score")]
     for first, second in zip(*columns[:2], strict=True):
         # Known whatever the score: what was judged and found half similar is no negative to draw at random.
         known.add(first, second)
         known.add(second, first)
-    return list(sts_pairs(*columns, threshold=task.threshold, dropped=report.dropped))
+    pairs = list(sts_pairs(*columns, threshold=task.threshold, dropped=report.dropped))
+    return len(pairs), pairs.__getitem__
 
 
 def _pool(task: Task, read: TaskRows, report: TaskReport) -> Sequence[str]:
@@ -234,40 +296,14 @@ def _pool(task: Task, read: TaskRows, report: TaskReport) -> Sequence[str]:
     return Column(read.corpus, "text")
 
 
-def _rows(task: Task, pairs: Iterable[Pair]) -> Iterator[dict[str, str]]:
-    kind = "retrieval" if task.is_retrieval else "other"
-    for pair in pairs:
-        instruction = pair.instruction or task.instruction
-        negatives = {f"negative_{number}": text for number, text in enumerate(pair.negatives, start=1)}
-        yield {
-            "task": task.name,
-            "anchor": pair.anchor,
-            "positive": pair.positive,
-            **negatives,
-            "anchor_prompt": query_prompt(instruction),
-            "document_prompt": query_prompt(instruction) if task.is_symmetric else "",
-            "kind": kind,
-        }
-
-
-def _features(num_negatives: int) -> dict[str, Any]:
-    import datasets
-
-    negatives = [f"negative_{number}" for number in range(1, num_negatives + 1)]
-    names = ["task", "anchor", "positive", *negatives, "anchor_prompt", "document_prompt", "kind"]
-    return {name: datasets.Value("string") for name in names}
-
-
-# --- the cache
-
-
-def _task_seed(task: Task, seed: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}\0{task.name}".encode()).digest()[:8], "big")
-
-
-def _fingerprint(task: Task, num_negatives: int, seed: int) -> str:
-    """Return a hash of everything that a task's rows depend on."""
-    if task.weight is not None or task.stages is not None:
-        task = replace(task, weight=None, stages=None)  # they do not affect the rows
-    made_with = {"format": _FORMAT, "num_negatives": num_negatives, "seed": seed, **asdict(task)}
-    return rows_fingerprint(made_with, [source for source in (task.source, task.corpus, task.queries) if source])
+def _row(task: Task, pair: Pair) -> dict[str, str]:
+    prompt = query_prompt(pair.instruction or task.instruction)
+    return {
+        "task": task.name,
+        "anchor": pair.anchor,
+        "positive": pair.positive,
+        **{f"negative_{number}": text for number, text in enumerate(pair.negatives, start=1)},
+        "anchor_prompt": prompt,
+        "document_prompt": prompt if task.is_symmetric else "",
+        "kind": "retrieval" if task.is_retrieval else "other",
+    }

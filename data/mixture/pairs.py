@@ -112,7 +112,7 @@ def classification_pairs(
     """
     dropped = Counter() if dropped is None else dropped
     rng = np.random.default_rng(seed)
-    examples = _distinct_examples(texts, labels, dropped)
+    examples = _Examples(texts, labels, dropped)
     order = np.arange(len(examples.codes)) if max_pairs is None else rng.permutation(len(examples.codes))
     made = 0
     for index in order.tolist():
@@ -140,7 +140,7 @@ def classification_pairs(
 
 
 class _Examples:
-    """Labelled texts, distinct within each class.
+    """Labelled texts, distinct within each class; others are counted in `dropped`.
 
     Attributes:
         texts: All texts, including unused ones.
@@ -150,17 +150,28 @@ class _Examples:
         labelled: The set of (label, text).
     """
 
-    def __init__(
-        self, texts: Sequence[str], kept: list[int], codes: list[int], names: list[str], labelled: KnownPairs
-    ) -> None:
-        self.texts = texts
-        self.labelled = labelled
+    def __init__(self, texts: Sequence[str], labels: Sequence[Any], dropped: Counter[str]) -> None:
+        self.texts, self.labelled = texts, KnownPairs()
+        kept: list[int] = []
+        codes: list[int] = []
+        code_of: dict[str, int] = {}
+        for index, (text, label) in enumerate(zip(texts, labels, strict=True)):
+            name = "" if label is None else str(label)
+            if is_empty(text):
+                dropped[EMPTY] += 1
+            elif is_empty(name):
+                dropped[NO_LABEL] += 1
+            elif not self.labelled.add(name, text):
+                dropped[REPEATED] += 1
+            else:
+                kept.append(index)
+                codes.append(code_of.setdefault(name, len(code_of)))
+        self.names = list(code_of)
         self.kept: Integers = np.array(kept, dtype=np.int64)
         self.codes: Integers = np.array(codes, dtype=np.int64)
-        self.names = names
         # The examples sorted by class, class c from starts[c] to starts[c + 1]; and the rank of each in that order.
         self.by_class = np.argsort(self.codes, kind="stable")
-        self.starts = np.concatenate([[0], np.cumsum(np.bincount(self.codes, minlength=len(names)))])
+        self.starts = np.concatenate([[0], np.cumsum(np.bincount(self.codes, minlength=len(self.names)))])
         self.rank = np.argsort(self.by_class, kind="stable")
 
     def text(self, index: int) -> str:
@@ -189,25 +200,6 @@ class _Examples:
         """Yield the texts of the other labels, in random order."""
         for drawn in distinct_draws(rng, len(self.names) - 1):
             yield self.names[drawn + (drawn >= label)]
-
-
-def _distinct_examples(texts: Sequence[str], labels: Sequence[Any], dropped: Counter[str]) -> _Examples:
-    seen = KnownPairs()
-    kept: list[int] = []
-    codes: list[int] = []
-    names: dict[str, int] = {}
-    for index, (text, label) in enumerate(zip(texts, labels, strict=True)):
-        name = "" if label is None else str(label)
-        if is_empty(text):
-            dropped[EMPTY] += 1
-        elif is_empty(name):
-            dropped[NO_LABEL] += 1
-        elif not seen.add(name, text):
-            dropped[REPEATED] += 1
-        else:
-            kept.append(index)
-            codes.append(names.setdefault(name, len(names)))
-    return _Examples(texts, kept, codes, list(names), seen)
 
 
 # --- semantic similarity

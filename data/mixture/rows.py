@@ -9,22 +9,23 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from revela_hub.data.mixture.sources import Column, with_beir_parts
 from revela_hub.data.mixture.tasks import Task
 from revela_hub.data.row_cache import write_rows
-from revela_hub.data.sources.beir import titled
+from revela_hub.data.sources.beir import beir_files, beir_splits, titled
 from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
 from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+T = TypeVar("T")
 
 EXCLUDED_BY_WHERE = "excluded by where"
 NO_PASSAGE = "passage is not in the corpus"
@@ -33,6 +34,23 @@ NO_QUERY = "query is not in queries"
 _ID_COLUMN = re.compile(r"(^|[_-])ids?$", re.IGNORECASE)
 _MIN_ID_ROWS = 8  # rows of single words with digits after which a column is taken for ids
 _NUMBERED = re.compile(r"negative_(\d+)")
+
+
+class Column(Sequence[T]):
+    """A column of a data set, read from disk value by value."""
+
+    def __init__(self, dataset: "Dataset", name: str) -> None:
+        self._column = dataset.data.column(name)  # not dataset[name][i], which takes 20 times as long
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._column[index].as_py()
+
+    def __iter__(self) -> Iterator[T]:
+        for chunk in self._column.iterchunks():
+            yield from chunk.to_pylist()
 
 
 @dataclass
@@ -61,32 +79,56 @@ def read_task(task: Task, folder: Path) -> TaskRows:
     Raises:
         UserError: The source does not exist or cannot be read, or a column is missing or has the wrong type.
     """
-    task = with_beir_parts(task)
+    from datasets import List, Value
+
+    task = _with_beir_parts(task)
     dropped: Counter[str] = Counter()
     queries = corpus = None
     if task.corpus or task.queries:
         anchors, passages = _named_ids(task)
         queries = _Texts(task.queries, anchors, folder / "queries.arrow") if task.queries else None
         corpus = _Texts(task.corpus, passages, folder / "corpus.arrow") if task.corpus else None
+    text = Value("string")
     if task.is_retrieval:
         records = _pairs(task, dropped, queries, corpus)
+        features = {"anchor": text, "positive": text, "negatives": List(text), "instruction": text}
+    elif task.type == "sts":
+        records = _scored(task, dropped)
+        features = {"sentence1": text, "sentence2": text, "score": Value("float64")}
     else:
-        records = _scored(task, dropped) if task.type == "sts" else _labelled(task, dropped)
-    rows = write_rows(records, _features(task), folder / "rows.arrow")
+        records = _labelled(task, dropped)
+        features = {"text": text, "label": text}
+    rows = write_rows(records, features, folder / "rows.arrow")
     if corpus is None:
         return TaskRows(rows, dropped=dropped)
     return TaskRows(rows, corpus.dataset, dropped, corpus.repeated)
 
 
-def _features(task: Task) -> dict[str, Any]:
-    import datasets
-
-    text = datasets.Value("string")
-    if task.type == "sts":
-        return {"sentence1": text, "sentence2": text, "score": datasets.Value("float64")}
-    if not task.is_retrieval:
-        return {"text": text, "label": text}
-    return {"anchor": text, "positive": text, "negatives": datasets.List(text), "instruction": text}
+def _with_beir_parts(task: Task) -> Task:
+    """A task on a BEIR folder as a task on its three files."""
+    folder = task.source.path
+    splits = [] if task.source.is_dataset else beir_splits(folder)
+    if not splits:
+        if task.split is not None:
+            raise UserError(
+                f"task {task.name}: split is for a BEIR folder (with qrels/<split>.tsv) or a data set; {folder} is neither"
+            )
+        return task
+    if not task.is_retrieval or task.corpus or task.queries or task.columns:
+        raise UserError(f"task {task.name}: {folder} is a BEIR folder: only type retrieval, without corpus and columns")
+    if task.split is None:
+        raise UserError(f"task {task.name}: set split for the BEIR folder {folder}, which has {', '.join(splits)}")
+    try:
+        files = beir_files(folder, task.split)
+    except UserError as error:
+        raise UserError(f"task {task.name}: {error}") from error
+    return replace(
+        task,
+        source=Source(str(files.qrels)),
+        columns={"anchor": ("query-id",), "positive": ("corpus-id",)},
+        corpus=Source(str(files.corpus)),
+        queries=Source(str(files.queries)),
+    )
 
 
 def _selected_rows(task: Task, dropped: Counter[str]) -> Iterator[Row]:

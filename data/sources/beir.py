@@ -53,7 +53,14 @@ def beir_files(folder: str | Path, split: str) -> BeirFiles:
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; a BEIR folder has corpus.jsonl, queries.jsonl and qrels/<split>.tsv")
-    return BeirFiles(find_file(folder, "corpus.jsonl"), find_file(folder, "queries.jsonl"), _find_qrels(folder, split))
+    corpus, queries = find_file(folder, "corpus.jsonl"), find_file(folder, "queries.jsonl")
+    if qrels := _plain_or_gzipped(folder / "qrels" / f"{split}.tsv"):
+        return BeirFiles(corpus, queries, qrels)
+    if splits := beir_splits(folder):
+        raise UserError(
+            f"no split {split!r} in {folder / 'qrels'}; the splits are {', '.join(splits)}", split="choose with --split"
+        )
+    raise UserError(f"no qrels/{split}.tsv in {folder}: a BEIR folder keeps its judgements there")
 
 
 def read_beir(folder: str | Path, split: str = "test") -> RetrievalTask:
@@ -147,16 +154,6 @@ def _plain_or_gzipped(path: Path) -> Path | None:
     return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
 
 
-def _find_qrels(folder: Path, split: str) -> Path:
-    if path := _plain_or_gzipped(folder / "qrels" / f"{split}.tsv"):
-        return path
-    if splits := beir_splits(folder):
-        raise UserError(
-            f"no split {split!r} in {folder / 'qrels'}; the splits are {', '.join(splits)}", split="choose with --split"
-        )
-    raise UserError(f"no qrels/{split}.tsv in {folder}: a BEIR folder keeps its judgements there")
-
-
 def beir_splits(folder: str | Path) -> list[str]:
     """Return the splits of a BEIR folder; an empty list for any other folder."""
     return sorted({path.name.split(".tsv")[0] for path in Path(folder).glob("qrels/*.tsv*")})
@@ -169,10 +166,13 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
         UserError: A line is not a judgement, or contradicts an earlier one.
     """
     qrels: dict[str, dict[str, int]] = {}
-    for where, query, document, grade in read_judgements(path):
+    for row in read_judgements(path):
+        query, document, grade = row.columns.values()
         before = qrels.setdefault(query, {}).setdefault(document, grade)
         if before != grade:
-            raise UserError(f"{where}: query {query}, document {document} has grade {grade} here and {before} above")
+            raise UserError(
+                f"{row.where}: query {query}, document {document} has grade {grade} here and {before} above"
+            )
     if not qrels:
         raise UserError(f"{path} has no judgements")
     return qrels

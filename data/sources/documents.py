@@ -37,14 +37,13 @@ from revela_hub.data.sources.rows import (
     file_rows,
     json_lines_rows,
 )
-from revela_hub.data.sources.source import Document, Kind, Source, SourceLike, parse_sources
+from revela_hub.data.sources.source import Document, Source, SourceLike, parse_sources
 from revela_hub.data.sources.unicode import UTF16, decoded, printable_name
 from revela_hub.errors import UserError, first_line
 
 logger = logging.getLogger(__name__)
 
 HELD_OUT = "held_out.jsonl"
-UNPACK = "unpack archives; of compressed files, only .jsonl.gz is read"
 
 # Text in which line breaks matter: programs, data and markup.
 CODE_EXTENSIONS = frozenset(
@@ -77,17 +76,11 @@ def read_documents(
     parsed = parse_sources(sources, **defaults)
     for source in parsed:
         check_exists(source)
-    return _read(parsed, report) if report is not None else _warned(parsed)
+    return _read(parsed, report)
 
 
-def _warned(sources: list[Source]) -> Iterator[Document]:
-    report = ReadReport()
-    yield from _read(sources, report)
-    if remarks := report.remarks():
-        logger.warning("%s: %s", ", ".join(source.path for source in sources), "; ".join(remarks))
-
-
-def _read(sources: list[Source], report: ReadReport) -> Iterator[Document]:
+def _read(sources: list[Source], given: ReadReport | None) -> Iterator[Document]:
+    report = ReadReport() if given is None else given
     for source in sources:
         skipped_before = report.skipped.copy()
         found = 0
@@ -105,18 +98,16 @@ def _read(sources: list[Source], report: ReadReport) -> Iterator[Document]:
                 break
         if not found:
             raise UserError(_nothing_found(source, report.skipped - skipped_before))
+    if given is None and (remarks := report.remarks()):
+        logger.warning("%s: %s", ", ".join(source.path for source in sources), "; ".join(remarks))
 
 
 def _nothing_found(source: Source, skipped: Counter[str]) -> str:
-    what = (
-        f"nothing matches the pattern {source.path}"
-        if glob.has_magic(source.path)
-        else f"no documents in {source.path}"
-    )
     if not skipped:
-        return what
+        what = "nothing matches the pattern" if glob.has_magic(source.path) else "no documents in"
+        return f"{what} {source.path}"
     remedies = [f"over {source.max_file_mib} MiB: raise max_file_mib"] if skipped["too large"] else []
-    remedies += [UNPACK] if skipped["binary"] else []
+    remedies += ["unpack archives; of compressed files, only .jsonl.gz is read"] if skipped["binary"] else []
     remedies += [converted.REMEDY] if skipped[converted.MISSING] else []
     remedy = f" ({'; '.join(remedies)})" if remedies else ""
     return f"no documents in {source.path}: skipped {skips(skipped)}{remedy}"
@@ -132,11 +123,6 @@ def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
             yield from row_documents(file_rows(path, report), source)
         elif (document := _file_document(path, source, report)) is not None:
             yield document
-
-
-def file_kind(path: Path) -> Kind:
-    """Return whether a file is split at sentences ("text") or lines ("code"), judging by its name."""
-    return "code" if path.suffix.lower() in CODE_EXTENSIONS or path.name in CODE_NAMES else "text"
 
 
 def _file_document(path: Path, source: Source, report: ReadReport) -> Document | None:
@@ -167,7 +153,8 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
             return None
     text, is_valid = decoded(content)
     report.replaced += not is_valid
-    return Document(name, text, name, source.kind or file_kind(path))
+    is_code = path.suffix.lower() in CODE_EXTENSIONS or path.name in CODE_NAMES
+    return Document(name, text, name, source.kind or ("code" if is_code else "text"))
 
 
 def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:
@@ -188,10 +175,8 @@ def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:
 
 
 def _text(row: Row, source: Source) -> str:
-    columns = source.text_columns
-    if len(columns) == 1:
-        return column_text(row, columns[0], "choose with text_column")
-    return "\n\n".join(text for name in columns if (text := column_text(row, name, "choose with text_column")))
+    texts = [column_text(row, name, "choose with text_column") for name in source.text_columns]
+    return "\n\n".join(filter(None, texts))
 
 
 def _document(row: Row, text: str, source: Source) -> Document:

@@ -1,7 +1,7 @@
 """Counts of read and skipped documents, updated while reading and printed as one line."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -50,7 +50,7 @@ class ReadReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dictionary, for a JSON file."""
-        return asdict(self) | {"skipped": dict(self.skipped)}
+        return vars(self) | {"skipped": dict(self.skipped)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ReadReport":
@@ -59,10 +59,8 @@ class ReadReport:
 
     def __str__(self) -> str:
         """For example `1,234 documents, 5,678 chunks, 354 groups; skipped: 12 binary, 3 empty`."""
-        made = [counted(self.documents, "document")]
-        made += [counted(self.chunks, "chunk")] if self.chunks else []
-        made += [counted(self.groups, "group")] if self.groups else []
-        made += [counted(self.spans, "span")] if self.spans else []
+        numbers = {"document": self.documents, "chunk": self.chunks, "group": self.groups, "span": self.spans}
+        made = [counted(number, noun) for noun, number in numbers.items() if number or noun == "document"]
         return "; ".join([", ".join(made), *self.remarks()])
 
     def remarks(self) -> list[str]:
@@ -86,5 +84,5 @@ class ReadReport:
 
 def skips(skipped: Counter[str]) -> str:
     """Return `"12 binary, 3 empty"`, the most frequent reason first."""
-    ordered = sorted(((number, reason) for reason, number in skipped.items()), key=lambda item: (-item[0], item[1]))
-    return ", ".join(f"{number:,} {reason}" for number, reason in ordered)
+    ordered = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{number:,} {reason}" for reason, number in ordered)

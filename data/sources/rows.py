@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
 from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.report import ReadReport
@@ -34,7 +34,6 @@ MAX_CELL = 2**31 - 1
 QRELS_HEADER = ["query-id", "corpus-id", "score"]
 
 _REMEDY = "each line must be a JSON object (exclude skips a file)"
-_JUDGEMENTS = (".tsv", ".tsv.gz")
 _GRADE = re.compile(r"[+-]?[0-9]{1,9}")  # stricter than int(): no 1_0, and no numbers too large for trec_eval
 
 
@@ -44,15 +43,6 @@ class Row:
 
     where: str
     columns: Mapping[str, Any]
-
-
-class Judgement(NamedTuple):
-    """A line of relevance judgements and its location (`test.tsv:3`)."""
-
-    where: str
-    query: str
-    document: str
-    grade: int
 
 
 def read_rows(source: Source) -> Iterator[Row]:
@@ -78,14 +68,12 @@ def _file_rows(source: Source) -> Iterator[Row]:
     if skipped := len(files) - len(readable):
         logger.warning("%s: skipped %d files that are neither JSON lines nor parquet", source.path, skipped)
     for path in readable:
-        if not _is_judgements(path):
+        if _is_judgements(path):
+            yield from (row for row in read_judgements(path) if row.columns["score"] > 0)
+        else:
             report = ReadReport()
             yield from file_rows(path, report)
             warn_of_replaced(path, report)
-            continue
-        for where, query, document, grade in read_judgements(path):
-            if grade > 0:
-                yield Row(where, {"query-id": query, "corpus-id": document, "score": grade})
 
 
 def warn_of_replaced(path: Path, report: ReadReport) -> None:
@@ -96,7 +84,7 @@ def warn_of_replaced(path: Path, report: ReadReport) -> None:
 
 
 def _is_judgements(path: Path) -> bool:
-    return path.parent.name == "qrels" and path.name.endswith(_JUDGEMENTS)
+    return path.parent.name == "qrels" and path.name.endswith((".tsv", ".tsv.gz"))
 
 
 def column_value(row: Row, name: str, remedy: str, **remedies: str) -> Any:
@@ -243,7 +231,7 @@ def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:
         yield Row(where, row)
 
 
-def text_lines(path: Path, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
+def text_lines(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
     """Yield the non-empty lines of a file with their locations (`file:3`); gzipped if the name ends in `.gz`.
 
     Raises:
@@ -266,8 +254,7 @@ def text_lines(path: Path, report: ReadReport | None = None) -> Iterator[tuple[s
         raise UserError(f"{name}: damaged or not gzipped ({error}); download or write it again") from error
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
-    if report is not None:
-        report.replaced += replaced
+    report.replaced += replaced
 
 
 def dataset_rows(source: Source) -> Iterator[Row]:
@@ -276,56 +263,40 @@ def dataset_rows(source: Source) -> Iterator[Row]:
     Raises:
         UserError: The data set, configuration or split does not exist, or cannot be read.
     """
-    name = source.path.removeprefix(HUB_PREFIX)
-    rows = enumerate(_open_dataset(source, name))
-    while True:
-        try:
-            number, columns = next(rows)
-        except StopIteration:
-            return
-        except Exception as error:  # from any library below: network, parquet, gzip, JSON
-            raise _unreadable(name, error) from error
-        yield Row(f"{name}:{number}", columns)
-
-
-def _open_dataset(source: Source, name: str) -> Iterable[Mapping[str, Any]]:
-    if source.rows is not None:
-        return cast("Iterable[Mapping[str, Any]]", source.rows)
-    import datasets
-
-    saved = [file for file in ("dataset_dict.json", "state.json") if Path(name, file).is_file()]
+    name, split = source.path.removeprefix(HUB_PREFIX), source.split or "train"
     try:
-        if saved:
-            opened = datasets.load_from_disk(name)
-            splits = opened if isinstance(opened, datasets.DatasetDict) else {"train": opened}
-        else:
-            data_files = list(source.data_files) if isinstance(source.data_files, tuple) else source.data_files
-            splits = datasets.load_dataset(
-                name, source.name, data_files=data_files, revision=source.revision, streaming=True
-            )
-    except Exception as error:  # as above
-        raise _unreadable(name, error) from error
-    split = source.split or "train"
+        splits = _splits(source, name) if source.rows is None else {split: source.rows}
+        for number, columns in enumerate(splits.get(split, ())):
+            yield Row(f"{name}:{number}", columns)
+    except Exception as error:  # from any library below: network, parquet, gzip, JSON
+        raise UserError(f"data set {name}: cannot be read: {first_line(error)}") from error
     if split not in splits:
         raise UserError(f"data set {name}: no split {split!r}; the splits are {', '.join(splits)}")
-    return cast("Iterable[Mapping[str, Any]]", splits[split])
 
 
-def _unreadable(name: str, error: Exception) -> UserError:
-    return UserError(f"data set {name}: cannot be read: {first_line(error)}")
+def _splits(source: Source, name: str) -> Mapping[str, Any]:
+    import datasets
+
+    if any(Path(name, file).is_file() for file in ("dataset_dict.json", "state.json")):
+        opened = datasets.load_from_disk(name)
+        return opened if isinstance(opened, datasets.DatasetDict) else {"train": opened}
+    data_files = list(source.data_files) if isinstance(source.data_files, tuple) else source.data_files
+    splits: Mapping[str, Any] = datasets.load_dataset(
+        name, source.name, data_files=data_files, revision=source.revision, streaming=True
+    )
+    return splits
 
 
-def read_judgements(path: Path) -> Iterator[Judgement]:
-    """Yield the lines of a file of judgements (qrels).
+def read_judgements(path: Path) -> Iterator[Row]:
+    """Yield the lines of a file of judgements (qrels); the columns are those of the header, with the grade as a number.
 
     Raises:
         UserError: A line is not a judgement, or the file is damaged.
     """
-    report, header = ReadReport(), True
-    for where, line in text_lines(path, report):
+    report = ReadReport()
+    for number, (where, line) in enumerate(text_lines(path, report)):
         fields = [field.strip() for field in line.rstrip("\r\n").split("\t")]
-        if header:
-            header = False
+        if number == 0:
             if fields != QRELS_HEADER:
                 raise UserError(f"{where}: the first line must be the header {'<tab>'.join(QRELS_HEADER)}")
             continue
@@ -336,6 +307,6 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
             raise UserError(f"{where}: the id of the {'document' if query else 'query'} is empty")
         if not _GRADE.fullmatch(grade):
             raise UserError(f"{where}: the grade {grade!r} is not a whole number of at most 9 digits")
-        yield Judgement(where, query, document, int(grade))
+        yield Row(where, dict(zip(QRELS_HEADER, (query, document, int(grade)), strict=True)))
     if report.replaced:
         raise UserError(f"{path}: not UTF-8 text, so ids may not match those of the other files: save it as UTF-8")

@@ -123,9 +123,8 @@ class Endpoint:
                 return self._ask(request)
             return self._refusal(error, where, tries)
         except (openai.OpenAIError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
-            if (
-                self._server.answered
-            ):  # such as an HTML page of a proxy while the server restarts: the request is repeated
+            # Such as an HTML page of a proxy while the server restarts: the request is repeated.
+            if self._server.answered:
                 return Reply("", "not a chat completion")
             message = f"{where} does not answer like OpenAI's chat completions API ({self._server.shown(error)})"
             raise UserError(f"{message}; check --endpoint") from error

@@ -69,11 +69,6 @@ class FormPrompts(BaseModel):
     rules: list[str]
     placeholders: dict[str, list[str]]
 
-    @property
-    def anchor(self) -> Part:
-        """The text that the instruction applies to."""
-        return self.parts[0]
-
     @cached_property
     def example(self) -> type[BaseModel]:
         """The model that validates an example; its JSON schema is sent to the server."""
@@ -85,32 +80,30 @@ class FormPrompts(BaseModel):
         return create_model("Example", __config__=config, **fields)
 
 
-_TEXT = files(__package__).joinpath("prompts.yaml").read_text(encoding="utf-8")
-_PROMPTS: dict[str, Any] = yaml.safe_load(_TEXT)
+_PROMPTS: dict[str, Any] = yaml.safe_load(files(__package__).joinpath("prompts.yaml").read_text(encoding="utf-8"))
 FORMS: dict[Form, FormPrompts] = {form: FormPrompts(**fields) for form, fields in _PROMPTS["forms"].items()}
 DOMAINS: tuple[str, ...] = tuple(_PROMPTS["domains"].split("; "))
 VERSION = hashlib.sha256(repr(_PROMPTS).encode()).hexdigest()[:16]  # different prompts produce different data
 
 
+def brainstorm_prompt(form: Form, domains: Sequence[str], random: Random) -> str:
+    """Return the prompt of the first step, for a list of tasks, with two random examples and a random field."""
+    prompts = FORMS[form]
+    prompt: str = _PROMPTS["tasks"].format(
+        domain=random.choice(domains),
+        noun=prompts.noun,
+        examples=_listed(random.sample(prompts.task_examples, 2)),
+        rules=_listed(prompts.task_rules),
+        count=TASKS_PER_LIST,
+    )
+    return prompt
+
+
 class Draw(NamedTuple):
-    """A prompt, and the values that it was made from."""
+    """A prompt, and the placeholder values that it was made from."""
 
     prompt: str
     values: Mapping[str, str]
-
-
-def brainstorm_prompt(form: Form, domains: Sequence[str], random: Random) -> Draw:
-    """Return the prompt of the first step, for a list of tasks, with two random examples and a random field."""
-    prompts = FORMS[form]
-    domain = random.choice(domains)
-    values = {
-        "domain": domain,
-        "noun": prompts.noun,
-        "examples": _listed(random.sample(prompts.task_examples, 2)),
-        "rules": _listed(prompts.task_rules),
-        "count": str(TASKS_PER_LIST),
-    }
-    return Draw(_PROMPTS["tasks"].format(**values), {"domain": domain})
 
 
 def example_prompt(form: Form, task: str, languages: Sequence[str], random: Random) -> Draw:

@@ -14,8 +14,9 @@ import reprlib
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
@@ -103,11 +104,10 @@ class SyntheticFolder:
         self.tasks: dict[Form, list[str]] = {form: [] for form in FORMS}
         self.attempts: dict[Form, dict[int, int]] = {form: defaultdict(int) for form in FORMS}
         self.lists: dict[Form, set[int]] = {form: set() for form in FORMS}
-        self._files: dict[str, IO[bytes]] = {}
-        self._lock = FileLock(self.path / ".lock", timeout=0)
+        self._opened = ExitStack()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
+            self._opened.enter_context(FileLock(self.path / ".lock", timeout=0))
         except Timeout as error:
             raise UserError(f"{self.path} is in use by another run; choose another --output_dir") from error
         except OSError as error:
@@ -123,7 +123,7 @@ class SyntheticFolder:
             for name in _LINES:
                 self._read(name)
             self._check_settings(begun, dict(settings))
-            self._files |= {name: (self.path / name).open("ab") for name in _LINES}
+            self._files = {name: self._opened.enter_context((self.path / name).open("ab")) for name in _LINES}
         except OSError as error:
             self.close()
             raise UserError(f"{error.filename or self.path}: cannot read or write it ({error.strerror})") from error
@@ -139,10 +139,7 @@ class SyntheticFolder:
 
     def close(self) -> None:
         """Closes the files and lets other runs in."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-        self._lock.release()
+        self._opened.close()
 
     def add(self, row: Pair | Task | Rejection) -> None:
         """Writes a line and adds it to the attributes."""

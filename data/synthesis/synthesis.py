@@ -49,7 +49,7 @@ class SynthesisSettings:
     _argument_group_name = "examples"
     basic_options: ClassVar[tuple[str, ...]] = ("count", "forms", "languages", "domains", "seed")
 
-    model: str = field(default="", metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
+    model: str = field(default="", metadata={"help": "Name of the model, recorded in each example."})
     count: PositiveInt = field(default=1000, metadata={"help": "Number of examples, divided evenly among the forms."})
     forms: list[str] = field(
         default_factory=lambda: ["short-long", "long-short", "short-short"],
@@ -165,12 +165,10 @@ def synthesize(
     settings = settings or SynthesisSettings()
     with SyntheticFolder(output, settings.recorded(backend, excluded), overwrite) as folder:
         run = _Synthesis(backend, folder, settings, excluded, show_progress_bar)
-        forms = cast("list[Form]", settings.forms)
-        for form in forms:
+        for form in cast("list[Form]", settings.forms):
             if len(folder.pairs[form]) < settings.wanted(form):
                 run.make_tasks(form)
                 run.make_examples(form)
-        for form in forms:
             run.report.pairs[form] = len(folder.pairs[form])
             run.report.tasks[form] = len(folder.tasks[form])
         return run.report
@@ -219,7 +217,7 @@ class _Synthesis:
         def job() -> _Job:
             draw = next(numbers)
             random = self._random("tasks", form, draw)
-            prompt = brainstorm_prompt(form, self.settings.domains or DOMAINS, random).prompt
+            prompt = brainstorm_prompt(form, self.settings.domains or DOMAINS, random)
             return _Job(prompt, random.getrandbits(31), step="tasks", form=form, draw=draw)
 
         def use(job: _Job, reply: Reply) -> None:
@@ -227,9 +225,9 @@ class _Synthesis:
                 self.folder.add(Task(form=form, task=task, draw=job.draw))
 
         problem = self._collect(tasks, wanted, job, use, TASKS_PER_LIST, MAX_LISTS_WITHOUT_NEW_TASKS, f"{form} tasks")
-        if problem and not tasks:
-            raise problem
         if problem:
+            if not tasks:
+                raise problem
             self.report.few_tasks.append(form)
 
     def make_examples(self, form: Form) -> None:
@@ -307,9 +305,8 @@ class _Synthesis:
                     use(job, reply)
                     useless = 0
                 except Rejected as rejected:
-                    reason = str(rejected)
-                    reasons[reason] += 1
-                    self._reject(job, reason, reply)
+                    reasons[str(rejected)] += 1
+                    self._reject(job, str(rejected), reply)
                     useless += 1
                 bar.set_postfix(rejected=reasons.total(), refresh=False)
                 bar.update(len(made) - bar.n)

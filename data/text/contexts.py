@@ -78,7 +78,13 @@ def build_contexts(
     import datasets
 
     made = SpanSettings(**({"max_length": 144} | settings))
-    _check_contexts(contexts, queries)
+    if not contexts or (unknown := [name for name in contexts if name not in CONTEXTS]):
+        given = unknown[0] if contexts else "none"
+        raise UserError(f"contexts must be one or more of {', '.join(CONTEXTS)}, not {given}")
+    if len(set(contexts)) < len(contexts):
+        raise UserError(f"contexts must be distinct, not {' '.join(contexts)}")
+    if ("query" in contexts) != (queries is not None):
+        raise UserError("contexts with query need a query generator, and others do not")
     check_tokenizer(tokenizer)
     tokens, starts = datasets.List(datasets.Value("int32")), datasets.List(datasets.Value("uint8"))
     features = {"row": datasets.Value("int64"), "expert": datasets.Value("uint8")}
@@ -91,17 +97,6 @@ def build_contexts(
     }
     rows = partial(_rows, tokenizer, made, tuple(contexts), queries)
     return document_rows("contexts", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
-
-
-def _check_contexts(contexts: Sequence[str], queries: PseudoQueries | None) -> None:
-    if not contexts or (unknown := [name for name in contexts if name not in CONTEXTS]):
-        raise UserError(
-            f"contexts must be one or more of {', '.join(CONTEXTS)}, not {unknown[0] if contexts else 'none'}"
-        )
-    if len(set(contexts)) < len(contexts):
-        raise UserError(f"contexts must be distinct, not {' '.join(contexts)}")
-    if ("query" in contexts) != (queries is not None):
-        raise UserError("contexts with query need a query generator, and others do not")
 
 
 def _rows(
@@ -119,10 +114,8 @@ def _rows(
         asked: list[list[_Text]] = [[] for _ in batch]
         if queries is not None:
             passages = [tokenizer.decode(span["text"][0], skip_special_tokens=True) for span in batch]
-            asked = [
-                _tokenized(texts, tokenizer, settings.max_length - 2)
-                for texts in queries([str(passage) for passage in passages])
-            ]
+            written = queries([str(passage) for passage in passages])
+            asked = [_tokenized(texts, tokenizer, settings.max_length - 2) for texts in written]
         for span, texts in zip(batch, asked, strict=True):
             pairs = [(1, span["text"], context) for context in span["contexts"]]
             for query in texts:

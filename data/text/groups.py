@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from revela_hub.data.row_cache import document_rows
 from revela_hub.data.sources.report import ReadReport
@@ -97,10 +97,12 @@ def build_groups(
     import datasets
 
     settings = settings or GroupSettings()
+    if settings.run_length in (None, settings.group_size):
+        settings = replace(settings, run_length=None, seed=0)  # nothing is drawn
     texts = datasets.List(datasets.Value("string"))
     features = {"group": datasets.Value("int64"), "document": texts, "text": texts}
+    made_with = {"format": _FORMAT, "sentencex": version("sentencex"), **asdict(settings)}
     rows = partial(_rows, settings)
-    made_with = _made_with(settings)
     return document_rows("groups", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
 
 
@@ -157,8 +159,8 @@ def _chunks(documents: Iterable[Document], settings: GroupSettings, report: Read
 
 def _rows(settings: GroupSettings, documents: Iterable[Document], report: ReadReport) -> Iterator[dict[str, Any]]:
     size, chunks = settings.group_size, _chunks(documents, settings, report)
-    if settings.run_length not in (None, size):
-        chunks = (chunk for run in _shuffled_runs(chunks, settings) for chunk in run)
+    if settings.run_length is not None:
+        chunks = chain.from_iterable(_shuffled_runs(chunks, settings.run_length, settings.seed))
     while report.groups != settings.max_groups:
         group = list(islice(chunks, size))
         if len(group) < 2:
@@ -179,10 +181,9 @@ def _rows(settings: GroupSettings, documents: Iterable[Document], report: ReadRe
         }
 
 
-def _shuffled_runs(chunks: Iterator[Chunk], settings: GroupSettings) -> Iterator[list[Chunk]]:
+def _shuffled_runs(chunks: Iterator[Chunk], length: int, seed: int) -> Iterator[list[Chunk]]:
     """Yield runs of consecutive chunks, drawn from a buffer at random; an incomplete run comes last."""
-    generator = random.Random(settings.seed)
-    length = cast("int", settings.run_length)
+    generator = random.Random(seed)
     buffer: list[list[Chunk]] = []
     short: list[Chunk] = []
     while run := list(islice(chunks, length)):
@@ -198,10 +199,3 @@ def _shuffled_runs(chunks: Iterator[Chunk], settings: GroupSettings) -> Iterator
     yield from buffer
     if short:
         yield short
-
-
-def _made_with(settings: GroupSettings) -> dict[str, Any]:
-    """Return everything that the rows depend on besides the sources: the settings and the splitter."""
-    if settings.run_length in (None, settings.group_size):
-        settings = replace(settings, run_length=None, seed=0)  # nothing is drawn
-    return {"format": _FORMAT, "sentencex": version("sentencex"), **asdict(settings)}

@@ -99,12 +99,7 @@ class ExcludedTexts:
         self._sets: dict[str, dict[int, Hashes]] = {}
 
     def add(self, name: str, texts: Iterable[str]) -> int:
-        """Add texts to a set, and return their number.
-
-        Args:
-            name: The name of the set, returned by `find`.
-            texts: Queries and documents; read once and not stored.
-        """
+        """Add texts, which are read once and not stored, to the set with the name that `find` returns; return their number."""
         found: dict[int, list[Hashes]] = defaultdict(list)
         for length, hashes in self._sets.get(name, {}).items():
             found[length].append(hashes)

@@ -27,12 +27,8 @@ EXAMPLES = 5
 class Match:
     """A query that training text contains.
 
-    Attributes:
-        query: the query's id.
-        text: the query.
-        document: id of the first document that contains it.
-        shared: the words in common, in normal form.
-        exact: whether these are all words of the query.
+    `document` is the first document that contains it, `shared` are the words in common in normal form, and `exact` says whether
+    these are all words of the query.
     """
 
     query: str
@@ -44,14 +40,7 @@ class Match:
 
 @dataclass(frozen=True)
 class QueryOverlap:
-    """Result of a comparison.
-
-    Attributes:
-        queries: number of queries.
-        documents: number of documents.
-        n: words of an n-gram.
-        matches: queries with an overlap, in their order.
-    """
+    """Numbers of the queries, the documents and the words of an n-gram; and the queries with an overlap, in their order."""
 
     queries: int
     documents: int
@@ -124,10 +113,9 @@ class _Finder:
         self.queries = queries
         self.tokens = {query: words(text) for query, text in queries.items()}
         self.matches: dict[str, Match] = {}
-        self.short: dict[str, list[str]] = defaultdict(list)  # words -> queries that must be whole documents
-        self.of_gram: dict[int, dict[int, list[str]]] = defaultdict(
-            lambda: defaultdict(list)
-        )  # length -> hash -> queries
+        # words -> queries that must be whole documents; length -> hash -> queries
+        self.short: dict[str, list[str]] = defaultdict(list)
+        self.of_gram: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         for query, found in self.tokens.items():
             if len(found) < MIN_CONTAINED_WORDS:
                 self.short[" ".join(found)].append(query)

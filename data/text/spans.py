@@ -11,12 +11,12 @@ token is a word.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,8 @@ from revela_hub.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 MIN_TOKENS = 8
 RUN_CHARACTERS = 50_000
@@ -115,7 +117,11 @@ def build_spans(
 def tokenized_with(tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings) -> dict[str, Any]:
     """Return everything that the tokens of spans depend on besides the sources, for the cache."""
     versions = {name: version(name) for name in ("sentencex", "tokenizers")}
-    return {**versions, **vars(settings), "tokenizer": tokenizer_digest(tokenizer)}
+    backend: Any = tokenizer
+    # Without its truncation and padding, which are state.
+    content = json.loads(backend.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return {**versions, **vars(settings), "tokenizer": digest}
 
 
 def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -126,13 +132,6 @@ def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
             "tokens; use a fast tokenizer (tokenizer.json)"
         )
     Vocabulary.of(tokenizer)
-
-
-def tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return a hash of the tokenizer, independent of its truncation and padding state."""
-    backend: Any = tokenizer
-    content = json.loads(backend.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -198,15 +197,14 @@ def tokenized_documents(
     documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings, report: ReadReport
 ) -> Iterator[DocumentTokens]:
     """Tokenise documents in batches, each document in runs of pieces."""
-    documents = iter(documents)
-    while batch := list(_batch(documents)):
+    for batch in _grouped(documents, lambda document: len(document.text), BATCH_CHARACTERS):
         # A piece has at most as many words as a span has tokens: tables and lists that form longer "sentences" are split
         # at their lines, as in chunks.
         pieces = [
             list(document_pieces(document, settings.max_length - 2, language=settings.language, report=report))
             for document in batch
         ]
-        runs = [_runs(of_document) for of_document in pieces]
+        runs = [list(_grouped(of_document, len, RUN_CHARACTERS)) for of_document in pieces]
         texts = ["".join(run) for of_document in runs for run in of_document]
         encoding = tokenizer(
             texts,
@@ -230,27 +228,18 @@ def tokenized_documents(
             )
 
 
-def _batch(documents: Iterator[Document]) -> Iterator[Document]:
-    """Yield documents up to `BATCH_CHARACTERS`."""
+def _grouped(items: Iterable[T], length: Callable[[T], int], enough: int) -> Iterator[list[T]]:
+    """Yield lists of consecutive items; a list ends when it has enough characters."""
+    group: list[T] = []
     characters = 0
-    for document in documents:
-        yield document
-        characters += len(document.text)
-        if characters >= BATCH_CHARACTERS:
-            return
-
-
-def _runs(pieces: list[str]) -> list[list[str]]:
-    """Group pieces into runs of about `RUN_CHARACTERS`."""
-    runs: list[list[str]] = [[]]
-    characters = 0
-    for piece in pieces:
-        if characters >= RUN_CHARACTERS:
-            runs.append([])
-            characters = 0
-        runs[-1].append(piece)
-        characters += len(piece)
-    return runs
+    for item in items:
+        group.append(item)
+        characters += length(item)
+        if characters >= enough:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
 
 
 def _run_tokens(encoding: "BatchEncoding", number: int, text: str, pieces: list[str]) -> DocumentTokens:

@@ -34,7 +34,7 @@ def answer(request: Request) -> str:
     random = Random(f"{request.prompt}{request.seed}")
     if "JSON list" in request.prompt:
         return json.dumps([f"Find {sentence(random, 6)}." for _ in range(20)])
-    form = next(form for form, prompts in FORMS.items() if f'"{prompts.anchor.key}"' in request.prompt)
+    form = next(form for form, prompts in FORMS.items() if f'"{prompts.parts[0].key}"' in request.prompt)
     parts = FORMS[form].parts
     return json.dumps({part.key: sentence(random, min(30, part.max_words // 3)) for part in parts})
 
@@ -106,7 +106,7 @@ def test_placeholders_take_all_their_values() -> None:
             assert {draw.values[name] for draw in drawn} == set(values)
             assert all(draw.values[name] in draw.prompt for draw in drawn)
         assert not any("{" in draw.prompt for draw in drawn)
-        assert len({brainstorm_prompt(form, DOMAINS, Random(number)).prompt for number in range(200)}) > 150
+        assert len({brainstorm_prompt(form, DOMAINS, Random(number)) for number in range(200)}) > 150
 
 
 def test_concurrency_changes_nothing_and_no_request_is_wasted(tmp_path: Path, settings: SynthesisSettings) -> None:
