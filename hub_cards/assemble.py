@@ -284,11 +284,7 @@ def forget_origins(folder: Path, *parts: str) -> None:
 
 
 def card_metadata(
-    checkpoint: Path,
-    assembled: Assembled,
-    given: ModelCardMetadata | None,
-    work: Path,
-    methods: Mapping[str, Method],
+    checkpoint: Path, assembled: Assembled, given: ModelCardMetadata | None, work: Path, methods: Mapping[str, Method]
 ) -> ModelCardMetadata:
     """Return the given metadata or the checkpoint's card.yaml, completed with method, base model and training curve.
 

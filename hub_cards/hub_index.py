@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +39,10 @@ _PLACE = pa.struct([(name, PASSAGE.field(name).type) for name in PASSAGE.names[1
 _FAULTS = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
 
 
-@dataclass(frozen=True)
-class Written:
-    """The files of an index for the Hub.
-
-    Attributes:
-        folder: The folder with all files.
-        metadata: The published metadata.
-        files: The parquet files: name -> rows and SHA-256.
-    """
-
-    folder: Path
-    metadata: IndexMetadata
-    files: dict[str, dict[str, Any]]
-
-
-def write_files(store: PassageStore, folder: Path, corpus: Sequence[str]) -> Written:
-    """Write the files of an index, all but the card, to an empty folder.
+def write_files(
+    store: PassageStore, folder: Path, corpus: Sequence[str]
+) -> tuple[IndexMetadata, dict[str, dict[str, Any]]]:
+    """Write the files of an index, all but the card, to an empty folder; return the same as `read_index`.
 
     `corpus` are the paths that the passages were read from; they are shortened to their last part.
 
@@ -85,7 +72,7 @@ def write_files(store: PassageStore, folder: Path, corpus: Sequence[str]) -> Wri
     metadata = replace(public_metadata(store.metadata), canary=store.canary().write(folder))
     values = json.loads(metadata.to_json()) | {"files": files}
     (folder / METADATA).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    return Written(folder, metadata, files)
+    return metadata, files
 
 
 def _rows(
@@ -189,10 +176,10 @@ def open_downloaded(snapshot: Path, name: str) -> Path:
 
 
 def read_index(snapshot: Path, name: str) -> tuple[IndexMetadata, dict[str, dict[str, Any]]]:
-    """Read `index.json` of a repository: the metadata, and the parquet files.
+    """Read `index.json` of a repository: the published metadata, and parquet file -> rows and SHA-256.
 
     Raises:
-        UserError: It is missing or damaged.
+        UserError: It is damaged.
     """
     try:
         values = json.loads((snapshot / METADATA).read_text(encoding="utf-8"))
@@ -202,15 +189,13 @@ def read_index(snapshot: Path, name: str) -> tuple[IndexMetadata, dict[str, dict
         if not all(re.fullmatch(r"data/passages-\d+\.parquet", file) for file in files):
             raise ValueError("unexpected names of files")
         return IndexMetadata.from_json(json.dumps(values)), files
-    except FileNotFoundError as error:
-        raise UserError(f"{name} holds no index ({METADATA} is missing): push one with revela-hub index") from error
     except (*_FAULTS, AttributeError, UserError) as error:
         raise _damaged(name, METADATA, error) from error
 
 
 def _chunks(snapshot: Path, files: Mapping[str, Any], name: str) -> Iterator[Chunk]:
-    more = ["metadata"] if _has_metadata(snapshot, files, name) else []
-    for group in _groups(snapshot, files, name, [*PASSAGE.names, "copies", *more]):
+    # Files without metadata do not have this column, which is no error.
+    for group in _groups(snapshot, files, name, [*PASSAGE.names, "copies", "metadata"]):
         for row in group.to_pylist():
             text, copies, metadata = row.pop("text"), row.pop("copies") or (), row.pop("metadata", None)
             for place in (row, *copies):

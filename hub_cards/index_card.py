@@ -1,7 +1,12 @@
 """The card of an index on the Hub."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from revela_hub import __version__
-from revela_hub.hub_cards.hub_index import Written
+from revela_hub.retrieval.store import IndexMetadata
+
+_SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 
 _CARD = """\
 ---
@@ -20,17 +25,27 @@ tags:
 
 # {title}
 
-{passages:,} passages with their vectors, made with revela-hub {version}.
+{index.passages:,} passages with their vectors, made with revela-hub {version}.
 
 | | |
 |---|---|
-{table}
+| passages | {index.passages:,} |
+| model | `{index.model}` |
+| fingerprint of the model | `{index.fingerprint}` |
+| dimension | {index.dimension}{kept} |
+| numbers | {index.options.dtype}, not scaled to unit length |
+| similarity | {index.similarity} |
+| prompt of the passages | {prompt} |
+| tokens per passage | {tokens} |
+| index type | {kind} |
+| computed by | {computed_by} |
+| files | {files} parquet files, {size:,} bytes |
 
 Search it with the same model:
 
 ```bash
 pip install revela-hub
-revela-hub search {model} "your question" --index hf:{repo_id}
+revela-hub search {index.model} "your question" --index hf:{repo_id}
 ```
 
 Read the rows:
@@ -42,48 +57,31 @@ rows = load_dataset("{repo_id}", split="train")
 print(rows[0]["text"], len(rows[0]["vector"]))
 ```
 
-`copies` lists further places with the same text. `canary-{canary}.json` holds 16 passages with their vectors: compare
+`copies` lists further places with the same text. `canary-{index.canary}.json` holds 16 passages with their vectors: compare
 yours with them before you search.
 """
 
 
-def index_card(written: Written, repo_id: str) -> str:
-    """Return the card of a repository with these files."""
-    metadata = written.metadata
-    size = sum((written.folder / name).stat().st_size for name in written.files)
-    prompt = "the model's own" if metadata.document_prompt is None else f"`{metadata.document_prompt!r}`"
-    kept = "" if metadata.options.truncate_dim is None else " (the first components of the model's)"
-    rows = [
-        ("passages", f"{metadata.passages:,}"),
-        ("model", f"`{metadata.model}`"),
-        ("fingerprint of the model", f"`{metadata.fingerprint}`"),
-        ("dimension", f"{metadata.dimension}{kept}"),
-        ("numbers", f"{metadata.options.dtype}, not scaled to unit length"),
-        ("similarity", metadata.similarity),
-        ("prompt of the passages", prompt),
-        ("tokens per passage", "the model's limit" if metadata.max_length is None else str(metadata.max_length)),
-        (
-            "index type",
-            metadata.options.type if metadata.options.precision == "float32" else metadata.options.precision,
-        ),
-        ("computed by", metadata.endpoint or "the model's folder"),
-        ("files", f"{len(written.files)} parquet files, {size:,} bytes"),
-    ]
+def index_card(index: IndexMetadata, files: Sequence[Path], repo_id: str) -> str:
+    """Return the card of a repository with an index in these parquet files."""
     return _CARD.format(
-        category=_category(metadata.passages),
+        index=index,
+        category=_category(index.passages),
         title=repo_id.rpartition("/")[2],
-        passages=metadata.passages,
         version=__version__,
-        table="\n".join(f"| {name} | {value} |" for name, value in rows),
-        model=metadata.model,
+        kept="" if index.options.truncate_dim is None else " (the first components of the model's)",
+        prompt="the model's own" if index.document_prompt is None else f"`{index.document_prompt!r}`",
+        tokens="the model's limit" if index.max_length is None else index.max_length,
+        kind=index.options.type if index.options.precision == "float32" else index.options.precision,
+        computed_by=index.endpoint or "the model's folder",
+        files=len(files),
+        size=sum(file.stat().st_size for file in files),
         repo_id=repo_id,
-        canary=metadata.canary,
     )
 
 
 def _category(count: int) -> str:
-    names = ["1K", "10K", "100K", "1M", "10M", "100M", "1B"]
-    place = next((at for at, bound in enumerate(10**power for power in range(3, 10)) if count < bound), None)
-    if place is None:
-        return "n>1T" if count >= 10**12 else "1B<n<10B" if count < 10**10 else "10B<n<100B"
-    return "n<1K" if place == 0 else f"{names[place - 1]}<n<{names[place]}"
+    digits = len(str(count))
+    if not 3 < digits < 13:
+        return "n<1K" if digits < 4 else "n>1T"
+    return f"{_SIZES[digits - 4]}<n<{_SIZES[digits - 3]}"

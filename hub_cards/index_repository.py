@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import (
-    CommitOperationAdd,
-    CommitOperationDelete,
-    DatasetInfo,
-    HfApi,
-    hf_hub_download,
-    snapshot_download,
-)
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, DatasetInfo, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from revela_hub import __version__
@@ -52,22 +45,18 @@ class IndexDestination:
     def __post_init__(self) -> None:
         check_repo_id(self.repo_id, "name of a repository")
 
-    @property
-    def api(self) -> HfApi:
-        """The client."""
-        return hub_client(self.token)
-
     def current(self) -> DatasetInfo | None:
         """Return the current state of the repository; None if it does not exist.
 
         Raises:
             UserError: It cannot be written to, is public although it should be private, or holds something else.
         """
+        api = hub_client(self.token)
         with hub_errors(self.repo_id, f"nothing was pushed: {_AGAIN}"):
             try:
-                info = self.api.dataset_info(self.repo_id, files_metadata=True)
+                info = api.dataset_info(self.repo_id, files_metadata=True)
             except RepositoryNotFoundError:
-                self.api.whoami()
+                api.whoami()
                 return None
         if others := sorted(name for name in file_names(info) if not _OURS.fullmatch(name)):
             raise UserError(f"{self.repo_id} holds other files ({others[0]}): choose another name for the index")
@@ -100,8 +89,9 @@ def push_index(
     # Not in the folder for temporary files, which may be small. If this process is killed, the next index command removes it.
     folder = store.folder / f"hub.{uuid.uuid4().hex}.tmp"
     try:
-        written = write_files(store, folder, corpus)
-        (folder / "README.md").write_text(index_card(written, repo_id), encoding="utf-8")
+        metadata, written = write_files(store, folder, corpus)
+        card = index_card(metadata, [folder / name for name in written], repo_id)
+        (folder / "README.md").write_text(card, encoding="utf-8")
         files = {file.relative_to(folder).as_posix(): file for file in files_of(folder)}
         say(f"pushing {sum(file.stat().st_size for file in files.values()):,} bytes in {len(files)} files")
         with hub_errors(repo_id, f"nothing was pushed: {_AGAIN} to resume"):
@@ -111,7 +101,7 @@ def push_index(
 
 
 def _commit(destination: IndexDestination, before: DatasetInfo | None, files: dict[str, Path]) -> str:
-    api, repo_id = destination.api, destination.repo_id
+    api, repo_id = hub_client(destination.token), destination.repo_id
     if before is None:
         api.create_repo(repo_id, repo_type="dataset", private=destination.private or None, exist_ok=True)
         before = api.dataset_info(repo_id, files_metadata=True)

@@ -53,7 +53,8 @@ class OnnxFile(NamedTuple):
 
 def why_not_onnx(folder: Path) -> str:
     """Return why a model folder cannot be exported to ONNX; empty if it can."""
-    modules = [kind.rpartition(".")[2] for _, kind in listed_modules(folder)]
+    listed = listed_modules(folder)
+    modules = [kind.rpartition(".")[2] for _, kind in listed]
     config = read_json(folder / "config_sentence_transformers.json", {})
     if not modules:
         return "is not a sentence-transformers folder (it has no modules.json)"
@@ -65,13 +66,9 @@ def why_not_onnx(folder: Path) -> str:
         return f"is a {config['model_type']}, not a model with one dense vector per text"
     if modules[0] != "Transformer":
         return f"begins with the module {modules[0]}, not with a Transformer"
-    pooling = next((path for path, kind in listed_modules(folder) if kind.endswith("Pooling")), None)
-    prompts = [text for text in (config.get("prompts") or {}).values() if text]
-    if (
-        pooling is not None
-        and prompts
-        and not read_json(folder / pooling / "config.json", {}).get("include_prompt", True)
-    ):
+    pooling = next((path for path, kind in listed if kind.endswith("Pooling")), "")
+    included = read_json(folder / pooling / "config.json", {}).get("include_prompt", True)
+    if not included and any((config.get("prompts") or {}).values()):
         return "excludes the prompt from pooling, which depends on the text before it"
     return ""
 

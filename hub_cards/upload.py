@@ -75,11 +75,7 @@ def publish(
     checkpoint, assembly = Path(checkpoint), assembly or Assembly()
     repository, before, repo_id = Repository(destination), None, destination.repo_id
     remedy = "choose another --output_dir" if keep else ""
-    with (
-        scratch_folder("publish") as scratch,
-        _disk_errors("nothing was published", remedy),
-        ExitStack() as stack,
-    ):
+    with scratch_folder("publish") as scratch, _disk_errors("nothing was published", remedy), ExitStack() as stack:
         work = Path(keep or scratch)
         if (work / "model").exists():
             raise UserError(f"{work / 'model'} exists already: choose another folder, or delete it")
@@ -92,7 +88,9 @@ def publish(
         if assembled.adapter_of:
             with hub_errors(assembled.adapter_of, "nothing was published: run the same command again"):
                 snapshot_download(assembled.adapter_of, token=destination.token)
-        checks = _verified(assembled, assembled.folder, "not published: ")
+        checks = _checks(assembled, assembled.folder)
+        if fault := _first_fault(checks):
+            raise UserError(f"not published: {fault}")
         sizes = {str(file.relative_to(assembled.folder)): file.stat().st_size for file in files_of(assembled.folder)}
         plan = repository.plan(assembled.folder, before)
         published = Published(checks, sizes, assembled.skipped, plan.delete, plan.stale)
@@ -112,12 +110,7 @@ def _not_published(repo_id: str) -> str:
 
 
 def _assembled(
-    assemble: Assemble,
-    checkpoint: Path,
-    work: Path,
-    repo_id: str,
-    assembly: Assembly,
-    methods: Mapping[str, Method],
+    assemble: Assemble, checkpoint: Path, work: Path, repo_id: str, assembly: Assembly, methods: Mapping[str, Method]
 ) -> Assembled:
     """Assemble the folder with its card, after the checks that do not load the model."""
     assembled = assemble(checkpoint, work / "model", assembly)
@@ -205,8 +198,8 @@ def _contents_summary(found: Contents) -> str:
     return f"{len(found.included)} model files{others}"
 
 
-def _verified(assembled: Assembled, folder: Path, consequence: str) -> list[Check]:
-    checks = verify(
+def _checks(assembled: Assembled, folder: Path) -> list[Check]:
+    return verify(
         folder,
         trust_remote_code=assembled.remote_code,
         adapter_only=assembled.adapter_of is not None,
@@ -214,9 +207,10 @@ def _verified(assembled: Assembled, folder: Path, consequence: str) -> list[Chec
         vectors=assembled.vectors,
         timeout=assembled.timeout,
     )
-    if failed := [check for check in checks if not check.ok]:
-        raise UserError(f"{consequence}{failed[0].name}: {failed[0].detail}")
-    return checks
+
+
+def _first_fault(checks: list[Check]) -> str:
+    return next((f"{check.name}: {check.detail}" for check in checks if not check.ok), "")
 
 
 def _upload(repository: Repository, assembled: Assembled, plan: Plan, before: ModelInfo | None) -> tuple[str, str]:
@@ -236,22 +230,16 @@ def _upload(repository: Repository, assembled: Assembled, plan: Plan, before: Mo
         f"{repo_id} is at {commit[:10]}, but the download was not verified: run the same command again to do that. The"
         f" previous state is {repository.url(before.sha)}"
     )
-    try:
-        _verify_download(repository, assembled, commit, unverified)
-    except _WrongDownload as error:
+    if fault := _download_fault(repository, assembled, commit, unverified):
         undone = f"the commit is {url}" if existing else repository.revert(plan, before, commit)
-        raise UserError(f"published {repo_id} at {commit[:10]}, but {error}; {undone}") from error
+        raise UserError(f"published {repo_id} at {commit[:10]}, but {fault}; {undone}")
     with hub_errors(repo_id, f"{repo_id} is published and was verified at {commit[:10]}: run the same command again"):
         repository.label(commit)
     return commit, url
 
 
-class _WrongDownload(Exception):
-    """The downloaded model differs from the uploaded one."""
-
-
-def _verify_download(repository: Repository, assembled: Assembled, commit: str, unverified: str) -> None:
-    """Download the commit, compare every file, and verify the model."""
+def _download_fault(repository: Repository, assembled: Assembled, commit: str, unverified: str) -> str:
+    """Download the commit, compare every file, and verify the model; return the first fault, or an empty string."""
     repo_id, token = repository.repo_id, repository.destination.token
     with scratch_folder("download") as cache, _disk_errors(unverified):
         wanted = [file.relative_to(assembled.folder).as_posix() for file in files_of(assembled.folder)]
@@ -260,11 +248,8 @@ def _verify_download(repository: Repository, assembled: Assembled, commit: str, 
         for name in wanted:
             file = Path(copy, name)
             if not file.is_file() or sha256(file) != sha256(assembled.folder / name):
-                raise _WrongDownload(f"{name} differs from the uploaded file")
-        try:
-            _verified(assembled, Path(copy), "")
-        except UserError as error:
-            raise _WrongDownload(str(error)) from error
+                return f"{name} differs from the uploaded file"
+        return _first_fault(_checks(assembled, Path(copy)))
 
 
 @contextmanager
@@ -272,7 +257,7 @@ def _disk_errors(state: str, remedy: str = "") -> Iterator[None]:
     """Raise disk errors of Python and other libraries as a `UserError` with the state and a remedy for a full disk."""
     try:
         yield
-    except (UserError, _WrongDownload):
+    except UserError:
         raise
     except Exception as error:
         numbers = {os_error(cause) for cause in causes(error)}

@@ -184,9 +184,9 @@ def _import_as_readers() -> None:
     package = ModuleType("verification")
     package.__path__ = [os.path.join(os.path.dirname(_TESTS), "hub_cards", "verify")]
     sys.modules["verification"] = package
-    from verification.process import Readers
+    from verification.process import hide_other_packages
 
-    Readers.with_requirements([]).hide_everything_else()
+    hide_other_packages([])
     import transformers
     from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Router, Transformer

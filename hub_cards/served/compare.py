@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.served.hypotheses import HALF, SAME, Fit, Hypotheses, Mistake, relative_difference
+from revela_hub.hub_cards.served.hypotheses import HALF, SAME, Fit, Hypotheses, relative_difference
 from revela_hub.hub_cards.verify.files import Check
 from revela_hub.hub_cards.verify.onnx_files import lowest_cosine
 from revela_hub.hub_cards.verify.texts import CODE, FOREIGN, LONGEST_PROBE, PAIRS, SENTENCE, SHORT
@@ -30,7 +30,9 @@ def compare(model: Any, server: EmbeddingServer, settings: ModelSettings) -> Ite
     server.normalize = settings.normalizes
     yield Check("server", True, server.description)
     fits: dict[str, Fit] = {}
-    for kind, prompt in _sent_prompts(settings).items():
+    query, document = settings.prompt("query"), settings.prompt("document")
+    sent = {"vectors": query} if query == document else {"query vectors": query, "document vectors": document}
+    for kind, prompt in sent.items():
         texts = [text for text in TEXTS if _tokens(settings, prompt + text) < settings.max_length] or TEXTS[:1]
         served_ND = server.embed([prompt + text for text in texts])
         hypotheses = Hypotheses(model, prompt, texts, settings.prompts)
@@ -40,18 +42,12 @@ def compare(model: Any, server: EmbeddingServer, settings: ModelSettings) -> Ite
     if alike and any(settings.prompts.values()):
         yield _prompts_check(server, model, settings)
     yield _batching_check(server)
-    yield from _length_checks(server, settings)
+    yield _length_check(server, settings)
     yield _empty_check(server)
 
 
-def _sent_prompts(settings: ModelSettings) -> dict[str, str]:
-    """Return name of the check -> prompt that is sent; one check if queries and documents have the same prompt."""
-    query, document = settings.prompt("query"), settings.prompt("document")
-    return {"vectors": query} if query == document else {"query vectors": query, "document vectors": document}
-
-
 def _vectors_check(name: str, fit: Fit, served_ND: NDArray[np.float32], hypotheses: Hypotheses) -> Check:
-    own_ND = hypotheses.vectors(Mistake())
+    own_ND = hypotheses.vectors()
     causes, cosine, dimensions = " and ".join(fit.mistake.causes), "", ""
     if own_ND is not None and own_ND.shape == served_ND.shape:
         cosine = f"cosine {lowest_cosine(served_ND, own_ND):.3f}"
@@ -85,14 +81,14 @@ def _precision_check(name: str, found: float, hypotheses: Hypotheses) -> Check:
 
 def _rounding(hypotheses: Hypotheses) -> dict[str, float]:
     """Return the difference of the folder's own vectors in half precision from those in float32; the model stays float32."""
-    model, own_ND = hypotheses.model, hypotheses.vectors(Mistake())
+    model, own_ND = hypotheses.model, hypotheses.vectors()
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found: dict[str, float] = {}
     try:
         for dtype in (torch.float16, torch.bfloat16):
             model.to(dtype)
             again = Hypotheses(model, hypotheses.prompt, hypotheses.texts, {})
-            vectors_ND = again.vectors(Mistake())
+            vectors_ND = again.vectors()
             if vectors_ND is not None and own_ND is not None and np.isfinite(vectors_ND).all():
                 found[str(dtype).removeprefix("torch.")] = relative_difference(vectors_ND, own_ND)
             model.float().load_state_dict(kept)
@@ -124,7 +120,7 @@ def _batching_check(server: EmbeddingServer) -> Check:
     )
 
 
-def _length_checks(server: EmbeddingServer, settings: ModelSettings) -> Iterator[Check]:
+def _length_check(server: EmbeddingServer, settings: ModelSettings) -> Check:
     """Compare the number of tokens that the server reads with the folder's maximum."""
     limit = min(settings.max_length, LONGEST_PROBE)
     words = (SENTENCE * (limit // len(SENTENCE.split()) + 1)).split()
@@ -133,17 +129,13 @@ def _length_checks(server: EmbeddingServer, settings: ModelSettings) -> Iterator
     try:
         whole_ND = server.embed([text])
     except RejectedTexts as error:
-        yield Check(
-            "length", False, f"a text of {_tokens(settings, text)} tokens, which the folder reads, is rejected: {error}"
-        )
-        return
+        fault = f"a text of {_tokens(settings, text)} tokens, which the folder reads, is rejected: {error}"
+        return Check("length", False, fault)
     read = _words_read(server, words[:kept], whole_ND)
     if read < kept:
         tokens = _tokens(settings, " ".join(words[:read]))
-        yield Check(
-            "length", False, f"the server reads only the first {tokens} tokens, the folder {settings.max_length}"
-        )
-        return
+        fault = f"the server reads only the first {tokens} tokens, the folder {settings.max_length}"
+        return Check("length", False, fault)
     note = f"the server reads all of a text of {_tokens(settings, text)} tokens"
     if kept < len(words) or settings.max_length < LONGEST_PROBE:
         try:
@@ -153,7 +145,7 @@ def _length_checks(server: EmbeddingServer, settings: ModelSettings) -> Iterator
                 note += ", as --endpoint of our commands does"
         except RejectedTexts:
             note += ", and rejects longer ones: clients must cut them, as --endpoint of our commands does"
-    yield Check("length", True, note)
+    return Check("length", True, note)
 
 
 def _words_read(server: EmbeddingServer, words: list[str], whole_ND: NDArray[np.float32]) -> int:

@@ -37,6 +37,9 @@ class Mistake:
         return [text for axis in fields(self) if (text := getattr(self, axis.name))]
 
 
+OWN = Mistake()
+
+
 @dataclass(frozen=True)
 class Fit:
     """A mistake, and the largest relative difference that remains between the server's vectors and its own."""
@@ -57,47 +60,37 @@ class Hypotheses:
 
     def __init__(self, model: Any, prompt: str, texts: list[str], prompts: Mapping[str, str]) -> None:
         self.model, self.texts, self.prompt = model, texts, prompt
-        modules = list(model.children())
-        names = [type(module).__name__ for module in modules]
+        self._layers = list(model.children())
+        names = [type(module).__name__ for module in self._layers]
         # Other structures (a Router, static vectors) are computed as a whole.
         self._standard = names[0] == "Transformer" and names.count("Pooling") == 1 and "Normalize" not in names[:-1]
-        self._layers = modules
         self._normalizes = names[-1] == "Normalize"
-        self.prompts = self._prompt_choices(prompts)
-        self.tokens = _TOKENS if self._standard else {"": None}
-        pooling = modules[names.index("Pooling")] if self._standard else None
-        self.pooling: dict[str, str | None] = {"": None}
-        if pooling is not None:
-            own = _POOLING.get(pooling.pooling_mode, pooling.pooling_mode)
-            for mode, words in _POOLING.items():
-                if mode != pooling.pooling_mode:
-                    self.pooling[f"pooling of {words} instead of {own}"] = mode
-            if not pooling.include_prompt and prompt:
-                self.pooling["the tokens of the prompt are pooled too (include_prompt is false in the folder)"] = (
-                    "prompt"
-                )
-        # The mistakes on each axis, cheap ones first.
-        self.choices: dict[str, list[str]] = {
-            "normalisation": [f"the vectors are {'not ' * self._normalizes}normalised"],
-            "pooling": [*self.pooling][1:],
-            "dense": ["the Dense module is ignored"] if self._standard and "Dense" in names else [],
-            "prompt": [*self.prompts][1:],
-            "tokens": [*self.tokens][1:],
+        self._width = 0  # of the states, which is that of the vectors without Dense modules
+        pooling: dict[str, str] = {}
+        if self._standard:
+            module = self._layers[names.index("Pooling")]
+            self._width, own = int(module.get_embedding_dimension()), module.pooling_mode
+            for mode in (mode for mode in _POOLING if mode != own):
+                pooling[f"pooling of {_POOLING[mode]} instead of {_POOLING.get(own, own)}"] = mode
+            if not module.include_prompt and prompt:
+                pooling["the tokens of the prompt are pooled too (include_prompt is false in the folder)"] = "prompt"
+        before = {"the prompt is missing": ("", "")} if prompt else {}  # words -> (the prompt, what follows it)
+        for added in dict.fromkeys(text for text in prompts.values() if text):
+            doubled = "the prompt is there twice: the server adds it too"
+            before[doubled if added == prompt else f"the server adds the prompt {added!r}"] = (added, prompt)
+        # Axis -> mistake -> what it changes, cheap axes first.
+        self._choices: dict[str, dict[str, Any]] = {
+            "normalisation": {f"the vectors are {'not ' * self._normalizes}normalised": True},
+            "pooling": pooling,
+            "dense": {"the Dense module is ignored": True} if self._standard and "Dense" in names else {},
+            "prompt": before,
+            "tokens": _TOKENS if self._standard else {},
         }
         self._states: dict[tuple[str, str], list[dict[str, Any] | None]] = {}
 
-    def _prompt_choices(self, prompts: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-        """Return words -> what precedes the text: (the prompt, more text)."""
-        choices = {"": (self.prompt, "")}
-        if self.prompt:
-            choices["the prompt is missing"] = ("", "")
-        for added in dict.fromkeys(text for text in prompts.values() if text):
-            doubled = "the prompt is there twice: the server adds it too"
-            words = doubled if added == self.prompt else f"the server adds the prompt {added!r}"
-            choices[words] = (added, self.prompt)
-        return choices
-
-    def vectors(self, mistake: Mistake, dimension: int | None = None, unit: bool = True) -> NDArray[np.float32] | None:
+    def vectors(
+        self, mistake: Mistake = OWN, dimension: int | None = None, unit: bool = True
+    ) -> NDArray[np.float32] | None:
         """Return the vectors (N, D) under a mistake; None if it cannot be computed for one of the texts.
 
         Only the first `dimension` dimensions are returned, normalised again if `unit`.
@@ -114,12 +107,13 @@ class Hypotheses:
             vectors_ND = _unit(vectors_ND[:, :dimension]) if unit else vectors_ND[:, :dimension]
         return vectors_ND[:, :dimension]
 
-    def _stated(self, prompt: str, tokens: str) -> "list[dict[str, Any] | None]":
+    def _stated(self, prompt: str, tokens: str) -> list[dict[str, Any] | None]:
         """Return the states of the tokens of each text, or its vector for a model that is computed as a whole."""
         key = (prompt, tokens)
         if key not in self._states:
-            before, more = self.prompts[prompt]
-            self._states[key] = [self._run(before, more + text, self.tokens[tokens]) for text in self.texts]
+            before, more = self._choices["prompt"].get(prompt, (self.prompt, ""))
+            change = self._choices["tokens"].get(tokens)
+            self._states[key] = [self._run(before, more + text, change) for text in self.texts]
         return self._states[key]
 
     @torch.inference_mode()
@@ -142,7 +136,7 @@ class Hypotheses:
             name = type(module).__name__
             if name == "Normalize" or (name == "Dense" and mistake.dense):
                 continue
-            mode = self.pooling[mistake.pooling] if name == "Pooling" else None
+            mode = self._choices["pooling"].get(mistake.pooling) if name == "Pooling" else None
             if mode == "prompt":
                 state.pop("prompt_length", None)
             elif mode is not None:
@@ -151,23 +145,23 @@ class Hypotheses:
         found: NDArray[np.float32] = state["sentence_embedding"][0].float().numpy()
         return found
 
-    def mistakes(self, axes: int, dimension: str = "") -> Iterator[Mistake]:
+    def _mistakes(self, axes: int, dimension: str) -> Iterator[Mistake]:
         """Yield the mistakes on a number of axes."""
-        for names in combinations(self.choices, axes):
-            for chosen in product(*(self.choices[name] for name in names)):
+        for names in combinations(self._choices, axes):
+            for chosen in product(*(self._choices[name] for name in names)):
                 yield Mistake(**dict(zip(names, chosen, strict=True)), dimension=dimension)
 
     def best(self, served_ND: NDArray[np.float32]) -> Fit:
         """Return the simplest mistake that explains the vectors; if none does, the closest one."""
         dimension = served_ND.shape[1]
-        own = self.vectors(Mistake())
+        own = self.vectors()
         words, cut = "", None
-        if own is not None and own.shape[1] > dimension and (not self.choices["dense"] or dimension != self._width):
+        if own is not None and own.shape[1] > dimension and not (self._choices["dense"] and dimension == self._width):
             words, cut = f"only the first {dimension} of {own.shape[1]} dimensions are returned", dimension
         unit = cut is None or bool(np.abs(np.linalg.norm(served_ND, axis=1) - 1).max() < SAME)
         closest = Fit(Mistake(dimension=words), float("inf"))
         for axes in (0, 1, 2):
-            for mistake in self.mistakes(axes, words):
+            for mistake in self._mistakes(axes, words):
                 vectors_ND = self.vectors(mistake, cut, unit)
                 if vectors_ND is None or vectors_ND.shape[1] != dimension:
                     continue
@@ -178,11 +172,6 @@ class Hypotheses:
             if closest.difference <= SAME:
                 break
         return closest
-
-    @property
-    def _width(self) -> int:
-        """The dimension of the states, which is that of the vectors without Dense modules."""
-        return next(int(m.get_embedding_dimension()) for m in self._layers if type(m).__name__ == "Pooling")
 
 
 def _unit(vectors_ND: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -245,8 +234,7 @@ def _with_another_end(features: dict[str, Any], tokenizer: Any) -> dict[str, Any
     return longer
 
 
-_TOKENS: dict[str, Any] = {
-    "": None,
+_TOKENS = {
     "the end token (EOS) is missing": _without_end,
     "the special tokens are missing": _without_special,
     "an end token (EOS) was added": _with_another_end,

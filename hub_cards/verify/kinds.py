@@ -110,19 +110,11 @@ def _other_content(name: str, data: bytes) -> str | None:
 
 def is_sentencepiece(data: bytes) -> bool:
     """Return whether the bytes are a SentencePiece `ModelProto`: only protobuf fields, including pieces."""
-    place, pieces = 0, 0
     try:
-        while place < len(data):
-            key, place = _varint(data, place)
-            field, kind = key >> 3, key & 7
-            if kind != 2 or not (1 <= field <= 5 or field >= 200):  # fields are messages, higher numbers are extensions
-                return False
-            length, place = _varint(data, place)
-            pieces += field == 1
-            place += length
-    except IndexError:
+        fields = {field for field, _, _ in _entries(data, 0, len(data), kinds=(2,))}  # all are messages
+    except (IndexError, ValueError):
         return False
-    return place == len(data) and pieces > 0
+    return 1 in fields and all(1 <= field <= 5 or field >= 200 for field in fields)  # higher numbers are extensions
 
 
 def is_onnx(file: Path) -> bool:
@@ -154,17 +146,19 @@ def _mapped(file: Path) -> Iterator[mmap.mmap]:
         yield data
 
 
-def _entries(data: mmap.mmap, place: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _entries(
+    data: bytes | mmap.mmap, place: int, end: int, kinds: tuple[int, ...] = (0, 2)
+) -> Iterator[tuple[int, int, int]]:
     """Yield the field number of each entry of a protobuf message, and where its content starts and stops.
 
     Raises:
-        ValueError: an entry is neither a number nor has a length, or ends after the message.
+        ValueError: an entry has another wire type than `kinds` (0 is a number, 2 has a length), or ends after the message.
     """
     while place < end:
         key, place = _varint(data, place)
         value, start = _varint(data, place)
-        if key & 7 not in (0, 2):
-            raise ValueError("not a protobuf message of ONNX")
+        if key & 7 not in kinds:
+            raise ValueError("not a protobuf message of this format")
         place = start + (value if key & 7 == 2 else 0)
         if place > end:
             raise ValueError("the file ends early")

@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from inspect import getmodulename
@@ -33,10 +32,8 @@ def run(task: dict[str, Any]) -> None:
     report_to(Path(task["answers"]).with_suffix(".doing"))
     try:
         doing("reading the files")
-        readers = Readers.with_requirements(_requirements(folder))
-        readers.hide_everything_else()
-        offline = task.get("offline", True)
-        checks += check_files(folder, readers.modules, adapter_only=task["adapter_only"], offline=offline)
+        modules = hide_other_packages(_requirements(folder))
+        checks += check_files(folder, modules, adapter_only=task["adapter_only"], offline=task["offline"])
         if all(check.ok for check in checks if check.name in ("folder", "remote code", "adapters")):
             reference = Path(task["reference"]) if task["reference"] else None
             vectors = Path(task["vectors"]) if task.get("vectors") else None
@@ -87,31 +84,23 @@ def _requirements(folder: Path) -> list[str]:
     return [*of_type(config.get("requirements"), {}), *onnx]
 
 
-@dataclass(frozen=True)
-class Readers:
-    """The packages that readers of a model have installed, and the top-level modules in them."""
+def hide_other_packages(requirements: Iterable[str]) -> frozenset[str]:
+    """Hide all packages that readers may not have from `import` and `importlib.metadata`; return the modules they can import.
 
-    packages: frozenset[str]
-    modules: frozenset[str]
-
-    @classmethod
-    def with_requirements(cls, requirements: Iterable[str]) -> Readers:
-        """Return the standard library, transformers, sentence-transformers, the given packages, and their requirements."""
-        sys.meta_path[:] = [finder._finder if type(finder) is _Only else finder for finder in sys.meta_path]
-        wanted, packages = ["transformers", "sentence-transformers", *requirements], set()
-        while wanted:
-            name = _canonical(wanted.pop())
-            if name in packages:
-                continue
+    Readers have the standard library, transformers, sentence-transformers, the given packages, and their requirements.
+    """
+    # Find all packages again, if another folder was verified before.
+    sys.meta_path[:] = [finder._finder if type(finder) is _Only else finder for finder in sys.meta_path]
+    wanted, packages = ["transformers", "sentence-transformers", *requirements], set()
+    while wanted:
+        name = _canonical(wanted.pop())
+        if name not in packages:
             packages.add(name)
             wanted += _required_by(name)
-        modules = {module for package in packages for module in _modules_of(package)}
-        modules |= set(sys.stdlib_module_names) | {"__main__", "transformers_modules"}
-        return cls(frozenset(packages), frozenset(modules))
-
-    def hide_everything_else(self) -> None:
-        """Hide all other packages from `import` and `importlib.metadata`."""
-        sys.meta_path[:] = [_Only(finder, self) for finder in sys.meta_path]
+    modules = {module for package in packages for module in _modules_of(package)}
+    modules |= set(sys.stdlib_module_names) | {"__main__", "transformers_modules"}
+    sys.meta_path[:] = [_Only(finder, packages, modules) for finder in sys.meta_path]
+    return frozenset(modules)
 
 
 def _canonical(name: str) -> str:
@@ -145,17 +134,17 @@ def _modules_of(package: str) -> set[str]:
 class _Only:
     """A finder of Python that finds only the packages of readers."""
 
-    def __init__(self, finder: Any, readers: Readers) -> None:
-        self._finder, self._readers = finder, readers
+    def __init__(self, finder: Any, packages: set[str], modules: set[str]) -> None:
+        self._finder, self._packages, self._importable = finder, packages, modules
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
         # _sysconfigdata_* is the only module of the standard library whose name depends on the machine.
-        known = name.partition(".")[0] in self._readers.modules or name.startswith("_sysconfigdata_")
+        known = name.partition(".")[0] in self._importable or name.startswith("_sysconfigdata_")
         return self._finder.find_spec(name, path, target) if known else None
 
     def find_distributions(self, *context: Any) -> Iterator[Any]:
         find = getattr(self._finder, "find_distributions", lambda *_: ())
-        return (found for found in find(*context) if _canonical(found.metadata["Name"]) in self._readers.packages)
+        return (found for found in find(*context) if _canonical(found.metadata["Name"]) in self._packages)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._finder, name)

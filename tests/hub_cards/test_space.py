@@ -13,7 +13,7 @@ from loopback_hub import READER, LoopbackHub, Repository
 from revela_hub import __version__
 from revela_hub.cli import main as cli
 from revela_hub.cli.commands.demo import Arguments
-from revela_hub.demo.space import SpaceSettings, publish_space, space_files
+from revela_hub.demo.space import publish_space, space_files
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Check, Destination, upload
 
@@ -50,7 +50,7 @@ def metadata_of(readme: str) -> dict[str, Any]:
 
 
 def test_the_files_of_an_adaptation(adapted: Path) -> None:
-    files = space_files(SpaceSettings("org/x", adapted))
+    files = space_files("org/x", adapted)
     assert list(files) == ["README.md", "app.py", "requirements.txt", "adapt.json"]
     base = "sentence-transformers/all-MiniLM-L6-v2"
     assert arguments_of(files["app.py"]) == Arguments(
@@ -69,18 +69,18 @@ def test_the_files_of_an_adaptation(adapted: Path) -> None:
 
 
 def test_the_files_of_another_retriever(retriever_folder: Path) -> None:
-    files = space_files(SpaceSettings("org/x", retriever_folder, package="git+https://example.org/revela-hub"))
+    files = space_files("org/x", retriever_folder, package="git+https://example.org/revela-hub")
     assert list(files) == ["README.md", "app.py", "requirements.txt"]
     assert arguments_of(files["app.py"]) == Arguments(model="org/x", host="0.0.0.0", port=7860)
     assert files["requirements.txt"].endswith("\ngit+https://example.org/revela-hub\n")
-    files = space_files(SpaceSettings("org/x", retriever_folder, trust_remote_code=True))
+    files = space_files("org/x", retriever_folder, trust_remote_code=True)
     assert arguments_of(files["app.py"]).trust_remote_code is True
 
 
 @pytest.mark.parametrize("base", ["/home/me/base", "./base", "~/base", "a/b/c", None])
 def test_a_base_model_on_this_machine_is_left_out(adapted: Path, base: str | None) -> None:
     (adapted / "settings.json").write_text(json.dumps({"retriever": base}))
-    files = space_files(SpaceSettings("org/x", adapted))
+    files = space_files("org/x", adapted)
     assert arguments_of(files["app.py"]).base is None
     assert metadata_of(files["README.md"])["models"] == ["org/x"]
 
@@ -89,15 +89,15 @@ def test_text_and_queries_that_are_given(adapted: Path, tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "rivers.md").write_text("Rivers reach the sea. Täglich.\n")
     (tmp_path / "queries.txt").write_text("where?\nwhere?\nwho?\n")
-    settings = SpaceSettings("org/x", adapted, [str(tmp_path / "docs")], str(tmp_path / "queries.txt"))
-    files = space_files(settings)
+    given = ("org/x", adapted, [str(tmp_path / "docs")], str(tmp_path / "queries.txt"))
+    files = space_files(*given)
     assert json.loads(files["sample.jsonl"]) == {"_id": "rivers.md", "text": "Rivers reach the sea. Täglich."}
     assert files["queries.txt"] == "where?\nwho?\n"
     options = arguments_of(files["app.py"])
     assert (options.corpus, options.example_queries) == (["sample.jsonl"], "queries.txt")
     (tmp_path / "docs" / "rivers.md").write_text("word. " * 120 * 2100)
     with pytest.raises(UserError, match=r"--space_corpus has .* passages, more than 2,000"):
-        space_files(settings)
+        space_files(*given)
 
 
 def test_a_dry_run_prints_the_files(adapted: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_the_space_is_published_after_its_model(
     files = hub.repositories["spaces/org/x"].files("main")
     assert files is not None
     assert {name: content.decode() for name, content in files.items() if name != ".gitattributes"} == space_files(
-        SpaceSettings("org/x", adapted)
+        "org/x", adapted
     )
     requests = [request for request in hub.requests if request.startswith("POST") and "/commit/" in request]
     assert requests == ["POST /api/models/org/x/commit/main", "POST /api/spaces/org/x/commit/main"]

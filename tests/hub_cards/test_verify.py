@@ -314,9 +314,9 @@ from importlib.util import find_spec
 package = types.ModuleType("verification")
 package.__path__ = [sys.argv[1]]
 sys.modules["verification"] = package
-from verification.process import Readers
+from verification.process import hide_other_packages
 for requirements, found in (([], False), (["peft"], True), ([], False)):
-    Readers.with_requirements(requirements).hide_everything_else()
+    hide_other_packages(requirements)
     assert bool(find_spec("peft")) == found and not find_spec("pytest"), requirements
     assert find_spec("sentence_transformers")
 """
