@@ -109,7 +109,10 @@ class BM25:
         show_progress_bar: bool = False,
         folder: Path | None = None,
     ) -> None:
-        bm25s = _import_bm25s()
+        # If JAX is installed, bm25s starts it, which by default reserves three quarters of the GPU's memory.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        import bm25s
+
         source = texts if isinstance(texts, (Texts, TextList, Rows)) else TextList(list(texts))  # type: ignore[arg-type]
         self.settings = settings or BM25Settings()
         values = asdict(self.settings)
@@ -172,15 +175,18 @@ class BM25:
 
         if self._index is None:
             return csc_matrix((self._size, 0), dtype=np.float32).tocsr()
-        data, indices, starts = (self._index.scores[name] for name in ("data", "indices", "indptr"))
+        data, indices, starts = self._postings
         return csc_matrix((data, indices, starts), shape=(self._size, len(starts) - 1)).tocsr()
 
     @property
     def bytes(self) -> int:
         """The size of the index."""
-        if self._index is None:
-            return 0
-        return sum(int(self._index.scores[name].nbytes) for name in ("data", "indices", "indptr"))
+        return 0 if self._index is None else sum(int(array.nbytes) for array in self._postings)
+
+    @property
+    def _postings(self) -> list[NDArray[Any]]:
+        """The weights of all words, the texts that they belong to, and where those of each word start."""
+        return [self._index.scores[name] for name in ("data", "indices", "indptr")]
 
     def matches(self, query: str, text: str) -> list[tuple[int, int]]:
         """Return the places of the text's words that match a word of the query, as (start, end) in ascending order."""
@@ -206,7 +212,7 @@ class BM25:
         scores_P = np.zeros(len(rows_P), dtype=np.float32)
         if self._index is None:
             return scores_P
-        data, indices, starts = (self._index.scores[name] for name in ("data", "indices", "indptr"))
+        data, indices, starts = self._postings
         for query in np.unique(queries_P).tolist():
             chosen = np.flatnonzero(queries_P == query)
             for word in queries[query]:
@@ -223,7 +229,7 @@ class BM25:
             return Hits.none(1)
         # Not `get_scores`: for bm25l and bm25+ that adds a constant for words that a text lacks, so every text matches.
         scores_N = np.zeros(self._size, dtype=np.float32)
-        data, indices, starts = (self._index.scores[name] for name in ("data", "indices", "indptr"))
+        data, indices, starts = self._postings
         for word in words:
             texts = slice(int(starts[word]), int(starts[word + 1]))
             scores_N[indices[texts]] += data[texts]
@@ -242,14 +248,6 @@ class BM25:
             return_ids=return_ids,
             show_progress=self._show_progress_bar and return_ids,
         )
-
-
-def _import_bm25s() -> Any:
-    """Import bm25s. Its import starts JAX if that is installed, which by default reserves three quarters of the GPU's memory."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    import bm25s
-
-    return bm25s
 
 
 def _spaced(text: str) -> str:

@@ -57,11 +57,7 @@ class Encoder(Protocol):
 
 
 def load_encoder(
-    name: str,
-    *,
-    device: str | None = None,
-    trust_remote_code: bool = False,
-    max_seq_length: int | None = None,
+    name: str, *, device: str | None = None, trust_remote_code: bool = False, max_seq_length: int | None = None
 ) -> "SentenceTransformer":
     """Loads a sentence-transformers model from a folder or the Hub; safetensors weights only.
 
@@ -86,10 +82,7 @@ def refuse_other_kind(name: str, *, sparse: bool = False) -> None:
     if (kind := model_kind(model_in(name))) in RERANKERS:
         raise UserError(f"{name} is a reranker ({kind}), not a retriever", rerank="pass it with --rerank")
     if kind == "SparseEncoder" and not sparse:
-        raise UserError(
-            f"{name} is a SparseEncoder, where a dense retriever is needed",
-            mode="use --mode sparse",
-        )
+        raise UserError(f"{name} is a SparseEncoder, where a dense retriever is needed", mode="use --mode sparse")
 
 
 def load_sparse_encoder(name: str, **options: Any) -> "SparseEncoder":
@@ -270,11 +263,7 @@ def model_place(name: str) -> str:
 
 
 def _load(
-    kind: Any,
-    name: str,
-    device: str | None = None,
-    trust_remote_code: bool = False,
-    max_seq_length: int | None = None,
+    kind: Any, name: str, device: str | None = None, trust_remote_code: bool = False, max_seq_length: int | None = None
 ) -> Any:
     place = model_place(name)
     if max_seq_length is not None and max_seq_length < 1:
@@ -310,15 +299,10 @@ def open_model(
 
 def learnt_positions(model: Any) -> int | None:
     """Return how many tokens the model can read, in its shortest route; None for unlimited (computed) positions."""
-    found = [_positions(module) for module in input_modules(model)]
+    configs = [getattr(getattr(module, "auto_model", None), "config", None) for module in input_modules(model)]
+    learnt = [c for c in configs if not (getattr(c, "rope_parameters", None) or getattr(c, "rope_theta", None))]
+    found = [getattr(config, "max_position_embeddings", None) for config in learnt]
     return min((positions for positions in found if positions is not None), default=None)
-
-
-def _positions(module: Any) -> int | None:
-    config = getattr(getattr(module, "auto_model", None), "config", None)
-    if getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None):
-        return None
-    return getattr(config, "max_position_embeddings", None)
 
 
 def input_modules(model: Any) -> list[Any]:

@@ -1,12 +1,13 @@
 """How vectors are stored and searched: the options of an index, declared once and passed as a whole."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
 
 IndexType = Literal["exact", "flat", "hnsw", "ivfpq", "milvus"]
@@ -77,12 +78,9 @@ class IndexArguments:
     _argument_group_name = "index"
     basic_options: ClassVar[tuple[str, ...]] = ("index_type",)
 
-    index_type: IndexType = field(
-        default="exact", metadata={"help": "Index type; hnsw and ivfpq (FAISS) are approximate."}
-    )
-    milvus_uri: str | None = field(
-        default=None,
-        metadata={"help": "Milvus server, e.g. http://host:19530, for --index_type milvus (default: a local file)."},
+    index_type: IndexType = option("exact", "Index type; hnsw and ivfpq (FAISS) are approximate.")
+    milvus_uri: str | None = option(
+        None, "Milvus server, e.g. http://host:19530, for --index_type milvus (default: a local file)."
     )
 
     def index_options(self, dtype: Precision = "float32") -> IndexOptions:
@@ -95,13 +93,11 @@ class SmallVectorArguments(IndexArguments):
     """The command-line options of an index, with those of smaller vectors."""
 
     _argument_group_name = "vectors"
-    truncate_dim: PositiveInt | None = field(
-        default=None,
-        metadata={"help": "Search with the first N components of each vector (default: all, or as in the index)."},
+    truncate_dim: PositiveInt | None = option(
+        None, "Search with the first N components of each vector (default: all, or as in the index)."
     )
-    precision: Quantization | None = field(
-        default=None,
-        metadata={"help": "Vectors in memory; int8 and binary use FAISS (default: float32, or as in the index)."},
+    precision: Quantization | None = option(
+        None, "Vectors in memory; int8 and binary use FAISS (default: float32, or as in the index)."
     )
 
     def index_options(self, dtype: Precision = "float32") -> IndexOptions:

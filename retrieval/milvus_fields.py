@@ -85,9 +85,11 @@ class MilvusFields:
         stop = min(stop, len(self.passages))
         rows: list[dict[str, Any]] = [{} for _ in range(start, stop)]
         if self.metadata:
-            for row, values in zip(rows, self.passages.metadata(range(start, stop)), strict=True):
-                row |= {name: _as(kind, (values or {}).get(name)) for name, kind in self.metadata.items()}
-            self._check_partitions(rows, start)
+            for number, values in enumerate(self.passages.metadata(range(start, stop))):
+                for name, kind in self.metadata.items():
+                    value = (values or {}).get(name)
+                    rows[number][name] = float(value) if kind == "double" and value is not None else value
+                self._check_partition(rows[number], start + number)
         if self.bm25 is not None:
             block = self._weights[start:stop]
             for number, row in enumerate(rows):
@@ -97,15 +99,12 @@ class MilvusFields:
                 row[BM25_WEIGHTS] = weights or {block.shape[1]: 1.0}
         return rows
 
-    def _check_partitions(self, rows: list[dict[str, Any]], start: int) -> None:
-        if self.partition_key is None:
-            return
-        for number, row in enumerate(rows, start=start):
-            if row[self.partition_key] is None:
-                raise UserError(
-                    f"--milvus_partition_key {self.partition_key}: {self.passages.hit(number, 0.0).location} has no value in this column:"
-                    " add one, or choose a column with a value in every row"
-                )
+    def _check_partition(self, row: dict[str, Any], number: int) -> None:
+        if self.partition_key is not None and row[self.partition_key] is None:
+            raise UserError(
+                f"--milvus_partition_key {self.partition_key}: {self.passages.hit(number, 0.0).location} has no value in this column:"
+                " add one, or choose a column with a value in every row"
+            )
 
     @cached_property
     def _weights(self) -> Any:
@@ -127,7 +126,3 @@ def milvus_fields(
         raise UserError(f"--milvus_partition_key {key}: the column must hold text or whole numbers, but {reason}")
     bm25 = BM25(passages.texts, folder=folder) if options.milvus_bm25 else None
     return MilvusFields(passages, metadata, bm25, key) if metadata or bm25 else None
-
-
-def _as(kind: str, value: Any) -> Any:
-    return float(value) if kind == "double" and value is not None else value

@@ -230,19 +230,14 @@ def document_vectors(
     return store.vectors(texts, normalize=normalize, truncate_dim=settings.index.truncate_dim)
 
 
-def _fill(store: VectorStore, texts: TextSource, encoder: Any, settings: RankerSettings, bar: str, **how: Any) -> None:
-    """Encodes the texts that are missing from the store; `how` is passed to `encode_texts`."""
+def _fill(
+    store: VectorStore, texts: TextSource, encoder: Any, settings: RankerSettings, bar: str, convert: Any = None
+) -> None:
+    """Encodes the texts that are missing from the store."""
+    how: dict[str, Any] = {"batch_size": settings.batch_size, "prompt": settings.document_prompt, "convert": convert}
     store.fill(
         texts,
-        lambda batch, progress: encode_texts(
-            encoder,
-            batch,
-            "document",
-            batch_size=settings.batch_size,
-            prompt=settings.document_prompt,
-            progress=progress,
-            **how,
-        ),
+        lambda batch, progress: encode_texts(encoder, batch, "document", progress=progress, **how),
         bar if settings.show_progress_bar else None,
     )
 
@@ -290,7 +285,7 @@ class VectorRanker:
         return scores_P
 
 
-class SparseRanker:
+class SparseRanker(SparseIndex):
     """Ranks by the weighted terms of a `SparseEncoder` (a `Ranker`); encodes the texts that are not in the folder yet.
 
     Raises:
@@ -303,16 +298,11 @@ class SparseRanker:
         most = settings.max_terms
         store = VectorStore(folder, f"{settings.sparse_identity} terms {most} {settings.document_prompt!r}")
         _fill(
-            store,
-            texts,
-            encoder,
-            settings,
-            "Encoding passages (terms)",
-            convert=lambda weights, _: pack_terms(weights, most),
+            store, texts, encoder, settings, "Encoding passages (terms)", lambda weights, _: pack_terms(weights, most)
         )
         terms = store.vectors(texts)
         self.key = key_of("sparse", terms.key, settings.query_prompt, settings.max_query_terms)
-        self._index = SparseIndex(terms, int(self.encode(["how many terms"]).shape[1]))
+        super().__init__(terms, int(self.encode(["how many terms"]).shape[1]))
 
     def encode(self, queries: Sequence[str]) -> Any:
         """See `Ranker`: a sparse matrix (Q, V)."""
@@ -327,15 +317,7 @@ class SparseRanker:
         )
         return as_terms(weights)
 
-    def search(self, queries: Any, k: int) -> Hits:
-        """See `Ranker`."""
-        return self._index.search(queries, k)
-
     def why_nothing(self, queries: Any) -> list[str]:
         """See `Ranker`."""
         reason = "the sparse model assigns no term of the query a weight above 0"
         return ["" if terms else reason for terms in np.diff(queries.indptr)]
-
-    def pair_scores(self, queries: Any, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `Ranker`."""
-        return self._index.pair_scores(queries, queries_P, rows_P)

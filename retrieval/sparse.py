@@ -34,15 +34,13 @@ class SparseIndex:
     def __len__(self) -> int:
         return int(self._texts_NV.shape[0])
 
-    def search(self, queries_QV: Any, k: int) -> Hits:
-        """Return the best texts for each query; texts without a common term are not returned."""
-        return Hits.concatenate(self._hits(queries_QV, k))
+    def search(self, queries: Any, k: int) -> Hits:
+        """Return the best texts for each query (Q, V); texts without a common term are not returned."""
+        return Hits.concatenate(self._hits(queries, k))
 
-    def pair_scores(
-        self, queries_QV: Any, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        """Return the scores (P,) of pairs, each a position of a query and the number of a text."""
-        products = queries_QV[queries_P].multiply(self._texts_NV[rows_P])
+    def pair_scores(self, queries: Any, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the scores (P,) of pairs, each a position in the queries (Q, V) and the number of a text."""
+        products = queries[queries_P].multiply(self._texts_NV[rows_P])
         return np.asarray(products.sum(axis=1), dtype=np.float32).reshape(-1)
 
     def _hits(self, queries_QV: Any, k: int) -> Iterator[Hits]:

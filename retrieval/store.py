@@ -238,13 +238,8 @@ class PassageStore:
         return Canary.read(self.folder, self.metadata.canary)
 
     def _similarities(self, canary: Canary, encoder: Encoder) -> NDArray[np.float64]:
-        metadata = self.metadata
-        return canary.similarities(
-            encoder,
-            metadata.similarity,
-            prompt=metadata.document_prompt,
-            truncate_dim=metadata.options.truncate_dim,
-        )
+        prompt, truncate_dim = self.metadata.document_prompt, self.metadata.options.truncate_dim
+        return canary.similarities(encoder, self.metadata.similarity, prompt=prompt, truncate_dim=truncate_dim)
 
     def texts(self, rows: Any) -> list[str]:
         """Return the passages with these numbers."""

@@ -152,7 +152,13 @@ def mine(
     folder = claim_folder(Path(folder).expanduser())
     report = MiningReport(dropped=settings.fewer == "drop")
     numbered = number_pairs(pairs, corpus, folder, report)
-    _check_enough(settings, len(numbered.corpus))
+    if settings.range_min + settings.num_negatives >= len(numbered.corpus):  # before anything is encoded
+        skipped = f" after the best {settings.range_min:,}" if settings.range_min else ""
+        raise UserError(
+            f"the corpus is too small for {settings.num_negatives:,} negatives{skipped} per pair: it has"
+            f" {len(numbered.corpus):,} different documents, including the pair's positive; lower num_negatives or range_min,"
+            " or use a larger corpus"
+        )
     if ranker == "bm25" or ranker is BM25:
         ranking, ranker = replace(ranking, mode="bm25"), None  # type: ignore[assignment]
     # All candidates have the reranker's scores, and no others: these are compared with the positives'.
@@ -166,130 +172,110 @@ def mine(
         sparse=sparse,
         reranker=reranker,
     )
-    return MinedRows(_rows(numbered, built, settings, folder, report, ranking.show_progress_bar), report)
+    return MinedRows(_Miner(numbered, built, settings, folder, report).rows(ranking.show_progress_bar), report)
 
 
-def _check_enough(settings: MiningSettings, documents: int) -> None:
-    """Raises UserError if the corpus is too small, before anything is encoded."""
-    if settings.range_min + settings.num_negatives >= documents:
-        skipped = f" after the best {settings.range_min:,}" if settings.range_min else ""
-        raise UserError(
-            f"the corpus is too small for {settings.num_negatives:,} negatives{skipped} per pair: it has {documents:,} "
-            "different documents, including the pair's positive; lower num_negatives or range_min, or use a larger corpus"
-        )
+@dataclass(frozen=True)
+class _Miner:
+    numbered: NumberedPairs
+    ranker: Ranker
+    settings: MiningSettings
+    folder: Path
+    report: MiningReport
 
+    def rows(self, show: bool) -> Iterator[dict[str, Any]]:
+        """Search and filter one block of anchors after the other."""
+        numbered, settings, report = self.numbered, self.settings, self.report
+        anchors, size = len(numbered.anchors_A), len(numbered.corpus)
+        max_positives = int(np.bincount(numbered.anchors_P).max())
+        depth = min(settings.depth(max_positives), size)
+        texts = numbered.texts.fingerprint
+        kept = make_folder(self.folder / f"hits-{key_of(self.ranker.key, numbered.corpus.fingerprint, texts, depth)}")
+        with tqdm(total=anchors, desc="Mining", unit=" anchors", disable=not show) as bar:
+            for start in range(0, anchors, ANCHOR_BLOCK):
+                stop = min(start + ANCHOR_BLOCK, anchors)
+                pairs = slice(*map(int, np.searchsorted(numbered.anchors_P, [start, stop])))
+                found, scores_P = self._found(start, stop, pairs, depth, kept / f"{start}-{stop}.npz")
+                report.candidates += int((found.rows_QK >= 0).sum())
+                report.unanswered += int((found.rows_QK < 0).all(axis=1).sum())
+                anchors_P = numbered.anchors_P[pairs] - start
+                codes_AK = found.rows_QK + np.arange(stop - start)[:, None] * size
+                forbidden = {
+                    "being a positive": np.isin(codes_AK, anchors_P * size + numbered.positives_P[pairs]),
+                    "being the anchor": found.rows_QK == numbered.in_corpus_A[start:stop, None],
+                }
+                chosen_An = choose_negatives(
+                    found,
+                    forbidden,
+                    # As in mine_hard_negatives: of several positives, the one that scores lowest sets the margin.
+                    np.minimum.reduceat(scores_P, np.searchsorted(anchors_P, np.arange(stop - start))),
+                    settings,
+                    last_rank=settings.last_rank(max_positives),
+                    first_anchor=start,
+                    removed=report.removed,
+                )
+                yield from self._block_rows(found, chosen_An, start, pairs, scores_P)
+                bar.update(stop - start)
+        self._check_found()
 
-def _rows(
-    numbered: NumberedPairs, ranker: Ranker, settings: MiningSettings, folder: Path, report: MiningReport, show: bool
-) -> Iterator[dict[str, Any]]:
-    """Searches and filters one block of anchors after the other."""
-    anchors = len(numbered.anchors_A)
-    max_positives = int(np.bincount(numbered.anchors_P).max())
-    depth = min(settings.depth(max_positives), len(numbered.corpus))
-    texts = numbered.texts.fingerprint
-    kept = make_folder(folder / f"hits-{key_of(ranker.key, numbered.corpus.fingerprint, texts, depth)}")
-    with tqdm(total=anchors, desc="Mining", unit=" anchors", disable=not show) as bar:
-        for start in range(0, anchors, ANCHOR_BLOCK):
-            stop = min(start + ANCHOR_BLOCK, anchors)
-            first, last = np.searchsorted(numbered.anchors_P, [start, stop])
-            pairs = slice(int(first), int(last))
-            found, scores_P = _found(numbered, ranker, start, stop, pairs, depth, kept / f"{start}-{stop}.npz")
-            report.candidates += int((found.rows_QK >= 0).sum())
-            report.unanswered += int((found.rows_QK < 0).all(axis=1).sum())
-            chosen_An = choose_negatives(
-                found,
-                _forbidden(found, numbered, start, stop, pairs),
-                # As in mine_hard_negatives: of several positives, the one that scores lowest sets the margin.
-                np.minimum.reduceat(scores_P, np.searchsorted(numbered.anchors_P[pairs], np.arange(start, stop))),
-                settings,
-                last_rank=settings.last_rank(max_positives),
-                first_anchor=start,
-                removed=report.removed,
+    def _found(self, start: int, stop: int, pairs: slice, depth: int, path: Path) -> tuple[Hits, NDArray[np.float32]]:
+        """Return the best texts of a block of anchors and the scores (P,) of its pairs, from the disk if an intact file exists."""
+        if path.is_file():
+            try:
+                with np.load(path, allow_pickle=False) as arrays:
+                    return Hits(arrays["scores"], arrays["rows"]), arrays["pairs"]
+            except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+                logger.warning("%s is damaged (%s): searching for its anchors again", path, error)
+        numbered = self.numbered
+        queries = self.ranker.encode(numbered.texts.read(numbered.anchors_A[start:stop].tolist()))
+        hits = self.ranker.search(queries, depth)
+        scores_P = self.ranker.pair_scores(queries, numbered.anchors_P[pairs] - start, numbered.positives_P[pairs])
+        with whole_file(path) as stream:
+            np.savez(stream, scores=hits.scores_QK, rows=hits.rows_QK, pairs=scores_P)
+        return hits, scores_P
+
+    def _block_rows(
+        self, found: Hits, chosen_An: NDArray[np.int64], start: int, pairs: slice, scores_P: NDArray[np.float32]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the rows for the pairs of one block of anchors."""
+        numbered, settings, report = self.numbered, self.settings, self.report
+        names = _negative_names(settings)
+        for pair, positive_score in zip(range(pairs.start, pairs.stop), scores_P.tolist(), strict=True):
+            anchor = int(numbered.anchors_P[pair])
+            columns = [column for column in chosen_An[anchor - start].tolist() if column >= 0]
+            enough = len(columns) == settings.num_negatives
+            report.mined += enough
+            report.fewer += not enough
+            report.found += bool(columns)
+            if not enough and settings.fewer == "drop":
+                continue
+            negative_scores = found.scores_QK[anchor - start, columns].tolist()
+            report.count(positive_score, negative_scores)
+            texts = numbered.corpus.read(found.rows_QK[anchor - start, columns].tolist())
+            given = [int(numbered.anchors_A[anchor]), int(numbered.given_P[pair])]
+            row: dict[str, Any] = dict(zip(("anchor", "positive"), numbered.texts.read(given), strict=True))
+            row |= dict.fromkeys(names) | dict(zip(names, texts, strict=False))
+            yield row | ({"scores": [positive_score, *negative_scores]} if settings.scores else {})
+
+    def _check_found(self) -> None:
+        """Raises UserError if there is nothing to train on."""
+        report = self.report
+        if report.negatives:
+            return
+        if report.found:
+            raise UserError(
+                f"no pair has {self.settings.num_negatives} negatives, but {report.found:,} have fewer: lower num_negatives"
+                " or raise range_max",
+                fewer="or keep such pairs with --fewer keep",
             )
-            yield from _block_rows(numbered, found, chosen_An, start, pairs, scores_P, settings, report)
-            bar.update(stop - start)
-    _finish(report, settings)
-
-
-def _found(
-    numbered: NumberedPairs, ranker: Ranker, start: int, stop: int, pairs: slice, depth: int, path: Path
-) -> tuple[Hits, NDArray[np.float32]]:
-    """Return the best texts of a block of anchors and the scores (P,) of its pairs, from the disk if an intact file exists."""
-    if path.is_file():
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return Hits(arrays["scores"], arrays["rows"]), arrays["pairs"]
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-            logger.warning("%s is damaged (%s): searching for its anchors again", path, error)
-    queries = ranker.encode(numbered.texts.read(numbered.anchors_A[start:stop].tolist()))
-    hits = ranker.search(queries, depth)
-    scores_P = ranker.pair_scores(queries, numbered.anchors_P[pairs] - start, numbered.positives_P[pairs])
-    with whole_file(path) as stream:
-        np.savez(stream, scores=hits.scores_QK, rows=hits.rows_QK, pairs=scores_P)
-    return hits, scores_P
-
-
-def _forbidden(
-    found: Hits, numbered: NumberedPairs, start: int, stop: int, pairs: slice
-) -> dict[str, NDArray[np.bool_]]:
-    """Return the hits (A, K) that must not become negatives, by reason."""
-    size = len(numbered.corpus)
-    codes_AK = found.rows_QK + np.arange(stop - start)[:, None] * size
-    codes_P = (numbered.anchors_P[pairs] - start) * size + numbered.positives_P[pairs]
-    return {
-        "being a positive": np.isin(codes_AK, codes_P),
-        "being the anchor": found.rows_QK == numbered.in_corpus_A[start:stop, None],
-    }
+        if not report.candidates:
+            raise UserError("no negatives: no document shares a term with any anchor; use a dense or hybrid ranker")
+        reasons = ", ".join(f"{number:,} by {reason}" for reason, number in report.removed.most_common() if number)
+        raise UserError(
+            f"no negatives left of {report.candidates:,} candidates: removed {reasons or 'none'}; relax the limits "
+            f"(relative_margin, range_max, max_score, min_score), or use a larger corpus"
+        )
 
 
 def _negative_names(settings: MiningSettings) -> list[str]:
     return [f"negative_{number}" for number in range(1, settings.num_negatives + 1)]
-
-
-def _block_rows(
-    numbered: NumberedPairs,
-    found: Hits,
-    chosen_An: NDArray[np.int64],
-    start: int,
-    pairs: slice,
-    scores_P: NDArray[np.float32],
-    settings: MiningSettings,
-    report: MiningReport,
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows for the pairs of one block of anchors."""
-    names = _negative_names(settings)
-    for pair, positive_score in zip(range(pairs.start, pairs.stop), scores_P.tolist(), strict=True):
-        anchor = int(numbered.anchors_P[pair])
-        columns = [column for column in chosen_An[anchor - start].tolist() if column >= 0]
-        enough = len(columns) == settings.num_negatives
-        report.mined += enough
-        report.fewer += not enough
-        report.found += bool(columns)
-        if not enough and settings.fewer == "drop":
-            continue
-        negative_scores = found.scores_QK[anchor - start, columns].tolist()
-        report.count(positive_score, negative_scores)
-        texts = numbered.corpus.read(found.rows_QK[anchor - start, columns].tolist())
-        anchor_text, positive_text = numbered.texts.read([int(numbered.anchors_A[anchor]), int(numbered.given_P[pair])])
-        negatives = dict.fromkeys(names) | dict(zip(names, texts, strict=False))
-        row = {"anchor": anchor_text, "positive": positive_text, **negatives}
-        yield row | ({"scores": [positive_score, *negative_scores]} if settings.scores else {})
-
-
-def _finish(report: MiningReport, settings: MiningSettings) -> None:
-    """Raises UserError if there is nothing to train on."""
-    if report.negatives:
-        return
-    if report.found:
-        raise UserError(
-            f"no pair has {settings.num_negatives} negatives, but {report.found:,} have fewer: lower num_negatives or raise "
-            "range_max",
-            fewer="or keep such pairs with --fewer keep",
-        )
-    if not report.candidates:
-        raise UserError("no negatives: no document shares a term with any anchor; use a dense or hybrid ranker")
-    reasons = ", ".join(f"{number:,} by {reason}" for reason, number in report.removed.most_common() if number)
-    raise UserError(
-        f"no negatives left of {report.candidates:,} candidates: removed {reasons or 'none'}; relax the limits "
-        f"(relative_margin, range_max, max_score, min_score), or use a larger corpus"
-    )

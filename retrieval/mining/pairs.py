@@ -58,9 +58,12 @@ def number_pairs(
 
     def searched() -> Iterator[str]:
         nonlocal read
-        for text in _documents_with_text(corpus or (), report):
-            read += 1
-            yield text
+        for text in corpus or ():
+            if text.strip():
+                read += 1
+                yield text
+            else:
+                report.skipped["empty documents"] += 1
         if corpus is not None and not read:
             raise UserError("the corpus has no document with text")
         for row in np.unique(pairs_P2[:, 1]).tolist():  # positives too: the same ranker must score them
@@ -88,11 +91,3 @@ def _with_text(pairs: Iterable[tuple[str, str]], report: MiningReport) -> Iterat
             yield anchor, positive
         else:
             report.skipped["empty pairs"] += 1
-
-
-def _documents_with_text(corpus: Iterable[str], report: MiningReport) -> Iterator[str]:
-    for text in corpus:
-        if text.strip():
-            yield text
-        else:
-            report.skipped["empty documents"] += 1

@@ -61,8 +61,8 @@ def shows_progress() -> bool:
 
 
 def note(text: object) -> None:
-    """Print a line on standard error, unless the command is quiet."""
-    if not is_quiet():
+    """Print a line on standard error, unless it is empty or the command is quiet."""
+    if str(text) and not is_quiet():
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 

@@ -40,7 +40,7 @@ def write(body: dict[str, Any]) -> str:
     random = Random(f"{prompt}{body.get('seed')}")
     if "JSON list" in prompt:
         return json.dumps([f"Find {' '.join(random.choices(WORDS, k=6))}." for _ in range(20)])
-    form = next(form for form, prompts in FORMS.items() if f'"{prompts.anchor.key}"' in prompt)
+    form = next(form for form, prompts in FORMS.items() if f'"{prompts.parts[0].key}"' in prompt)
     return json.dumps({part.key: " ".join(random.choices(WORDS, k=20)) for part in FORMS[form].parts})
 
 

@@ -119,9 +119,7 @@ def test_one_retriever(tmp_path: Path) -> None:
     assert len(columns[0].rows) == 5
 
 
-def test_what_cannot_be_searched(collection: Collection, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the query is empty"):
-        collection.search(" \n", 0.3)
+def test_what_cannot_be_searched(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the text is empty"):
         Collection([Document("x", "  ", None, "text")], [], tmp_path)
     with pytest.raises(UserError, match=r"14 passages, more than the 5 allowed"):

@@ -41,7 +41,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     code = snippets("org/x", {}, 0.3)
     shown = Shown(f"org/x {HARMFUL}", code, ["river sea"], url="https://huggingface.co/org/x", card="# Card")
     page = search_page(shown, collection, index, 0.3, 5)
-    address = launch(page, "127.0.0.1", None, block=False)
+    address = launch(page, "127.0.0.1", None)
     yield SimpleNamespace(address=address, folders=folders)
     page.close()
 
@@ -202,7 +202,7 @@ def test_the_port_is_in_use(served: SimpleNamespace) -> None:
     with gradio.Blocks() as other:
         gradio.Textbox()
     with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}: the port is in use"):
-        launch(other, "127.0.0.1", port, block=False)
+        launch(other, "127.0.0.1", port)
 
 
 def test_answers_are_streamed() -> None:
@@ -213,7 +213,7 @@ def test_answers_are_streamed() -> None:
             yield " ".join(["a", "b", "c"][:end]), [(f"river {HARMFUL}", "a.txt", 0.5)]
 
     page = answer_page(Shown("imprag", queries=["what?"]), answer)
-    address = launch(page, "127.0.0.1", None, block=False)
+    address = launch(page, "127.0.0.1", None)
     try:
         client = Client(address, verbose=False)
         job = client.submit("who?", api_name="/answer")

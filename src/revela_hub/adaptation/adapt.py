@@ -135,11 +135,7 @@ class Adaptation:
         return probe
 
     def _check_same_text(self) -> None:
-        """Check that the kept rankings are of this task: its ids are numbers, so those of another text would match silently.
-
-        Raises:
-            UserError: The text or the labels have changed since an earlier run in the same folder.
-        """
+        """Check that the kept rankings are of this task: its ids are numbers, so those of another text would match silently."""
         known, digest = self._state("probe"), key_of(self.task.corpus, self.task.queries, self.task.qrels)
         if known.get("task", digest) != digest:
             raise UserError(
@@ -280,9 +276,7 @@ class Adaptation:
 
     def _load(self, folder: str) -> "SentenceTransformer":
         return load_retriever(
-            folder,
-            max_length=self.max_length,
-            trust_remote_code=self.inputs.options.get("trust_remote_code", False),
+            folder, max_length=self.max_length, trust_remote_code=self.inputs.options.get("trust_remote_code", False)
         )
 
     def _rankings(self, name: str, make: Callable[[], Rankings]) -> Rankings:

@@ -18,11 +18,7 @@ class Item(NamedTuple):
 
 
 def read_items(path: Path) -> list[Item]:
-    """Return the items of the YAML mapping in a file.
-
-    Raises:
-        UserError: With file and line: the file cannot be read or is not a mapping.
-    """
+    """Return the items of the YAML mapping in a file."""
     with open_yaml(path, "configuration file") as (loader, root):
         if root is None:
             return []

@@ -1,9 +1,10 @@
 """The options of commands that can use a server as the encoder, and the connection that they describe."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -17,40 +18,25 @@ class EndpointOptions:
     _argument_group_name = "server"
     basic_options: ClassVar[tuple[str, ...]] = ("endpoint",)
 
-    endpoint: str | None = field(
-        default=None,
-        metadata={
-            "help": "Server that computes the model's vectors, e.g. http://localhost:8080 (TEI, vLLM, infinity)."
-        },
+    endpoint: str | None = option(
+        None, "Server that computes the model's vectors, e.g. http://localhost:8080 (TEI, vLLM, infinity)."
     )
-    endpoint_type: Literal["auto", "tei", "openai"] = field(
-        default="auto",
-        metadata={"help": "API of the server: tei (/embed), openai (/v1/embeddings), or detect it (auto)."},
+    endpoint_type: Literal["auto", "tei", "openai"] = option(
+        "auto", "API of the server: tei (/embed), openai (/v1/embeddings), or detect it (auto)."
     )
-    endpoint_model: str | None = field(
-        default=None,
-        metadata={"help": "Name of the model on the server (default: the first that it lists).", "metavar": "NAME"},
+    endpoint_model: str | None = option(None, "Name of the model on the server (default: the first that it lists).")
+    api_key_env: str | None = option(None, "Environment variable that holds the server's API key.")
+    concurrency: PositiveInt = option(8, "Number of concurrent requests to the server.")
+    request_timeout: PositiveFloat = option(
+        60.0, "Seconds without an answer after which a request to the server fails."
     )
-    api_key_env: str | None = field(
-        default=None, metadata={"help": "Environment variable that holds the server's API key."}
-    )
-    concurrency: PositiveInt = field(default=8, metadata={"help": "Number of concurrent requests to the server."})
-    request_timeout: PositiveFloat = field(
-        default=60.0, metadata={"help": "Seconds without an answer after which a request to the server fails."}
-    )
-    retries: NonNegativeInt = field(
-        default=5, metadata={"help": "Number of times that a failed request to the server is repeated."}
-    )
+    retries: NonNegativeInt = option(5, "Number of times that a failed request to the server is repeated.")
 
     def check_endpoint(self) -> None:
-        """Check that no option of the server is given without --endpoint.
-
-        Raises:
-            UserError: An option has no effect.
-        """
-        for option in fields(EndpointOptions):
-            if self.endpoint is None and getattr(self, option.name) != option.default:
-                raise UserError(f"--{option.name} requires --endpoint URL")
+        """Check that no option of the server is given without --endpoint."""
+        for each in fields(EndpointOptions):
+            if self.endpoint is None and getattr(self, each.name) != each.default:
+                raise UserError(f"--{each.name} requires --endpoint URL")
 
     def server(self) -> "EmbeddingServer | None":
         """Connect to the server of --endpoint; None without that option.

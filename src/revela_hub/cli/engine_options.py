@@ -1,12 +1,13 @@
 """The options of commands that can run their model on a Ray cluster."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.cli.encoders import load_dense
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -20,20 +21,14 @@ class EngineOptions:
 
     _argument_group_name = "engine"
 
-    engine: Literal["local", "ray"] = field(
-        default="local", metadata={"help": "Run the model on this machine (local), or on a Ray cluster (ray)."}
+    engine: Literal["local", "ray"] = option(
+        "local", "Run the model on this machine (local), or on a Ray cluster (ray)."
     )
-    address: str | None = field(
-        default=None,
-        metadata={
-            "help": "Ray: Address of the cluster, or auto (default: RAY_ADDRESS, or else the CPU cores of this machine)."
-        },
+    address: str | None = option(
+        None, "Ray: Address of the cluster, or auto (default: RAY_ADDRESS, or else the CPU cores of this machine)."
     )
-    num_actors: PositiveInt | None = field(
-        default=None,
-        metadata={
-            "help": "Ray: Number of actors (default: one per GPU of the cluster, or one per CPU core without GPUs)."
-        },
+    num_actors: PositiveInt | None = option(
+        None, "Ray: Number of actors (default: one per GPU of the cluster, or one per CPU core without GPUs)."
     )
 
     def ray_cluster(self) -> "RayCluster | None":
@@ -62,9 +57,6 @@ class EngineOptions:
 
         Args:
             load: Loads the encoder in an actor.
-
-        Raises:
-            UserError: As `ray_cluster`.
         """
         from revela_hub.retrieval.ray_engine import RayEngine
 

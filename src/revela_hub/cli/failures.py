@@ -68,7 +68,10 @@ def explain(error: BaseException) -> UserError | None:
 
 def _known(error: BaseException) -> UserError | str | None:
     if isinstance(error, ImportError):
-        return None if (error.name or "").startswith("revela_hub") else _missing_package(error)
+        if (error.name or "").startswith("revela_hub"):
+            return None
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        return install_hint(missing) if missing else _joined(error)  # transformers' message names the package
     for kind in type(error).__mro__:
         if kind.__name__ in NAMED:
             return f"{NAMED[kind.__name__]}: {_joined(error)}"
@@ -92,12 +95,6 @@ def _raised_in(error: BaseException) -> str | None:
     ]
     last = next((top for top in reversed(tops) if top not in sys.stdlib_module_names), "")
     return None if last in ("", "revela_hub") else last
-
-
-def _missing_package(error: ImportError) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return install_hint(error.name)
-    return _joined(error)  # transformers' message names the package
 
 
 def _joined(error: BaseException, limit: int = 300) -> str:

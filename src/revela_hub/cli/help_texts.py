@@ -1,39 +1,39 @@
 """Tables for help texts: placeholders of values, texts for options of transformers, and those of its options that have no effect here."""
 
-# The placeholder of a text option, by the option's name. `metadata={"metavar": ...}` of a field overrides it.
+# The placeholder of a text option, by the option's name. `option(..., metavar=...)` overrides it.
 METAVARS = {
-    **dict.fromkeys(("output_dir", "cache_dir", "models_dir", "checkpoint", "index", "eval_corpus", "beir"), "FOLDER"),
-    **dict.fromkeys(
-        ("model", "models", "sparse_model", "rerank", "retriever", "lm", "encoder", "query_encoder"), "MODEL"
-    ),
-    **dict.fromkeys(("backbone", "reader", "pseudo_labels", "query_generator"), "MODEL"),
-    **dict.fromkeys(("data", "corpus", "plain_text"), "PATH"),
-    **dict.fromkeys(("output", "mixture", "pairs", "card", "config"), "FILE"),
-    **dict.fromkeys(("prompt", "query_prompt", "document_prompt", "query_prefix", "query_instruction"), "TEXT"),
-    **dict.fromkeys(("text_column", "anchor_column", "positive_column"), "COLUMN"),
-    **dict.fromkeys(("language", "languages", "bm25_stopwords"), "LANGUAGE"),
-    **dict.fromkeys(("endpoint", "milvus_uri"), "URL"),
-    **dict.fromkeys(("task", "tasks", "split", "eval_split", "tag", "collection", "bm25_stemmer"), "NAME"),
-    **dict.fromkeys(("attn_implementation", "lr_scheduler_type", "batch_sampler", "optim", "report_to"), "NAME"),
-    **dict.fromkeys(("repo_id", "hub_model_id"), "OWNER/NAME"),
-    **dict.fromkeys(("kind", "query_kinds", "contexts", "forms"), "KIND"),
-    "address": "ADDRESS",
-    "api_key_env": "VARIABLE",
-    "budget": "TIME",
-    "device": "DEVICE",
-    "domains": "TOPIC",
-    "exclude": "PATTERN",
-    "extra_body": "JSON",
-    "labels": "PATH",
-    "mode": "MODE",
-    "part": "PART",
-    "parts": "PART",
-    "precision": "TYPE",
-    "probe": "FOLDER|auto|none",
-    "query": "QUERY",
-    "resume_from_checkpoint": "FOLDER|last",
-    "revision": "REVISION",
-    "sentence_shape": "SHAPE",
+    name: metavar
+    for metavar, names in {
+        "FOLDER": "output_dir cache_dir models_dir checkpoint index eval_corpus beir held_out parquet_dir",
+        "MODEL": "model models sparse_model rerank retriever lm"
+        " encoder query_encoder backbone reader pseudo_labels query_generator base",
+        "PATH": "data corpus plain_text space_corpus labels",
+        "FILE": "output mixture pairs card config example_queries space_queries report",
+        "TEXT": "prompt query_prompt document_prompt query_prefix query_instruction",
+        "COLUMN": "text_column anchor_column positive_column metadata_columns milvus_partition_key",
+        "LANGUAGE": "language languages bm25_stopwords",
+        "URL": "endpoint milvus_uri",
+        "NAME": "task tasks split eval_split tag collection"
+        " bm25_stemmer endpoint_model attn_implementation lr_scheduler_type batch_sampler optim report_to",
+        "OWNER/NAME": "repo_id hub_model_id",
+        "KIND": "kind query_kinds contexts forms",
+        "ADDRESS": "address",
+        "VARIABLE": "api_key_env",
+        "TIME": "budget",
+        "DEVICE": "device",
+        "TOPIC": "domains",
+        "PATTERN": "exclude",
+        "JSON": "extra_body",
+        "MODE": "mode",
+        "PART": "part parts",
+        "TYPE": "precision",
+        "FOLDER|auto|none": "probe",
+        "QUERY": "query",
+        "FOLDER|last": "resume_from_checkpoint",
+        "REVISION": "revision",
+        "SHAPE": "sentence_shape",
+    }.items()
+    for name in names.split()
 }
 
 # The help texts of the options of transformers' TrainingArguments that most runs set; --help-all shows the others.

@@ -25,11 +25,7 @@ IMPORTED = {*sys.stdlib_module_names, "annotated_types", "packaging"}
 
 @cache
 def outline(name: str) -> "Outline":
-    """Return the outline of a module by its full name.
-
-    Raises:
-        ModuleNotFoundError: The module does not exist.
-    """
+    """Return the outline of a module by its full name."""
     return Outline(name)
 
 
@@ -37,11 +33,7 @@ class Outline:
     """The names of a module, each created on first use: `outline("package.module")["NAME"]`."""
 
     def __init__(self, name: str) -> None:
-        """Read the module's source.
-
-        Raises:
-            ModuleNotFoundError: The module does not exist.
-        """
+        """Read the module's source."""
         file = _source_file(name)
         self.name = name
         self.package = name if file.stem == "__init__" else name.rpartition(".")[0]

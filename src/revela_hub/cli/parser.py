@@ -5,7 +5,7 @@ In addition to `trl.TrlParser`:
 - positional arguments: `search MODEL "query"` is read as `search --model MODEL --query "query"`;
 - numbers from the command line and from the file are checked against the ranges of `revela_hub.ranges`;
 - every mistake is a `UserError` of one line, with file and line number if it is in the file;
-- old names of options are accepted (`revela_hub.renamed`);
+- old names of options are accepted (`revela_hub.options.old_names`);
 - `--help` of a command with many options lists the basic ones, `--help-all` lists all.
 """
 
@@ -26,9 +26,9 @@ from revela_hub.cli.config_file import read_items
 from revela_hub.cli.help_texts import METAVARS, TRAINER_OPTIONS, WITHOUT_EFFECT
 from revela_hub.errors import UserError, did_you_mean, first_line, install_hint
 from revela_hub.internals import option_group
+from revela_hub.options import old_names
 from revela_hub.output import note
 from revela_hub.ranges import expected_range, limits
-from revela_hub.renamed import old_names
 
 ArgumentsT = TypeVar("ArgumentsT")
 
@@ -294,11 +294,7 @@ class CommandParser(TrlParser):
             note(f"--{name} has no effect on this command")
 
     def error(self, message: str) -> NoReturn:
-        """Replace argparse's usage text and exit.
-
-        Raises:
-            UserError: Always.
-        """
+        """Raise a `UserError` instead of printing argparse's usage text."""
         raise self._mistake(re.sub(r"^argument (--[^\s/]+)\S*: ", r"\1: ", message))
 
     def _mistake(self, message: str) -> UserError:
@@ -354,12 +350,7 @@ class CommandParser(TrlParser):
     # --- the configuration file
 
     def _configured(self, file: str | None, words: list[str]) -> _Configured:
-        """Return the options that the YAML file gives, converted to their fields' types.
-
-        Raises:
-            UserError: With file and line: the file cannot be read, is not a mapping, has an unknown or repeated key, or a
-                value of the wrong type.
-        """
+        """Return the options that the YAML file gives, converted to their fields' types."""
         if sum(word == "--config" or word.startswith("--config=") for word in words) > 1 or file == "":
             raise self._mistake("--config takes one YAML file, once")
         values: dict[str, Any] = {}
@@ -381,11 +372,7 @@ class CommandParser(TrlParser):
         return _Configured(values, file, old)
 
     def _from_file(self, action: argparse.Action, value: Any, hint: Any) -> Any:
-        """Convert a value from YAML as the command line would.
-
-        Raises:
-            argparse.ArgumentTypeError: The command line would not accept it.
-        """
+        """Convert a value from YAML as the command line would."""
         if value is None and type(None) in get_args(hint):
             return None
         if action.nargs == "+":

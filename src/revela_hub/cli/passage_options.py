@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from revela_hub.cli.encoders import encoder_identity, load_dense
 from revela_hub.cli.endpoint_options import EndpointOptions
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.retrieval.index_options import IndexOptions, Precision
@@ -28,23 +29,16 @@ class PassageOptions(EndpointOptions):
         metadata={"help": "Passages to encode: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."}
     )
     output_dir: str = field(metadata={"help": "Folder of the index."})
-    max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per passage."})
-    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
-    metadata_columns: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Columns of the corpus to keep, e.g. for search --filter.", "metavar": "COLUMN"},
-    )
-    document_prompt: str | None = field(
-        default=None, metadata={"help": "Text to prepend to every passage (default: the model's own prompt)."}
-    )
-    dtype: Precision = field(default="float32", metadata={"help": "Type of the stored vectors."})
-    batch_size: PositiveInt = field(default=32, metadata={"help": "Number of passages per forward pass."})
-    device: str | None = field(
-        default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
-    max_length: TextLength | None = field(
-        default=None, metadata={"help": "Maximum number of tokens per passage (default: the model's own limit)."}
+    max_words: PositiveInt = option(120, "Maximum number of words per passage.")
+    text_column: str = option("text", "Column or JSON field that holds the text.")
+    metadata_columns: list[str] = option([], "Columns of the corpus to keep, e.g. for search --filter.")
+    document_prompt: str | None = option(None, "Text to prepend to every passage (default: the model's own prompt).")
+    dtype: Precision = option("float32", "Type of the stored vectors.")
+    batch_size: PositiveInt = option(32, "Number of passages per forward pass.")
+    device: str | None = option(None, "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one).")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
+    max_length: TextLength | None = option(
+        None, "Maximum number of tokens per passage (default: the model's own limit)."
     )
 
 
@@ -57,11 +51,7 @@ class Loaded(NamedTuple):
 
 
 def check_output(corpus: list[str], folder: str, option: str = "--output_dir") -> None:
-    """Check that an output folder is separate from the user's files.
-
-    Raises:
-        UserError: It is or lies in a folder of the corpus, or contains files that this program did not write.
-    """
+    """Check that an output folder is separate from the user's files."""
     from revela_hub.data.own_folder import check_apart
     from revela_hub.data.sources.source import parse_sources
     from revela_hub.retrieval.disk import check_folder
@@ -72,11 +62,7 @@ def check_output(corpus: list[str], folder: str, option: str = "--output_dir") -
 
 
 def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded:
-    """Load the model.
-
-    Raises:
-        UserError: It cannot be loaded, or a path of the corpus does not exist.
-    """
+    """Load the model."""
     from revela_hub.data.sources.documents import read_documents
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.retrieval import RankerSettings, read_passages
@@ -113,8 +99,7 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
             report=report,
             show_progress_bar=shows_progress(),
         )
-        if remarks := report.remarks():  # the index lacks what was not read
-            note("; ".join(remarks))
+        note("; ".join(report.remarks()))  # the index lacks what was not read
         return passages
 
     return Loaded(encoder, settings, write)

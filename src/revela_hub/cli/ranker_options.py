@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -10,6 +10,7 @@ from revela_hub.adaptation import HYBRID
 from revela_hub.cli.encoders import encoder_identity, load_dense
 from revela_hub.cli.endpoint_options import EndpointOptions
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import NonNegativeFloat, PositiveInt, TextLength, Weight
 from revela_hub.retrieval.index_options import IndexArguments, Precision
@@ -41,98 +42,58 @@ class RankerOptions(EndpointOptions, IndexArguments):
     )
     old_names: ClassVar[dict[str, str]] = {"max_seq_length": "max_length"}
 
-    parts: list[str] = field(
-        default_factory=lambda: ["dense", "bm25"],
-        metadata={"help": "Hybrid: Two or three of dense, sparse and bm25."},
+    parts: list[str] = option(["dense", "bm25"], "Hybrid: Two or three of dense, sparse and bm25.")
+    fusion: Literal["minmax", "sum", "rrf"] = option(
+        "minmax",
+        "Hybrid: Add scores scaled to 0..1 per query (minmax), add raw scores (sum), or reciprocal ranks (rrf).",
     )
-    fusion: Literal["minmax", "sum", "rrf"] = field(
-        default="minmax",
-        metadata={
-            "help": "Hybrid: Add scores scaled to 0..1 per query (minmax), add raw scores (sum), or reciprocal ranks (rrf)."
-        },
+    weights: list[float] | None = option(
+        None, "Hybrid: Weight of each part (default: minmax 0.3 for bm25, 0.7 for the rest; sum, rrf: equal)."
     )
-    weights: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "Hybrid: Weight of each part (default: minmax 0.3 for bm25, 0.7 for the rest; sum, rrf: equal)."
-        },
+    depth: PositiveInt = option(100, "Hybrid: Number of results of each part to combine.")
+    sparse_model: str | None = option(None, "SparseEncoder folder or Hub id (default: the model itself).")
+    rerank: str | None = option(
+        None,
+        "Model that reranks the best results (CrossEncoder or MultiVectorEncoder), self (the retriever's own token vectors), or none"
+        " (turns off the reranking that adapt fitted).",
     )
-    depth: PositiveInt = field(default=100, metadata={"help": "Hybrid: Number of results of each part to combine."})
-    sparse_model: str | None = field(
-        default=None, metadata={"help": "SparseEncoder folder or Hub id (default: the model itself)."}
+    rerank_depth: PositiveInt | None = option(None, "Number of results per query to rerank (default: 50; self: 20).")
+    rerank_weight: Weight | None = option(
+        None,
+        "Weight of the reranker's scores; the rest is the weight of the first ranking (default: 1; self: 0.5, or as adapt"
+        " has fitted).",
     )
-    rerank: str | None = field(
-        default=None,
-        metadata={
-            "help": "Model that reranks the best results (CrossEncoder or MultiVectorEncoder), self (the retriever's own token vectors), or none"
-            " (turns off the reranking that adapt fitted)."
-        },
+    max_terms: PositiveInt = option(256, "Sparse: Number of terms to keep per passage.")
+    max_query_terms: PositiveInt | None = option(None, "Sparse: Number of terms to keep per query (default: all).")
+    bm25: Literal["bm25s", "anserini"] = option(
+        "bm25s", "BM25 preset: bm25s (k1 1.5, b 0.75, Snowball) or anserini (k1 0.9, b 0.4, Porter)."
     )
-    rerank_depth: PositiveInt | None = field(
-        default=None, metadata={"help": "Number of results per query to rerank (default: 50; self: 20)."}
+    bm25_k1: NonNegativeFloat | None = option(None, "BM25: k1 (default: the preset's).")
+    bm25_b: NonNegativeFloat | None = option(None, "BM25: b, between 0 and 1 (default: the preset's).")
+    bm25_stemmer: str | None = option(
+        None, "BM25: Stemmer of PyStemmer, e.g. english, porter or german, or none (default: the preset's)."
     )
-    rerank_weight: Weight | None = field(
-        default=None,
-        metadata={
-            "help": "Weight of the reranker's scores; the rest is the weight of the first ranking (default: 1; self: 0.5, or as adapt"
-            " has fitted)."
-        },
+    bm25_stopwords: str | None = option(
+        None, "BM25: Language of the stop words, e.g. en or de, or none (default: the preset's)."
     )
-    max_terms: PositiveInt = field(default=256, metadata={"help": "Sparse: Number of terms to keep per passage."})
-    max_query_terms: PositiveInt | None = field(
-        default=None, metadata={"help": "Sparse: Number of terms to keep per query (default: all)."}
+    bm25_method: Literal["lucene", "robertson", "atire", "bm25l", "bm25+"] | None = option(
+        None, "BM25: Variant of the formula (default: the preset's)."
     )
-    bm25: Literal["bm25s", "anserini"] = field(
-        default="bm25s",
-        metadata={"help": "BM25 preset: bm25s (k1 1.5, b 0.75, Snowball) or anserini (k1 0.9, b 0.4, Porter)."},
+    bm25_split_identifiers: bool | None = option(
+        None, "BM25: Index names such as parse_header and parseHeader by their parts, too; for code."
     )
-    bm25_k1: NonNegativeFloat | None = field(default=None, metadata={"help": "BM25: k1 (default: the preset's)."})
-    bm25_b: NonNegativeFloat | None = field(
-        default=None, metadata={"help": "BM25: b, between 0 and 1 (default: the preset's)."}
-    )
-    bm25_stemmer: str | None = field(
-        default=None,
-        metadata={
-            "help": "BM25: Stemmer of PyStemmer, e.g. english, porter or german, or none (default: the preset's)."
-        },
-    )
-    bm25_stopwords: str | None = field(
-        default=None,
-        metadata={"help": "BM25: Language of the stop words, e.g. en or de, or none (default: the preset's)."},
-    )
-    bm25_method: Literal["lucene", "robertson", "atire", "bm25l", "bm25+"] | None = field(
-        default=None, metadata={"help": "BM25: Variant of the formula (default: the preset's)."}
-    )
-    bm25_split_identifiers: bool | None = field(
-        default=None,
-        metadata={"help": "BM25: Index names such as parse_header and parseHeader by their parts, too; for code."},
-    )
-    query_prompt: str | None = field(
-        default=None, metadata={"help": "Text to prepend to every query (default: the model's own prompt)."}
-    )
-    document_prompt: str | None = field(
-        default=None, metadata={"help": "Text to prepend to every passage (default: the model's own prompt)."}
-    )
-    dtype: Precision = field(default="float32", metadata={"help": "Type of the stored vectors."})
-    cache_dir: str | None = field(
-        default=None, metadata={"help": "Cache folder for vectors (default: in the user's cache folder)."}
-    )
-    batch_size: PositiveInt = field(default=32, metadata={"help": "Number of texts per forward pass."})
-    device: str | None = field(
-        default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
-    max_length: TextLength | None = field(
-        default=None, metadata={"help": "Maximum number of tokens per text (default: the model's own limit)."}
-    )
+    query_prompt: str | None = option(None, "Text to prepend to every query (default: the model's own prompt).")
+    document_prompt: str | None = option(None, "Text to prepend to every passage (default: the model's own prompt).")
+    dtype: Precision = option("float32", "Type of the stored vectors.")
+    cache_dir: str | None = option(None, "Cache folder for vectors (default: in the user's cache folder).")
+    batch_size: PositiveInt = option(32, "Number of texts per forward pass.")
+    device: str | None = option(None, "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one).")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
+    max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")
 
 
 def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
-    """Check that all given options have an effect in one of the modes.
-
-    Raises:
-        UserError: An option has no effect.
-    """
+    """Check that all given options have an effect in one of the modes."""
     options.check_endpoint()
     if options.endpoint and getattr(options, "model", "") == "bm25":  # `evaluate` takes bm25 besides a model
         raise UserError(
@@ -173,13 +134,11 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
             options give none.
         mode: "dense", "sparse", "bm25" or "hybrid" (default: dense, or bm25 if that is the model).
         rerank: Whether to return the reranker that the options or adapt ask for.
-
-    Raises:
-        UserError: A model cannot be loaded or does not support its mode.
     """
     from revela_hub.retrieval import RankerSettings
     from revela_hub.retrieval.bm25 import BM25Settings, bm25_settings
     from revela_hub.retrieval.encoder import load_sparse_encoder, model_identity
+    from revela_hub.retrieval.rerank import OWN_DEPTH, OWN_WEIGHT
 
     if model == "bm25" and mode not in (None, "bm25"):
         raise UserError(f"--mode {mode} requires a model, not bm25: give its folder or Hub id")
@@ -188,15 +147,19 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
         for name in RankerSettings.__dataclass_fields__
         if name in RankerOptions.__dataclass_fields__ and name not in ("bm25", "device")
     } | {"index": options.index_options(options.dtype)}
-    adapted = _of_adapt(model) if mode in ("hybrid", "bm25") else _Adapted()
-    fitted_weights = options.weights is None and options.fusion == "minmax" and options.parts == ["dense", "bm25"]
-    if fitted_weights:
-        values["weights"] = adapted.weights
-    reranking = _reranking(options, adapted.token_weight if fitted_weights and mode == "hybrid" else 0.0)
-    values |= {"rerank_depth": reranking.depth, "rerank_weight": reranking.weight}
-    fitted = adapted.bm25 if options.bm25 == "bm25s" else {}
-    own = {each.name: getattr(options, f"bm25_{each.name}") for each in fields(BM25Settings)}
-    bm25 = bm25_settings(options.bm25, **{name: fitted.get(name) if own[name] is None else own[name] for name in own})
+    fitted = _of_adapt(model) if mode in ("hybrid", "bm25") else {}
+    token_weight = 0.0
+    if options.weights is None and options.fusion == "minmax" and options.parts == ["dense", "bm25"]:
+        values["weights"] = fitted.get("weights")
+        token_weight = fitted.get("token_weight", 0.0) if mode == "hybrid" else 0.0
+    own = options.rerank == OWN or (options.rerank is None and token_weight > 0)
+    depth, weight = (OWN_DEPTH, token_weight or OWN_WEIGHT) if own else (DEPTH, 1.0)
+    values |= {"rerank_depth": options.rerank_depth or depth, "rerank_weight": options.rerank_weight or weight}
+    of_text = fitted.get("bm25", {}) if options.bm25 == "bm25s" else {}
+    given_bm25 = {each.name: getattr(options, f"bm25_{each.name}") for each in fields(BM25Settings)}
+    bm25 = bm25_settings(
+        options.bm25, **{name: of_text.get(name) if value is None else value for name, value in given_bm25.items()}
+    )
     settings = RankerSettings(
         **values, mode="bm25" if model == "bm25" else mode or "dense", bm25=bm25, show_progress_bar=shows_progress()
     )
@@ -210,10 +173,7 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
     if "dense" in settings.used:
         prompt = settings.query_prompt or settings.document_prompt
         dense = load_dense(model, **loading, prompt=prompt, server=options.server())
-        found |= {
-            "identity": encoder_identity(dense, model, options.max_length),
-            "device": dense.device,
-        }
+        found |= {"identity": encoder_identity(dense, model, options.max_length), "device": dense.device}
     elif options.endpoint and model != "bm25":
         raise UserError(f"--endpoint requires --mode dense, or hybrid with the part dense, not {mode}")
     if "sparse" in settings.used:
@@ -222,27 +182,15 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
         found["sparse_identity"] = model_identity(name, options.max_length)
     reranker = None
     if rerank:
-        reranker = _own_reranker(options, dense) if reranking.name == OWN else load_reranker(options)
-    return Models(RankerSettings(**vars(settings) | found), dense, sparse, reranker)
+        reranker = _own_reranker(options, dense) if own else load_reranker(options)
+    return Models(replace(settings, **found), dense, sparse, reranker)
 
 
-class _Adapted(NamedTuple):
-    """The weights of dense and BM25, the settings of BM25, and the weight of token vectors in an output folder of adapt."""
-
-    weights: list[float] | None = None
-    bm25: dict[str, Any] = {}
-    token_weight: float = 0.0
-
-
-def _of_adapt(model: str) -> _Adapted:
-    """Return what adapt has fitted; the defaults for other models.
-
-    Raises:
-        UserError: Its file is damaged.
-    """
+def _of_adapt(model: str) -> dict[str, Any]:
+    """Return the fitted `weights` of dense and BM25, `bm25` settings and `token_weight` of an output folder of adapt; else {}."""
     file = Path(model).expanduser() / HYBRID
     if not file.is_file():
-        return _Adapted()
+        return {}
     try:
         hybrid = json.loads(file.read_text(encoding="utf-8"))
         weight, bm25 = float(hybrid["bm25_weight"]), dict(hybrid.get("bm25", {}))
@@ -251,23 +199,7 @@ def _of_adapt(model: str) -> _Adapted:
             raise ValueError(f"a weight of {weight} or {tokens}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged: run revela-hub adapt again, or give --mode dense") from error
-    return _Adapted([1 - weight, weight], bm25, tokens)
-
-
-class _Reranking(NamedTuple):
-    name: str | None
-    depth: int
-    weight: float
-
-
-def _reranking(options: RankerOptions, fitted: float) -> _Reranking:
-    """Return how results are reranked, with the weight of the retriever's token vectors that adapt has fitted."""
-    from revela_hub.retrieval.rerank import OWN_DEPTH, OWN_WEIGHT
-
-    if (options.rerank or (OWN if fitted else None)) == OWN:
-        weight = options.rerank_weight or fitted or OWN_WEIGHT
-        return _Reranking(OWN, options.rerank_depth or OWN_DEPTH, weight)
-    return _Reranking(options.rerank, options.rerank_depth or DEPTH, options.rerank_weight or 1.0)
+    return {"weights": [1 - weight, weight], "bm25": bm25, "token_weight": tokens}
 
 
 def _own_reranker(options: RankerOptions, dense: Any) -> "Own | None":
@@ -283,11 +215,7 @@ def _own_reranker(options: RankerOptions, dense: Any) -> "Own | None":
 
 
 def load_reranker(options: RankerOptions) -> Any:
-    """Load the model of --rerank; None without one.
-
-    Raises:
-        UserError: It cannot be loaded, or it is a retriever.
-    """
+    """Load the model of --rerank; None without one."""
     if options.rerank in (None, OWN, NO_RERANKING):
         return None
     from revela_hub.retrieval.rerank import Reranker

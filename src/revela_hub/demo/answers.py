@@ -36,25 +36,19 @@ class Seen:
         return found
 
 
-def stream(
-    answerer: Any, question: str, task: str | None = "question_answering", max_new_tokens: int = 64
-) -> Iterator[tuple[str, list[Passage]]]:
+def stream(answerer: Any, question: str, max_new_tokens: int = 64) -> Iterator[tuple[str, list[Passage]]]:
     """Yield the growing answer to a question, with the passages that the model reads.
 
     Args:
         answerer: The model with its index (`Method.answerer`).
         question: The question.
-        task: Task whose template the question is put into; None: it is used as it is.
         max_new_tokens: Maximum number of tokens of the answer.
-
-    Raises:
-        UserError: The question is too long for the model.
     """
     one = copy.copy(answerer)
     one.collection = seen = Seen(answerer.collection)
     streamer = TextIteratorStreamer(one.tokenizer, skip_prompt=True, skip_special_tokens=True)
     errors: list[Exception] = []
-    prompt = question if task is None else render(task, "--task", input=question)
+    prompt = render("question_answering", "--task", input=question)
 
     def generate() -> None:
         try:

@@ -38,7 +38,7 @@ passages = model.encode_document([{json.dumps(PASSAGE)}])
 print(model.similarity(queries, passages))"""
     found = [Snippet("sentence-transformers", "python", python)]
     if not remote_code:
-        found += [Snippet("TEI", "shell", _tei(name, prompts)), Snippet("vLLM", "python", _vllm(name, prompts))]
+        found += _server_snippets(name, prompts)
     search = (
         f"revela-hub search {shlex.quote(name)} {shlex.quote(QUERY)} --corpus my-documents --mode hybrid"
         f" --weights {1 - weight:.1f} {weight:.1f}"
@@ -55,35 +55,24 @@ revela-hub answer {quoted} --index my-index --task question_answering {shlex.quo
     return [Snippet("revela-hub", "shell", code)]
 
 
-def _query_prompt(prompts: Mapping[str, str]) -> str:
-    return prompts.get("query") or ""
-
-
-def _document_prompt(prompts: Mapping[str, str]) -> str:
-    return next((prompts[key] for key in ("document", "passage", "corpus") if key in prompts), "")
-
-
-def _tei(name: str, prompts: Mapping[str, str]) -> str:
-    prompt = _query_prompt(prompts)
+def _server_snippets(name: str, prompts: Mapping[str, str]) -> list[Snippet]:
+    """Return code that embeds the query, and the passage, on servers, which do not know the model's prompts."""
+    quoted, prompt = shlex.quote(name), prompts.get("query") or ""
+    passage_prompt = next((prompts[key] for key in ("document", "passage", "corpus") if key in prompts), "")
     body = {"inputs": [prompt + QUERY]}
-    note = (
-        "# The text starts with the model's prompt for queries. Passages have another one, or none.\n" if prompt else ""
-    )
-    return f"""# text-embeddings-inference: https://github.com/huggingface/text-embeddings-inference
-text-embeddings-router --model-id {shlex.quote(name)} --port 8080
-{note}curl http://localhost:8080/embed -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}
+    comment = "# The text starts with the model's prompt for queries. Passages have another one, or none.\n"
+    tei = f"""# text-embeddings-inference: https://github.com/huggingface/text-embeddings-inference
+text-embeddings-router --model-id {quoted} --port 8080
+{comment if prompt else ""}curl http://localhost:8080/embed -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}
 # Compare the server's vectors with the model's:
-revela-hub check {shlex.quote(name)} --endpoint http://localhost:8080"""
-
-
-def _vllm(name: str, prompts: Mapping[str, str]) -> str:
-    texts = [_query_prompt(prompts) + QUERY, _document_prompt(prompts) + PASSAGE]
-    note = "  # with the model's prompts" if _query_prompt(prompts) or _document_prompt(prompts) else ""
-    return f"""# Start the server: vllm serve {shlex.quote(name)} --runner pooling
+revela-hub check {quoted} --endpoint http://localhost:8080"""
+    note = "  # with the model's prompts" if prompt or passage_prompt else ""
+    vllm = f"""# Start the server: vllm serve {quoted} --runner pooling
 from openai import OpenAI
 
 client = OpenAI(base_url="http://localhost:8000/v1", api_key="none")
-texts = {json.dumps(texts)}{note}
+texts = {json.dumps([prompt + QUERY, passage_prompt + PASSAGE])}{note}
 answer = client.embeddings.create(model={json.dumps(name)}, input=texts)
 vectors = [item.embedding for item in answer.data]
-# Compare the server's vectors with the model's: revela-hub check {shlex.quote(name)} --endpoint http://localhost:8000"""
+# Compare the server's vectors with the model's: revela-hub check {quoted} --endpoint http://localhost:8000"""
+    return [Snippet("TEI", "shell", tei), Snippet("vLLM", "python", vllm)]

@@ -3,6 +3,7 @@
 Nothing is sent from this machine: no analytics, no fonts of other sites, no shared link. Uploaded files are deleted when they have been read.
 """
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -34,29 +35,23 @@ MOST_RESULTS = 20
 HOUR = 3600
 FONTS = ("system-ui", "sans-serif")
 MONO = ("ui-monospace", "monospace")
+LIMITS = (
+    f"Text or {', '.join(UPLOADS)} (JSON lines with the field text), up to {MAX_BYTES / 1e6:.0f} MB and {MAX_PASSAGES:,}"
+    " passages. It is processed on the machine that runs this page, and deleted after an hour."
+)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Description of the model on the page.
+    """Description of the model on the page."""
 
-    Attributes:
-        name: Hub id of the model, or the name of its folder.
-        code: Code to copy.
-        queries: Example queries.
-        report: Report of the adaptation.
-        url: Page of the model on the Hub.
-        card: Model card as Markdown, of a model that is not on the Hub.
-        notes: Notes under the title.
-    """
-
-    name: str
+    name: str  # its Hub id, or the name of its folder
     code: Sequence[Snippet] = ()
     queries: Sequence[str] = ()
     report: Report | None = None
-    url: str | None = None
-    card: str = ""
-    notes: Sequence[str] = ()
+    url: str | None = None  # of its page on the Hub
+    card: str = ""  # Markdown, of a model that is not on the Hub
+    notes: Sequence[str] = ()  # under the title
 
 
 def search_page(
@@ -73,6 +68,7 @@ def search_page(
     """
     gr = _gradio()
     most = max(MOST_RESULTS, top_k)
+    fitted = f"{weight:.1f} was fitted on held-out queries" if shown.report else f"default: {weight:.1f}"
 
     def search(query: str, weight: float, top_k: float, own: Collection | None) -> str:
         with _errors():
@@ -98,12 +94,12 @@ def search_page(
         found = gr.HTML(render=False)
         examples = _examples(shown, query)
         with gr.Row():
-            slider = gr.Slider(0, 1, weight, step=0.1, label=_weight(shown, weight), min_width=300)
+            slider = gr.Slider(0, 1, weight, step=0.1, label=f"BM25 weight in the hybrid ({fitted})", min_width=300)
             number = gr.Slider(1, most, top_k, step=1, label="Results per column", min_width=300)
         status = gr.HTML(message_html(_searching(collection)))
         found.render()
         with gr.Accordion("Search your own text", open=False):
-            gr.HTML(message_html(_limits()))
+            gr.HTML(message_html(LIMITS))
             with gr.Row():
                 text = gr.Textbox(label="Text", lines=6, max_lines=12, placeholder="Paste text here", scale=2)
                 file = gr.File(label="or a file", file_types=list(UPLOADS), file_count="single", scale=1, height=180)
@@ -153,18 +149,8 @@ def answer_page(shown: Shown, answer: Callable[[str], Iterator[tuple[str, list[t
     return page
 
 
-def launch(page: "Blocks", host: str, port: int | None, *, block: bool = True) -> str:
-    """Serve the page, and return its address.
-
-    Args:
-        page: The page.
-        host: Address to listen on.
-        port: Port (default: the first free one from 7860).
-        block: Whether to wait until Ctrl-C.
-
-    Raises:
-        UserError: The port is in use, or the address is not one of this machine.
-    """
+def launch(page: "Blocks", host: str, port: int | None) -> str:
+    """Serve the page on a port (default: the first free one from 7860), and return its address."""
     gr = _gradio()
     try:
         _, address, _ = page.launch(
@@ -186,8 +172,6 @@ def launch(page: "Blocks", host: str, port: int | None, *, block: bool = True) -
         raise UserError(
             f"cannot listen on {where}: the port is in use, or not allowed: choose another --port"
         ) from error
-    if block:
-        page.block_thread()
     return str(address)
 
 
@@ -216,16 +200,14 @@ def _examples(shown: Shown, box: Any) -> Any:
     return _gradio().Examples([[query] for query in shown.queries], [box], label="Examples")
 
 
-class _errors:
-    """Shows a `UserError` as a message, without paths of this machine."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, UserError):
-            message = without_paths(error.message)
-            raise _gradio().Error(escape(message[0].upper() + message[1:]), print_exception=False) from error
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Show a `UserError` as a message, without paths of this machine."""
+    try:
+        yield
+    except UserError as error:
+        message = without_paths(error.message)
+        raise _gradio().Error(escape(message[0].upper() + message[1:]), print_exception=False) from error
 
 
 def _query(query: str | None) -> str:
@@ -253,18 +235,6 @@ def _own_texts(index: Callable[[list[Document], Path], Collection], text: str, f
 
 def _searching(collection: Collection) -> str:
     return f"Searching {collection.name}: {len(collection):,} passages. Ranks are compared with the first column."
-
-
-def _limits() -> str:
-    return (
-        f"Text or {', '.join(UPLOADS)} (JSON lines with the field text), up to {MAX_BYTES / 1e6:.0f} MB and {MAX_PASSAGES:,}"
-        " passages. It is processed on the machine that runs this page, and deleted after an hour."
-    )
-
-
-def _weight(shown: Shown, weight: float) -> str:
-    fitted = f"{weight:.1f} was fitted on held-out queries" if shown.report else f"default: {weight:.1f}"
-    return f"BM25 weight in the hybrid ({fitted})"
 
 
 def _about(shown: Shown) -> None:

@@ -10,25 +10,16 @@ from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25Settings
 
 BASE = UNTRAINED[0]
+HEADER = ("system", "nDCG@10", "weight of BM25", "training time", "difference, 95% interval")
 
 
 @dataclass(frozen=True)
 class Report:
-    """The report of an adaptation.
-
-    Attributes:
-        bm25_weight: Weight of BM25 in the hybrid.
-        token_weight: Weight of the retriever's token vectors (late interaction); 0 without them.
-        exported: Name of the exported system.
-        verdict: The verdict in one sentence, with its interval.
-        table: Rows of the probe's table: system, nDCG@10, weight of BM25, training time, difference from the base.
-        cost: Time and hardware of the training.
-        bm25: Settings of BM25.
-    """
+    """The report of an adaptation, as sentences and a table with the columns of `HEADER`."""
 
     bm25_weight: float
-    token_weight: float
-    exported: str
+    token_weight: float  # of the retriever's token vectors (late interaction); 0 without them
+    exported: str  # name of the exported system
     verdict: str
     table: tuple[tuple[str, ...], ...]
     cost: str
@@ -49,15 +40,8 @@ def base_of(folder: Path) -> str | None:
     return base if isinstance(base, str) else None
 
 
-HEADER = ("system", "nDCG@10", "weight of BM25", "training time", "difference, 95% interval")
-
-
 def read_report(file: Path) -> Report:
-    """Read the report that `revela-hub adapt` wrote.
-
-    Raises:
-        UserError: The file does not exist or is damaged.
-    """
+    """Read the report that `revela-hub adapt` wrote."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         return _report(values)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from revela_hub.data.sources.source import Document
 from revela_hub.errors import UserError
 from revela_hub.retrieval import RankerSettings, build_ranker, read_passages
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.hybrid import fuse
-from revela_hub.retrieval.passages import Hit, Passages
+from revela_hub.retrieval.passages import Hit
 from revela_hub.retrieval.ranking import VectorRanker
 from revela_hub.retrieval.rerank import OWN_DEPTH, Reranker, reranked
 from revela_hub.retrieval.top_k import Hits
@@ -30,42 +33,28 @@ class Retriever(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A result.
+    """A passage that was found."""
 
-    Attributes:
-        rank: Its rank, from 1.
-        score: Its score.
-        text: The passage.
-        source: Name of its document and lines, without a folder.
-        change: Its rank compared with the first column: `▲2`, `▼1`, `=`, `new`, or empty in the first column.
-        matches: Places of the words that match the query, as (start, end).
-    """
-
-    rank: int
+    rank: int  # from 1
     score: float
     text: str
     source: str
+    """Name of its document and lines, without a folder."""
     change: str
+    """Its rank compared with the first column: `▲2`, `▼1`, `=`, `new`, or empty in the first column."""
     matches: tuple[tuple[int, int], ...]
+    """Places of the words that match the query, as (start, end)."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """The results of one system.
-
-    Attributes:
-        title: Name of the system.
-        rows: The results, best first.
-        milliseconds: Time of this search.
-        sizes: Size of the index in bytes, by the type of its numbers.
-        nothing: Why there are no results.
-    """
+    """The results of one system, best first."""
 
     title: str
     rows: tuple[Row, ...]
     milliseconds: float
-    sizes: dict[str, int]
-    nothing: str = ""
+    sizes: dict[str, int]  # of the index in bytes, by the type of its numbers
+    nothing: str = ""  # why there are no results
 
 
 class Collection:
@@ -81,9 +70,6 @@ class Collection:
         token_weight: Weight of the last retriever's own token vectors, which rerank the hybrid; 0 for no reranking.
         max_words: Maximum number of words per passage.
         most: Maximum number of passages.
-
-    Raises:
-        UserError: There is no passage, or there are too many.
     """
 
     def __init__(
@@ -103,7 +89,12 @@ class Collection:
         self.name = name
         self.folder: Any = folder
         self.passages = read_passages(documents, folder, max_words=max_words)
-        check_size(self.passages, most)
+        if not len(self.passages):
+            raise UserError("the text is empty: no passage contains any text")
+        if most is not None and len(self.passages) > most:
+            raise UserError(
+                f"the text has {len(self.passages):,} passages, more than the {most:,} allowed here: shorten it"
+            )
         self.bm25 = BM25(self.passages.texts, bm25)
         self.rankers: dict[str, VectorRanker] = {}
         for title, encoder, identity in retrievers:
@@ -124,12 +115,7 @@ class Collection:
             query: The query.
             weight: Weight of BM25 in the hybrid, from 0 to 1.
             top_k: Number of results per column.
-
-        Raises:
-            UserError: The query is empty.
         """
-        if not query.strip():
-            raise UserError("the query is empty: type a question or some words")
         depth = max(DEPTH, top_k)
         dense, columns = Hits.none(1), []
         base: list[int] | None = None
@@ -156,16 +142,13 @@ class Collection:
 
     def _late_interaction(self, query: str, hits: Hits) -> Hits:
         """Return the hits, reranked if there is a weight for that."""
-        reranker = self.reranker
-        if reranker is None:
+        if (reranker := self.reranker) is None:
             return hits
-        texts = self.passages.texts
-        return reranked(
-            hits,
-            lambda _, rows: reranker.scores([(query, text) for text in texts.read(rows.tolist())]),
-            OWN_DEPTH,
-            self.token_weight,
-        )
+
+        def score(_: Any, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+            return reranker.scores([(query, text) for text in self.passages.texts.read(rows.tolist())])
+
+        return reranked(hits, score, OWN_DEPTH, self.token_weight)
 
     def _sizes(self, ranker: VectorRanker) -> dict[str, int]:
         numbers = len(self) * ranker.vectors.dimension
@@ -196,18 +179,6 @@ class Collection:
             for rank, (number, hit) in enumerate(zip(numbers, found, strict=True), start=1)
         )
         return Column(title, rows, 1000 * seconds, sizes, "" if rows else nothing)
-
-
-def check_size(passages: Passages, most: int | None) -> None:
-    """Check the number of passages.
-
-    Raises:
-        UserError: There is no passage, or there are more than `most`.
-    """
-    if not len(passages):
-        raise UserError("the text is empty: no passage contains any text")
-    if most is not None and len(passages) > most:
-        raise UserError(f"the text has {len(passages):,} passages, more than the {most:,} allowed here: shorten it")
 
 
 def hybrid(dense: Hits, bm25: Hits, weight: float, top_k: int) -> Hits:

@@ -6,7 +6,6 @@ built-in sample, or the text that is given for it.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,79 +27,56 @@ from revela_hub.hub_cards.repository import Destination, hub_client, hub_errors
 GRADIO = "6.31.0"
 """Version of gradio for the Space, if it is not installed here."""
 MESSAGE = "Publish with revela-hub"
-PUBLISHED = (
-    "verdict",
-    "difference",
-    "exported",
-    "bm25_weight",
-    "token_weight",
-    "bm25",
-    "ndcg_at_10",
-    "systems",
-    "cost",
-)
+PUBLISHED = "verdict difference exported bm25_weight token_weight bm25 ndcg_at_10 systems cost".split()
 """The parts of the report that the page shows."""
 MOST_QUERIES = 20
 
 
-@dataclass(frozen=True)
-class SpaceSettings:
-    """Content of a Space.
+def space_files(
+    repo_id: str,
+    folder: Path,
+    corpus: Sequence[str] = (),
+    queries: str | None = None,
+    package: str | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> dict[str, str]:
+    """Return the files of the Space.
 
-    Attributes:
+    Args:
         repo_id: Id of the model, and of the Space.
         folder: Output folder of `adapt` or of a training, for its report.
         corpus: Text to upload and to search (default: the built-in sample).
         queries: File of example queries.
-        package: Requirement that installs this package in the Space.
+        package: Requirement that installs this package in the Space (default: this version).
         trust_remote_code: Whether the Space runs the model's own code.
     """
-
-    repo_id: str
-    folder: Path
-    corpus: Sequence[str] = ()
-    queries: str | None = None
-    package: str | None = None
-    trust_remote_code: bool = False
-
-
-def space_files(settings: SpaceSettings) -> dict[str, str]:
-    """Return the files of the Space.
-
-    Raises:
-        UserError: The text or the queries cannot be read, or the text is too large.
-    """
     files: dict[str, str] = {}
-    options: dict[str, object] = {"model": settings.repo_id}
+    options: dict[str, object] = {"model": repo_id}
     base = None
-    if (file := settings.folder / REPORT).is_file():
-        report = read_report(file)
-        base = None if report.is_base else _base_on_the_hub(settings.folder)
+    if (file := folder / REPORT).is_file():
+        base = None if read_report(file).is_base else _base_on_the_hub(folder)
         files[REPORT] = json.dumps(_published(file), indent=2) + "\n"
         options |= {"report": REPORT} | ({"base": base} if base else {})
-    if settings.corpus:
-        files["sample.jsonl"] = _sample(settings.corpus)
+    if corpus:
+        files["sample.jsonl"] = _sample(corpus)
         options["corpus"] = ["sample.jsonl"]
-    if settings.queries:
-        queries = list(read_queries(settings.queries).values())[:MOST_QUERIES]
-        files["queries.txt"] = "".join(f"{query}\n" for query in queries)
+    if queries:
+        examples = list(read_queries(queries).values())[:MOST_QUERIES]
+        files["queries.txt"] = "".join(f"{query}\n" for query in examples)
         options["example_queries"] = "queries.txt"
-    if settings.trust_remote_code:
+    if trust_remote_code:
         options["trust_remote_code"] = True
-    models = [settings.repo_id, *([base] if base else [])]
-    package = settings.package or f"revela-hub[demo]=={__version__}"
+    models = [repo_id, *([base] if base else [])]
+    package = package or f"revela-hub[demo]=={__version__}"
     index = "--extra-index-url https://download.pytorch.org/whl/cpu"
     return {"README.md": _readme(models), "app.py": _app(options), "requirements.txt": f"{index}\n{package}\n"} | files
 
 
 def check_space(destination: Destination) -> None:
-    """Check that the Space can be written to, before the model is published.
-
-    Raises:
-        UserError: A Space of this name exists that this package did not write, without `--update`.
-    """
+    """Check that the Space can be written to, before the model is published."""
     api, repo_id = hub_client(destination.token), destination.repo_id
-    with hub_errors(_named(repo_id), "nothing was published: run the same command again"):
+    with hub_errors(f"the Space {repo_id}", "nothing was published: run the same command again"):
         try:
             commits = api.list_repo_commits(repo_id, repo_type="space")
         except RepositoryNotFoundError:
@@ -109,28 +85,22 @@ def check_space(destination: Destination) -> None:
     ours = len(commits) == 1 or any(commit.title.startswith(MESSAGE) for commit in commits)
     if not ours and not destination.update:
         raise UserError(
-            f"{_named(repo_id)} exists already, and was not made by revela-hub: add --update to replace its files"
+            f"the Space {repo_id} exists already, and was not made by revela-hub: add --update to replace its files"
         )
 
 
 def publish_space(files: dict[str, str], destination: Destination) -> str:
-    """Upload the files in one commit, and return the address of the Space.
-
-    Raises:
-        UserError: The Hub rejects it.
-    """
+    """Upload the files in one commit, and return the address of the Space."""
     api, repo_id = hub_client(destination.token), destination.repo_id
     operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=text.encode()) for name, text in files.items()]
-    with hub_errors(_named(repo_id), f"the model {repo_id} is published, its Space is not: run the same command again"):
+    with hub_errors(
+        f"the Space {repo_id}", f"the model {repo_id} is published, its Space is not: run the same command again"
+    ):
         api.create_repo(
             repo_id, repo_type="space", space_sdk="gradio", private=destination.private or None, exist_ok=True
         )
         api.create_commit(repo_id, operations, commit_message=f"{MESSAGE} {__version__}", repo_type="space")
     return f"{api.endpoint}/spaces/{repo_id}"
-
-
-def _named(repo_id: str) -> str:
-    return f"the Space {repo_id}"
 
 
 def _base_on_the_hub(folder: Path) -> str | None:

@@ -41,11 +41,7 @@ def sample_documents() -> Iterator[Document]:
 
 
 def documents_of_text(text: str) -> list[Document]:
-    """Return pasted text as a document.
-
-    Raises:
-        UserError: It is empty or too large.
-    """
+    """Return pasted text as a document."""
     if not text.strip():
         raise UserError("the text is empty: paste some text, or upload a file")
     if (size := len(text.encode(errors="replace"))) > MAX_BYTES:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.adaptation import HYBRID, REPORT, SETTINGS, UNTRAINED
 from revela_hub.errors import UserError
+from revela_hub.options import option, values_of
 from revela_hub.output import command_line, note
 from revela_hub.ranges import PositiveFloat, PositiveInt, Seed, TextLength
 
@@ -48,62 +49,37 @@ class Arguments:
     data: list[str] = field(
         metadata={"help": "Your text: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."}
     )
-    retriever: str = field(
-        default="sentence-transformers/all-MiniLM-L6-v2",
-        metadata={"help": "Retriever to adapt: Hub id or folder."},
+    retriever: str = option("sentence-transformers/all-MiniLM-L6-v2", "Retriever to adapt: Hub id or folder.")
+    lm: str | None = option(
+        None,
+        "Language model (a decoder) that writes queries for distillation and trains with Revela: Hub id or folder.",
     )
-    lm: str | None = field(
-        default=None,
-        metadata={
-            "help": "Language model (a decoder) that writes queries for distillation and trains with Revela: Hub id or folder."
-        },
+    labels: str | None = option(None, "Labelled pairs: JSON lines with anchor and positive, or a BEIR folder.")
+    example_queries: str | None = option(
+        None, "Some real queries, which need no labels: the queries made from the text are shortened to resemble them."
     )
-    labels: str | None = field(
-        default=None, metadata={"help": "Labelled pairs: JSON lines with anchor and positive, or a BEIR folder."}
+    budget: str = option("10m", "Total time, e.g. 90s, 30m or 2h; a CPU needs 10m to try it, a slow one 30m or more.")
+    output_dir: str = option("outputs/adapted", "Output folder.")
+    dry_run: bool = option(False, "Print the plan, and do not train.")
+    learning_rate: PositiveFloat | None = option(
+        None,
+        "Learning rate for training on pairs (default: 5e-5, or 1e-2 for static embeddings); small or weak retrievers need"
+        " more, e.g. 1e-3.",
     )
-    example_queries: str | None = field(
-        default=None,
-        metadata={
-            "help": "Some real queries, which need no labels: the queries made from the text are shortened to resemble them.",
-            "metavar": "FILE",
-        },
+    kind: Literal["auto", "text", "code"] = option(
+        "auto", "How to read files: text, code (Python functions), or by file extension (auto)."
     )
-    budget: str = field(
-        default="10m",
-        metadata={"help": "Total time, e.g. 90s, 30m or 2h; a CPU needs 10m to try it, a slow one 30m or more."},
+    text_column: str = option("text", "Column or JSON field that holds the text.")
+    exclude: list[str] = option([], "Names of files and folders to skip, e.g. '*.min.js' or tests.")
+    max_documents: PositiveInt | None = option(None, "Maximum number of documents to read from each source.")
+    max_length: TextLength | None = option(
+        None, "Maximum number of tokens per text (default: the retriever's own limit)."
     )
-    output_dir: str = field(default="outputs/adapted", metadata={"help": "Output folder."})
-    dry_run: bool = field(default=False, metadata={"help": "Print the plan, and do not train."})
-    learning_rate: PositiveFloat | None = field(
-        default=None,
-        metadata={
-            "help": "Learning rate for training on pairs (default: 5e-5, or 1e-2 for static embeddings); small or weak retrievers need"
-            " more, e.g. 1e-3."
-        },
-    )
-    kind: Literal["auto", "text", "code"] = field(
-        default="auto",
-        metadata={"help": "How to read files: text, code (Python functions), or by file extension (auto)."},
-    )
-    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
-    exclude: list[str] = field(
-        default_factory=list, metadata={"help": "Names of files and folders to skip, e.g. '*.min.js' or tests."}
-    )
-    max_documents: PositiveInt | None = field(
-        default=None, metadata={"help": "Maximum number of documents to read from each source."}
-    )
-    max_length: TextLength | None = field(
-        default=None, metadata={"help": "Maximum number of tokens per text (default: the retriever's own limit)."}
-    )
-    bm25_stemmer: str = field(
-        default="english", metadata={"help": "Stemmer of BM25 for the language of the text, e.g. german, or none."}
-    )
-    bm25_stopwords: str = field(default="en", metadata={"help": "Language of BM25's stop words, e.g. de, or none."})
-    cache_dir: str | None = field(
-        default=None, metadata={"help": "Cache folder for prepared data (default: the cache of datasets)."}
-    )
-    seed: Seed = field(default=0, metadata={"help": "Random seed."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    bm25_stemmer: str = option("english", "Stemmer of BM25 for the language of the text, e.g. german, or none.")
+    bm25_stopwords: str = option("en", "Language of BM25's stop words, e.g. de, or none.")
+    cache_dir: str | None = option(None, "Cache folder for prepared data (default: the cache of datasets).")
+    seed: Seed = option(0, "Random seed.")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -168,9 +144,6 @@ def seconds_of(budget: str) -> float:
 
     >>> seconds_of("1.5h")
     5400.0
-
-    Raises:
-        UserError: It is not a positive number with a unit.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget.strip().lower())
     if not found or not (seconds := float(found[1]) * UNITS[found[2]]):
@@ -200,21 +173,9 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
     shared = ("kind", "text_column", "exclude", "max_documents", "cache_dir", "trust_remote_code")
     options = {name: getattr(arguments, name) for name in shared}
     work = output / WORK
-    return Inputs(
-        arguments.retriever,
-        arguments.data,
-        work / "probe",
-        work,
-        arguments.lm,
-        arguments.labels,
-        arguments.seed,
-        PASSAGES,
-        arguments.learning_rate or default_rate(arguments.retriever),
-        arguments.max_length,
-        options,
-        examples=examples,
-        bm25=bm25,
-    )
+    made = {"probe": work / "probe", "output": work, "passages": PASSAGES, "examples": examples, "bm25": bm25}
+    rate = arguments.learning_rate or default_rate(arguments.retriever)
+    return Inputs(**values_of(Inputs, arguments) | made | {"options": options, "learning_rate": rate})
 
 
 def _checked_settings(arguments: Arguments, output: Path) -> dict[str, Any]:
@@ -261,8 +222,7 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
     report = ReadReport()
     found = inspect(sources, report)
     say(found)
-    if remarks := report.remarks():  # the counts are in the lines above
-        note("; ".join(remarks))
+    note("; ".join(report.remarks()))  # the counts are in the lines above
     probe = adaptation.probe(sources, found, write=not arguments.dry_run)
     say(f"{probe}; dev half {len(adaptation.dev.queries)}, test half {len(adaptation.test.queries)}")
     plan = ", ".join(f"{name.replace('_', ' ')} {each / 60:.1f}" for name, each in adaptation.seconds().items())
@@ -319,7 +279,7 @@ def _portable(arguments: Arguments) -> dict[str, Any]:
     settings = dict(vars(arguments))
     for name in ("output_dir", "cache_dir", "dry_run", "data"):
         settings.pop(name)
-    for name in ("retriever", "lm", "labels", "example_queries"):
+    for name in MODELS_AND_FILES:
         if settings[name] and Path(settings[name]).exists():
             settings[name] = Path(settings[name]).name
     return {name: value for name, value in settings.items() if value not in (None, [], False)}

@@ -27,12 +27,13 @@ Examples:
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.cli.endpoint_options import EndpointOptions
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -45,31 +46,22 @@ POSITIONALS = ("model",)
 class Arguments(EndpointOptions):
     """Arguments of `revela-hub check`."""
 
-    model: str | None = field(default=None, metadata={"help": "Model folder, Hub id, or folder of an index."})
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a model on the Hub."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
-    timeout: PositiveInt | None = field(
-        default=None,
-        metadata={"help": "Maximum number of seconds (default: 300, plus 180 per GB of weights)."},
+    model: str | None = option(None, "Model folder, Hub id, or folder of an index.")
+    revision: str | None = option(None, "Branch, tag or commit of a model on the Hub.")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
+    timeout: PositiveInt | None = option(None, "Maximum number of seconds (default: 300, plus 180 per GB of weights).")
+    json: bool = option(False, "Print JSON.")
+    against: str | None = option(
+        None,
+        "Evaluation queries to look for in --data: a BEIR folder, JSON lines, or a file with one query per line.",
+        metavar="QUERIES",
     )
-    json: bool = field(default=False, metadata={"help": "Print JSON."})
-    against: str | None = field(
-        default=None,
-        metadata={
-            "help": "Evaluation queries to look for in --data: a BEIR folder, JSON lines, or a file with one query per line.",
-            "metavar": "QUERIES",
-        },
+    data: list[str] = option(
+        [], "Training text: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
     )
-    data: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Training text: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."},
-    )
-    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the training text."})
-    held_out: str | None = field(
-        default=None,
-        metadata={"help": "Probe whose queries were held out of the training text.", "metavar": "FOLDER"},
-    )
-    ngram: PositiveInt = field(default=13, metadata={"help": "Number of words in a row that count as an overlap."})
+    text_column: str = option("text", "Column or JSON field that holds the training text.")
+    held_out: str | None = option(None, "Probe whose queries were held out of the training text.")
+    ngram: PositiveInt = option(13, "Number of words in a row that count as an overlap.")
 
 
 def run(arguments: Arguments) -> None:
@@ -103,8 +95,7 @@ def _check_overlap(arguments: Arguments) -> None:
     report, column = ReadReport(), arguments.text_column
     documents = read_documents(arguments.data, report=report, text_column=column, held_out=arguments.held_out)
     found = query_overlap(read_queries(arguments.against or ""), documents, arguments.ngram)
-    if remarks := report.remarks():  # queries may occur in what was not read
-        note("; ".join(remarks))
+    note("; ".join(report.remarks()))  # queries may occur in what was not read
     print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if arguments.json else found)
     if found.matches:
         raise SystemExit(1)
@@ -112,9 +103,10 @@ def _check_overlap(arguments: Arguments) -> None:
 
 def _check_model(arguments: Arguments, model: str) -> None:
     from revela_hub.checkpoints import METHODS, is_checkpoint
-    from revela_hub.hub_cards import as_table, check
+    from revela_hub.hub_cards import Check, as_table, check
     from revela_hub.output import command_line
     from revela_hub.retrieval.encoder import model_in
+    from revela_hub.retrieval.index_check import check_index
 
     if Path(model).is_dir() and is_checkpoint(model):
         publish = command_line("publish", model, "NAME/MODEL", "--dry_run")
@@ -123,7 +115,9 @@ def _check_model(arguments: Arguments, model: str) -> None:
     if arguments.revision and Path(model).expanduser().exists():
         raise UserError(f"--revision is for a model on the Hub, but {model} is a folder")
     if (Path(model).expanduser() / "index.json").is_file():
-        checks = _index_checks(arguments, model)
+        if arguments.endpoint:
+            raise UserError(f"{model} is an index: leave out --endpoint, or give the model's folder")
+        checks = [Check(*row) for row in check_index(model)]
     elif arguments.endpoint:
         checks = _compared(arguments, model)
     else:
@@ -142,15 +136,6 @@ def _check_model(arguments: Arguments, model: str) -> None:
         print(f"{as_table(checks)}\n\n{model}: {said or f'all {len(checks)} checks passed'}")
     if failed:
         raise SystemExit(1)
-
-
-def _index_checks(arguments: Arguments, index: str) -> "list[Check]":
-    from revela_hub.hub_cards import Check
-    from revela_hub.retrieval.index_check import check_index
-
-    if arguments.endpoint:
-        raise UserError(f"{index} is an index: leave out --endpoint, or give the model's folder")
-    return [Check(*row) for row in check_index(index)]
 
 
 def _compared(arguments: Arguments, model: str) -> "list[Check]":

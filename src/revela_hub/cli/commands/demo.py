@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.adaptation import REPORT
+from revela_hub.cli.encoders import encoder_identity, load_dense
 from revela_hub.errors import UserError, require
+from revela_hub.options import option
 from revela_hub.output import note
 from revela_hub.ranges import Port, PositiveInt, TextLength
 from revela_hub.scratch import scratch_folder
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 POSITIONALS = ("model",)
 EXAMPLES, LONGEST_EXAMPLE = 6, 90
+PROBE = Path("work", "probe")  # of an output folder of adapt
 
 
 @dataclass(kw_only=True)
@@ -47,54 +50,25 @@ class Arguments:
     model: str = field(
         metadata={"help": "Output folder of adapt, sentence-transformers folder, ImpRAG model, or Hub id."}
     )
-    corpus: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Text to search: folders, files, glob patterns or data sets (hf:owner/name)."},
+    corpus: list[str] = option([], "Text to search: folders, files, glob patterns or data sets (hf:owner/name).")
+    text_column: str = option("text", "Column or JSON field that holds the text.")
+    index: str | None = option(None, "Index of an ImpRAG model, made by `revela-hub index`, instead of --corpus.")
+    base: str | None = option(None, "Retriever to compare with: folder or Hub id (default: the base model of adapt).")
+    report: str | None = option(None, "Report of adapt (adapt.json) to show (default: the one in the folder).")
+    example_queries: str | None = option(None, "Queries to offer as examples, one per line.")
+    host: str = option(
+        "127.0.0.1", "Address to listen on; 0.0.0.0 makes the page available to other machines.", metavar="HOST"
     )
-    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
-    index: str | None = field(
-        default=None, metadata={"help": "Index of an ImpRAG model, made by `revela-hub index`, instead of --corpus."}
+    port: Port | None = option(None, "Port to listen on (default: the first free one from 7860).")
+    top_k: PositiveInt = option(5, "Number of passages per column.")
+    max_words: PositiveInt = option(120, "Maximum number of words per passage.")
+    max_new_tokens: PositiveInt = option(64, "Maximum number of tokens per answer of an ImpRAG model.")
+    max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")
+    cache_dir: str | None = option(
+        None, "Cache folder for the vectors of --corpus (default: in the user's cache folder)."
     )
-    base: str | None = field(
-        default=None,
-        metadata={
-            "help": "Retriever to compare with: folder or Hub id (default: the base model of adapt).",
-            "metavar": "MODEL",
-        },
-    )
-    report: str | None = field(
-        default=None,
-        metadata={"help": "Report of adapt (adapt.json) to show (default: the one in the folder).", "metavar": "FILE"},
-    )
-    example_queries: str | None = field(
-        default=None, metadata={"help": "Queries to offer as examples, one per line.", "metavar": "FILE"}
-    )
-    host: str = field(
-        default="127.0.0.1",
-        metadata={
-            "help": "Address to listen on; 0.0.0.0 makes the page available to other machines.",
-            "metavar": "HOST",
-        },
-    )
-    port: Port | None = field(
-        default=None, metadata={"help": "Port to listen on (default: the first free one from 7860)."}
-    )
-    top_k: PositiveInt = field(default=5, metadata={"help": "Number of passages per column."})
-    max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per passage."})
-    max_new_tokens: PositiveInt = field(
-        default=64, metadata={"help": "Maximum number of tokens per answer of an ImpRAG model."}
-    )
-    max_length: TextLength | None = field(
-        default=None, metadata={"help": "Maximum number of tokens per text (default: the model's own limit)."}
-    )
-    cache_dir: str | None = field(
-        default=None,
-        metadata={"help": "Cache folder for the vectors of --corpus (default: in the user's cache folder)."},
-    )
-    device: str | None = field(
-        default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    device: str | None = option(None, "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one).")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -102,7 +76,7 @@ def run(arguments: Arguments) -> None:
     with demo_page(arguments) as page:
         from revela_hub.demo.page import launch
 
-        address = launch(page, arguments.host, arguments.port, block=False)
+        address = launch(page, arguments.host, arguments.port)
         print(f"demo of {arguments.model}: {address} (Ctrl-C stops it)", flush=True)
         page.block_thread()
 
@@ -147,9 +121,8 @@ def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path
     retrievers, notes = _retrievers(arguments, folder, place, report)
     encoder = retrievers[-1].encoder
     cache = claim_folder(Path(arguments.cache_dir or default_cache_folder("passages")).expanduser())
-    tokens = report.token_weight if report else 0.0
-    shared: dict[str, Any] = {"max_words": arguments.max_words, "bm25": report.bm25 if report else None}
-    shared |= {"token_weight": tokens}
+    tokens, bm25 = (report.token_weight, report.bm25) if report else (0.0, None)
+    shared: dict[str, Any] = {"max_words": arguments.max_words, "bm25": bm25, "token_weight": tokens}
     collection = Collection(documents, retrievers, temporary, cache=cache, name=corpus_name, **shared)
     note(f"{len(collection):,} passages")
     weight = report.bm25_weight if report else BM25_WEIGHT
@@ -168,7 +141,6 @@ def _retrievers(
     arguments: Arguments, folder: Path, place: str, report: "Report | None"
 ) -> "tuple[list[Retriever], list[str]]":
     """Load the model and the one to compare with; return also notes for the page."""
-    from revela_hub.cli.encoders import encoder_identity, load_dense
     from revela_hub.demo.report import base_of
     from revela_hub.demo.search import Retriever
 
@@ -209,7 +181,7 @@ def _documents(arguments: Arguments, folder: Path) -> "tuple[Iterable[Document],
         report = ReadReport()
         documents = read_documents(arguments.corpus, text_column=arguments.text_column, report=report)
         return _noted(documents, report), names + (", ..." if len(arguments.corpus) > 3 else "")
-    if (probe := _probe(folder) / "corpus.jsonl").is_file():
+    if (probe := folder / PROBE / "corpus.jsonl").is_file():
         return read_documents([str(probe)]), "the passages of the evaluation set"
     return sample_documents(), "the built-in sample"
 
@@ -217,8 +189,7 @@ def _documents(arguments: Arguments, folder: Path) -> "tuple[Iterable[Document],
 def _noted(documents: "Iterable[Document]", report: "ReadReport") -> "Iterator[Document]":
     """Yield the documents, and then print what was skipped."""
     yield from documents
-    if remarks := report.remarks():
-        note("; ".join(remarks))
+    note("; ".join(report.remarks()))
 
 
 def _queries(arguments: Arguments, folder: Path) -> list[str]:
@@ -228,14 +199,10 @@ def _queries(arguments: Arguments, folder: Path) -> list[str]:
 
     if arguments.example_queries:
         return list(read_queries(arguments.example_queries).values())[:EXAMPLES]
-    if (_probe(folder) / "queries.jsonl").is_file():
-        made = read_queries(_probe(folder)).values()
+    if (folder / PROBE / "queries.jsonl").is_file():
+        made = read_queries(folder / PROBE).values()
         return [query for query in made if len(query) <= LONGEST_EXAMPLE][:EXAMPLES]
     return [] if arguments.corpus or arguments.index else list(sample()["queries"])
-
-
-def _probe(folder: Path) -> Path:
-    return folder / "work" / "probe"
 
 
 def _answer_page(arguments: Arguments, place: str, method: Any, temporary: Path) -> "Blocks":
@@ -244,35 +211,27 @@ def _answer_page(arguments: Arguments, place: str, method: Any, temporary: Path)
     from revela_hub.demo.answers import stream
     from revela_hub.demo.code import answer_snippets
     from revela_hub.demo.page import Shown, answer_page
+    from revela_hub.retrieval import RankerSettings, build_store, read_passages
 
-    for option in ("base", "report", "max_length"):
-        if getattr(arguments, option):
-            raise UserError(f"--{option} is for retrievers, but {arguments.model} was trained with {method.title}")
+    for name in ("base", "report", "max_length"):
+        if getattr(arguments, name):
+            raise UserError(f"--{name} is for retrievers, but {arguments.model} was trained with {method.title}")
     if arguments.corpus and arguments.index:
         raise UserError("give either --corpus PATH ... or --index FOLDER")
-    index = arguments.index or _build_index(arguments, place, temporary)
+    index = arguments.index
+    if index is None:
+        documents, _ = _documents(arguments, temporary)
+        encoder = load_dense(place, device=arguments.device, trust_remote_code=False, max_seq_length=None)
+        settings = RankerSettings(identity=encoder_identity(encoder, place, None), device=encoder.device)
+        words = arguments.max_words
+        index = str(temporary / "index")
+        build_store(
+            lambda folder: read_passages(documents, folder, max_words=words), encoder, index, settings, model=place
+        )
     answerer = resolve_name(method.answerer)(place, index, device=arguments.device)
     name = _name(Path(arguments.model).expanduser(), place)
     shown = Shown(name, answer_snippets(name), _queries(arguments, Path(place)), **_card(place))
     return answer_page(shown, lambda question: stream(answerer, question, max_new_tokens=arguments.max_new_tokens))
-
-
-def _build_index(arguments: Arguments, place: str, folder: Path) -> str:
-    """Build an index of the text in a folder, and return the folder."""
-    from revela_hub.cli.encoders import encoder_identity, load_dense
-    from revela_hub.retrieval import RankerSettings, build_store, read_passages
-
-    documents, _ = _documents(arguments, folder)
-    encoder = load_dense(place, device=arguments.device, trust_remote_code=False, max_seq_length=None)
-    settings = RankerSettings(identity=encoder_identity(encoder, place, None), device=encoder.device)
-    build_store(
-        lambda output: read_passages(documents, output, max_words=arguments.max_words),
-        encoder,
-        folder / "index",
-        settings,
-        model=place,
-    )
-    return str(folder / "index")
 
 
 def _name(folder: Path, place: str) -> str:

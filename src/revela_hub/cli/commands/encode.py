@@ -15,7 +15,7 @@ Examples:
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +26,8 @@ from revela_hub.cli.engine_options import EngineOptions, load_for_workers
 from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
 from revela_hub.cli.processes import run_in_processes
 from revela_hub.errors import UserError
-from revela_hub.ranges import NonNegativeInt, PositiveInt, check_ranges
+from revela_hub.options import option
+from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.retrieval.index_options import IndexOptions
 
 POSITIONALS = ("model",)
@@ -36,27 +37,13 @@ POSITIONALS = ("model",)
 class Arguments(PassageOptions, EngineOptions):
     """Arguments of `revela-hub encode`."""
 
-    num_shards: PositiveInt = field(
-        default=1, metadata={"help": "Number of shards that the passages are divided into."}
-    )
-    shard: NonNegativeInt = field(default=0, metadata={"help": "Number of the shard to encode, counted from 0."})
-    num_processes: Annotated[int, Interval(ge=1, le=256)] = field(
-        default=1,
-        metadata={"help": "Number of processes on this machine; without --device, each uses the next GPU."},
+    num_shards: PositiveInt = option(1, "Number of shards that the passages are divided into.")
+    shard: NonNegativeInt = option(0, "Number of the shard to encode, counted from 0.")
+    num_processes: Annotated[int, Interval(ge=1, le=256)] = option(
+        1, "Number of processes on this machine; without --device, each uses the next GPU."
     )
 
-    parquet_dir: str | None = field(
-        default=None,
-        metadata={"help": "Folder to write the passages and their vectors to, as parquet files.", "metavar": "FOLDER"},
-    )
-
-    def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: A value is out of range.
-        """
-        check_ranges(self)
+    parquet_dir: str | None = option(None, "Folder to write the passages and their vectors to, as parquet files.")
 
 
 def run(arguments: Arguments) -> None:
@@ -101,16 +88,13 @@ def parts_of(arguments: Arguments) -> list[Arguments]:
     """Return the arguments of each process: a part of the shard, on the next GPU if there are several."""
     processes, shards = arguments.num_processes, arguments.num_shards * arguments.num_processes
     first = arguments.shard * processes
-    devices = [arguments.device] if arguments.device else _devices()
+    devices = [arguments.device]
+    if arguments.device is None:
+        import torch
+
+        if (gpus := torch.cuda.device_count()) > 1:
+            devices = [f"cuda:{number}" for number in range(gpus)]
     return [
         replace(arguments, num_processes=1, num_shards=shards, shard=first + part, device=devices[part % len(devices)])
         for part in range(processes)
     ]
-
-
-def _devices() -> list[str | None]:
-    """Return one device per GPU, or None if there is at most one."""
-    import torch
-
-    count = torch.cuda.device_count()
-    return [f"cuda:{number}" for number in range(count)] if count > 1 else [None]

@@ -29,7 +29,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from revela_hub.cli.ranker_options import (
     DEPTH,
@@ -42,10 +42,10 @@ from revela_hub.cli.ranker_options import (
     load_reranker,
 )
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
-    from revela_hub.data.sources.beir import RetrievalTask
     from revela_hub.evaluation import PairedDifference, RetrievalScores
     from revela_hub.evaluation.vector_sizes import SizeScores
 
@@ -66,38 +66,24 @@ class Arguments(RankerOptions):
     old_names: ClassVar[dict[str, str]] = {"k": "num_passages"}
 
     models: list[str] = field(metadata={"help": "Sentence-transformers folders or Hub ids, or bm25."})
-    corpus: str | None = field(default=None, metadata={"help": "BEIR folder to evaluate on."})
-    tasks: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Names of mteb tasks or benchmarks, e.g. SciFact, BEIR, CoIR or BRIGHT(v1.1)."},
+    corpus: str | None = option(None, "BEIR folder to evaluate on.")
+    tasks: list[str] = option([], "Names of mteb tasks or benchmarks, e.g. SciFact, BEIR, CoIR or BRIGHT(v1.1).")
+    split: str = option("test", "Split of the BEIR folder to evaluate on.")
+    mode: list[str] = option([], "One or more of dense, sparse, bm25 and hybrid (default: dense, or bm25 for bm25).")
+    dims: list[PositiveInt] = option(
+        [], "Numbers of leading components of the vectors to compare, e.g. 384 192 96 (default: all)."
     )
-    split: str = field(default="test", metadata={"help": "Split of the BEIR folder to evaluate on."})
-    mode: list[str] = field(
-        default_factory=list,
-        metadata={"help": "One or more of dense, sparse, bm25 and hybrid (default: dense, or bm25 for bm25)."},
+    precision: list[str] = option(
+        [], "One or more of float32, int8 and binary for the vectors in memory (default: float32)."
     )
-    dims: list[PositiveInt] = field(
-        default_factory=list,
-        metadata={"help": "Numbers of leading components of the vectors to compare, e.g. 384 192 96 (default: all)."},
+    json: bool = option(False, "Print JSON.")
+    task: Literal["retrieval", "qa"] = option("retrieval", "Measure retrieval, or the answers of an ImpRAG model (qa).")
+    data: str | None = option(None, "--task qa: JSON lines of questions and answers.")
+    index: str | None = option(None, "--task qa: Index that `revela-hub index` made with the model.")
+    num_passages: PositiveInt | None = option(
+        None, "--task qa: Number of passages per question (default: the model's own)."
     )
-    precision: list[str] = field(
-        default_factory=list,
-        metadata={"help": "One or more of float32, int8 and binary for the vectors in memory (default: float32)."},
-    )
-    json: bool = field(default=False, metadata={"help": "Print JSON."})
-    task: Literal["retrieval", "qa"] = field(
-        default="retrieval", metadata={"help": "Measure retrieval, or the answers of an ImpRAG model (qa)."}
-    )
-    data: str | None = field(default=None, metadata={"help": "--task qa: JSON lines of questions and answers."})
-    index: str | None = field(
-        default=None, metadata={"help": "--task qa: Index that `revela-hub index` made with the model."}
-    )
-    num_passages: PositiveInt | None = field(
-        default=None, metadata={"help": "--task qa: Number of passages per question (default: the model's own)."}
-    )
-    max_new_tokens: PositiveInt = field(
-        default=32, metadata={"help": "--task qa: Maximum number of tokens per answer."}
-    )
+    max_new_tokens: PositiveInt = option(32, "--task qa: Maximum number of tokens per answer.")
 
 
 def run(arguments: Arguments) -> None:
@@ -174,6 +160,7 @@ def _on_folder(arguments: Arguments, sizes: "dict[str, SizeScores]") -> "Iterato
     """Yield the name and the scores of each row, and add the sizes of vectors that are asked for to `sizes`."""
     from revela_hub.data.sources.beir import read_beir
     from revela_hub.evaluation.retrieval import evaluate_ranking, evaluate_reranking
+    from revela_hub.evaluation.vector_sizes import evaluate_sizes, sizes_of
 
     assert arguments.corpus is not None
     check_used(arguments, arguments.mode or [])
@@ -181,7 +168,10 @@ def _on_folder(arguments: Arguments, sizes: "dict[str, SizeScores]") -> "Iterato
     shared = load_reranker(arguments)
     for name in arguments.models:
         if (arguments.dims or arguments.precision) and name != "bm25":
-            found = {f"{name} [{size.dims} {size.precision}]": size for size in _sizes(arguments, name, task)}
+            wanted = sizes_of(arguments.dims, arguments.precision)  # before the model is loaded
+            models = load_models(arguments, name, "dense", rerank=False)
+            measured = evaluate_sizes(models.dense, task, models.settings, wanted, cache_dir=arguments.cache_dir)
+            found = {f"{name} [{size.dims} {size.precision}]": size for size in measured}
             sizes |= found
             yield from ((label, size.scores) for label, size in found.items())
             continue
@@ -197,15 +187,6 @@ def _on_folder(arguments: Arguments, sizes: "dict[str, SizeScores]") -> "Iterato
             before, after = evaluate_reranking(task, models.settings, reranker, **given_models)
             yield label, before
             yield f"{label} > {arguments.rerank or OWN}", after
-
-
-def _sizes(arguments: Arguments, name: str, task: "RetrievalTask") -> "Iterator[SizeScores]":
-    """Yield the scores of a model with each size of vectors."""
-    from revela_hub.evaluation.vector_sizes import evaluate_sizes, sizes_of
-
-    wanted = sizes_of(arguments.dims, arguments.precision)  # before the model is loaded
-    models = load_models(arguments, name, "dense", rerank=False)
-    yield from evaluate_sizes(models.dense, task, models.settings, wanted, cache_dir=arguments.cache_dir)
 
 
 def _on_mteb(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
@@ -312,15 +293,10 @@ def _evaluate_answers(arguments: Arguments) -> None:
         list(questions["answers"]),
         [[read.text for read in answer.passages] for answer in answers],
     )
-    sys.stdout.write(f"{_answer_report(models[0], data, scores.to_dict(), arguments.json)}\n")
-
-
-def _answer_report(model: str, data: str, scores: dict[str, Any], as_json: bool) -> str:
-    if as_json:
-        return json_format.dumps([{"model": model, "data": data, **scores}], indent=2)
-    k = scores["k"]
-    return (
-        f"{data}: {scores['questions']:,} questions, {k} passages each\n"
-        f"{'model':<{max(5, len(model))}}     EM      F1  Recall@{k}\n"
-        f"{model:<{max(5, len(model))}}  {scores['exact_match']:.3f}   {scores['f1']:.3f}  {scores['answer_recall']:9.3f}"
-    )
+    if arguments.json:
+        print(json_format.dumps([{"model": models[0], "data": data, **scores.to_dict()}], indent=2))
+        return
+    width = max(5, len(models[0]))
+    print(f"{data}: {scores.questions:,} questions, {scores.k} passages each")
+    print(f"{'model':<{width}}     EM      F1  Recall@{scores.k}")
+    print(f"{models[0]:<{width}}  {scores.exact_match:.3f}   {scores.f1:.3f}  {scores.answer_recall:9.3f}")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from revela_hub.errors import UserError, require
+from revela_hub.options import option
 from revela_hub.ranges import TextLength
 from revela_hub.scratch import deleted_after
 
@@ -40,18 +41,18 @@ class Arguments:
         }
     )
     output_dir: str = field(metadata={"help": "Output folder."})
-    lm: bool = field(default=False, metadata={"help": "Also export the co-trained language model."})
-    max_length: TextLength | None = field(
-        default=None, metadata={"help": "Maximum number of tokens per text, including EOS (default: the checkpoint's)."}
+    lm: bool = option(False, "Also export the co-trained language model.")
+    max_length: TextLength | None = option(
+        None, "Maximum number of tokens per text, including EOS (default: the checkpoint's)."
     )
-    dtype: Literal["float32", "bfloat16", "float16"] | None = field(
-        default=None, metadata={"help": "Type of the stored weights (default: unchanged)."}
+    dtype: Literal["float32", "bfloat16", "float16"] | None = option(
+        None, "Type of the stored weights (default: unchanged)."
     )
-    format: Literal["safetensors", "onnx"] = field(
-        default="safetensors", metadata={"help": "Format of the weights; onnx also writes onnx/model.onnx in float32."}
+    format: Literal["safetensors", "onnx"] = option(
+        "safetensors", "Format of the weights; onnx also writes onnx/model.onnx in float32."
     )
-    quantize: Literal["none", "int8"] = field(
-        default="none", metadata={"help": "ONNX: Also write onnx/model_quantized.onnx with weights of this type."}
+    quantize: Literal["none", "int8"] = option(
+        "none", "ONNX: Also write onnx/model_quantized.onnx with weights of this type."
     )
 
 
@@ -91,11 +92,7 @@ def _exported(arguments: Arguments) -> list[Path]:
 
 @contextmanager
 def _copied(arguments: Arguments) -> Iterator[None]:
-    """Copy the model files of a finished folder to the output folder, unless it is the same folder; delete the copy after an error.
-
-    Raises:
-        UserError: options for checkpoints were given, or the output folder is not empty.
-    """
+    """Copy the model files of a finished folder to the output folder, unless it is the same folder; delete the copy after an error."""
     from revela_hub.hub_cards.assemble import copy_with_metadata
     from revela_hub.hub_cards.onnx_export import why_not_onnx
 
@@ -115,11 +112,7 @@ def _copied(arguments: Arguments) -> Iterator[None]:
 
 
 def _add_onnx(folders: list[Path], *, quantize: bool) -> None:
-    """Add the ONNX files to each folder that can have them, and print how much their vectors differ.
-
-    Raises:
-        UserError: none of the folders can be converted.
-    """
+    """Add the ONNX files to each folder that can have them, and print how much their vectors differ."""
     from revela_hub.hub_cards.onnx_export import export_onnx, why_not_onnx
 
     reasons = {folder: why_not_onnx(folder) for folder in folders}

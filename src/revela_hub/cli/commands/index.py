@@ -24,12 +24,13 @@ Examples:
   revela-hub index outputs/imprag/model --corpus docs --output_dir my-index --states float16
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.output import note, shows_progress
 from revela_hub.retrieval.index_options import IndexOptions, SmallVectorArguments
 
@@ -45,34 +46,23 @@ POSITIONALS = ("model",)
 class Arguments(PassageOptions, SmallVectorArguments):
     """Arguments of `revela-hub index`."""
 
-    milvus_bm25: bool = field(
-        default=False,
-        metadata={"help": "Milvus: Also store the BM25 weights of the passages, for hybrid search with --filter."},
+    milvus_bm25: bool = option(
+        False, "Milvus: Also store the BM25 weights of the passages, for hybrid search with --filter."
     )
-    milvus_partition_key: str | None = field(
-        default=None,
-        metadata={
-            "help": "Milvus: One of --metadata_columns, whose values divide the collection into partitions; a --filter on it"
-            " searches only the partitions of its values.",
-            "metavar": "COLUMN",
-        },
+    milvus_partition_key: str | None = option(
+        None,
+        "Milvus: One of --metadata_columns, whose values divide the collection into partitions; a --filter on it"
+        " searches only the partitions of its values.",
     )
-    states: Literal["none", "float16"] = field(
-        default="none", metadata={"help": "ImpRAG: Also store the keys and values of the passages."}
+    states: Literal["none", "float16"] = option("none", "ImpRAG: Also store the keys and values of the passages.")
+    probe: str | None = option(
+        None, "BEIR folder, e.g. of `revela-hub probe`, to measure --truncate_dim and --precision on.", metavar="FOLDER"
     )
-    probe: str | None = field(
-        default=None,
-        metadata={
-            "help": "BEIR folder, e.g. of `revela-hub probe`, to measure --truncate_dim and --precision on.",
-            "metavar": "FOLDER",
-        },
+    push_to_hub: str | None = option(
+        None, "Data set repository to push the index to; the text is published.", metavar="REPO_ID"
     )
-    push_to_hub: str | None = field(
-        default=None,
-        metadata={"help": "Data set repository to push the index to; the text is published.", "metavar": "REPO_ID"},
-    )
-    private: bool = field(default=False, metadata={"help": "Make a new repository private."})
-    update: bool = field(default=False, metadata={"help": "Replace the index in an existing repository."})
+    private: bool = option(False, "Make a new repository private.")
+    update: bool = option(False, "Replace the index in an existing repository.")
 
 
 def run(arguments: Arguments) -> None:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from revela_hub.cli.engine_options import EngineOptions, load_for_workers
 from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.errors import UserError
+from revela_hub.options import option, values_of
 from revela_hub.output import note
 
 if TYPE_CHECKING:
@@ -53,57 +54,47 @@ class Arguments(RankerOptions, EngineOptions):
 
     model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
     output: str = field(metadata={"help": "Output file: JSON lines, or parquet (.parquet)."})
-    mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = field(
-        default=None, metadata={"help": "How to rank (default: dense, or bm25 if that is the model)."}
+    mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = option(
+        None, "How to rank (default: dense, or bm25 if that is the model)."
     )
-    pairs: str | None = field(default=None, metadata={"help": "Pairs: JSON lines or a data set (hf:owner/name)."})
-    anchor_column: str = field(default="anchor", metadata={"help": "Column of the pairs that holds the query."})
-    positive_column: str = field(
-        default="positive", metadata={"help": "Column of the pairs that holds the passage, or a list of passages."}
+    pairs: str | None = option(None, "Pairs: JSON lines or a data set (hf:owner/name).")
+    anchor_column: str = option("anchor", "Column of the pairs that holds the query.")
+    positive_column: str = option("positive", "Column of the pairs that holds the passage, or a list of passages.")
+    beir: str | None = option(None, "BEIR folder to use instead of --pairs and --corpus.")
+    split: str = option("train", "Split of the BEIR folder to mine for.")
+    corpus: str | None = option(
+        None, "Passages to search: JSON lines, a data set or a BEIR folder (default: the positives of all pairs)."
     )
-    beir: str | None = field(default=None, metadata={"help": "BEIR folder to use instead of --pairs and --corpus."})
-    split: str = field(default="train", metadata={"help": "Split of the BEIR folder to mine for."})
-    corpus: str | None = field(
-        default=None,
-        metadata={
-            "help": "Passages to search: JSON lines, a data set or a BEIR folder (default: the positives of all pairs)."
-        },
+    text_column: str = option("text", "Column of the corpus that holds the passage.")
+    num_negatives: int = option(1, "Number of negatives per pair.")
+    positive_aware: bool = option(True, "Apply --relative_margin.")
+    relative_margin: float = option(
+        0.05, "Minimum distance of a negative's score below the positive's, as a fraction of that score."
     )
-    text_column: str = field(default="text", metadata={"help": "Column of the corpus that holds the passage."})
-    num_negatives: int = field(default=1, metadata={"help": "Number of negatives per pair."})
-    positive_aware: bool = field(default=True, metadata={"help": "Apply --relative_margin."})
-    relative_margin: float = field(
-        default=0.05,
-        metadata={"help": "Minimum distance of a negative's score below the positive's, as a fraction of that score."},
+    absolute_margin: float | None = option(None, "Minimum distance of a negative's score below the positive's.")
+    max_score: float | None = option(None, "Maximum score of a negative.")
+    min_score: float | None = option(None, "Minimum score of a negative.")
+    range_min: int = option(0, "Skip the N best passages that are within the score limits.")
+    range_max: int | None = option(
+        None, "Number of top passages to consider (default: ten per negative, after --range_min)."
     )
-    absolute_margin: float | None = field(
-        default=None, metadata={"help": "Minimum distance of a negative's score below the positive's."}
+    sampling: Literal["top", "random"] = option("top", "Take the top passages that remain, or a random sample of them.")
+    fewer: Literal["drop", "keep"] = option(
+        "drop", "What to do with pairs that have too few negatives: drop them, or keep them with nulls."
     )
-    max_score: float | None = field(default=None, metadata={"help": "Maximum score of a negative."})
-    min_score: float | None = field(default=None, metadata={"help": "Minimum score of a negative."})
-    range_min: int = field(default=0, metadata={"help": "Skip the N best passages that are within the score limits."})
-    range_max: int | None = field(
-        default=None,
-        metadata={"help": "Number of top passages to consider (default: ten per negative, after --range_min)."},
-    )
-    sampling: Literal["top", "random"] = field(
-        default="top", metadata={"help": "Take the top passages that remain, or a random sample of them."}
-    )
-    fewer: Literal["drop", "keep"] = field(
-        default="drop",
-        metadata={"help": "What to do with pairs that have too few negatives: drop them, or keep them with nulls."},
-    )
-    scores: bool = field(default=False, metadata={"help": "Also write the scores."})
-    seed: int = field(default=0, metadata={"help": "Random seed for --sampling random."})
-    overwrite: bool = field(default=False, metadata={"help": "Replace an existing output file."})
+    scores: bool = option(False, "Also write the scores.")
+    seed: int = option(0, "Random seed for --sampling random.")
+    overwrite: bool = option(False, "Replace an existing output file.")
 
 
 def run(arguments: Arguments) -> None:
     """Mine, write the output and print the report."""
     from revela_hub.retrieval.disk import check_folder, default_cache_folder, make_folder
-    from revela_hub.retrieval.mining.mining import mine
+    from revela_hub.retrieval.mining.mining import MiningSettings, mine
 
-    settings = _settings(arguments)
+    settings = MiningSettings(**values_of(MiningSettings, arguments))
+    if not arguments.positive_aware:
+        settings = replace(settings, relative_margin=None)
     output = Path(arguments.output).expanduser()
     _check_output(arguments, output)
     check_used(arguments, [arguments.mode])
@@ -137,19 +128,11 @@ def _check_output(arguments: Arguments, output: Path) -> None:
 
     if output.is_dir() or (output.exists() and not arguments.overwrite):
         raise UserError(f"{output} already exists; choose another --output, or replace it with --overwrite")
-    for option, source in (("--pairs", arguments.pairs), ("--corpus", arguments.corpus), ("--beir", arguments.beir)):
+    for name, source in (("--pairs", arguments.pairs), ("--corpus", arguments.corpus), ("--beir", arguments.beir)):
         path = Path(source or "").expanduser().resolve()
         if source and not source.startswith("hf:") and output.resolve().is_relative_to(path):
             if output.exists() or not is_beir(path):  # of a BEIR folder, only its three files are read
-                raise UserError(f"--output {output} is one of the files that {option} reads: choose another")
-
-
-def _settings(arguments: Arguments) -> "MiningSettings":
-    from revela_hub.retrieval.mining.mining import MiningSettings
-
-    names = MiningSettings.__dataclass_fields__
-    values = {name: getattr(arguments, name) for name in names}
-    return MiningSettings(**values | ({} if arguments.positive_aware else {"relative_margin": None}))
+                raise UserError(f"--output {output} is one of the files that {name} reads: choose another")
 
 
 def _input(arguments: Arguments) -> tuple[Iterator[tuple[str, str]], Iterator[str] | None]:

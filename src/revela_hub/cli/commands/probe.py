@@ -20,11 +20,12 @@ Examples:
   revela-hub probe --compare docs-2024/ docs-2025/ --retriever my-retriever
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.output import command_line, note
 from revela_hub.ranges import PositiveInt, Seed
 
@@ -41,65 +42,39 @@ class Arguments:
 
     old_names: ClassVar[dict[str, str]] = {"output": "output_dir", "kinds": "query_kinds"}
 
-    data: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Text to make the queries from: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
-        },
+    data: list[str] = option(
+        [], "Text to make the queries from: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
     )
-    output_dir: str = field(
-        default="outputs/probe", metadata={"help": "Output folder; an earlier probe in it is replaced."}
+    output_dir: str = option("outputs/probe", "Output folder; an earlier probe in it is replaced.")
+    queries: PositiveInt = option(200, "Maximum number of queries.")
+    passages: PositiveInt = option(1000, "Maximum number of passages.")
+    query_kinds: list[str] = option(
+        ["docstring", "title", "sentence"], "Kinds of query to make, in equal parts: docstring, title, sentence."
     )
-    queries: PositiveInt = field(default=200, metadata={"help": "Maximum number of queries."})
-    passages: PositiveInt = field(default=1000, metadata={"help": "Maximum number of passages."})
-    query_kinds: list[str] = field(
-        default_factory=lambda: ["docstring", "title", "sentence"],
-        metadata={"help": "Kinds of query to make, in equal parts: docstring, title, sentence."},
+    sentence_shape: str = option(
+        "short",
+        "Shape of queries that are sentences: whole, short (eight words), keywords, or dropout (half of the words).",
     )
-    sentence_shape: str = field(
-        default="short",
-        metadata={
-            "help": "Shape of queries that are sentences: whole, short (eight words), keywords, or dropout (half of the words)."
-        },
+    example_queries: str | None = option(
+        None, "Some real queries, which need no labels: sentences and docstrings are shortened to resemble them."
     )
-    example_queries: str | None = field(
-        default=None,
-        metadata={
-            "help": "Some real queries, which need no labels: sentences and docstrings are shortened to resemble them.",
-            "metavar": "FILE",
-        },
+    seed: Seed = option(0, "Random seed.")
+    text_column: str = option("text", "Column or JSON field that holds the text.")
+    kind: str = option("auto", "How to read files: text, code (Python functions), or by file extension (auto).")
+    exclude: list[str] = option([], "Names of files and folders to skip, e.g. '*.min.js' or tests.")
+    max_documents: PositiveInt | None = option(None, "Maximum number of documents to read from each source.")
+    endpoint: str | None = option(
+        None, "URL of a server whose --model also writes questions (agreement with real labels is not measured)."
     )
-    seed: Seed = field(default=0, metadata={"help": "Random seed."})
-    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
-    kind: str = field(
-        default="auto",
-        metadata={"help": "How to read files: text, code (Python functions), or by file extension (auto)."},
+    model: str | None = option(
+        None, "Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine."
     )
-    exclude: list[str] = field(
-        default_factory=list, metadata={"help": "Names of files and folders to skip, e.g. '*.min.js' or tests."}
+    api_key_env: str | None = option(None, "Environment variable that holds the server's API key.")
+    compare: list[str] = option(
+        [], "Two texts to compare, the old one and the new one; writes nothing.", metavar="OLD NEW"
     )
-    max_documents: PositiveInt | None = field(
-        default=None, metadata={"help": "Maximum number of documents to read from each source."}
-    )
-    endpoint: str | None = field(
-        default=None,
-        metadata={
-            "help": "URL of a server whose --model also writes questions (agreement with real labels is not measured)."
-        },
-    )
-    model: str | None = field(
-        default=None,
-        metadata={"help": "Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine."},
-    )
-    api_key_env: str | None = field(
-        default=None, metadata={"help": "Environment variable that holds the server's API key."}
-    )
-    compare: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Two texts to compare, the old one and the new one; writes nothing.", "metavar": "OLD NEW"},
-    )
-    retriever: str | None = field(default=None, metadata={"help": "Retriever for --compare: Hub id or folder."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    retriever: str | None = option(None, "Retriever for --compare: Hub id or folder.")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -132,8 +107,7 @@ def _compare(arguments: Arguments) -> None:
     encoder = load_encoder(arguments.retriever, trust_remote_code=arguments.trust_remote_code)
     old, new = arguments.compare
     found = compare_texts(old, new, encoder, _settings(arguments), **_defaults(arguments))
-    if found.remarks:
-        note("; ".join(found.remarks))
+    note("; ".join(found.remarks))
     print(found)
 
 

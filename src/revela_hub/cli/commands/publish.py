@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from revela_hub.errors import UserError
+from revela_hub.options import option, values_of
 from revela_hub.ranges import PositiveInt, TextLength
 
 if TYPE_CHECKING:
-    from revela_hub.hub_cards import Assembly, Destination, Published
+    from revela_hub.hub_cards import Published
 
 POSITIONALS = ("checkpoint", "repo_id")
 
@@ -42,72 +43,61 @@ class Arguments:
         metadata={"help": "Checkpoint folder that training saved, or a sentence-transformers folder."}
     )
     repo_id: str = field(metadata={"help": "Repository to publish to."})
-    private: bool = field(default=False, metadata={"help": "Make a new repository private."})
-    revision: str | None = field(default=None, metadata={"help": "Branch to commit to; created if it does not exist."})
-    pull_request: bool = field(default=False, metadata={"help": "Open a pull request instead of committing."})
-    tag: str | None = field(default=None, metadata={"help": "Tag for the new commit."})
-    collection: str | None = field(default=None, metadata={"help": "Title of a collection to add the model to."})
-    update: bool = field(default=False, metadata={"help": "Replace the model in an existing repository."})
-    delete_stale: bool = field(
-        default=False,
-        metadata={
-            "help": "With --update: Also delete ONNX, OpenVINO and pickled files made from the previous weights."
-        },
+    private: bool = option(False, "Make a new repository private.")
+    revision: str | None = option(None, "Branch to commit to; created if it does not exist.")
+    pull_request: bool = option(False, "Open a pull request instead of committing.")
+    tag: str | None = option(None, "Tag for the new commit.")
+    collection: str | None = option(None, "Title of a collection to add the model to.")
+    update: bool = option(False, "Replace the model in an existing repository.")
+    delete_stale: bool = option(
+        False, "With --update: Also delete ONNX, OpenVINO and pickled files made from the previous weights."
     )
-    dry_run: bool = field(default=False, metadata={"help": "Assemble and verify the model, but do not upload it."})
-    output_dir: str | None = field(
-        default=None, metadata={"help": "Folder to keep the assembled files in (default: they are deleted)."}
+    dry_run: bool = option(False, "Assemble and verify the model, but do not upload it.")
+    output_dir: str | None = option(None, "Folder to keep the assembled files in (default: they are deleted).")
+    part: str = option(
+        "retriever", "Part to publish: retriever, sparse, lm (the language model) or model (all, with its code)."
     )
-    part: str = field(
-        default="retriever",
-        metadata={"help": "Part to publish: retriever, sparse, lm (the language model) or model (all, with its code)."},
+    adapter_only: bool = option(False, "Publish only the LoRA adapter; its base must be a model on the Hub.")
+    space: bool = option(False, "Also publish a demo of the model, a Space of the same name.")
+    space_corpus: list[str] = option(
+        [], "Text that the Space searches and that is uploaded with it (default: a built-in sample)."
     )
-    adapter_only: bool = field(
-        default=False, metadata={"help": "Publish only the LoRA adapter; its base must be a model on the Hub."}
+    space_queries: str | None = option(None, "Example queries of the Space, one per line.")
+    space_package: str | None = option(
+        None,
+        "Requirement that installs revela-hub in the Space (default: this version, from PyPI).",
+        metavar="REQUIREMENT",
     )
-    space: bool = field(default=False, metadata={"help": "Also publish a demo of the model, a Space of the same name."})
-    space_corpus: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Text that the Space searches and that is uploaded with it (default: a built-in sample).",
-            "metavar": "PATH",
-        },
+    card: str | None = option(None, "YAML file with metadata for the model card.")
+    max_length: TextLength | None = option(
+        None, "Maximum number of tokens per text, including EOS (default: the checkpoint's)."
     )
-    space_queries: str | None = field(
-        default=None, metadata={"help": "Example queries of the Space, one per line.", "metavar": "FILE"}
+    dtype: Literal["float32", "bfloat16", "float16"] | None = option(
+        None, "Type of the stored weights (default: unchanged)."
     )
-    space_package: str | None = field(
-        default=None,
-        metadata={
-            "help": "Requirement that installs revela-hub in the Space (default: this version, from PyPI).",
-            "metavar": "REQUIREMENT",
-        },
-    )
-    card: str | None = field(default=None, metadata={"help": "YAML file with metadata for the model card."})
-    max_length: TextLength | None = field(
-        default=None, metadata={"help": "Maximum number of tokens per text, including EOS (default: the checkpoint's)."}
-    )
-    dtype: Literal["float32", "bfloat16", "float16"] | None = field(
-        default=None, metadata={"help": "Type of the stored weights (default: unchanged)."}
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
-    timeout: PositiveInt | None = field(
-        default=None,
-        metadata={"help": "Maximum number of seconds for verification (default: 300, plus 180 per GB of weights)."},
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
+    timeout: PositiveInt | None = option(
+        None, "Maximum number of seconds for verification (default: 300, plus 180 per GB of weights)."
     )
 
 
 def run(arguments: Arguments) -> None:
     """Publish, and print the checks, the files and the URL."""
-    from revela_hub.checkpoints import publish
+    import torch
+
+    from revela_hub.checkpoints import METHODS, publish
     from revela_hub.demo.space import check_space, publish_space
+    from revela_hub.hub_cards import Assembly, Destination, ModelCardMetadata
     from revela_hub.retrieval.disk import try_folder
 
     if arguments.output_dir:
         try_folder(Path(arguments.output_dir), "--output_dir")
     if arguments.adapter_only and arguments.part != "retriever":
         raise UserError("--adapter_only applies to the retriever: leave out --part")
-    destination, assembly = _destination(arguments), _assembly(arguments)
+    destination = Destination(**values_of(Destination, arguments))
+    dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
+    metadata = ModelCardMetadata.from_file(arguments.card, METHODS) if arguments.card else None
+    assembly = Assembly(**values_of(Assembly, arguments) | {"dtype": dtype, "metadata": metadata})
     space = _space(arguments)
     if space and not arguments.dry_run:
         check_space(destination)
@@ -116,14 +106,7 @@ def run(arguments: Arguments) -> None:
     )
     _print_checks_and_files(published)
     if published.url is None:
-        for name in published.deleted:
-            print(f"would delete from {arguments.repo_id}: {name}")
-        for name in published.stale:
-            print(
-                f"would keep in {arguments.repo_id}, though made from the previous weights: {name} (see --delete_stale)"
-            )
-        _print_space(space)
-        print(f"\ndry run: nothing was uploaded to {arguments.repo_id}")
+        _print_plan(published, space, arguments.repo_id)
         return
     print(f"\npublished and verified: {published.url} (commit {str(published.commit)[:10]})")
     if space:
@@ -132,41 +115,9 @@ def run(arguments: Arguments) -> None:
             print("The Space is private, too: in its settings, add a secret HF_TOKEN with read access to the model.")
 
 
-def _destination(arguments: Arguments) -> "Destination":
-    from revela_hub.hub_cards import Destination
-
-    return Destination(
-        arguments.repo_id,
-        private=arguments.private,
-        revision=arguments.revision,
-        pull_request=arguments.pull_request,
-        tag=arguments.tag,
-        update=arguments.update,
-        delete_stale=arguments.delete_stale,
-        collection=arguments.collection,
-    )
-
-
-def _assembly(arguments: Arguments) -> "Assembly":
-    import torch
-
-    from revela_hub.hub_cards import Assembly, ModelCardMetadata
-    from revela_hub.trainers.methods import METHODS
-
-    return Assembly(
-        part=arguments.part,
-        adapter_only=arguments.adapter_only,
-        max_length=arguments.max_length,
-        dtype=getattr(torch, arguments.dtype) if arguments.dtype else None,
-        metadata=ModelCardMetadata.from_file(arguments.card, METHODS) if arguments.card else None,
-        trust_remote_code=arguments.trust_remote_code,
-        timeout=arguments.timeout,
-    )
-
-
 def _space(arguments: Arguments) -> dict[str, str]:
     """Return the files of the Space; empty without --space."""
-    from revela_hub.demo.space import SpaceSettings, space_files
+    from revela_hub.demo.space import space_files
 
     if not arguments.space:
         for option in ("space_corpus", "space_queries", "space_package"):
@@ -178,14 +129,12 @@ def _space(arguments: Arguments) -> dict[str, str]:
     if arguments.part not in ("retriever", "model"):
         raise UserError(f"--space has no page for the part {arguments.part}: leave out --space")
     return space_files(
-        SpaceSettings(
-            arguments.repo_id,
-            Path(arguments.checkpoint).expanduser(),
-            arguments.space_corpus,
-            arguments.space_queries,
-            arguments.space_package,
-            arguments.trust_remote_code,
-        )
+        arguments.repo_id,
+        Path(arguments.checkpoint).expanduser(),
+        arguments.space_corpus,
+        arguments.space_queries,
+        arguments.space_package,
+        trust_remote_code=arguments.trust_remote_code,
     )
 
 
@@ -203,10 +152,15 @@ def _print_checks_and_files(published: "Published") -> None:
             print(f"  {name}: {why}")
 
 
-def _print_space(files: dict[str, str]) -> None:
-    """Print the files of the Space, and the whole program."""
-    if files:
+def _print_plan(published: "Published", space: dict[str, str], repo_id: str) -> None:
+    """Print what an upload would change, and the files of the Space."""
+    for name in published.deleted:
+        print(f"would delete from {repo_id}: {name}")
+    for name in published.stale:
+        print(f"would keep in {repo_id}, though made from the previous weights: {name} (see --delete_stale)")
+    if space:
         print("\nfiles of the Space:")
-        for name, text in files.items():
+        for name, text in space.items():
             print(f"{len(text.encode()):>14,}  {name}")
-        print(f"\napp.py:\n\n{files['app.py'].rstrip()}")
+        print(f"\napp.py:\n\n{space['app.py'].rstrip()}")
+    print(f"\ndry run: nothing was uploaded to {repo_id}")

@@ -10,11 +10,12 @@ Examples:
 """
 
 import sysconfig
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import Seed
 
 DOCUMENTS = 200
@@ -29,16 +30,13 @@ class Arguments:
 
     old_names: ClassVar[dict[str, str]] = {"models": "models_dir"}
 
-    data: str | None = field(
-        default=None, metadata={"help": "Folder of Python sources (default: the standard library)."}
+    data: str | None = option(None, "Folder of Python sources (default: the standard library).")
+    output_dir: str = option("quickstart", "Output folder.")
+    models_dir: str = option(
+        "examples/quickstart", "Folder with the base model (retriever/) and the language model (lm/)."
     )
-    output_dir: str = field(default="quickstart", metadata={"help": "Output folder."})
-    models_dir: str = field(
-        default="examples/quickstart",
-        metadata={"help": "Folder with the base model (retriever/) and the language model (lm/)."},
-    )
-    budget: str = field(default="3.5m", metadata={"help": "Total time, e.g. 90s, 30m or 2h."})
-    seed: Seed = field(default=0, metadata={"help": "Random seed."})
+    budget: str = option("3.5m", "Total time, e.g. 90s, 30m or 2h.")
+    seed: Seed = option(0, "Random seed.")
 
 
 def run(arguments: Arguments) -> None:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from revela_hub.adaptation import HYBRID
 from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import SmallVectorArguments
@@ -56,32 +57,21 @@ class Arguments(SmallVectorArguments, RankerOptions):
     basic_options = ("corpus", "index", "mode", "top_k", "json")
 
     model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, output folder of adapt, or bm25."})
-    corpus: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Text to search: folders, files, glob patterns or data sets (hf:owner/name)."},
+    corpus: list[str] = option([], "Text to search: folders, files, glob patterns or data sets (hf:owner/name).")
+    index: str | None = option(
+        None, "Index that `revela-hub index` made (folder, or hf:owner/name[@revision]), instead of --corpus."
     )
-    index: str | None = field(
-        default=None,
-        metadata={
-            "help": "Index that `revela-hub index` made (folder, or hf:owner/name[@revision]), instead of --corpus."
-        },
+    text_column: str = option("text", "Column or JSON field that holds the text.")
+    filter: str | None = option(
+        None, "Milvus: Search only passages whose metadata match, e.g. 'year >= 2020'.", metavar="EXPRESSION"
     )
-    text_column: str = field(default="text", metadata={"help": "Column or JSON field that holds the text."})
-    filter: str | None = field(
-        default=None,
-        metadata={
-            "help": "Milvus: Search only passages whose metadata match, e.g. 'year >= 2020'.",
-            "metavar": "EXPRESSION",
-        },
+    query: str | None = option(None, "Query (default: one per line of standard input).")
+    mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = option(
+        None, "How to rank (default: dense; bm25 for bm25; hybrid for an output folder of adapt)."
     )
-    query: str | None = field(default=None, metadata={"help": "Query (default: one per line of standard input)."})
-    mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = field(
-        default=None,
-        metadata={"help": "How to rank (default: dense; bm25 for bm25; hybrid for an output folder of adapt)."},
-    )
-    top_k: PositiveInt = field(default=5, metadata={"help": "Number of passages to print."})
-    max_words: PositiveInt = field(default=120, metadata={"help": "Maximum number of words per passage."})
-    json: bool = field(default=False, metadata={"help": "Print JSON."})
+    top_k: PositiveInt = option(5, "Number of passages to print.")
+    max_words: PositiveInt = option(120, "Maximum number of words per passage.")
+    json: bool = option(False, "Print JSON.")
 
 
 def run(arguments: Arguments) -> None:

@@ -40,6 +40,7 @@ from revela_hub.cli.engine_options import EngineOptions, path_for_workers
 from revela_hub.data.synthesis.synthesis import SynthesisSettings
 from revela_hub.errors import UserError
 from revela_hub.interrupts import if_interrupted
+from revela_hub.options import option, values_of
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -65,55 +66,31 @@ class Arguments(SynthesisSettings, EngineOptions):
             "help": "Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine or on Ray."
         }
     )
-    output_dir: str = field(
-        default="outputs/synthetic", metadata={"help": "Output folder; an interrupted run is resumed in it."}
+    output_dir: str = option("outputs/synthetic", "Output folder; an interrupted run is resumed in it.")
+    overwrite: bool = option(False, "Start over, deleting the files of earlier runs in --output_dir.")
+    endpoint: str | None = option(None, "URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1.")
+    api_key_env: str | None = option(None, "Environment variable that holds the server's API key.")
+    exclude: list[str] = option(
+        [],
+        "Evaluation sets whose texts are kept out: BEIR folders, files, data sets, or mappings in a YAML file.",
+        metavar="PATH",
     )
-    overwrite: bool = field(
-        default=False, metadata={"help": "Start over, deleting the files of earlier runs in --output_dir."}
+    exclude_ngram: PositiveInt = option(
+        13, "Number of consecutive words that an example and an evaluation text may not share."
     )
-    endpoint: str | None = field(
-        default=None, metadata={"help": "URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1."}
+    exclude_corpus: bool = option(True, "Also compare with the documents of BEIR folders, not only with the queries.")
+    temperature: NonNegativeFloat = option(1.0, "Sampling temperature.")
+    top_p: Annotated[float, Interval(gt=0, le=1)] = option(1.0, "Nucleus sampling threshold.")
+    max_new_tokens: PositiveInt = option(2048, "Maximum number of tokens per reply, including thinking.")
+    concurrency: PositiveInt = option(8, "Number of concurrent requests to the endpoint.")
+    timeout: PositiveFloat = option(120.0, "Number of seconds without a reply after which a request fails.")
+    retries: NonNegativeInt = option(5, "Number of times that a failed request is repeated.")
+    extra_body: dict[str, Any] | str | None = option(
+        None, "JSON object of additional request fields; null removes a field that the server does not accept."
     )
-    api_key_env: str | None = field(
-        default=None, metadata={"help": "Environment variable that holds the server's API key."}
-    )
-    exclude: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Evaluation sets whose texts are kept out: BEIR folders, files, data sets, or mappings in a YAML file.",
-            "metavar": "PATH",
-        },
-    )
-    exclude_ngram: PositiveInt = field(
-        default=13,
-        metadata={"help": "Number of consecutive words that an example and an evaluation text may not share."},
-    )
-    exclude_corpus: bool = field(
-        default=True, metadata={"help": "Also compare with the documents of BEIR folders, not only with the queries."}
-    )
-    temperature: NonNegativeFloat = field(default=1.0, metadata={"help": "Sampling temperature."})
-    top_p: Annotated[float, Interval(gt=0, le=1)] = field(default=1.0, metadata={"help": "Nucleus sampling threshold."})
-    max_new_tokens: PositiveInt = field(
-        default=2048, metadata={"help": "Maximum number of tokens per reply, including thinking."}
-    )
-    concurrency: PositiveInt = field(default=8, metadata={"help": "Number of concurrent requests to the endpoint."})
-    timeout: PositiveFloat = field(
-        default=120.0, metadata={"help": "Number of seconds without a reply after which a request fails."}
-    )
-    retries: NonNegativeInt = field(default=5, metadata={"help": "Number of times that a failed request is repeated."})
-    extra_body: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={
-            "help": "JSON object of additional request fields; null removes a field that the server does not accept."
-        },
-    )
-    batch_size: PositiveInt = field(
-        default=8, metadata={"help": "Number of prompts per forward pass of a local model."}
-    )
-    device: str | None = field(
-        default=None, metadata={"help": "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one)."}
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow a model to run its own code from the Hub."})
+    batch_size: PositiveInt = option(8, "Number of prompts per forward pass of a local model.")
+    device: str | None = option(None, "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one).")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -126,7 +103,7 @@ def run(arguments: Arguments) -> None:
     from revela_hub.retrieval.disk import try_folder
 
     cluster = arguments.ray_cluster()
-    sampling = Sampling(arguments.temperature, arguments.top_p, arguments.max_new_tokens)
+    sampling = Sampling(**values_of(Sampling, arguments))
     endpoint = _endpoint(arguments, sampling)
     try_folder(Path(arguments.output_dir), "--output_dir")
     excluded = None
@@ -172,18 +149,14 @@ def _endpoint(arguments: Arguments, sampling: "Sampling") -> "Endpoint | None":
             raise UserError(f"--{given[0]} requires --endpoint")
         return None
     same = {name: getattr(arguments, name) for name in ("model", "concurrency", "timeout", "retries")}
-    body = _extra_body(arguments.extra_body)
-    return Endpoint(
-        arguments.endpoint, api_key=api_key(arguments.api_key_env), sampling=sampling, extra_body=body, **same
-    )
-
-
-def _extra_body(given: dict[str, Any] | str | None) -> dict[str, Any]:
-    if isinstance(given, str):
+    body = arguments.extra_body
+    if isinstance(body, str):
         try:
-            given = json.loads(given)
+            body = json.loads(body)
         except ValueError as error:
             raise UserError(f"--extra_body is not JSON: {error}") from error
-    if given is not None and not isinstance(given, dict):
+    if body is not None and not isinstance(body, dict):
         raise UserError('--extra_body must be a JSON object: {"field": value}')
-    return given or {}
+    return Endpoint(
+        arguments.endpoint, api_key=api_key(arguments.api_key_env), sampling=sampling, extra_body=body or {}, **same
+    )
