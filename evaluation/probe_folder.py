@@ -46,7 +46,7 @@ def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") 
     with writing(folder, option):
         claim(folder, option, _is_probe)
         with TemporaryDirectory(prefix=".part-", dir=folder) as part:
-            write_beir(probe.task, part)
+            write_beir(probe.task, Path(part))
             rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
             lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             (Path(part) / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
