@@ -122,9 +122,11 @@ def model_json(name: str | Path, file: str) -> Any:
     from transformers.utils import cached_file
 
     folder = Path(name).expanduser()
-    place = str(folder) if folder.is_dir() else str(name)
-    if not folder.is_dir():
+    if folder.is_dir():
+        place = str(folder)
+    else:
         prefer_cache()
+        place = str(name)
     found = cached_file(place, file, _raise_exceptions_for_missing_entries=False)
     return json.loads(Path(found).read_text(encoding="utf-8")) if found else None
 

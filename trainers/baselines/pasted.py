@@ -179,8 +179,7 @@ def tokenized_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Datas
     """Return the columns `input_ids` and `labels` of prompts and completions with EOS; labels of prompts are -100."""
 
     def tokenized(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        completions = [text.removeprefix(" ") for text in rows["completion"]]
-        both = list(zip(*pair_tokens(tokenizer, rows["prompt"], completions), strict=True))
+        both = list(zip(*pair_tokens(tokenizer, rows["prompt"], rows["completion"]), strict=True))
         return {"input_ids": [p + a for p, a in both], "labels": [[-100] * len(p) + a for p, a in both]}
 
     return pairs.map(tokenized, batched=True, remove_columns=pairs.column_names, desc="Tokenizing prompts")
@@ -203,7 +202,7 @@ def pasted_log_likelihoods(
         UserError: a pair is too long for the decoder.
     """
     model.eval()
-    every = list(zip(*pair_tokens(tokenizer, prompts, answers), strict=True))
+    every = list(zip(*pair_tokens(tokenizer, prompts, [f" {answer}" for answer in answers]), strict=True))
     _check_room(model, max((len(prompt) + len(answer) for prompt, answer in every), default=0))
     parts = []
     starts = range(0, len(prompts), batch_size)

@@ -33,15 +33,15 @@ def as_texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
 
 
 def pair_tokens(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], answers: Sequence[str]
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], completions: Sequence[str]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the tokens of prompts, and of their answers with EOS.
+    """Return the tokens of prompts, and of their completions (a space and the answer) with EOS.
 
     An empty prompt (plain text) becomes the tokenizer's BOS token or EOS, because the model needs at least one token.
     """
     end = tokenizer.eos_token_id
-    answer_ids = tokenizer([f" {answer}" for answer in answers], add_special_tokens=False)["input_ids"]
-    return [ids or [end] for ids in tokenizer(list(prompts))["input_ids"]], [[*ids, end] for ids in answer_ids]
+    completed = tokenizer(list(completions), add_special_tokens=False)["input_ids"]
+    return [ids or [end] for ids in tokenizer(list(prompts))["input_ids"]], [[*ids, end] for ids in completed]
 
 
 def tokenize_prompts(
@@ -56,7 +56,8 @@ def tokenize_prompts(
     """
 
     def tokenized(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        prompt_ids, answer_ids = pair_tokens(tokenizer, rows["prompt"], [answers[0] for answers in rows["answers"]])
+        completions = [f" {answers[0]}" for answers in rows["answers"]]
+        prompt_ids, answer_ids = pair_tokens(tokenizer, rows["prompt"], completions)
         for ids, where in zip(answer_ids, rows["where"], strict=True):
             if len(ids) < 2:
                 raise UserError(f"{where}: the answer has no tokens: change it or remove the line")

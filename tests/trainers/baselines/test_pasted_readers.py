@@ -50,9 +50,10 @@ def test_ra_it_learns_the_answers_alone(
     model = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
     texts = pasted_prompts(prompts(), PASSAGES, RANKING, 2)
     answers = [text.strip() for text in texts["completion"]]
-    before = pasted_log_likelihoods(model, bpe_tokenizer, texts["prompt"], answers)
-    for number, (text, answer) in enumerate(zip(texts["prompt"], answers, strict=True)):  # one token at a time
-        ids = bpe_tokenizer(text)["input_ids"]
+    asked = [*texts["prompt"], ""]  # EOS precedes the answer to an empty prompt
+    before = pasted_log_likelihoods(model, bpe_tokenizer, asked, [*answers, "here"])
+    for number, (text, answer) in enumerate(zip(asked, [*answers, "here"], strict=True)):  # one token at a time
+        ids = bpe_tokenizer(text)["input_ids"] or [bpe_tokenizer.eos_token_id]
         total = 0.0
         for token in [*bpe_tokenizer(f" {answer}")["input_ids"], bpe_tokenizer.eos_token_id]:
             total += float(model(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1)[token])
@@ -77,7 +78,7 @@ def test_ra_it_learns_the_answers_alone(
         assert bpe_tokenizer.decode([n for n in row["labels"] if n != -100]) == f" {answer}<|endoftext|>"
     trainer.train()
     after = pasted_log_likelihoods(model, bpe_tokenizer, texts["prompt"], answers)
-    assert (after > 0.9 * before).all()
+    assert (after > 0.9 * before[:-1]).all()
     plain = AutoModelForCausalLM.from_pretrained(trainer.export(tmp_path / "model"))
     assert torch.equal(pasted_log_likelihoods(plain, bpe_tokenizer, texts["prompt"], answers), after)
 
