@@ -144,7 +144,8 @@ class _Only:
 
     def find_distributions(self, *context: Any) -> Iterator[Any]:
         find = getattr(self._finder, "find_distributions", lambda *_: ())
-        return (found for found in find(*context) if _canonical(found.metadata["Name"]) in self._packages)
+        # Without a name: the rest of an interrupted installation.
+        return (found for found in find(*context) if _canonical(found.metadata["Name"] or "") in self._packages)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._finder, name)

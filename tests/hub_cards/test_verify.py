@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.metadata import DistributionFinder
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tokenizers import Tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, PreTrainedTokenizerFast
 
 from revela_hub.hub_cards.verify.files import Check
+from revela_hub.hub_cards.verify.process import _Only
 from revela_hub.hub_cards.verify.verify import as_table, verify, verify_all
 
 MODELING = '''
@@ -369,3 +372,13 @@ def test_the_quickstarts_retriever_passes(repository: Path) -> None:
     checks = verify(repository / "examples" / "quickstart" / "retriever")
     assert all(check.ok for check in checks), as_table(checks)
     assert "for a prompt with an empty text" in next(check.detail for check in checks if check.name == "vectors")
+
+
+def test_the_rest_of_an_interrupted_installation_is_no_package(tmp_path: Path) -> None:
+    """Its folder has no METADATA, so check, publish and the end of a training failed with a TypeError."""
+    for name in ("interrupted", "whole"):
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
+    (tmp_path / "whole-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: whole\nVersion: 1.0\n")
+    finder = _Only(PathFinder, {"whole"}, set())
+    found = finder.find_distributions(DistributionFinder.Context(path=[str(tmp_path)]))
+    assert [each.metadata["Name"] for each in found] == ["whole"]
