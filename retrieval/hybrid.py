@@ -114,13 +114,14 @@ class Hybrid:
         ):
             scores_P = part.pair_scores(encoded, queries_P, rows_P).astype(np.float64)
             found_PK = hits.scores_QK[queries_P]
+            there_P = np.isfinite(found_PK).sum(axis=1)
             if self.fusion == "minmax":
                 low_P, high_P = _range(found_PK)
                 scores_P = np.clip((scores_P - low_P) / np.where(high_P > low_P, high_P - low_P, 1), 0, None)
-                scores_P = np.where(high_P > low_P, scores_P, (scores_P >= high_P).astype(float))
+                scores_P = np.where(high_P > low_P, scores_P, ((there_P > 0) & (scores_P >= high_P)).astype(float))
             elif self.fusion == "rrf":
                 above_P = (found_PK > scores_P[:, None]).sum(axis=1)
-                scores_P = np.where(above_P < found_PK.shape[1], 1 / (RRF_CONSTANT + 1 + above_P), 0)
+                scores_P = np.where(above_P < there_P, 1 / (RRF_CONSTANT + 1 + above_P), 0)
             total_P += weight * scores_P
         return total_P.astype(np.float32)
 

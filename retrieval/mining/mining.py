@@ -161,9 +161,9 @@ def mine(
         )
     if ranker == "bm25" or ranker is BM25:
         ranking, ranker = replace(ranking, mode="bm25"), None  # type: ignore[assignment]
-    # All candidates have the reranker's scores, and no others: these are compared with the positives'.
+    # Candidates' scores are compared with the positives': both are scaled over the same hits, and all are the reranker's.
     depth = max(ranking.rerank_depth, settings.depth(int(np.bincount(numbered.anchors_P).max())))
-    ranking = replace(ranking, rerank_depth=depth, rerank_weight=1.0)
+    ranking = replace(ranking, depth=max(ranking.depth, depth), rerank_depth=depth, rerank_weight=1.0)
     built = build_ranker(
         numbered.corpus,
         ranking,

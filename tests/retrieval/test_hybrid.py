@@ -80,10 +80,18 @@ def test_equals_a_plain_loop(fusion: str, weights: list[float] | None) -> None:
         # A pair's score is that of the ranking, for what is in it.
         rows = found.rows_QK[query]
         pairs = hybrid.pair_scores(queries, np.full(5, query), rows)
-        if fusion == "sum" or query < 4:
-            in_all = [all(row in np.argsort(-t[query])[:7] for t in (dense, words)) for row in rows]
-            keep = np.array([fusion == "sum" or each for each in in_all])
-            assert pairs[keep] == pytest.approx(found.scores_QK[query][keep], rel=1e-5, abs=1e-6)
+        in_all = [all(row in np.argsort(-t[query])[:7] for t in (dense, words)) for row in rows]
+        keep = np.array([fusion == "sum" or query == 4 or each for each in in_all])  # no hit of a part: it adds nothing
+        assert pairs[keep] == pytest.approx(found.scores_QK[query][keep], rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("fusion", ["minmax", "rrf"])
+def test_a_part_without_hits_adds_nothing_to_a_pair(fusion: str) -> None:
+    words = np.full((2, 8), -np.inf)
+    words[0, :5] = range(5)
+    hybrid = Hybrid([Table(words), Table(words)], fusion, depth=4)
+    pairs = hybrid.pair_scores(hybrid.encode(["0", "1"]), np.array([0, 1, 1]), np.array([4, 4, 6]))
+    assert pairs[0] > 0 and pairs[1:].tolist() == [0, 0]
 
 
 def test_each_part_searches_once() -> None:

@@ -373,6 +373,21 @@ def test_hybrids_mine(fusion: str, small_blocks: None) -> None:
         assert row["scores"][1:] == shared
 
 
+@pytest.mark.parametrize("fusion", ["minmax", "rrf"])
+def test_positives_of_hybrids_are_scored_as_their_candidates(fusion: str, small_blocks: None) -> None:
+    """Over the hits of all candidates, however few `depth` asks for."""
+    documents, anchors = random_texts(40, 2), random_texts(11, 3)
+    settings = MiningSettings(num_negatives=2, relative_margin=0.05, scores=True, fewer="keep")
+    few, many = (
+        mine_negatives(
+            anchors, documents[:11], documents, Encoder(), settings,
+            RankerSettings(mode="hybrid", parts=("dense", "bm25"), fusion=fusion, identity="a", depth=depth),
+        )
+        for depth in (1, settings.depth(1))
+    )  # fmt: skip
+    assert few.dataset.to_list() == many.dataset.to_list() and few.report.negatives > 5
+
+
 @pytest.mark.parametrize(
     "settings", [{"num_negatives": 3}, {"num_negatives": 100_000, "fewer": "keep"}, {"range_min": 2}]
 )
