@@ -14,9 +14,7 @@ from tokenizers import processors
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
-
-# Model types whose positions begin after the id of the padding token: a table of 514 has room for 512 tokens.
-_POSITIONS_AFTER_PADDING = "camembert data2vec-text longformer mpnet roberta xlm-roberta xlm-roberta-xl".split()
+from revela_hub.retrieval.encoder import text_positions
 
 
 def ends_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -74,11 +72,8 @@ def never_without_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
 
 def text_length(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
     """Return the maximum length in tokens: `wanted`, or the limit of the tokenizer or the model if that is lower."""
-    text_config = config.get_text_config()
-    positions = getattr(text_config, "max_position_embeddings", wanted)
-    if text_config.model_type in _POSITIONS_AFTER_PADDING:
-        positions -= (text_config.pad_token_id or 0) + 1
-    return int(min(wanted, tokenizer.model_max_length, positions))
+    positions = text_positions(config.get_text_config())
+    return int(min(wanted, tokenizer.model_max_length, wanted if positions is None else positions))
 
 
 def padding_right(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -34,6 +35,8 @@ RERANKERS = ("CrossEncoder", "MultiVectorEncoder")
 """Classes of sentence-transformers that score pairs of a query and a passage."""
 DOCUMENT_ROUTE = re.compile(r"document_0_\w+")
 """Folder of the first module of the document route."""
+# Model types whose positions begin after the id of the padding token: a table of 514 has room for 512 tokens.
+_POSITIONS_AFTER_PADDING = "camembert data2vec-text longformer mpnet roberta xlm-roberta xlm-roberta-xl".split()
 # Files of a model folder that do not affect its vectors.
 _IGNORED_FILES = frozenset({"README.md", "LICENSE", ".gitattributes", "training_args.bin"})
 _IGNORED_FOLDERS = frozenset({"onnx", "openvino"})  # the same weights for other programs
@@ -301,8 +304,19 @@ def learnt_positions(model: Any) -> int | None:
     """Return how many tokens the model can read, in its shortest route; None for unlimited (computed) positions."""
     configs = [getattr(getattr(module, "auto_model", None), "config", None) for module in input_modules(model)]
     learnt = [c for c in configs if not (getattr(c, "rope_parameters", None) or getattr(c, "rope_theta", None))]
-    found = [getattr(config, "max_position_embeddings", None) for config in learnt]
+    found = [text_positions(config) for config in learnt]
     return min((positions for positions in found if positions is not None), default=None)
+
+
+def text_positions(config: Any) -> int | None:
+    """Return how many tokens a transformers configuration, or the dictionary of one, has positions for; None for no limit."""
+    if isinstance(config, dict):
+        config = SimpleNamespace(**config)
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions and getattr(config, "model_type", None) in _POSITIONS_AFTER_PADDING:
+        padding = getattr(config, "pad_token_id", None)
+        positions -= (1 if padding is None else padding) + 1
+    return positions
 
 
 def input_modules(model: Any) -> list[Any]:

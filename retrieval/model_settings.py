@@ -7,7 +7,7 @@ from typing import Any
 
 from revela_hub.errors import UserError, reason
 from revela_hub.pickles import model_json, module_types
-from revela_hub.retrieval.encoder import model_place, similarity_of
+from revela_hub.retrieval.encoder import model_place, similarity_of, text_positions
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ModelSettings:
             raise UserError(f"cannot load the tokenizer of {name}: {reason(error, name)}") from error
         limits = [
             transformer.get("max_seq_length") or tokenizer.model_max_length,
-            config.get("max_position_embeddings"),
+            text_positions(config),
         ]
         return cls(
             name=name,

@@ -28,6 +28,16 @@ def test_loads_a_folder(retriever_folder: Path) -> None:
         similarity_of(model, "m")
 
 
+def test_positions_of_roberta_begin_after_its_padding_token(retriever_folder: Path) -> None:
+    model = load_encoder(str(retriever_folder), device="cpu")
+    positions = encoder.learnt_positions(model)
+    model[0].auto_model.config.model_type, model[0].auto_model.config.pad_token_id = "roberta", 1
+    assert encoder.learnt_positions(model) == positions - 2
+    assert encoder.text_positions({"model_type": "mpnet", "max_position_embeddings": 514}) == 512
+    assert encoder.text_positions({"model_type": "bert", "max_position_embeddings": 512}) == 512
+    assert encoder.text_positions(None) is encoder.text_positions({}) is None
+
+
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/no-such-folder-here", "a/b/c"])
 def test_a_path_that_is_no_folder_is_not_looked_up_on_the_hub(name: str) -> None:
     with pytest.raises(UserError, match="is not a folder"):
