@@ -124,6 +124,18 @@ def test_mistakes_are_one_line(
     common = ["--corpus", "notes.jsonl", "--output_dir", "index", "--device", "cpu"]
     assert main(["index", str(retriever_folder), *common]) == 0
     assert "is a different model or version" in message("search", str(minimal_change), "x", "--index", "index")
+    assert "another maximum length: leave out --max_length" in message(
+        "search", str(retriever_folder), "x", "--index", "index", "--max_length", "9"
+    )
+    short = [str(retriever_folder), *common[:2], "--output_dir", "short", "--device", "cpu"]
+    assert main(["index", *short, "--max_length", "9"]) == 0
+    assert "another maximum length: add --max_length 9" in message(
+        "search", str(retriever_folder), "x", "--index", "short"
+    )
+    Path("large.jsonl").write_text(json.dumps({"text": "Rivers.", "year": 2**70}))
+    assert "large.jsonl:1: column 'year' holds 1180591620717411303424, which has more than 64 bits" in message(
+        "index", str(retriever_folder), "--corpus", "large.jsonl", "--output_dir", "large", "--metadata_columns", "year"
+    )
     assert "holds the index of" in message("index", str(minimal_change), *common)
     assert "--shard 3 must be between 0 and 2" in message(
         "encode", str(retriever_folder), *common, "--num_shards", "3", "--shard", "3"

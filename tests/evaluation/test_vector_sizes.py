@@ -1,6 +1,7 @@
 """The scores of smaller vectors, and the commands that print them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,11 @@ def test_index_reports_the_cost_and_search_uses_the_size(
     said = capsys.readouterr().out
     assert "20 passages, 16-dimensional vectors (binary)" in said
     assert "with 128 bytes per passage" in said and "with 2: " in said
+    single = tmp_path / "single"
+    shutil.copytree(beir, single)
+    (single / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")  # nothing to compare
+    assert main([*common, "--truncate_dim", "16", "--precision", "binary", "--probe", str(single)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" with 2")
     assert main([*common, "--probe", str(beir)]) == 2
     assert "--probe measures --truncate_dim and --precision: give one of them" in capsys.readouterr().err
     search = ["search", model, "note 3", "--index", index, "--device", "cpu"]

@@ -137,8 +137,9 @@ def _cost(encoder: Any, settings: "RankerSettings", task: "RetrievalTask", optio
     sizes = [VectorSize(), VectorSize(options.truncate_dim, str(options.precision))]
     whole, small = evaluate_sizes(encoder, task, replace(settings, index=IndexOptions(dtype=options.dtype)), sizes)
     first, second = whole.scores, small.scores
-    found = compare_queries(first.per_query["ndcg_at_10"], second.per_query["ndcg_at_10"])
+    possible = first.queries > 1
+    found = f": {compare_queries(first.per_query['ndcg_at_10'], second.per_query['ndcg_at_10'])}" if possible else ""
     return (
         f"on {first.name}, {first.queries:,} queries: nDCG@10 {first.ndcg_at_10:.4f} with {whole.bytes_per_passage:,} bytes per"
-        f" passage, {second.ndcg_at_10:.4f} with {small.bytes_per_passage:,}: {found}"
+        f" passage, {second.ndcg_at_10:.4f} with {small.bytes_per_passage:,}{found}"
     )
