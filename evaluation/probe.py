@@ -9,7 +9,6 @@ same text, settings and seed give the same probe.
 """
 
 import math
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -316,12 +315,13 @@ def write_questions(
     From the time `end` (`time.monotonic`) on, no question is requested.
     """
     from revela_hub.data.synthesis.backends import Request
+    from revela_hub.data.synthesis.parsing import without_thoughts
 
     requests = (Request(question_prompt(text), seed + number) for number, text in passages)
     in_time = takewhile(lambda _: time.monotonic() < end, requests)
     for (number, passage), (_, reply) in zip(passages, backend.replies(in_time), strict=False):
         # The first line, without thoughts and quotation marks.
-        lines = (line.strip(" \t\"'*") for line in re.sub(r"(?s)<think>.*?</think>", "", reply.text).split("\n"))
+        lines = (line.strip(" \t\"'*") for line in without_thoughts(reply.text).split("\n"))
         text = next(filter(None, lines), "")
         if not reply.problem and 3 <= count_words(text) <= 60 and text not in passage:
             yield number, text

@@ -281,11 +281,13 @@ def _source(given: Any, root: str, place: str) -> Source:
     path = _expanded(source.path, place)
     if not source.is_dataset:
         path = os.path.join(root, os.path.expanduser(path))
-    data_files = source.data_files
-    if data_files is not None:
-        several = (data_files,) if isinstance(data_files, str) else data_files
-        data_files = tuple(_expanded(file, place) for file in several)
-    return replace(source, path=path, data_files=data_files)
+    return replace(source, path=path, data_files=_expanded_files(source.data_files, place))
+
+
+def _expanded_files(files: Any, place: str) -> Any:
+    if isinstance(files, Mapping):
+        return {split: _expanded_files(several, place) for split, several in files.items()}
+    return files and tuple(_expanded(file, place) for file in ((files,) if isinstance(files, str) else files))
 
 
 def _expanded(path: str, place: str) -> str:

@@ -49,7 +49,7 @@ def as_text(content: bytes, path: Path) -> str:
     from huggingface_hub import constants
 
     suffix = path.suffix.lower()
-    digest = hashlib.sha256(f"{converter_version()}{suffix}".encode() + content).hexdigest()[:32]
+    digest = hashlib.sha256(f"2 {converter_version()}{suffix}".encode() + content).hexdigest()[:32]
     kept = Path(constants.HF_HOME) / "revela-hub" / "documents" / f"{digest}.txt"
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if text := kept.read_text(encoding="utf-8"):  # empty after a crash of the machine
@@ -103,13 +103,19 @@ def _pdf_text(content: bytes) -> str:
     return text.encode(errors="replace").decode().strip()
 
 
+_TITLES = ["h1", "h2", "h3", "h4", "h5", "h6", "dt", "summary"]
+
+
 def _main_part(content: bytes) -> bytes:
     """Return a page without its menus and footers: its `<main>`, if there is one."""
     from bs4 import BeautifulSoup
 
     page = BeautifulSoup(content, "html.parser")
-    for tag in page(["nav", "footer", "aside", "form", "button"]):
-        tag.decompose()
+    for tag in page(["nav", "footer", "aside", "input", "select", "textarea", "button"]):
+        if (
+            tag.name != "button" or tag.find_parent(_TITLES) is None
+        ):  # the questions of an FAQ are often buttons in titles
+            tag.decompose()
     if page.body is not None and (main := page.select_one("main, [role=main]")):
         page.body.clear()
         page.body.append(main)

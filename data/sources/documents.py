@@ -15,12 +15,14 @@ import json
 import logging
 import math
 import os
+import posixpath
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
-from itertools import groupby
+from itertools import chain, groupby
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,11 @@ def _read(sources: list[Source], given: ReadReport | None) -> Iterator[Document]
                 break
         if not found:
             raise UserError(_nothing_found(source, report.skipped - skipped_before))
+    if not report.held_out and (probes := {source.held_out for source in sources if source.held_out is not None}):
+        read = ", ".join(source.path for source in sources)
+        logger.warning(
+            "%s: no text of the probe %s is in these documents, so nothing is held out", read, ", ".join(probes)
+        )
     if given is None and (remarks := report.remarks()):
         logger.warning("%s: %s", ", ".join(source.path for source in sources), "; ".join(remarks))
 
@@ -205,6 +212,8 @@ def _metadata(row: Row, names: Sequence[str]) -> str:
     for name, value in values.items():
         if isinstance(value, date):  # also a datetime: sorted as text, these are sorted by time
             values[name] = value.isoformat()
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise UserError(f"{row.where}: column {name!r} holds {value}, which has more than 64 bits; make it text")
         elif not (value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))):
             raise UserError(
                 f"{row.where}: column {name!r} holds {type(value).__name__}; metadata is text, a finite number, true, false, a"
@@ -235,10 +244,21 @@ def read_held_out(path: str | Path) -> dict[str, list[str]]:
 def without_held_out(
     documents: Iterator[Document], held_out: Mapping[str, Sequence[str]], report: ReadReport
 ) -> Iterator[Document]:
-    """Remove held-out texts from documents, and count them in `report.held_out`."""
+    """Remove held-out texts from documents, and count them in `report.held_out`.
+
+    The ids of the same document may differ, because several paths lead to a file: one then ends with the other.
+    """
+    by_name: dict[str, list[tuple[list[str], Sequence[str]]]] = defaultdict(list)
+    for name, texts in held_out.items():
+        by_name[(parts := _parts(name))[-1]].append((parts, texts))
     for document in documents:
-        text = document.text
-        for removed in held_out.get(document.id, ()):
+        text, parts = document.text, _parts(document.id)
+        same = (texts for other, texts in by_name.get(parts[-1], ()) if all(map(eq, reversed(other), reversed(parts))))
+        for removed in chain.from_iterable(same):
             report.held_out += removed in text
             text = text.replace(removed, re.sub(r"[^\n]", "", removed))  # keep the line numbers below it
         yield document if text is document.text else replace(document, text=text)
+
+
+def _parts(name: str) -> list[str]:
+    return [part for part in posixpath.normpath(name).split("/") if part not in ("", ".", "..")] or [name]

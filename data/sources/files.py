@@ -2,12 +2,13 @@
 
 In folders and patterns these are skipped, and counted in the report under these words: `hidden` files and folders (`.git`),
 `generated` folders (`__pycache__`, `node_modules`), `excluded` ones, folders `written by revela-hub`, `unreadable` files and
-folders, and links to a folder that was `already read` (which also ends loops).
+folders, links to a folder that was `already read` (which also ends loops), and the files `with queries or judgements` of a
+BEIR folder.
 """
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -29,7 +30,10 @@ def check_exists(source: Source) -> None:
 def source_files(source: Source, report: ReadReport) -> Iterator[Path]:
     """Yield the files of a source that is not a data set. A file that is named explicitly is never skipped."""
     path = Path(source.path).expanduser()
-    if path.is_dir():
+    if path.is_dir() and (corpus := _beir_corpus(path)):
+        report.skipped["with queries or judgements"] += sum(1 for file in path.rglob("*") if file.is_file()) - 1
+        yield corpus
+    elif path.is_dir():
         yield from _walk(path, path, source, report, set())
     elif path.exists():
         yield path
@@ -44,30 +48,28 @@ def local_files(source: Source) -> Iterator[Path]:
     if not source.is_dataset:
         yield from source_files(source, ReadReport())
         return
-    data_files = source.data_files or ()
-    paths = [source.path.removeprefix(HUB_PREFIX), *([data_files] if isinstance(data_files, str) else data_files)]
-    for path in paths:
-        if "://" not in path and not path.startswith("~") and Path(path).exists():
+    given = source.data_files or ()
+    several = given.values() if isinstance(given, Mapping) else [given]
+    paths = [path for files in several for path in ([files] if isinstance(files, str) else files)]
+    for path in (source.path.removeprefix(HUB_PREFIX), *paths):
+        if "://" not in path and not path.startswith("~") and (glob.has_magic(path) or Path(path).exists()):
             yield from source_files(Source(path=path), ReadReport())
 
 
 def _matches(pattern: Path, source: Source, report: ReadReport) -> Iterator[Path]:
-    # A folder of ours that the pattern names explicitly is read.
+    # What the pattern names without wildcards is read.
     explicit = next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
-    ours: dict[Path, bool] = {explicit: False}
-
-    def in_ours(folder: Path) -> bool:
-        if folder not in ours:
-            ours[folder] = in_ours(folder.parent) or is_ours(folder)
-        return ours[folder]
-
     for file in map(Path, sorted(glob.glob(str(pattern), recursive=True))):
-        if not file.is_file() or _skipped(file, file, source, report):
-            continue
-        if in_ours(file.parent):
-            report.skipped["written by revela-hub"] += 1
-        else:
+        inside = file.relative_to(explicit)
+        parts = (part for part in [*reversed(inside.parents[:-1]), inside] if part.name not in pattern.parts)
+        if file.is_file() and not any(_skipped(explicit / part, part, source, report) for part in parts):
             yield file
+
+
+def _beir_corpus(folder: Path) -> Path | None:
+    """Return the passages of a BEIR folder; None for other folders."""
+    names = {name.removesuffix(".gz"): name for name in os.listdir(folder)} if os.access(folder, os.R_OK) else {}
+    return folder / names["corpus.jsonl"] if {"corpus.jsonl", "queries.jsonl", "qrels"} <= names.keys() else None
 
 
 def _skipped(path: Path, relative: Path, source: Source, report: ReadReport) -> bool:

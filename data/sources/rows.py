@@ -144,7 +144,7 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
             csv.field_size_limit(MAX_CELL)
             lines: list[str] = []  # of the current row
             last: list[str] = []  # of the row before
-            rows = csv.DictReader(_copied(file, lines), delimiter=delimiter, restkey="")
+            rows = csv.DictReader(_copied(file, lines), delimiter=delimiter)
             if not rows.fieldnames:
                 raise UserError(f"{name}: empty; the first line must name the columns")
             replaced = False
@@ -152,7 +152,7 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
                 where = f"{name}:{rows.line_num + bool(named)}"
                 last = lines.copy()
                 lines.clear()
-                if "" in columns:
+                if None in columns:
                     raise UserError(
                         f"{where}: more cells than the {len(rows.fieldnames)} columns in the first line (a text that contains"
                         f" {delimiter!r} must be in double quotes)"

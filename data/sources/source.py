@@ -28,7 +28,7 @@ Kind: TypeAlias = Literal["text", "code"]
 
 HUB_PREFIX = "hf:"
 ADDRESS = "hf://"
-_ADDRESS = re.compile(r"hf://datasets/([^/@:]+/[^/@:]+)(?:@([^/]+))?(?:/(.*))?")
+_ADDRESS = re.compile(r"hf://datasets/([^/@:]+/[^/@:]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Source:
     name: str | None = None
     split: str | None = None
     revision: str | None = None
-    data_files: str | tuple[str, ...] | None = None
+    data_files: str | tuple[str, ...] | Mapping[str, Any] | None = None
     text_column: str | tuple[str, ...] = "text"
     title_column: str | None = None
     id_column: str | None = None
@@ -127,12 +127,11 @@ def parse_source(source: SourceLike, **defaults: Any) -> Source:
     if unknown or not isinstance(given.get("path"), str) or not given["path"]:
         problem = f"unknown field {', '.join(unknown)}" if unknown else "it needs a path"
         raise UserError(f"source {given}: {problem}; the fields are {', '.join(known)}")
-    values: dict[str, Any] = {**defaults, **given}
+    values: dict[str, Any] = {key: value for key, value in {**defaults, **given}.items() if value is not None}
     for key, value in values.items():
         if isinstance(value, list) or key in ("exclude", "metadata_columns"):
             values[key] = (value,) if isinstance(value, str) else tuple(value)
-    if values.get("kind") not in (None, "text", "code"):
-        raise UserError(f"source {given['path']}: kind is {values['kind']!r}; it must be text or code")
+    _check_values(values)
     parsed = Source(**values)
     if parsed.path.startswith(ADDRESS):
         parsed = _from_address(parsed)
@@ -143,6 +142,14 @@ def parse_source(source: SourceLike, **defaults: Any) -> Source:
         remedy = f"write path: {HUB_PREFIX}{parsed.path} if it is one"
         raise UserError(f"source {parsed.path}: {', '.join(misplaced)} is for a data set; {remedy}")
     return parsed
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    for key in ("max_documents", "max_file_mib"):
+        if key in values and not (type(values[key]) is int and values[key] > 0):
+            raise UserError(f"source {values['path']}: {key} is {values[key]!r}; it must be a whole number above 0")
+    if values.get("kind") not in (None, "text", "code"):
+        raise UserError(f"source {values['path']}: kind is {values['kind']!r}; it must be text or code")
 
 
 def _from_address(source: Source) -> Source:

@@ -165,7 +165,11 @@ class LocalModel:
         except (RuntimeError, ValueError, IndexError, TypeError, TemplateError) as error:
             # NaN logits; a prompt with its reply exceeds the model's positions; a broken chat template.
             raise UserError(f"the model {self._name} failed to generate a reply: {first_line(error)}") from error
-        return [Reply(output[0]["generated_text"]) for output in outputs]
+        texts = [output[0]["generated_text"] for output in outputs]
+        lengths = [len(tokens) for tokens in self._tokenizer(texts, add_special_tokens=False)["input_ids"]]
+        # A reply that ends by itself is shorter by at least the token that ends it.
+        whole = [length < sampling.max_new_tokens for length in lengths]
+        return [Reply(text, "" if ends else "cut off") for text, ends in zip(texts, whole, strict=True)]
 
 
 def _fingerprint(model: Any) -> str:

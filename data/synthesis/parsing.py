@@ -41,7 +41,7 @@ def parse_tasks(reply: str) -> list[str]:
     >>> parse_tasks("1. **Find** the law that a case cites.\n2) Match a word with its antonym.")
     ['Find the law that a case cites.', 'Match a word with its antonym.']
     """
-    text = _THINKING.sub("", reply)
+    text = without_thoughts(reply)
     items = [match[1] or match[2] or match[3] for line in text.split("\n") if (match := _LIST_ITEM.match(line))]
     for found in [*_values(text, list), items]:
         tasks: dict[tuple[str, ...], str] = {}
@@ -62,6 +62,15 @@ def _task(item: Any) -> str:
     return task if TASK_MIN_WORDS <= len(words(task)) <= TASK_MAX_WORDS and not PLACEHOLDER.match(task) else ""
 
 
+def without_thoughts(reply: str) -> str:
+    """Return a reply without what the model thought before it.
+
+    >>> without_thoughts("<think>Rivers?</think> what do rivers carry")
+    'what do rivers carry'
+    """
+    return _THINKING.sub("", reply).strip()
+
+
 def parse_example(form: Form, reply: str) -> dict[str, str]:
     r"""Return the example in a reply to the second step.
 
@@ -78,8 +87,8 @@ def parse_example(form: Form, reply: str) -> dict[str, str]:
     ...
     revela_hub.data.synthesis.parsing.Rejected: positive equals negative
     """
-    text = _THINKING.sub("", reply)
-    if not text.strip():
+    text = without_thoughts(reply)
+    if not text:
         raise Rejected("empty")
     found = list(_values(text, dict))
     if not found:

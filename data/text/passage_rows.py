@@ -10,6 +10,7 @@
 read and cut by the code of these commands, so the passages are those of the rows; the order of the files is Ray's.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ def cut_rows(
         title_column: Column with the title, which is put before the text. None: `title`, if it exists; "": no title.
 
     Returns:
-        Columns of P passages: `_id` (`DOCUMENT:FIRST-LAST`, with the numbers of its lines), `text`, `document`, `start_line` and
+        Columns of P passages: `_id` (`DOCUMENT:FIRST-LAST`, with the numbers of its lines, and `#2`, `#3`, ... for more passages
+        of the same lines), `text`, `document`, `start_line` and
         `end_line`. Empty texts have no passages.
 
     Raises:
@@ -55,5 +57,9 @@ def cut_rows(
         Row("a row", dict(zip(batch, values, strict=True))) for values in zip(*map(list, batch.values()), strict=True)
     )
     chunks = [chunk for document in row_documents(rows, source) for chunk in chunk_document(document, max_words)]
-    ids = [f"{chunk.document}:{chunk.start_line}-{chunk.end_line}" for chunk in chunks]
+    ids, seen = [], Counter[str]()
+    for chunk in chunks:
+        lines = f"{chunk.document}:{chunk.start_line}-{chunk.end_line}"
+        seen[lines] += 1
+        ids.append(lines if seen[lines] == 1 else f"{lines}#{seen[lines]}")
     return {"_id": ids} | {name: [getattr(chunk, name) for chunk in chunks] for name in _COLUMNS}

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from revela_hub.data.synthesis.backends import Backend, Request
+from revela_hub.data.synthesis.parsing import without_thoughts
 from revela_hub.errors import UserError, first_line
 from revela_hub.gguf_files import model_folder
 from revela_hub.pickles import pretrained
@@ -176,13 +177,23 @@ class LanguageModelQueries:
         self.description = f"written by the language model {name} (seed {seed})"
 
     def __call__(self, passages: Sequence[str]) -> list[list[str]]:
-        """Return the queries of each passage, each the first line of a reply."""
+        """Return the queries of each passage, each the first line of a reply.
+
+        Raises:
+            UserError: Every reply ends before the model has finished thinking.
+        """
         requests = (
             Request(PROMPT.format(passage=passage), self.seed + self.queries * number + again)
             for number, passage in enumerate(passages)
             for again in range(self.queries)
         )
-        replies = [reply.text.strip() for _, reply in self.backend.replies(requests)]
+        replies = [without_thoughts(reply.text) for _, reply in self.backend.replies(requests)]
+        unfinished = [reply.startswith("<think") for reply in replies]
+        if replies and all(unfinished):
+            raise UserError(
+                "the language model thinks before it writes, and its replies end before a query: choose another"
+            )
+        replies = ["" if thinks else reply for reply, thinks in zip(replies, unfinished, strict=True)]
         written = [reply.splitlines()[0].strip(' "“”') if reply else "" for reply in replies]
         ends = range(0, len(written) + 1, self.queries)
         return [[query for query in written[a:b] if query] for a, b in pairwise(ends)]

@@ -108,6 +108,21 @@ def test_every_query_is_out_of_its_passage_and_out_of_the_text(text: Path, probe
     assert len("".join(whole.values())) - len("".join(kept.values())) < 40 * 130
 
 
+def test_another_path_to_the_same_text(
+    text: Path, probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_probe(probe, tmp_path / "probe")
+    expected = [document.text for document in read_documents({"path": str(text), "held_out": str(folder)})]
+    monkeypatch.chdir(text.parent)
+    for path in (text.name, f"./{text.name}", f"{text.name}/../{text.name}"):
+        assert [document.text for document in read_documents({"path": path, "held_out": str(folder)})] == expected
+    assert "no text of the probe" not in caplog.text
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.txt").write_text("Rivers carry sediment.")
+    list(read_documents({"path": str(tmp_path / "other"), "held_out": str(folder)}))
+    assert "no text of the probe" in caplog.text
+
+
 def test_a_query_is_answered_by_what_it_was_taken_from(probe: Probe) -> None:
     for query, text in probe.task.queries.items():
         [(passage, grade)] = probe.task.qrels[query].items()

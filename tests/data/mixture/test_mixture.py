@@ -537,6 +537,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({**COLOURS, "where": {"label": "pink"}}, r"task colours: no positives for training \(of .*: 12 excluded by where\); check where"),
         ({**COLOURS, "where": {"label": "red"}}, r"no positives for training \(of .*, 4 without a possible negative\); it needs distinct texts"),
         ({**COLOURS, "source": "classes.jsonl"}, r"no positives .*: 12 in a class with one example\); mode: label needs only one text per class"),
+        ({**COLOURS, "source": "classes.jsonl", "mode": "label"}, r"classes\.jsonl:1: task colours: the label is 0, but with mode: label it is the text"),
         ({**COLOURS, "columns": {"label": "text"}}, r"colours: columns: text and label are both text; name two different ones"),
         ({**QUESTIONS, "columns": {"anchor": "question", "positive": "question"}}, r"columns: anchor and positive are both question"),
         ({key: value for key, value in QUESTIONS.items() if key != "corpus"}, r"questions\.jsonl:1: task questions: positive is the column passage_id, which contains ids instead of text: name the file with the texts \(corpus: FILE\)"),

@@ -92,6 +92,16 @@ def test_pages_and_office_files_are_read_as_markdown(tmp_path: Path, caplog: pyt
     assert page.text.startswith("<html>")
 
 
+def test_text_in_forms_and_buttons_is_kept(tmp_path: Path) -> None:
+    pytest.importorskip("markitdown", reason="the extra documents is not installed")
+    page = (
+        "<body><form><button>Send</button><h2><button>How do I reset it?</button></h2><p>Open the settings.</p></form>"
+    )
+    (tmp_path / "a.html").write_text(page)
+    [document] = read_documents(tmp_path)
+    assert document.text == "## How do I reset it?\n\nOpen the settings."
+
+
 def test_a_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     pytest.importorskip("markitdown", reason="the extra documents is not installed")
     for name in ("a.html", "copy.html"):

@@ -12,6 +12,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from revela_hub.data import Document, ReadReport, Source, parse_source, read_documents
+from revela_hub.data.sources.files import local_files
 from revela_hub.data.sources.source import parse_sources
 from revela_hub.errors import UserError
 
@@ -202,6 +203,29 @@ def test_patterns(tmp_path: Path) -> None:
         list(read_documents(f"{tmp_path}/*.rst"))
 
 
+def test_folders_below_a_pattern_are_skipped_as_below_a_folder(tmp_path: Path) -> None:
+    for name in ("node_modules/x/a.js", "src/tests/t.js", "docs/old/o.js", "src/a.js"):
+        (tmp_path / "js" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "js" / name).write_text(name)
+    for path in (tmp_path / "js", f"{tmp_path}/js/**/*.js"):
+        report = ReadReport()
+        documents = read_documents({"path": str(path), "exclude": ["tests", "docs/old*"]}, report=report)
+        assert ids(documents, tmp_path) == ["js/src/a.js"]
+        assert report.skipped == {"excluded": 2, "generated": 1}
+    named = read_documents(f"{tmp_path}/*/node_modules/x/*.js")  # the pattern names it
+    assert ids(named, tmp_path) == ["js/node_modules/x/a.js"]
+
+
+def test_of_a_beir_folder_only_the_passages_are_text(tmp_path: Path) -> None:
+    write_json_lines(tmp_path / "corpus.jsonl.gz", [{"_id": "d1", "title": "", "text": "Rivers carry sediment."}])
+    write_json_lines(tmp_path / "queries.jsonl", [{"_id": "q1", "text": "what do rivers carry"}])
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+    report = ReadReport()
+    assert [document.id for document in read_documents(tmp_path, report=report)] == ["d1"]
+    assert report.skipped == {"with queries or judgements": 2}
+
+
 def test_max_documents_is_for_each_source(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_json_lines(
@@ -252,6 +276,8 @@ def test_loader_with_data_files(tmp_path: Path) -> None:
     documents = list(read_documents({"path": "hf:json", "data_files": str(path), "id_column": "docid"}))
 
     assert [(document.id, document.text) for document in documents] == [(str(n), f"Passage {n}.") for n in range(3)]
+    for files in (str(path), f"{tmp_path}/*.gz", {"train": [str(path)]}):  # whose changes make prepared rows stale
+        assert list(local_files(parse_source({"path": "hf:json", "data_files": files}))) == [path]
 
 
 def test_data_sets_are_streamed(tmp_path: Path) -> None:
@@ -337,7 +363,12 @@ def test_sources_as_they_are_written() -> None:
     assert parse_source(mapping, kind=None) == parsed
     address = "hf://datasets/owner/name@refs%2Fconvert/data/*.parquet"
     assert parse_source(address) == Source("hf:owner/name", revision="refs/convert", data_files="data/*.parquet")
+    plain = "hf://datasets/owner/name@refs/convert/parquet/default/*.parquet"
+    assert parse_source(plain) == Source(
+        "hf:owner/name", revision="refs/convert/parquet", data_files="default/*.parquet"
+    )
     assert parse_source("hf://datasets/owner/name") == Source("hf:owner/name")
+    assert parse_source({"path": "docs", "exclude": None, "max_documents": None}) == Source("docs")
     assert parse_sources("docs", text_column="body") == [Source("docs", text_column="body")]
     assert parse_source({"path": "docs", "text_column": "own"}, text_column="body").text_column == "own"
 
@@ -348,6 +379,8 @@ def test_sources_as_they_are_written() -> None:
         ({"path": "x", "column": "body"}, "unknown field column; the fields are path, name, split"),
         ({"text_column": "body"}, "it needs a path"),
         ({"path": "x", "kind": "prose"}, "kind is 'prose'; it must be text or code"),
+        ({"path": "x", "max_documents": "1e6"}, "max_documents is '1e6'; it must be a whole number above 0"),
+        ({"path": "x", "max_file_mib": 0}, "max_file_mib is 0; it must be a whole number above 0"),
         ({"path": "owner/name", "split": "train"}, "split is for a data set; write path: hf:owner/name"),
         ("hf:owner/name:a:b:c", "a data set is written hf:"),
         ("hf:", "a data set is written hf:"),

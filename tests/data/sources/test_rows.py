@@ -112,6 +112,8 @@ def test_tables_that_are_named_are_read_by_row(ending: str, mark: str, tmp_path:
     file.write_text(f"body{mark}title\nx{mark}y\n")
     with pytest.raises(UserError, match=rf"notes\{ending}:2: no column 'text'; the columns are 'body', 'title'"):
         list(read_documents(str(file)))
+    file.write_text(f"{mark}text{mark}title\n0{mark}x{mark}y\n")  # an index without a name, as pandas writes it
+    assert [document.text for document in read_documents(str(file))] == ["y\n\nx"]
     file.write_text(f"text{mark}title\nx{mark}y{mark}z\n")
     with pytest.raises(UserError, match=rf"notes\{ending}:2: more cells than the 2 columns in the first line"):
         list(read_documents(str(file)))

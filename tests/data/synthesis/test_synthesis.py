@@ -671,6 +671,8 @@ def test_a_local_model_answers_in_batches_and_repeats_itself_by_seed(
     first, second = list(model.replies(requests)), list(model.replies(requests))
     assert [request for request, _ in first] == requests and first == second
     assert all(reply.text and request.prompt not in reply.text for request, reply in first)
+    longest = max(first, key=lambda answered: len(bpe_tokenizer.tokenize(answered[1].text)))[1]
+    assert longest.problem == "cut off"
     reseeded = [Request(request.prompt, seed=request.seed + 100) for request in requests]
     assert [reply for _, reply in model.replies(reseeded)] != [reply for _, reply in first]
     # greedy: what a model says does not depend on the batch it is in (padding is on the left)

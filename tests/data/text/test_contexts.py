@@ -139,15 +139,20 @@ def test_a_seq2seq_model_writes_the_same_queries_again(tmp_path: Path, wordpiece
 
 def test_a_language_model_is_asked_for_each_query_with_a_seed_of_its_own() -> None:
     class Model:
-        def __init__(self) -> None:
+        def __init__(self, thoughts: str = "") -> None:
             self.asked: list[Request] = []
+            self.thoughts = thoughts
 
         def replies(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
             for request in requests:
                 self.asked.append(request)
-                yield request, Reply(f'"what is {request.seed}"\nBecause ...')
+                yield request, Reply(f'{self.thoughts}"what is {request.seed}"\nBecause ...')
 
     model = Model()
     queries = LanguageModelQueries(model, "some/model", 2, seed=5)(["one passage", "another"])
     assert queries == [["what is 5", "what is 6"], ["what is 7", "what is 8"]]
     assert "another" in model.asked[2].prompt
+    thinking = Model("<think>\nOkay.\n</think>\n\n")
+    assert LanguageModelQueries(thinking, "some/model", 2, seed=5)(["one passage", "another"]) == queries
+    with pytest.raises(UserError, match="its replies end before a query"):
+        LanguageModelQueries(Model("<think>\nOkay, "), "some/model")(["one passage"])
