@@ -152,6 +152,9 @@ class ModelCardMetadata:
             values["results"] = tuple(map(Result.from_dict, values.get("results", ())))
             figures = values.get("figures", ())
             values["figures"] = tuple(Figure(str(path.parent / one["path"]), one["caption"]) for one in figures)
+            for name in ("languages", "datasets", "limitations"):
+                if isinstance(values.get(name), str):
+                    values[name] = (values[name],)
             if isinstance(values.get("config"), dict):
                 values["config"] = yaml.safe_dump(values["config"], sort_keys=False, allow_unicode=True)
             return cls(**values)
@@ -193,6 +196,7 @@ class ModelDescription:
     remote_code: bool
     adapter_of: str | None = None
     dimensions: int | None = None
+    truncate_dim: int | None = None
     max_length: int | None = None
     pooling: str | None = None
     similarity: str | None = None
@@ -266,11 +270,17 @@ def _describe_encoder(folder: Path) -> dict[str, Any]:
     config = read_json(folder / "config_sentence_transformers.json", {})
     transformer = folder / paths.get("Transformer", "")
     length = read_json(transformer / "sentence_bert_config.json", {}).get("max_seq_length")
-    if length is None and routes:  # sentence-transformers 6 saves it with the tokenizer
+    if length is None:  # sentence-transformers 6 saves it with the tokenizer; no limit is a number of 30 digits
         length = read_json(transformer / "tokenizer_config.json", {}).get("model_max_length")
+        length = None if length is None or length > 1e9 else length
+    # Vectors have the width of the last Dense module, and are cut after all modules.
+    width = read_json(folder / paths["Dense"] / "config.json", {}).get("out_features") if "Dense" in paths else None
+    width = width or pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension")
+    truncated = config.get("truncate_dim")
     return {
         "model_type": read_json(transformer / "config.json", {}).get("model_type", ""),
-        "dimensions": pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension"),
+        "dimensions": min(filter(None, (truncated, width)), default=None),
+        "truncate_dim": truncated,
         "max_length": length,
         "pooling": f"sparse, {splade['pooling_strategy']} over the tokens" if splade else mode,
         "similarity": config.get("similarity_fn_name") or "cosine",

@@ -128,6 +128,8 @@ class Repository:
     def __init__(self, destination: Destination) -> None:
         self.destination, self.repo_id = destination, destination.repo_id
         self.api = hub_client(destination.token)
+        self.main: ModelInfo | None = None
+        """The state of main, with which a new branch starts; set by `current` if the branch does not exist."""
 
     def current(self) -> ModelInfo | None:
         """Return the current state of the destination; None if the branch or the repository does not exist.
@@ -142,7 +144,7 @@ class Repository:
             self._check_namespace()
             return None
         except RevisionNotFoundError:
-            pass
+            self.main = self._info(None)
         if wanted.private and not self.api.model_info(self.repo_id).private:
             raise UserError(
                 f"{self.repo_id} is public already, which --private cannot change: make it private in its settings on the"

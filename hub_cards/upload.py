@@ -92,7 +92,7 @@ def publish(
         if fault := _first_fault(checks):
             raise UserError(f"not published: {fault}")
         sizes = {str(file.relative_to(assembled.folder)): file.stat().st_size for file in files_of(assembled.folder)}
-        plan = repository.plan(assembled.folder, before)
+        plan = repository.plan(assembled.folder, before or repository.main)
         published = Published(checks, sizes, assembled.skipped, plan.delete, plan.stale)
         if dry_run:
             return published
@@ -217,14 +217,14 @@ def _upload(repository: Repository, assembled: Assembled, plan: Plan, before: Mo
     """Commit the changes, verify the download, set labels; return the hash and URL of the commit."""
     repo_id, destination = repository.repo_id, repository.destination
     with hub_errors(repo_id, _not_published(repo_id)):
-        existing = None
-        if before is not None and plan.empty:  # an earlier run was stopped after its commit
-            existing = (str(before.sha), repository.url())
-        elif before is not None and destination.pull_request:
-            existing = repository.find_pull_request(assembled.folder)
-        elif before is not None and not destination.update:
-            repository.check_no_model(before, plan.add)
+        existing, known = None, before
         before = repository.prepare(before)
+        if plan.empty:  # an earlier run was stopped after its commit, or a new branch has all files of main
+            existing = (str(before.sha), repository.url())
+        elif known is not None and destination.pull_request:
+            existing = repository.find_pull_request(assembled.folder)
+        elif known is not None and not destination.update:
+            repository.check_no_model(known, plan.add)
         commit, url = existing or repository.commit(plan, before)
     unverified = (
         f"{repo_id} is at {commit[:10]}, but the download was not verified: run the same command again to do that. The"

@@ -103,6 +103,9 @@ def test_metadata_from_a_file(tmp_path: Path) -> None:
     metadata = ModelCardMetadata.from_file(file, METHODS)
     assert metadata.config == "a: 1\n"
     assert metadata.results == (Result("SciFact", {"ndcg_at_10": 0.5}),)
+    file.write_text("datasets: squad\nlanguages: en\nlimitations: English only.\n")  # one each
+    metadata = ModelCardMetadata.from_file(file, METHODS)
+    assert (metadata.datasets, metadata.languages, metadata.limitations) == (("squad",), ("en",), ("English only.",))
 
 
 @pytest.mark.parametrize(

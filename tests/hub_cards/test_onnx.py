@@ -18,6 +18,7 @@ from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Destination, ModelCardMetadata, check, onnx_export, write_card
 from revela_hub.hub_cards.card import OURS
+from revela_hub.hub_cards.metadata import describe
 from revela_hub.hub_cards.onnx_export import export_onnx, why_not_onnx
 from revela_hub.hub_cards.verify.files import Check
 from revela_hub.hub_cards.verify.kinds import is_onnx, onnx_outputs
@@ -85,6 +86,8 @@ def test_all_modules_are_in_the_graph_and_weights_may_have_their_own_file(
     assert (bert_with_dense / "onnx" / "model.onnx_data").is_file() and file.difference < 1e-5
     expected = load_encoder(str(bert_with_dense), device="cpu").encode(TEXTS)
     assert expected.shape == (4, 8)
+    described = describe(bert_with_dense)  # sentence-transformers 6 saves the length with the tokenizer
+    assert described.dimensions == 8 and described.max_length == load_encoder(str(bert_with_dense)).max_seq_length
     np.testing.assert_allclose(vectors(bert_with_dense)(TEXTS), expected, atol=1e-5)
 
 
@@ -152,13 +155,25 @@ def test_publish_uploads_the_files_and_the_card_loads_them(own: Path, hub: Loopb
 def test_the_snippet_of_the_card_runs(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_card(own, ModelCardMetadata(), repo_id=str(own))
     card = (own / "README.md").read_text(encoding="utf-8")
-    [code] = re.findall(r"```python\n(from huggingface_hub.*?)```", card, re.DOTALL)
+    [code] = re.findall(r"```python\n(import numpy.*?)```", card, re.DOTALL)
     assert "max_length=64" in code and "Query: What is" in code and "int8" in card
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda folder, file: str(Path(folder) / file))
     names: dict[str, np.ndarray] = {}
     exec(code, names)
     model = load_encoder(str(own), device="cpu")
     np.testing.assert_allclose(names["queries"], model.encode_query(["What is the capital of France?"]), atol=1e-5)
+
+    file = own / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"truncate_dim": 8}), encoding="utf-8")
+    write_card(own, ModelCardMetadata(), repo_id=str(own))
+    card = (own / "README.md").read_text(encoding="utf-8")
+    assert "| Dimensions | 8 |" in card and "8-dimensional vectors" in card
+    [code] = re.findall(r"```python\n(import numpy.*?)```", card, re.DOTALL)
+    exec(code, names)
+    model = load_encoder(str(own), device="cpu")
+    queries, documents = model.encode_query(["What is the capital of France?"]), ["Paris is the capital of France."]
+    expected = model.similarity(queries, model.encode_document(documents))
+    np.testing.assert_allclose(names["queries"] @ names["documents"][:1].T, expected, atol=1e-5)
     shutil.rmtree(own / "onnx")
     write_card(own, ModelCardMetadata())
     assert "onnx" not in (own / "README.md").read_text(encoding="utf-8").lower()

@@ -247,6 +247,11 @@ def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path
     assert repository.files("main") == head | spared
     publish(retriever_folder, Destination("org/x", revision="smaller"))
     assert repository.files("smaller") == repository.files("main")
+    repository.commit("main", head | spared | stale, "an earlier version")
+    said.clear()  # a new branch starts with the files of main
+    publish(retriever_folder, Destination("org/x", revision="next", update=True), say=said.append)
+    assert repository.files("next") == head | spared and len(said) == len(stale)
+    repository.commit("main", head | spared, "the files of the model")
     repository.refs["smaller"] = repository.refs["main"]
     for _ in range(2):  # the second run finds the pull request of the first
         published = publish(retriever_folder, Destination("org/x", pull_request=True), Assembly(metadata=METADATA))
