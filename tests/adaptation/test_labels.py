@@ -81,6 +81,11 @@ def test_a_frequent_passage_leaves_pairs_to_train_on(tmp_path: Path) -> None:
 
 def test_few_labels_are_all_trained_on(tmp_path: Path) -> None:
     left = tmp_path / "labels.jsonl"
-    assert hold_out_labels(rows(199), {}, 400, 1000, left) is None
-    assert hold_out_labels(rows(400, 100), {}, 400, 1000, left) is None  # of four passages
+    said: list[str] = []
+    assert hold_out_labels(rows(199), {}, 400, 1000, left, said.append) is None
+    assert hold_out_labels(rows(400, 100), {}, 400, 1000, left, said.append) is None  # of four passages
     assert not left.exists()
+    assert [line.partition(";")[0] for line in said] == [
+        "labelled queries: 199, fewer than 200",
+        "labelled queries: 400, in 4 groups without a common passage, fewer than 100",
+    ]

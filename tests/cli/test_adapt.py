@@ -6,13 +6,14 @@ import re
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
-from revela_hub.adaptation import candidates
+from revela_hub.adaptation import adapt, candidates
 from revela_hub.adaptation.adapt import training_length
 from revela_hub.cli.commands.adapt import seconds_of
 from revela_hub.cli.main import main
@@ -127,6 +128,78 @@ def test_a_static_model_has_its_own_learning_rate(
     assert json.loads((output / "settings.json").read_text())["learning_rate"] == 1e-2
     trained = SentenceTransformer(str(output / "work" / "natural_pairs" / "retriever"), device="cpu")
     assert trained.max_seq_length == float("inf")
+    assert candidates.default_rate(str(output)) == 1e-2  # the retriever in an output folder
+
+
+def test_ctrl_c_while_a_candidate_is_measured(
+    code: Path,
+    retriever_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def trained(inputs: candidates.Inputs, seconds: float) -> Path:
+        model = SentenceTransformer(inputs.retriever, device="cpu")
+        for parameter in model.parameters():
+            parameter.data += 0.5
+        folder = inputs.output / "trained" / "retriever"
+        model.save(str(folder), create_model_card=False)
+        return folder
+
+    monkeypatch.setattr(adapt, "TRAIN", {"natural_pairs": trained, "distillation": trained})
+    output = tmp_path / "out"
+
+    def run() -> tuple[str, list[str]]:
+        assert main(options(code, retriever_folder, output)) == 0
+        report = json.loads((output / "adapt.json").read_text())
+        return capsys.readouterr().out, [system["name"] for system in report["systems"]]
+
+    measured: list[str] = []
+
+    def stop(*given: Any) -> Any:
+        measured.append("the base, and then a candidate")
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return retrieval_run(*given)
+
+    retrieval_run = adapt.retrieval_run
+    with monkeypatch.context() as patch:
+        patch.setattr(adapt, "retrieval_run", stop)
+        printed, systems = run()
+    assert "stopped: the verdict is on what has finished" in printed
+    assert VERDICT.fullmatch(printed.strip().splitlines()[-1])
+    assert "distillation: training" not in printed and "natural pairs" not in systems
+    printed, systems = run()
+    assert "natural pairs: training" not in printed and "distillation: training" in printed
+    assert {"natural pairs", "distillation"} <= {*systems}
+
+
+def test_ctrl_c_while_candidates_are_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(candidates, "average", stop)
+    monkeypatch.setattr(adapt.Adaptation, "_load", lambda *_: None)
+    inputs: Any = SimpleNamespace(output=tmp_path)
+    base, *trained = (
+        SimpleNamespace(name=name, folder="", mean=lambda _, mean=mean: mean)
+        for name, mean in (("base retriever", 0.1), ("natural pairs", 0.2), ("distillation", 0.3))
+    )
+    systems: Any = [base, *trained]
+    adaptation = adapt.Adaptation(inputs, 1.0, lambda line: None, systems)
+    adaptation.dev = None  # type: ignore[assignment]
+    adaptation.average()
+    assert adaptation.stopped and adaptation.systems == [base, *trained]
+
+
+def test_labels_of_few_passages_are_not_held_out(
+    code: Path, retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"anchor": f"question {n}", "positive": f"passage {n % 4}"} for n in range(240)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labels = ["--labels", str(tmp_path / "pairs.jsonl"), "--dry_run"]
+    assert main(options(code, retriever_folder, tmp_path / "out", *labels)) == 0
+    assert "the verdict is on queries made from the text" in capsys.readouterr().out
 
 
 def test_the_language_of_bm25_is_delivered_and_used(
@@ -209,7 +282,7 @@ def test_ctrl_c_ends_with_the_best_so_far_and_the_same_command_goes_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setitem(__import__("revela_hub.adaptation.adapt", fromlist=["TRAIN"]).TRAIN, "distillation", stop)
+        patch.setitem(adapt.TRAIN, "distillation", stop)
         assert main(options(code, retriever_folder, output)) == 0
     printed = capsys.readouterr().out
     assert "stopped: the verdict is on what has finished" in printed

@@ -60,6 +60,7 @@ def test_text_that_was_not_read_is_reported(tmp_path: Path, capsys: pytest.Captu
         (["--against", "queries.txt"], "--against needs the training text: pass it with --data PATH"),
         (["model", "--against", "queries.txt", "--data", "x"], "leave out model"),
         (["model", "--data", "x"], "give these with --against"),
+        (["bm25"], "bm25 is not a model folder, so there is nothing to check"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,7 +122,8 @@ class Adaptation:
             rows, report = read_labelled_pairs(self.inputs.labels)
             self.say(f"labels: {report}")
             left = self.work / LABELS
-            if task := hold_out_labels(rows, probe.task.corpus, most, passages, left if write else Path(os.devnull)):
+            kept = left if write else Path(os.devnull)
+            if task := hold_out_labels(rows, probe.task.corpus, most, passages, kept, say=self.say):
                 probe = replace(probe, task=task)
                 self.inputs = replace(self.inputs, labels=str(left))
         self.dev, self.test = split_by_document(probe)
@@ -191,22 +192,29 @@ class Adaptation:
     def try_candidates(self) -> None:
         """Train and score the candidates; Ctrl-C ends the current one and skips the rest."""
         for name, seconds in self.seconds().items():
-            state = self._state(name)
-            if "folder" not in state:
-                if self.stopped:
-                    continue
-                self.say(f"{_title(name)}: training for {seconds / 60:.1f} min")
-                started = time.monotonic()
-                try:
-                    with contextlib.redirect_stdout(io.StringIO()):  # the run's own report
-                        folder = TRAIN[name](self.inputs, seconds)
-                except KeyboardInterrupt:
-                    self.stopped = True
-                    self.say("stopped: the verdict is on what has finished; repeat the command to resume")
-                    continue
-                state = {"folder": str(folder), "seconds": time.monotonic() - started}
-                self._remember(name, state)
-            self._add(_title(name), name, Path(state["folder"]), state["seconds"])
+            if "folder" in self._state(name) or not self.stopped:
+                with self._ending_on_ctrl_c():
+                    self._try(name, seconds)
+
+    def _try(self, name: str, seconds: float) -> None:
+        state = self._state(name)
+        if "folder" not in state:
+            self.say(f"{_title(name)}: training for {seconds / 60:.1f} min")
+            started = time.monotonic()
+            with contextlib.redirect_stdout(io.StringIO()):  # the run's own report
+                folder = TRAIN[name](self.inputs, seconds)
+            state = {"folder": str(folder), "seconds": time.monotonic() - started}
+            self._remember(name, state)
+        self._add(_title(name), name, Path(state["folder"]), state["seconds"])
+
+    @contextlib.contextmanager
+    def _ending_on_ctrl_c(self) -> Iterator[None]:
+        """Stop the trainings and measurements on Ctrl-C, without an error: the verdict follows."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.stopped = True
+            self.say("stopped: the verdict is on what has finished; repeat the command to resume")
 
     def average(self) -> None:
         """Average the candidates that are better than the base on the dev half, if there are several."""
@@ -214,12 +222,13 @@ class Adaptation:
         helped = [system for system in self._trained() if system.mean(self.dev) > before]
         if len(helped) < 2 or self.stopped:
             return
-        folder = self.work / "average" / RETRIEVER
-        if "folder" not in self._state("average"):
-            shutil.rmtree(folder, ignore_errors=True)
-            candidates.average([self._load(system.folder) for system in helped], folder)
-            self._remember("average", {"folder": str(folder), "of": [system.name for system in helped]})
-        self._add("average of " + " and ".join(system.name for system in helped), "average", folder, 0.0)
+        with self._ending_on_ctrl_c():
+            folder = self.work / "average" / RETRIEVER
+            if "folder" not in self._state("average"):
+                shutil.rmtree(folder, ignore_errors=True)
+                candidates.average([self._load(system.folder) for system in helped], folder)
+                self._remember("average", {"folder": str(folder), "of": [system.name for system in helped]})
+            self._add("average of " + " and ".join(system.name for system in helped), "average", folder, 0.0)
 
     def verdict(self) -> Verdict:
         """Select on the dev half, and compare with the base on the test half."""
@@ -246,9 +255,9 @@ class Adaptation:
         return [system for system in self.systems if system.name not in UNTRAINED]
 
     def _add(self, title: str, name: str, folder: Path, seconds: float) -> None:
-        self.systems.append(self._system(title, name, str(folder), seconds))
-        base, tried = self.systems[0], self.systems[-1]
+        base, tried = self.systems[0], self._system(title, name, str(folder), seconds)
         gain = compare(base, tried, self.dev)
+        self.systems.append(tried)  # only now: Ctrl-C may end the measuring
         found = f"{gain.difference:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] nDCG@10 on the dev half"
         whole = combined(title, tried.token_weight)
         self.say(f"{title}: base retriever kept" if tried.dense == base.dense else f"{whole}: {found}")

@@ -16,7 +16,7 @@ from revela_hub.adaptation.time_limit import TimeLimit
 from revela_hub.pickles import module_types
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.disk import whole_path, writing
-from revela_hub.retrieval.encoder import limit_length
+from revela_hub.retrieval.encoder import limit_length, model_in
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 
@@ -99,7 +99,7 @@ class Inputs:
 
 def is_static(retriever: str) -> bool:
     """Whether a model is a table of token vectors, without a transformer."""
-    kinds = module_types(retriever).values()
+    kinds = module_types(model_in(retriever)).values()
     return any(kind.endswith("StaticEmbedding") for kind in kinds) and not any(
         kind.endswith("Transformer") for kind in kinds
     )

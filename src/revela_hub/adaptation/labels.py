@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,17 @@ if TYPE_CHECKING:
 
 MIN_LABELLED = 200
 """Labelled queries from which a half is held out. With fewer, all are trained on: a quarter of them could not prove anything."""
+MIN_GROUPS = MIN_LABELLED // 2
+"""Groups of queries from which a half is held out; queries that share a passage are in the same group, which is not split."""
 
 
 def hold_out_labels(
-    rows: "Dataset", corpus: dict[str, str], most: int, passages: int, left: Path
+    rows: "Dataset",
+    corpus: dict[str, str],
+    most: int,
+    passages: int,
+    left: Path,
+    say: Callable[[str], None] = lambda line: None,
 ) -> RetrievalTask | None:
     """Return a task of labelled queries, and write the pairs of the other queries; None if there are too few queries.
 
@@ -28,6 +36,7 @@ def hold_out_labels(
         most: maximum number of queries to hold out.
         passages: number of passages to search, if the relevant ones are not more.
         left: file for the pairs that are left to train on.
+        say: called with the reason if there are too few queries.
     """
     spelling: dict[int, str] = {}  # the first one of each query and passage
     positives: dict[str, list[str]] = {}
@@ -38,7 +47,13 @@ def hold_out_labels(
     of_group: dict[str, list[str]] = {}
     for query, group in _groups(positives).items():
         of_group.setdefault(group, []).append(query)
-    if len(positives) < MIN_LABELLED or len(of_group) < MIN_LABELLED // 2:
+    if len(positives) < MIN_LABELLED or len(of_group) < MIN_GROUPS:
+        number = f"{len(positives):,}, fewer than {MIN_LABELLED}"
+        if len(positives) >= MIN_LABELLED:
+            number = (
+                f"{len(positives):,}, in {len(of_group):,} groups without a common passage, fewer than {MIN_GROUPS}"
+            )
+        say(f"labelled queries: {number}; all are trained on, and the verdict is on queries made from the text")
         return None
     held: list[str] = []
     for group in sorted(of_group, key=_digest):

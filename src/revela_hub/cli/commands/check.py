@@ -108,6 +108,8 @@ def _check_model(arguments: Arguments, model: str) -> None:
     from revela_hub.retrieval.encoder import model_in
     from revela_hub.retrieval.index_check import check_index
 
+    if model == "bm25" and not Path(model).is_dir():
+        raise UserError("bm25 is not a model folder, so there is nothing to check: name a model folder or Hub id")
     if Path(model).is_dir() and is_checkpoint(model):
         publish = command_line("publish", model, "NAME/MODEL", "--dry_run")
         raise UserError(f"{model} is a training checkpoint: `{publish}` exports it and checks the result")

@@ -1,8 +1,10 @@
 """Open a page in the browser that searches with a model, and shows what training changed.
 
 For the output folder of `revela-hub adapt`, the page compares the base model, the adapted retriever, BM25 and their
-hybrid, with a slider for the weight of BM25. It shows the verdict, the table of the evaluation and the cost of
-training. For other retrievers, --base adds a column to compare with. With an ImpRAG model, the page answers questions.
+hybrid, with a slider for the weight of BM25. The hybrid includes late interaction if adapt exported it. If adapt
+exported the base model unchanged, there is only one column for both. The page shows the verdict, the table of the
+evaluation and the cost of training. For other retrievers, --base adds a column to compare with. With an ImpRAG model,
+the page answers questions.
 
 Without --corpus, it searches the passages of the adaptation's evaluation set, or a small built-in sample. Visitors can
 paste or upload their own text. The page is served on this machine only, unless you set --host. Ctrl-C stops it.

@@ -5,9 +5,10 @@ for another --max_length or --dtype. The folders depend on the method: retriever
 embedder/ (NV-Embed), dense/, sparse/ and model/ (CoT-MoTE), model/ (ImpRAG).
 
 --format onnx also writes onnx/model.onnx, which onnxruntime and text-embeddings-inference load, and prints how much its
-vectors differ from the model's. It takes a checkpoint or a sentence-transformers folder; if --output_dir is that
-folder, the file is added to it. --quantize int8 adds onnx/model_quantized.onnx, a quarter of the size. Models with
-remote code, sparse models, and models with separate query and document encoders cannot be converted.
+vectors differ from the model's. It takes a checkpoint, a sentence-transformers folder, or the output folder of adapt or
+train with one model; if --output_dir is the model's folder, the file is added to it. --quantize int8 adds
+onnx/model_quantized.onnx, a quarter of the size. Models with remote code, sparse models, and models with separate query
+and document encoders cannot be converted.
 
 Examples:
   revela-hub export outputs/revela/checkpoint-1000 --output_dir my-retriever
@@ -37,7 +38,7 @@ class Arguments:
 
     checkpoint: str = field(
         metadata={
-            "help": "Checkpoint folder that `revela-hub train` saved; for ONNX also a sentence-transformers folder."
+            "help": "Checkpoint folder that `revela-hub train` saved; for ONNX also a model folder, or the output folder of adapt or train."
         }
     )
     output_dir: str = field(metadata={"help": "Output folder."})
@@ -58,13 +59,17 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Write the folders and print how to load them."""
+    from revela_hub.checkpoints import is_checkpoint
     from revela_hub.retrieval.disk import try_folder
+    from revela_hub.retrieval.encoder import model_in
 
     if arguments.quantize != "none" and arguments.format != "onnx":
         raise UserError("--quantize requires --format onnx")
     if arguments.format == "onnx":
         require("onnx", "onnxscript", "onnxruntime")
     try_folder(Path(arguments.output_dir), "--output_dir")
+    if arguments.format == "onnx" and not is_checkpoint(Path(arguments.checkpoint).expanduser()):
+        arguments.checkpoint = model_in(arguments.checkpoint)
     finished = arguments.format == "onnx" and (Path(arguments.checkpoint) / "modules.json").is_file()
     folders = [Path(arguments.output_dir)] if finished else _exported(arguments)
     with _copied(arguments) if finished else nullcontext():
