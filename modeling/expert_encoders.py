@@ -85,6 +85,14 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
         self._tied_weights_keys = shared
         self.all_tied_weights_keys = dict(shared)
 
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the token embeddings of the passage encoder; with experts, both encoders share them."""
+        return self.lm.get_input_embeddings()
+
+    def resize_token_embeddings(self, *_args: object, **_kwargs: object) -> nn.Embedding:
+        """Raise a `ValueError`: the modules that both encoders share cannot be replaced."""
+        raise ValueError("the embeddings are shared by both encoders: resize those of the backbone before from_backbone")
+
     @property
     def max_length(self) -> int:
         """The maximum number of tokens of a text, special tokens included."""
@@ -126,7 +134,8 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
             query_lm = _load_backbone(query_backbone, fresh_head, load)
             _check_same_sizes(lm, query_lm)
         model: Any = cls(CoTMoTEConfig(encoder=lm.config, **config), lm, query_lm)
-        model.to(lm.dtype)  # the decoder is built in the default dtype
+        for parameter in model.parameters():  # the decoder is built in the default dtype
+            parameter.data = parameter.data.to(lm.dtype)
         model.config.dtype = lm.dtype
         return model
 

@@ -135,7 +135,9 @@ class NVEmbedModel(PreTrainedModel):
         if can_run(given):
             with checking(given, f'NV-Embed with mask="{mask}"'):
                 check_mask(given, causal=mask == "causal")
-        model.to(given.dtype).train(given.training)
+        for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
+            parameter.data = parameter.data.to(given.dtype)
+        model.train(given.training)
         model.config.dtype = given.dtype
         return model
 

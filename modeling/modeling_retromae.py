@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -99,6 +99,14 @@ class RetroMAEForPreTraining(PreTrainedModel):
         encoder: Any = self.lm.base_model  # annotated as any module
         return encoder  # type: ignore[no-any-return]
 
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the token embeddings."""
+        return self.lm.get_input_embeddings()
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Resize the token embeddings and the head, which the decoder shares."""
+        return self.lm.resize_token_embeddings(*args, **kwargs)
+
     @property
     def max_length(self) -> int:
         """The maximum number of tokens of a passage, special tokens included."""
@@ -131,7 +139,8 @@ class RetroMAEForPreTraining(PreTrainedModel):
         lm = load_masked_lm(encoder, fresh_head=True, **load) if isinstance(encoder, str) else encoder
         check_encoder(lm, "RetroMAE")
         model: Any = cls(RetroMAEConfig(encoder=lm.config, **config), lm)
-        model.to(lm.dtype)  # the decoder is built in the default dtype
+        for parameter in model.parameters():  # the decoder is built in the default dtype
+            parameter.data = parameter.data.to(lm.dtype)
         model.config.dtype = lm.dtype
         return model  # type: ignore[no-any-return]
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import signal
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -20,8 +21,10 @@ from revela_hub.cli.main import main
 from revela_hub.demo.report import read_report
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe_folder import read_probe_task
+from revela_hub.interrupts import Interrupted
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.disk import claim_folder
+from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.common.run import LOCK, lock_output
 
 VERDICT = re.compile(
@@ -380,6 +383,49 @@ def test_the_average_of_two_retrievers(retriever_folder: Path, tmp_path: Path) -
         assert (b - a - 0.25).abs().max() < 1e-5
 
 
+def test_the_average_of_tied_weights(tmp_path: Path, wordpiece_tokenizer: Any) -> None:
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(vocab_size=len(wordpiece_tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    T5EncoderModel(config).save_pretrained(tmp_path / "t5")
+    wordpiece_tokenizer.save_pretrained(tmp_path / "t5")
+    one, other, first = (load_retriever(str(tmp_path / "t5")) for _ in range(3))
+    for parameter in other.parameters():
+        parameter.data += 0.5
+    candidates.average([one, other], tmp_path / "mean")
+    for a, b in zip(first.parameters(), one.parameters(), strict=True):
+        assert (b - a - 0.25).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("functions", "skipped"), [(21, "natural pairs: skipped"), (25, "distillation: skipped")])
+def test_a_candidate_with_too_little_text_is_skipped(
+    functions: int, skipped: str, retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "code").mkdir()
+    documented = [
+        f'def area_{n}(width, height):\n    """The area number {n} of a field."""\n    width = abs(width) + {n}\n'
+        f"    height = abs(height) + {n}\n    factor = width + {n} if width else {n}\n    return width * height * factor\n"
+        for n in range(functions)
+    ]
+    (tmp_path / "code" / "a.py").write_text("\n\n".join(documented))
+    assert main(options(tmp_path / "code", retriever_folder, tmp_path / "out")) == 0
+    printed = capsys.readouterr().out
+    assert skipped in printed
+    assert VERDICT.fullmatch(printed.strip().splitlines()[-1])
+
+
+def test_a_termination_is_no_ctrl_c(tmp_path: Path) -> None:
+    said: list[object] = []
+    inputs = candidates.Inputs("r", ["d"], tmp_path / "probe", tmp_path, None, None, 0, 10, None, None, {})
+    adaptation = adapt.Adaptation(inputs, 1.0, said.append)
+    with pytest.raises(Interrupted), adaptation._ending_on_ctrl_c():
+        raise Interrupted("saved", signal.SIGTERM)
+    assert not said and not adaptation.stopped
+    with adaptation._ending_on_ctrl_c():
+        raise Interrupted("saved", signal.SIGINT)
+    assert adaptation.stopped
+
+
 @pytest.mark.parametrize("budget", ["30", "0m", "m", "-5m", "5d"])
 def test_a_budget_without_a_unit_is_a_clear_error(budget: str) -> None:
     with pytest.raises(UserError, match="is not a duration"):
@@ -403,6 +449,7 @@ def test_json_lines_of_code_are_read_as_code(
         (["empty"], "no documents in empty"),
         (["code", "--lm", "/nowhere"], "cannot load the language model '/nowhere': no such folder"),
         (["code", "--labels", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["code", "--labels", "labels.jsonl"], "no column 'anchor'"),
         (["code", "--example_queries", "nowhere.txt"], "nowhere.txt"),
         (["code", "--retriever", "./nowhere"], "no such folder"),
         (["code", "--output_dir", "code/out"], "code/out"),
@@ -424,8 +471,10 @@ def test_what_cannot_work_is_one_clear_error_and_leaves_the_folder_free(
     (tmp_path / "empty").mkdir()
     (tmp_path / "few").mkdir()
     (tmp_path / "few" / "a.txt").write_text("Rivers carry sand. The sea is cold.")
+    (tmp_path / "labels.jsonl").write_text('{"query": "rivers"}\n')
     given = ["--retriever", str(retriever_folder), "--output_dir", "out", "--budget", "8s", *words]
     assert main(["adapt", words[0], *[word for word in given if word != words[0]]]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert message in error and error.startswith("revela-hub: error:")
     assert not (tmp_path / "out" / "settings.json").exists()
+    assert not (tmp_path / "out" / "work" / "state.json").exists()  # sizes for the options of this run

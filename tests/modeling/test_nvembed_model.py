@@ -173,6 +173,8 @@ def test_the_backbone_is_loaded_and_the_rest_fresh(tmp_path: Path) -> None:
     model = NVEmbedModel.from_backbone(str(tmp_path), num_latents=400, dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model.config.dtype == torch.bfloat16
+    frequencies = [each for name, each in model.named_buffers() if name.endswith("inv_freq")]
+    assert frequencies and {each.dtype for each in frequencies} == {torch.float32}  # as after loading
     for name, weight in lm.model.named_parameters():
         assert torch.equal(model.embedding_model.get_parameter(name), weight.bfloat16()), name
     latents = model.latent_attention_model.latents.float()

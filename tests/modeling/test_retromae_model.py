@@ -261,6 +261,18 @@ def test_from_encoder_loads_a_folder_in_the_type_asked_for(tmp_path: Path) -> No
     assert torch.isfinite(model(**inputs("basic")).loss)
 
 
+def test_the_vocabulary_can_grow(tmp_path: Path) -> None:
+    model = build()
+    size = model.get_input_embeddings().num_embeddings
+    model.resize_token_embeddings(size + 3)
+    model.save_pretrained(tmp_path)
+    loaded = RetroMAEForPreTraining.from_pretrained(tmp_path)
+    assert loaded.get_input_embeddings().num_embeddings == size + 3
+    batch = inputs()
+    batch["encoder_input_ids"][0, 1] = size + 2
+    assert torch.equal(loaded(**batch).loss, model.eval()(**batch).loss)
+
+
 def test_weights_without_a_masked_lm_head_get_a_fresh_one_and_a_warning(tmp_path: Path) -> None:
     bert = BertModel(transformers.BertConfig(**FAMILIES["Bert"]), add_pooling_layer=False)
     bert.save_pretrained(tmp_path)

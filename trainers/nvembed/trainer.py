@@ -30,9 +30,9 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import export_parts
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
-from revela_hub.retrieval.encoder import Encoder
+from revela_hub.retrieval.encoder import Encoder, text_positions
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
-from revela_hub.trainers.common.inputs import ModelLike, as_dataset, default_arguments, wrong_columns
+from revela_hub.trainers.common.inputs import ModelLike, as_dataset, default_arguments, prepare_datasets, wrong_columns
 from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import load_in_place
@@ -94,9 +94,11 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             set_seed(args.seed)  # as the Trainer does, but before the pooling is initialised
             start = load_nvembed(model, tokenizer=processing_class, **(model_init_kwargs or {}))
             prompts = start.prompts | {"query": query_prompt(query_instruction), "document": ""}
-            length = min(max_length, start.model.config.text_config.max_position_embeddings)
+            length = min(max_length, text_positions(start.model.config.text_config) or max_length)
             model = nvembed_encoder(start.model, start.tokenizer, max_length=length, prompts=prompts)
-        train_dataset = _with_prompts(train_dataset, model.prompts)
+        kwargs["train_dataset"], prompts = train_dataset, model.prompts
+        prepare_datasets(kwargs, lambda rows: _with_prompts(rows, prompts))
+        train_dataset = kwargs.pop("train_dataset")
         transformer: Any = model[0]
         self.nvembed: NVEmbedModel = transformer.auto_model
         self.columns = text_columns(train_dataset)
@@ -143,7 +145,9 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
     def exportable(self) -> NVEmbedStart:
         """Return the model with adapters merged, in the decoder's type, as `load_nvembed` does."""
         model = merged_copy(self.nvembed, self._adapters)
-        nn.Module.to(model, model.dtype)  # next to a bf16 decoder, the pooling is trained in float32
+        dtype = model.dtype
+        for parameter in model.parameters():  # next to a bf16 decoder, the pooling is trained in float32
+            parameter.data = parameter.data.to(dtype)
         prompts = {name: prompt or "" for name, prompt in self.model.prompts.items()}
         return NVEmbedStart(model, self.model.tokenizer, prompts)
 

@@ -39,7 +39,7 @@ def build_text_pairs(
         One row for each passage that contains a query: `anchor`, the query, and `positive`, the passage without it.
 
     Raises:
-        UserError: anything `read_documents` raises, or fewer than two pairs.
+        UserError: anything `read_documents` raises; `TooFewPairs` for fewer than two pairs.
     """
     import datasets
 
@@ -47,6 +47,10 @@ def build_text_pairs(
     features = {"anchor": text, "positive": text}
     made_with = {"format": _FORMAT, "sentencex": version("sentencex"), "seed": seed}
     return document_rows("text-pairs", sources, features, made_with, partial(_rows, seed), cache_dir, report)
+
+
+class TooFewPairs(UserError):
+    """The text has too few natural pairs to train on."""
 
 
 def _rows(seed: int, documents: Iterable[Document], report: ReadReport) -> Iterator[dict[str, Any]]:
@@ -58,7 +62,7 @@ def _rows(seed: int, documents: Iterable[Document], report: ReadReport) -> Itera
                 yield pair
                 number += 1
     if number < 2:
-        raise UserError(
+        raise TooFewPairs(
             f"the text has {number} natural pairs: too few functions with docstrings, headings, or passages of three sentences"
             f" (read: {report}); add text, or train without pairs (revela-hub train contriever)"
         )

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from revela_hub.evaluation.hybrid_weight import fit_weight
 from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe
 from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, rerank_run, retrieval_run
+from revela_hub.interrupts import status_of
 from revela_hub.retrieval.disk import key_of, whole_path, write_text, writing
 from revela_hub.retrieval.encoder import length_limit
 from revela_hub.retrieval.encoding import encode_texts
@@ -41,6 +43,7 @@ from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
+from revela_hub.trainers.pair_tuning.text_pairs import TooFewPairs
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -79,6 +82,7 @@ class Adaptation:
         systems: what has been scored so far; the first is the base retriever with BM25.
         baseline: the untrained system that is delivered if no training helps.
         stopped: whether Ctrl-C ended the trainings.
+        sizes: how many passages are encoded, and the lengths of texts, once they are known.
     """
 
     inputs: candidates.Inputs
@@ -87,6 +91,7 @@ class Adaptation:
     systems: list[System] = field(default_factory=list)
     baseline: System | None = None
     stopped: bool = False
+    sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def work(self) -> Path:
@@ -96,7 +101,7 @@ class Adaptation:
     @property
     def max_length(self) -> int | None:
         """Maximum number of tokens per text of the exported retriever; None for that in its folder."""
-        return self.inputs.max_length or self._state("probe").get("max_length")
+        return self.inputs.max_length or self.sizes.get("max_length")
 
     def names(self) -> list[str]:
         """Return the names of the candidates that the inputs allow."""
@@ -112,9 +117,9 @@ class Adaptation:
 
     def probe(self, sources: Any, found: Inspection, *, write: bool = True) -> Probe:
         """Make the probe of at most half of the natural pairs, or of the labels, and write its dev half for the runs."""
-        sizes = self._sizes(found, write=write)
-        passages = sizes["passages"]
-        self.inputs = replace(self.inputs, passages=passages, training_length=sizes.get("training_length"))
+        self.sizes = self._state("probe") or self._measured_sizes(found)
+        passages = self.sizes["passages"]
+        self.inputs = replace(self.inputs, passages=passages, training_length=self.sizes.get("training_length"))
         most = int(passages * QUERIES_PER_PASSAGE)
         queries = max(MIN_QUERIES, min(most, found.natural_pairs // 2))
         probe = build_probe(sources, ProbeSettings(queries, passages, seed=0), examples=self.inputs.examples)
@@ -143,13 +148,12 @@ class Adaptation:
                 f"the text or the labels have changed since the earlier run in {self.work.parent}: restore them, or use a new"
                 " --output_dir"
             )
-        if "task" not in known:
-            self._remember("probe", known | {"task": digest})
+        if "task" not in known:  # only now: the sizes are those of a run with these options
+            self.work.mkdir(parents=True, exist_ok=True)
+            self._remember("probe", self.sizes | {"task": digest})
 
-    def _sizes(self, found: Inspection, *, write: bool) -> dict[str, int]:
-        """Return how many passages can be encoded as often as needed, and the length of training texts; the first run's are kept."""
-        if known := self._state("probe"):
-            return known
+    def _measured_sizes(self, found: Inspection) -> dict[str, int]:
+        """Return how many passages can be encoded as often as needed, and the length of training texts."""
         if not found.sample:  # making the probe will say why that is too little
             return {"passages": FEWEST_PASSAGES}
         model = self._load(self.inputs.retriever)
@@ -167,9 +171,6 @@ class Adaptation:
         seconds = max(self.seconds().values(), default=self.budget)
         if longest and (cut := training_length(longest, seconds, each)) < longest:
             sizes |= {"max_length": longest, "training_length": cut}
-        if write:
-            self.work.mkdir(parents=True, exist_ok=True)
-            self._remember("probe", sizes)
         return sizes
 
     def baselines(self, *, code: bool = False) -> None:
@@ -194,7 +195,10 @@ class Adaptation:
         for name, seconds in self.seconds().items():
             if "folder" in self._state(name) or not self.stopped:
                 with self._ending_on_ctrl_c():
-                    self._try(name, seconds)
+                    try:
+                        self._try(name, seconds)
+                    except TooFewPairs as error:
+                        self.say(f"{_title(name)}: skipped, because {error}")
 
     def _try(self, name: str, seconds: float) -> None:
         state = self._state(name)
@@ -212,7 +216,9 @@ class Adaptation:
         """Stop the trainings and measurements on Ctrl-C, without an error: the verdict follows."""
         try:
             yield
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            if status_of(error) != 128 + signal.SIGINT:
+                raise
             self.stopped = True
             self.say("stopped: the verdict is on what has finished; repeat the command to resume")
 

@@ -139,12 +139,12 @@ def _train_pairs(name: str, inputs: Inputs, seconds: float, **given: Any) -> Pat
 
 def distillation(inputs: Inputs, seconds: float) -> Path:
     """Learn the base hybrid's scores of made queries."""
-    from revela_hub.adaptation.distillation import distillation_loss, distillation_rows
+    from revela_hub.adaptation.distillation import WAYS, distillation_loss, distillation_rows
     from revela_hub.evaluation.probe_folder import read_probe_task
     from revela_hub.trainers.common.run import open_run
     from revela_hub.trainers.pair_tuning import PAIR_TUNING
     from revela_hub.trainers.pair_tuning.command import Arguments
-    from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
+    from revela_hub.trainers.pair_tuning.text_pairs import TooFewPairs, build_text_pairs
     from revela_hub.trainers.pair_tuning.trainer import PairsTrainer
 
     arguments = Arguments(data=inputs.data, **inputs.common("distillation"), **inputs.options, **DISTILLATION)
@@ -158,9 +158,14 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
         folder = run.output / "rows"
         if not folder.exists():  # a resumed run trains on the same rows
             pairs = build_text_pairs(arguments.sources(), seed=inputs.seed, cache_dir=arguments.cache_dir)
-            asking: dict[str, Any] = {"questions": question_writer(inputs.lm), "seconds": QUESTIONS_SHARE * seconds}
+            asking: dict[str, Any] = {
+                "questions": question_writer(inputs.lm, trust),
+                "seconds": QUESTIONS_SHARE * seconds,
+            }
             teaching: dict[str, Any] = {"bm25_weight": inputs.bm25_weight, "bm25": inputs.bm25}
             rows = distillation_rows(pairs, model, most=inputs.passages, seed=inputs.seed, **teaching, **asking)
+            if not len(rows):
+                raise TooFewPairs(f"fewer than {WAYS} passages are left for it")
             with whole_path(folder, "--output_dir") as part, writing(run.output, "--output_dir"):
                 rows.save_to_disk(str(part))
         rows = Dataset.load_from_disk(str(folder))
@@ -186,21 +191,26 @@ def revela(inputs: Inputs, seconds: float) -> Path:
     return train(arguments, callbacks=[TimeLimit(inputs.output / "revela", seconds)]) / RETRIEVER
 
 
-def question_writer(lm: str | None) -> Any:  # noqa: ANN401 (a backend, or None)
+def question_writer(lm: str | None, trust_remote_code: bool) -> Any:  # noqa: ANN401 (a backend, or None)
     """Return a language model that writes questions, if one is given."""
     if lm is None:
         return None
     from revela_hub.data.synthesis.backends import LocalModel, Sampling
 
-    return LocalModel(lm, Sampling(temperature=0.7, max_new_tokens=64))
+    sampling = Sampling(temperature=0.7, max_new_tokens=64)
+    return LocalModel(lm, sampling, trust_remote_code=trust_remote_code)
 
 
 def average(models: list[SentenceTransformer], folder: Path) -> None:
     """Write a retriever with the mean of the weights of several ones, the first of which is changed."""
-    mean, others = models[0], [model.state_dict() for model in models[1:]]
-    for key, weight in mean.state_dict().items():
-        if weight.is_floating_point():
-            weight.add_(sum(other[key] for other in others)).div_(len(models))
+    mean, states = models[0], [model.state_dict() for model in models]
+    # All means are computed before any is written, because tied weights have several names.
+    means = {
+        key: sum(state[key] for state in states) / len(states)
+        for key, value in states[0].items()
+        if value.is_floating_point()
+    }
+    mean.load_state_dict(means, strict=False)
     mean.save_pretrained(str(folder), create_model_card=False)
 
 
