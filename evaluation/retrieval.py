@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.ranker import Ranker
@@ -187,6 +188,7 @@ def _built(
     task: RetrievalTask, settings: RankerSettings, cache_dir: str | Path | None, **models: Any
 ) -> Iterator[Ranker]:
     """Yield a ranker of the documents; without a cache folder, its vectors are deleted afterwards."""
+    _check_judgements(task)
     texts = TextList([task.corpus[id_] for id_ in documents_of(task)])
     with ranking_folder(cache_dir, settings) as (folder, settings):
         yield build_ranker(texts, settings, folder, **models)
@@ -228,8 +230,11 @@ def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
     """
     import pytrec_eval
 
+    _check_judgements(task)
     evaluator = pytrec_eval.RelevanceEvaluator(task.qrels, {"ndcg_cut.10", "recip_rank", "recall.100"})
-    found = evaluator.evaluate({query: hits for query, hits in run.items() if hits})
+    found = evaluator.evaluate(
+        {query: {document: float(score) for document, score in hits.items()} for query, hits in run.items() if hits}
+    )
 
     def scores_of(query: str) -> dict[str, float]:
         if query not in found:  # trec_eval ignores queries without hits, which would raise the mean
@@ -249,6 +254,15 @@ def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
         unanswered=sum(not run.get(query) for query in task.queries),
         per_query=per_query,
     )
+
+
+def _check_judgements(task: RetrievalTask) -> None:
+    """Raise a UserError for a task without queries, a query without judgements, or a grade that is no whole number."""
+    if not task.queries:
+        raise UserError(f"{task.name} has no queries")
+    for query in task.queries:
+        if not all(type(grade) is int for grade in task.qrels.get(query, {"": None}).values()):
+            raise UserError(f"{task.name}: the query {query!r} needs judgements with whole numbers as grades")
 
 
 def documents_of(task: RetrievalTask) -> list[str]:

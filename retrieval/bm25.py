@@ -69,6 +69,8 @@ class BM25Settings:
             raise UserError(f"BM25's b must be between 0 and 1, not {self.b}")
         if self.method not in METHODS:
             raise UserError(f"BM25's method must be one of {', '.join(METHODS)}, not {self.method!r}")
+        if self.method == "bm25+" and self.k1 == 0:
+            raise UserError("BM25's k1 must be above 0 for the method bm25+, whose weights are not defined otherwise")
 
 
 ANSERINI = BM25Settings(k1=0.9, b=0.4, stemmer="porter")
@@ -158,6 +160,7 @@ class BM25:
 
     def search(self, queries: Sequence[str] | list[list[int]], k: int) -> Hits:
         """See `Ranker`; texts without a word of the query are not returned. Also accepts the queries as strings."""
+        queries = [queries] if isinstance(queries, str) else queries
         queries = self.encode(queries) if queries and isinstance(queries[0], str) else queries  # type: ignore[arg-type]
         return Hits.concatenate(self._best(query, k) for query in queries)  # type: ignore[arg-type]
 

@@ -6,6 +6,7 @@ reduces padding, and on a CPU the activations stay in the cache (see `benchmarks
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,6 +27,8 @@ TOKENS = {"cpu": 1024}
 TYPICAL = 256
 WINDOW = 512
 """Texts tokenised together."""
+_ONE_THREAD = threading.RLock()
+"""`by_tokens` replaces a method of the model."""
 _PART: ContextVar[tuple[int, int]] = ContextVar("_PART", default=(0, 1))
 """Number of this process, and number of processes that divide the batches (`divided`)."""
 
@@ -70,7 +73,7 @@ def encode_texts(
         progress(len(texts))
         return vectors
     budget = token_budget(str(getattr(encoder, "device", "cpu")), batch_size)
-    with by_tokens(encoder, budget, 8 * batch_size, progress):
+    with _ONE_THREAD, by_tokens(encoder, budget, 8 * batch_size, progress):
         return convert(method(texts, batch_size=WINDOW, **options), len(texts))
 
 
@@ -82,7 +85,7 @@ def by_tokens(model: Any, budget: int, most: int, progress: Callable[[int], obje
     """
     import torch
 
-    forward = model.forward
+    forward, own = model.forward, vars(model).get("forward")  # accelerate's, in mixed precision
 
     def in_parts(features: dict[str, Any], **options: Any) -> dict[str, Any]:
         mask_BL = features.get("attention_mask")
@@ -108,6 +111,8 @@ def by_tokens(model: Any, budget: int, most: int, progress: Callable[[int], obje
         yield
     finally:
         del model.forward
+        if own is not None:
+            model.forward = own
 
 
 def encode_batches(

@@ -204,6 +204,11 @@ def _build(
     return VectorRanker(dense, vectors, index, settings)
 
 
+def document_store(settings: RankerSettings) -> str:
+    """Return the name of the store of the documents' vectors."""
+    return f"{settings.identity} document {settings.document_prompt!r}"
+
+
 def document_vectors(
     texts: TextSource, encoder: Encoder, settings: RankerSettings, folder: Path, *, option: str = "--cache_dir"
 ) -> Vectors:
@@ -215,8 +220,7 @@ def document_vectors(
     normalize = similarity_of(encoder) == "cosine"  # raises before the texts are encoded
     size = getattr(encoder, "get_embedding_dimension", int)() or 0
     truncated_dimension(size, settings.index.truncate_dim)
-    identity = f"{settings.identity} document {settings.document_prompt!r}"
-    store = VectorStore(folder, identity, dtype=settings.index.dtype, option=option)
+    store = VectorStore(folder, document_store(settings), dtype=settings.index.dtype, option=option)
     if settings.engine is None:
         _fill(store, texts, encoder, settings, "Encoding passages")
     else:

@@ -11,6 +11,7 @@ An index belongs to one model: opening it with another one raises an error.
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -28,11 +29,13 @@ from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.milvus_fields import metadata_fields, milvus_fields
 from revela_hub.retrieval.passages import Hit, Passages
-from revela_hub.retrieval.ranking import RankerSettings, document_vectors
+from revela_hub.retrieval.ranking import RankerSettings, document_store, document_vectors
 from revela_hub.retrieval.stored_vectors import Vectors
 from revela_hub.retrieval.texts import Texts
 from revela_hub.retrieval.top_k import Hits
 from revela_hub.retrieval.vectors import VectorStore, store_folder, vectors_key
+
+logger = logging.getLogger(__name__)
 
 METADATA = "index.json"
 
@@ -290,6 +293,12 @@ def build_store(
     if settings.index.type == "milvus":  # raises errors before the texts are encoded
         names = metadata_fields(passages) if "metadata" in passages.texts.columns else {}
         fields = milvus_fields(passages, names, settings.index, folder)
+    own = store_folder(folder, document_store(settings), settings.index.dtype)
+    if not own.exists() and any(folder.glob("vectors-*")):
+        logger.warning(
+            "%s has vectors of another --dtype, --document_prompt or --max_length: they are not used, and all passages are encoded",
+            folder,
+        )
     vectors = document_vectors(passages.texts, encoder, settings, folder, option="--output_dir")
     vectors.write_layout(passages.texts.fingerprint)
     rows = spread(len(passages))
@@ -317,14 +326,21 @@ def with_index_settings(settings: RankerSettings, metadata: IndexMetadata) -> Ra
     """Return the settings with the options and the prompt that an index was built with.
 
     Raises:
-        UserError: The settings ask for another precision or truncation than the index has.
+        UserError: The settings ask for something else than the index has.
     """
     asked, built = settings.index, metadata.options
-    for name, default in (("truncate_dim", None), ("precision", "float32")):
-        if (value := getattr(asked, name)) not in (default, getattr(built, name)):
-            found = getattr(built, name) or f"none ({metadata.dimension} dimensions)"
+    for name, value, default, found in (
+        ("truncate_dim", asked.truncate_dim, None, built.truncate_dim),
+        ("precision", asked.precision, "float32", built.precision),
+        ("dtype", asked.dtype, "float32", built.dtype),
+        ("index_type", asked.type, "exact", built.type),
+        ("document_prompt", settings.document_prompt, None, metadata.document_prompt),
+    ):
+        if value not in (default, found):
+            none = f"none ({metadata.dimension} dimensions)" if name == "truncate_dim" else "none"
             raise UserError(
-                f"the index was built with --{name} {found}, not {value}: leave out --{name}, or build another index"
+                f"the index was built with --{name} {none if found is None else found}, not {value}: leave out --{name}, or"
+                " build another index"
             )
     return replace(settings, index=metadata.options, document_prompt=metadata.document_prompt)
 

@@ -46,6 +46,10 @@ def number_pairs(
     Raises:
         UserError: There is no pair or no document with text, or the disk is full.
     """
+    if isinstance(corpus, str):
+        raise UserError(
+            f"the corpus is the text {corpus[:40]!r}: give a list of texts, such as those of read_documents"
+        )
     texts = write_texts(chain.from_iterable(_with_text(pairs, report)), folder)
     if not len(texts):
         raise UserError("no pair has text in both its anchor and its positive")
@@ -58,8 +62,8 @@ def number_pairs(
 
     def searched() -> Iterator[str]:
         nonlocal read
-        for text in corpus or ():
-            if text.strip():
+        for text in () if corpus is None else corpus:
+            if text and text.strip():
                 read += 1
                 yield text
             else:
@@ -87,7 +91,7 @@ def number_pairs(
 
 def _with_text(pairs: Iterable[tuple[str, str]], report: MiningReport) -> Iterator[tuple[str, str]]:
     for anchor, positive in pairs:
-        if anchor.strip() and positive.strip():
+        if anchor and positive and anchor.strip() and positive.strip():
             yield anchor, positive
         else:
             report.skipped["empty pairs"] += 1

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,31 @@ def test_encoded_shards_are_written_as_parquet(
     assert "is also --output_dir" in message(*others, "--parquet_dir", "./cache")
 
 
+def test_a_read_only_index_is_searched_with_a_cache_elsewhere(
+    corpus: Path, retriever_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ["--corpus", "notes.jsonl", "--output_dir", "index", "--device", "cpu"]
+    assert main(["index", str(retriever_folder), *common]) == 0
+    before = sorted(Path("index").rglob("*"))
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    for where in ([], ["--cache_dir", "elsewhere"]):
+        assert main(["search", str(retriever_folder), "stones", "--index", "index", "--mode", "hybrid", *where]) == 0
+    assert sorted(Path("index").rglob("*")) == before and any(Path("elsewhere").glob("bm25-*"))
+
+
+def test_other_vectors_in_the_folder_are_reported(
+    corpus: Path, retriever_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    common = [str(retriever_folder), "--corpus", "notes.jsonl", "--output_dir", "index", "--device", "cpu"]
+    assert main(["encode", *common, "--dtype", "float16"]) == 0
+    assert main(["index", *common]) == 0
+    assert "index has vectors of another --dtype" in caplog.text
+    caplog.clear()
+    assert main(["index", *common]) == 0
+    assert "another --dtype" not in caplog.text
+
+
 def test_mistakes_are_one_line(
     corpus: Path, retriever_folder: Path, minimal_change: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,6 +163,10 @@ def test_mistakes_are_one_line(
         "index", str(retriever_folder), "--corpus", "large.jsonl", "--output_dir", "large", "--metadata_columns", "year"
     )
     assert "holds the index of" in message("index", str(minimal_change), *common)
+    search = ["search", str(retriever_folder), "x", "--index", "index"]
+    assert "built with --index_type exact, not hnsw" in message(*search, "--index_type", "hnsw")
+    assert "built with --document_prompt none, not passage: " in message(*search, "--document_prompt", "passage: ")
+    assert "--bm25_stemmer requires --mode bm25 or hybrid" in message(*search, "--bm25_stemmer", "german")
     assert "--shard 3 must be between 0 and 2" in message(
         "encode", str(retriever_folder), *common, "--num_shards", "3", "--shard", "3"
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from revela_hub.cli.main import main
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_bm25, evaluate_mteb, evaluate_retrieval
@@ -57,6 +58,34 @@ def test_same_scores_as_mteb(retriever_folder: Path, tmp_path: Path, texts: list
     # The prompts matter, so this also shows that both use them.
     model.prompts = {"query": "", "document": ""}
     assert evaluate_retrieval(model, task) != ours
+
+
+def test_the_command_uses_the_given_prompt(
+    retriever_folder: Path,
+    tmp_path: Path,
+    texts: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = write_beir(tmp_path / "beir", texts)
+    task = read_beir(folder)
+    monkeypatch.setattr("revela_hub.evaluation.mteb_tasks.resolve_tasks", lambda names: [mteb_task(task)])
+    found = []
+    for words in (["--tasks", "LocalBeir"], ["--corpus", str(folder)]):
+        given = ["evaluate", str(retriever_folder), *words, "--query_prompt", "zzz dog river: ", "--json"]
+        assert main([*given, "--device", "cpu"]) == 0
+        found += [row["ndcg_at_10"] for row in json.loads(capsys.readouterr().out)]
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+    assert found[0] != pytest.approx(evaluate_retrieval(load_encoder(str(retriever_folder)), task).ndcg_at_10, abs=1e-4)
+
+
+def test_a_task_without_queries_or_judgements_is_one_error(texts: list[str], tmp_path: Path) -> None:
+    task = read_beir(write_beir(tmp_path / "beir", texts))
+    with pytest.raises(UserError, match="has no queries"):
+        evaluate_bm25(task.only([]))
+    for judged in ({}, {"d": 1.0}):
+        with pytest.raises(UserError, match="t: the query 'q' needs judgements with whole numbers"):
+            evaluate_bm25(RetrievalTask({"d": "a"}, {"q": "b"}, {"q": judged} if judged else {}, "t"))
 
 
 def test_a_task_of_tasks_is_their_mean(retriever_folder: Path, tmp_path: Path, texts: list[str]) -> None:

@@ -120,6 +120,7 @@ def test_an_index_is_mapped_from_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         ({"k1": -1.0}, "k1 must be between 0 and 1,000,000"),
         ({"k1": 1e308}, "k1 must be between 0 and 1,000,000"),
         ({"k1": float("nan")}, "k1 must be between 0 and 1,000,000"),
+        ({"k1": 0.0, "method": "bm25+"}, "k1 must be above 0 for the method bm25+"),
         ({"b": 1.5}, "b must be between 0 and 1"),
         ({"method": "okapi"}, "must be one of lucene"),
         ({"preset": "lucene"}, "the presets are bm25s, anserini"),

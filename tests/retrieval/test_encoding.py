@@ -1,5 +1,6 @@
 """Batches by tokens give the vectors that the model's own methods give."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,25 @@ def test_equals_the_models_own_encoding(
     passes.clear()
     model.encode(["rivers"] * 9)
     assert len(passes) == 1  # it is the model's own forward pass again
+
+
+def test_a_forward_of_its_own_is_put_back(retriever_folder: Path) -> None:
+    """As accelerate replaces it in mixed precision."""
+    model = load_encoder(str(retriever_folder), device="cpu")
+    whole, calls = model.forward, []
+    model.forward = lambda features, **options: calls.append(1) or whole(features, **options)
+    own = model.forward
+    encode_texts(model, ["rivers"], "query")
+    assert model.forward is own and calls
+    del model.forward
+
+
+def test_threads_take_turns(retriever_folder: Path) -> None:
+    model = load_encoder(str(retriever_folder), device="cpu")
+    expected = encode_texts(model, ["rivers carry sediment"], "query")
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: encode_texts(model, ["rivers carry sediment"], "query"), range(60)))
+    assert all(np.allclose(each, expected, atol=1e-6) for each in found)
 
 
 def test_batches_hold_every_row_once_the_longest_first() -> None:

@@ -1,6 +1,7 @@
 """Vectors in Milvus: interruptions, filters, hybrid search on a server, and mistakes."""
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,17 @@ def index(server: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, s
         assert main([*words, "--device", "cpu", "--metadata_columns", "year", "lang", "score"]) == 0
     assert not any(b"secret" in file.read_bytes() for file in (folder / "index").rglob("*") if file.is_file())
     return MODEL, str(folder / "index")
+
+
+def test_a_filter_uses_the_bm25_of_the_index_whatever_adapt_fitted(
+    index: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(MODEL, tmp_path / "adapted" / "retriever")
+    fitted = {"bm25_weight": 0.3, "bm25": {"split_identifiers": True}}
+    (tmp_path / "adapted" / "hybrid.json").write_text(json.dumps(fitted))
+    words = ["search", str(tmp_path / "adapted"), "swallows south", "--index", index[1], "--device", "cpu", "--json"]
+    assert main([*words, "--filter", "year >= 2022"]) == 0
+    assert {hit["metadata"]["year"] for hit in json.loads(capsys.readouterr().out)["hits"]} == {2022, 2023}
 
 
 @pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])

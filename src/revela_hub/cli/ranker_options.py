@@ -102,6 +102,10 @@ def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
     for name in ("rerank_depth", "rerank_weight"):
         if options.rerank in (None, NO_RERANKING) and getattr(options, name) is not None:
             raise UserError(f"--{name} requires --rerank MODEL, or --rerank self")
+    models = {getattr(options, "model", None), *getattr(options, "models", ())}
+    of_bm25 = sorted(name for name in given(options) if name.startswith("bm25"))
+    if of_bm25 and "bm25" not in models and {"bm25", "hybrid"}.isdisjoint(modes):
+        raise UserError(f"--{of_bm25[0]} requires --mode bm25 or hybrid")
     of_mode: dict[str, tuple[str, ...]] = {"hybrid": ("parts", "fusion", "weights", "depth")}
     if "hybrid" not in modes and "sparse" not in modes:
         of_mode |= {"sparse": ("sparse_model",)}

@@ -373,6 +373,15 @@ def test_hybrids_mine(fusion: str, small_blocks: None) -> None:
         assert row["scores"][1:] == shared
 
 
+def test_the_corpus_may_be_an_array_and_is_never_one_text(small_blocks: None) -> None:
+    documents, anchors = random_texts(20, 2), random_texts(5, 3)
+    given: Any = (np.array(documents), [*documents, None])
+    mined = [mine_negatives(anchors, documents[:5], corpus, "bm25").dataset.to_list() for corpus in given]
+    assert mined[0] == mined[1] == mine_negatives(anchors, documents[:5], documents, "bm25").dataset.to_list()
+    with pytest.raises(UserError, match="the corpus is the text 'my folder/documents.txt': give a list of texts"):
+        mine_negatives(anchors, documents[:5], "my folder/documents.txt", "bm25")
+
+
 @pytest.mark.parametrize("fusion", ["minmax", "rrf"])
 def test_positives_of_hybrids_are_scored_as_their_candidates(fusion: str, small_blocks: None) -> None:
     """Over the hits of all candidates, however few `depth` asks for."""

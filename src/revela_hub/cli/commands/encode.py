@@ -1,8 +1,8 @@
 """Encode a corpus into an index folder, as a whole or one shard per job.
 
 Texts are split into passages and encoded in batches of similar length. An interrupted command resumes when it is run
-again: existing vectors are reused. When all shards are done, run `revela-hub index` with the same model, corpus and
-output folder.
+again: existing vectors are reused. When all shards are done, run `revela-hub index` with the same model, corpus, output
+folder, --dtype, --document_prompt, --max_words and --max_length.
 
 With --parquet_dir, the passages are also written as parquet files with the columns id, text, vector, document, path,
 start_line, end_line and --metadata_columns. `datasets`, LanceDB and Qdrant read them.

@@ -44,8 +44,11 @@ from revela_hub.cli.ranker_options import (
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
+from revela_hub.scratch import scratch_folder
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from revela_hub.evaluation import PairedDifference, RetrievalScores
     from revela_hub.evaluation.vector_sizes import SizeScores
 
@@ -53,6 +56,11 @@ POSITIONALS = ("models",)
 
 QA_OPTIONS = ("data", "index", "num_passages", "max_new_tokens")
 COMMON_OPTIONS = ("models", "task", "batch_size", "device", "json", "rerank", "rerank_depth", "trust_remote_code")
+MTEB_OPTIONS = (
+    *("models", "tasks", "task", "batch_size", "device", "json", "trust_remote_code", "max_length"),
+    *("query_prompt", "document_prompt", "mode", "rerank", "endpoint"),
+)
+"""Options that have an effect with --tasks, or an error of their own."""
 OF_VECTORS = {"dense", "hybrid"}
 """Modes with a retriever whose token vectors can rerank."""
 METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
@@ -76,6 +84,9 @@ class Arguments(RankerOptions):
     precision: list[str] = option(
         [], "One or more of float32, int8 and binary for the vectors in memory (default: float32)."
     )
+    cache_dir: str | None = option(
+        None, "Folder that keeps vectors for the next evaluation (default: they are deleted at the end)."
+    )
     json: bool = option(False, "Print JSON.")
     task: Literal["retrieval", "qa"] = option("retrieval", "Measure retrieval, or the answers of an ImpRAG model (qa).")
     data: str | None = option(None, "--task qa: JSON lines of questions and answers.")
@@ -96,8 +107,10 @@ def run(arguments: Arguments) -> None:
     results: list[tuple[str, RetrievalScores]] = []
     sizes: dict[str, SizeScores] = {}
     try:
-        for row in _on_mteb(arguments) if arguments.tasks else _on_folder(arguments, sizes):
-            results.append(row)
+        with scratch_folder("evaluate") as scratch:  # modes of the same model share their vectors
+            cache = arguments.cache_dir or scratch
+            for row in _on_mteb(arguments) if arguments.tasks else _on_folder(arguments, sizes, cache):
+                results.append(row)
     except Exception as error:  # one of several models: print the results of the others first
         if not results:
             raise
@@ -152,11 +165,15 @@ def _check_retrieval(arguments: Arguments) -> None:
         raise UserError(
             "--rerank self needs the vectors of a retriever: give one besides bm25, and --mode dense or hybrid"
         )
+    if arguments.tasks and (unused := sorted(given(arguments) - {*MTEB_OPTIONS})):
+        raise UserError(f"--{unused[0]} requires --corpus: it has no effect on --tasks")
     if arguments.tasks and arguments.mode:
         raise UserError("--mode requires --corpus: mteb evaluates its tasks with dense retrieval or with its own BM25")
 
 
-def _on_folder(arguments: Arguments, sizes: "dict[str, SizeScores]") -> "Iterator[tuple[str, RetrievalScores]]":
+def _on_folder(
+    arguments: Arguments, sizes: "dict[str, SizeScores]", cache_dir: "Path | str"
+) -> "Iterator[tuple[str, RetrievalScores]]":
     """Yield the name and the scores of each row, and add the sizes of vectors that are asked for to `sizes`."""
     from revela_hub.data.sources.beir import read_beir
     from revela_hub.evaluation.retrieval import evaluate_ranking, evaluate_reranking
@@ -180,7 +197,7 @@ def _on_folder(arguments: Arguments, sizes: "dict[str, SizeScores]") -> "Iterato
             models = load_models(arguments, name, mode, rerank=shared is None and mode in OF_VECTORS)
             reranker = shared or models.reranker
             label = name if len(modes) == 1 else f"{name} [{mode}]"
-            given_models = {"dense": models.dense, "sparse": models.sparse, "cache_dir": arguments.cache_dir}
+            given_models = {"dense": models.dense, "sparse": models.sparse, "cache_dir": cache_dir}
             if reranker is None:
                 yield label, evaluate_ranking(task, models.settings, **given_models)
                 continue
@@ -195,6 +212,9 @@ def _on_mteb(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
     tasks = resolve_tasks(arguments.tasks)  # before a model is loaded
     for name in arguments.models:
         model = name if name == "bm25" else load_models(arguments, name, "dense").dense
+        given_prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
+        if name != "bm25" and any(prompt is not None for prompt in given_prompts.values()):
+            model.prompts = model.prompts | {kind: text for kind, text in given_prompts.items() if text is not None}
         for scores in evaluate_mteb(model, tasks, batch_size=arguments.batch_size):
             yield name, scores
 

@@ -26,6 +26,7 @@ Examples:
 
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
@@ -87,6 +88,8 @@ def run(arguments: Arguments) -> None:
         milvus_bm25=arguments.milvus_bm25,
         milvus_partition_key=arguments.milvus_partition_key,
     )
+    if options.milvus_uri and options.milvus_uri.endswith(".db"):  # also found from another folder
+        options = replace(options, milvus_uri=str(Path(options.milvus_uri).expanduser().resolve()))
     loaded = load_passage_encoder(arguments, options)
     states = import_module(method.states) if method and stores_states else None
     if states is not None:

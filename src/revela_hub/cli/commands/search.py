@@ -23,15 +23,16 @@ Examples:
 import contextlib
 import glob
 import json as json_format
+import os
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.adaptation import HYBRID
-from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
+from revela_hub.cli.ranker_options import RankerOptions, check_used, given, load_models
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import note, shows_progress
@@ -151,8 +152,20 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
         store, warning = open_index_of(arguments.index or "", models.dense, identity, arguments.model, documents)
         if warning:
             note(f"warning: {warning}")
-        passages, folder, settings = store.passages, store.folder, with_index_settings(settings, store.metadata)
-        loaded |= {"vectors": store.vectors, "milvus": _milvus(store, settings.used, arguments.filter)}
+        passages, settings = store.passages, with_index_settings(settings, store.metadata)
+        if arguments.cache_dir is None and os.access(store.folder, os.W_OK):
+            folder = store.folder
+        else:
+            claim_folder(folder)
+        milvus = _milvus(store, settings.used, arguments.filter)
+        if (
+            arguments.filter
+            and milvus
+            and milvus.bm25
+            and not any(name.startswith("bm25") for name in given(arguments))
+        ):
+            settings = replace(settings, bm25=milvus.bm25.settings)  # adapt may have fitted others
+        loaded |= {"vectors": store.vectors, "milvus": milvus}
     elif "dense" not in settings.used and "sparse" not in settings.used:
         folder = temporary  # BM25 statistics are computed from the current files
     else:
@@ -192,8 +205,8 @@ def _typed_queries() -> Iterator[str]:
         line = sys.stdin.readline()
         if not line:
             return
-        if line.strip():
-            yield line.strip()
+        if query := line.removeprefix("\ufeff").strip():  # Windows writes a byte order mark into pipes
+            yield query
 
 
 def _lines(hits: "list[Hit]") -> Iterator[str]:
